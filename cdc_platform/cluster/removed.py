@@ -19,9 +19,9 @@ from cdc_platform.settings import Settings
 def may_be_gone(lake: Lake, clock: Clock, settings: Settings) -> frozenset[Milliseconds]:
     """The times (ms) of generations that no log can hold a row of by now, whoever still reads them here.
 
-    What is not known of a log is no sign that a generation was made up here: only what is known counts.
+    A TTL that is not known is no sign that a generation was made up here: it is taken for the one that was seen next.
     """
-    now_ms, plan = clock.now_ms(), purge_plan.plan(lake, clock, settings, by_what_is_known=True)
+    now_ms, plan = clock.now_ms(), purge_plan.plan(lake, clock, settings, as_seen=True)
     return frozenset(each.time_ms for each in plan if each.expired_ms is not None and each.expired_ms <= now_ms)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +9,7 @@ import click
 from cdc_platform.clock import HOUR_MS
 from cdc_platform.commands.advice import PROGRAM, home_option, with_home
 from cdc_platform.commands.next_steps import Next, building, following, write_result
-from cdc_platform.commands.output import json_option, time_of, warn, write_table
+from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.expiry.growth import GrowthStep
-    from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
+    from cdc_platform.lifecycle.expiry.purge_plan import Assumption, PlannedGeneration
     from cdc_platform.lifecycle.expiry.removal import Expired
 
 MOST_NODES = 10_000
@@ -63,6 +62,7 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     lake, settings = session.view(home) if dry_run else Lake(home.lake), home.settings
     if cql:
         lake, plan = removal.verified_plan(lake, session.clock, settings)
+        _warn_of_assumptions(plan)
         _statements(lake, plan, as_json)
         return
     done: Expired | None = None
@@ -72,6 +72,7 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     else:
         done = removal.expire(lake, session.clock, settings)
         plan = done.plan
+    _warn_of_assumptions(plan)
     write_result([_told(each) for each in plan], lambda: _show(plan, done), _left(lake, plan, done), as_json=as_json)
 
 
@@ -80,25 +81,23 @@ def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -
     from cdc_platform.lake.mirrors import cluster_of
     from cdc_platform.lifecycle.expiry.removal import is_to_be_marked
 
-    left = _stating(plan)
     if done is not None:
         marked = "once the grace time has passed; expire --dry-run says when"
-        return [*([following("expire", why=marked)] if done.marked else []), *left]
+        return [following("expire", why=marked)] if done.marked else []
     cluster = cluster_of(lake)
     if cluster is not None:
         why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM} observe {cluster}"
-        remove = any(each.action.value == "remove" for each in plan)
-        return [*([following("expire", "--cql", why=why)] if remove else []), *left]
+        return [following("expire", "--cql", why=why)] if any(each.action.value == "remove" for each in plan) else []
     due = any(each.action.value == "remove" or is_to_be_marked(each) for each in plan)
-    return [*([building(lake, "expire")] if due else []), *left]
+    return [building(lake, "expire")] if due else []
 
 
-def _stating(plan: Sequence[PlannedGeneration]) -> list[Next]:
-    """The commands that state what a plan assumes."""
+def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:
+    """Name what a plan assumes, and the command that states each fact."""
     from cdc_platform.lifecycle.expiry.purge_plan import assumptions
 
-    why = "with the times that you know; what is not known keeps generations"
-    return [following(*shlex.split(each.do)[1:], why=why) for each in assumptions(plan)]
+    for each in assumptions(plan):
+        warn(f"{each.table} keeps generations: {each.said}; {each.do}", code="unknown-past")
 
 
 def _show(plan: Sequence[PlannedGeneration], done: Expired | None) -> None:
@@ -129,7 +128,7 @@ def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) ->
     if as_json:
         told = ((time_of(each.generation.time_ms), each) for each in found)
         document = [{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told]
-        write_result(document, lambda: None, _stating(plan), as_json=True)
+        write_json(document)
         return
     click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
     click.echo(
@@ -137,8 +136,7 @@ def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) ->
     )
     for each in plan:
         for assumption in each.assumptions:
-            do = with_home(assumption.do, home_option())
-            click.echo(f"-- generation {time_of(each.time_ms)} is kept: {assumption.said}; state it with: {do}")
+            click.echo(f"-- generation {time_of(each.time_ms)} is kept: {_with_remedy(assumption)}")
     for each in found:
         name = f"generation {time_of(each.generation.time_ms)} {each.generation.id or ''}".strip()
         click.echo(f"-- {name}: since {time_of(each.generation.expired_ms)} no log can hold a row of it")
@@ -153,12 +151,16 @@ def _told(each: PlannedGeneration) -> dict[str, object]:
         "expired": time_of(each.expired_ms),
         "removable_at": time_of(each.removable_ms),
         "blocked_by": list(each.blocked_by),
-        "reasons": [*each.reasons, *(with_home(f"state it with: {one.do}", home_option()) for one in each.assumptions)],
+        "reasons": [*each.reasons, *(with_home(assumption.do, home_option()) for assumption in each.assumptions)],
         "rows": each.rows,
         "bytes": each.bytes,
         "bytes_in_lake": each.bytes,
         "action": each.action.value,
     }
+
+
+def _with_remedy(assumption: Assumption) -> str:
+    return with_home(f"{assumption.table}: {assumption.said}; {assumption.do}", home_option())
 
 
 def _summary(done: Expired) -> str:
@@ -179,7 +181,8 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     home = session.open_home()
     lake = Lake(home.lake)
     steps = growth.forecast(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
-    left: list[Next] = _stating(purge_plan.plan(lake, session.clock, home.settings))
+    left: list[Next] = []
+    _warn_of_assumptions(purge_plan.plan(lake, session.clock, home.settings))
     if not no_tables.are_told(lake):
         left.append(following("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS"))
         told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"

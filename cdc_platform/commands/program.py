@@ -115,6 +115,8 @@ _ONLY_WRITE = frozenset({"sql", "status", "streams", "watch"})
 """The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
 _OF_NOW = frozenset({"--ttl", "--enabled", "--disabled"})
 """The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
+_OF_PAST = frozenset({"--created-at", "--ttl-since"})
+"""Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
 _OF_DAMAGE = frozenset({StoreFailure.code, NotAsCommitted.code})
 """Failures over damaged tables, which a command of several commits can meet behind some of them."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
@@ -295,8 +297,9 @@ def builds(path: str, arguments: Sequence[str]) -> bool:
 
 def makes_up(path: str, arguments: Sequence[str]) -> bool:
     """Whether a command, which is `path`, would write facts of a cluster that it did not see in one."""
-    if path == "tables alter" and _OF_NOW.isdisjoint(arguments):
-        return False  # it states what no look at a cluster shows: how old a log is, and since when its TTL holds
+    options = {word.partition("=")[0] for word in arguments}
+    if path == "tables alter" and options & _OF_PAST and not options & _OF_NOW:
+        return False
     if path in _TELL:
         return _ONLY_SHOW.isdisjoint(arguments)
     return builds(path, arguments) and path not in _OF_READERS

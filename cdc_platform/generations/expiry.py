@@ -7,7 +7,7 @@ one place that takes it for the worst case.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -62,11 +62,15 @@ class Change:
 
 @dataclass(frozen=True)
 class TtlPeriod:
-    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it. `ttl_us` None: not known."""
+    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it.
+
+    `ttl_us` None: it is not known; `seen_us` is then the TTL that was seen at the end of the period.
+    """
 
     from_us: Microseconds
     until_us: Microseconds
     ttl_us: Microseconds | None
+    seen_us: Microseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,12 @@ class LogHistory:
         """The periods of which the TTL is not known."""
         return tuple(period for period in self.periods if period.ttl_us is None)
 
-    def as_known(self) -> LogHistory:
-        """The history without what is not known: the best case."""
-        return LogHistory(self.created_us, tuple(period for period in self.periods if period.ttl_us is not None))
+    def as_seen(self) -> LogHistory:
+        """The history with each unknown TTL taken for the one that was seen next: a guess, by which nothing may go."""
+        guessed = (
+            replace(period, ttl_us=period.seen_us) if period.ttl_us is None else period for period in self.periods
+        )
+        return LogHistory(self.created_us, tuple(guessed))
 
 
 def log_history(changes: Sequence[Change]) -> LogHistory | None:
@@ -123,9 +130,7 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
     return LogHistory(
         created_us,
         tuple(
-            TtlPeriod(max(period.from_us, oldest_us), period.until_us, period.ttl_us)
-            for period in periods
-            if period.until_us > oldest_us
+            replace(period, from_us=max(period.from_us, oldest_us)) for period in periods if period.until_us > oldest_us
         ),
     )
 
@@ -133,10 +138,12 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
 def _unseen(change: Change, before: Change | None) -> list[TtlPeriod]:
     """The period up to a change that was only seen, in all of which CDC may have been on, perhaps under any TTL."""
     if before is None:
-        return [TtlPeriod(ALWAYS, change.at_us, None)]
+        return [TtlPeriod(ALWAYS, change.at_us, None, change.ttl_us)]
     if not before.enabled and not change.enabled and before.ttl_us == change.ttl_us:
         return []
-    return [TtlPeriod(before.at_us, change.at_us, change.ttl_us if before.ttl_us == change.ttl_us else None)]
+    if before.ttl_us == change.ttl_us:
+        return [TtlPeriod(before.at_us, change.at_us, change.ttl_us)]
+    return [TtlPeriod(before.at_us, change.at_us, None, change.ttl_us)]
 
 
 def written_until_us(times_us: ArrayLike, margins: Margins) -> Int64s:

@@ -110,17 +110,34 @@ def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
 
 
 def _as_rule(said: Sequence[TableChange]) -> Iterator[Change]:
-    """The changes of one table, oldest first, as the rule of expiry has them."""
-    for before, change in zip([None, *said], said, strict=False):
+    """The changes of one table, oldest first, as the rule of expiry has them.
+
+    When a log was created is known of all of its changes by the last one. One that was added at that time stood so from
+    the beginning; any other one was only seen, or stated from then on.
+    """
+    created = _creations(said)
+    for before, change, created_us in zip([None, *said], said, created, strict=False):
         is_back = before is not None and before.what == DROPPED and _is_put_back(before, change)
+        is_first = created_us is not None and change.changed_at_us <= created_us
         yield Change(
             change.changed_at_us,
-            change.created_at_us,
+            created_us,
             change.enabled,
             us_of_seconds(change.ttl_seconds),
             change.what == DROPPED,
-            seen=change.what == ADDED and not change.stands_since_creation and not is_back,
+            seen=change.what == ADDED and not is_first and not is_back,
         )
+
+
+def _creations(said: Sequence[TableChange]) -> list[Microseconds | None]:
+    """When the log of each change was created (µs), as it is known at last: until its drop, or by now."""
+    found: list[Microseconds | None] = []
+    created_us: Microseconds | None = None
+    for place, change in reversed(list(enumerate(said))):
+        if change.what == DROPPED or place == len(said) - 1:
+            created_us = change.created_at_us
+        found.append(created_us)
+    return found[::-1]
 
 
 def _is_put_back(drop: TableChange, change: TableChange) -> bool:
@@ -261,7 +278,11 @@ def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None,
     created_us = us_of(created_at_ms)
     if seen:
         return created_us if last.created_at_us is None else min(created_us, last.created_at_us)
-    _assert_same(last, last.ttl_seconds, created_at_ms, last.enabled)
+    if last.created_at_us is not None and last.created_at_us != created_us:
+        raise InputError(
+            f"the log of {last.full_name} is known to have been created at {format_us(last.created_at_us)}; where that "
+            f"is wrong, drop the table here and add it again: cdc-platform tables drop {last.full_name}"
+        )
     if created_us > first.changed_at_us:
         raise InputError(
             f"{last.full_name} was there at {format_us(first.changed_at_us)}, so its log cannot have been created at "

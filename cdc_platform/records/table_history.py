@@ -65,11 +65,6 @@ class TableChange(_Named):
     created_at_us: Microseconds | None
     ddl: str | None = None
 
-    @property
-    def stands_since_creation(self) -> bool:
-        """Whether the table is known to have stood so from the creation of its log on."""
-        return self.created_at_us is not None and self.changed_at_us <= self.created_at_us
-
 
 def recreations(changes: Iterable[TableChange]) -> list[Microseconds]:
     """Return when (µs) a table's log was created again after it was dropped, from the changes of that table alone.

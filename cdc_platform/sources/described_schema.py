@@ -212,7 +212,9 @@ class _Reader:
         found = None if name[1].endswith(LOG_SUFFIX) else _cdc(place, body.properties)
         if found is None:
             return
-        if leaves_out_enabled(body.properties):
+        before = self._options.get(name)
+        was_on = not self._has(name) if before is None else before.enabled
+        if was_on and leaves_out_enabled(body.properties):
             self._warnings.append(f"{place}: {turns_off('.'.join(name))}")
         self._set(name, found)
 

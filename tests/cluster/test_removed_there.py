@@ -47,6 +47,14 @@ def on_mirror(cluster: KnownCluster, at_us: int, *words: str) -> Answer:
     return run("--home", cluster.home, "--clock", format_us(Microseconds(at_us)), *words)
 
 
+def state_past(cluster: KnownCluster) -> None:
+    """State that each log has had its TTL since before all generations, which no look at the cluster shows."""
+    for name in ("shop.t", "shop.orders", '"Shop"."Carts"'):
+        words = ("tables", "alter", name, "--ttl-since", format_us(Microseconds(FIRST_US - HOUR_US)))
+        stated = on_mirror(cluster, EXPIRED_US, *words)
+        assert stated.exit_code == 0, stated.stderr
+
+
 def look(cluster: KnownCluster, at_us: int) -> None:
     """Observe as the next process would."""
     observe(known.find(open_home(cluster.home.parent.parent), cluster.name), Clock(Microseconds(at_us)))
@@ -79,6 +87,7 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
     short.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers, SWITCH_US + HOUR_US)
     assert "Nothing may be removed" in on_mirror(cluster, REMOVABLE_US, "expire", "--cql").stdout
+    state_past(cluster)
     look(cluster, EXPIRED_US)
     assert on_mirror(cluster, REMOVABLE_US, "expire").stderr.endswith("[mirror]\n")
     dry = on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run")
@@ -107,11 +116,15 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
 
 
 def test_what_a_log_may_hold_has_not_gone(standin: StandIn, cluster: KnownCluster, short: LiveLog) -> None:
-    """A second before it expires a cluster that does not list it was restored, or it was made here."""
+    """Before it expires it was made here, or the cluster was restored; after, it goes once its log's past is stated."""
     look(cluster, SWITCH_US + HOUR_US)
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
     with pytest.raises(StateError, match="publishes generation 2026-09-21T14:13:20"):
         look(cluster, EXPIRED_US - SECOND_US)
+    look(cluster, EXPIRED_US)
+    look(cluster, REMOVABLE_US)
+    assert min(there(cluster)) > 0
+    state_past(cluster)
     for at_us in (EXPIRED_US, REMOVABLE_US - SECOND_US):
         look(cluster, at_us)
         assert min(there(cluster)) > 0
@@ -124,6 +137,7 @@ def test_a_mirror_removes_nothing_by_rows_that_no_commit_put_there(
 ) -> None:
     """Nor does it mark: the look brings what is new, and a warning has the line of `check`. So with a clock ahead."""
     bring(cluster, workers, SWITCH_US + HOUR_US)
+    state_past(cluster)
     look(cluster, EXPIRED_US)
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
     ahead = Clock(Microseconds(machine_us() + 2 * HOUR_US))
@@ -145,6 +159,7 @@ def test_who_reads_here_keeps_it_here(
     """A consumer that has not read so far goes on with what the lake has; without it the next look lets go."""
     short.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers, SWITCH_US + HOUR_US)
+    state_past(cluster)
     look(cluster, EXPIRED_US)
     read = on_mirror(cluster, FIRST_US + 60 * SECOND_US, "consume", "shop.t", "--name", "audit")
     assert read.exit_code == 0, read.stderr

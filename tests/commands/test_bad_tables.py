@@ -43,6 +43,22 @@ CASES = [
         "cannot have been created at 2999-01-01T00:00:00.000Z",
         *("tables", "add", "shop.new", "--ttl", "1", "--created-at", "2999-01-01T00:00:00Z"),
     ),
+    argument(
+        "a creation that is no time", "not a time", "tables", "add", "shop.new", "--ttl", "1", "--created-at", "once"
+    ),
+    argument(
+        "a TTL since a time to come",
+        "its TTL cannot be in force since 2999-01-01T00:00:00.000Z",
+        *("tables", "add", "shop.new", "--ttl", "1", "--ttl-since", "2999-01-01T00:00:00Z"),
+    ),
+    argument(
+        "another creation of a table that is there",
+        "is known to have been created at 2025-12-01T00:00:00",
+        *("tables", "alter", "shop.orders", "--created-at", "2025-12-02T00:00:00Z"),
+    ),
+    argument(
+        "a creation now of a table that is there", "known to", "tables", "alter", "shop.orders", "--created-at", "now"
+    ),
     argument("another TTL", "tables alter shop.orders", "tables", "add", "shop.orders", "--ttl", "61"),
     argument(
         "another creation",

@@ -66,6 +66,7 @@ MORE_REFUSED = {
     "bootstrap": [("{place}/node.json", "--run"), ("--withdraw", ID), ("--finish", ID)],
     "repair": [(), ("--from-description",), ("--run", "--strict")],
     "import": [("{place}/ring.json",), ("--as-is", "{place}/times.csv")],
+    "tables alter": [("ks.t", "--ttl", "5", "--ttl-since", "2026-01-01T00:00:00Z"), ("ks.t", "--disabled")],
 }
 LETS = {
     "doctor": (),

@@ -210,3 +210,115 @@ def test_of_many_that_read_one_window_one_moves_the_consumer(lake: Lake) -> None
     assert [(each.position_us, each.window_number) for each in consumers.consumers(lake)] == [(won[0], 1)]
     assert advance(Microseconds(won[0])) == won[0]
     assert advance(Microseconds(won[0] + 1)) is None
+
+
+def at_day(day: float) -> Clock:
+    """A clock that stands some days after the start."""
+    return at(Milliseconds(START_MS + int(day * DAY_MS)))
+
+
+def rows_of(lake: Lake) -> list[tuple[float, str, int, float | None]]:
+    """The history as days, what became of the table, its TTL, and when its log was created."""
+    return [
+        (
+            (change.changed_at_us - us_of(START_MS)) / us_of(DAY_MS),
+            change.what,
+            change.ttl_seconds,
+            None if change.created_at_us is None else (change.created_at_us - us_of(START_MS)) / us_of(DAY_MS),
+        )
+        for change in cdc_tables.changes(lake)
+    ]
+
+
+def day_ms(day: int) -> Milliseconds:
+    """A time some days after the start, in ms."""
+    return Milliseconds(START_MS + day * DAY_MS)
+
+
+def test_what_is_not_stated_is_not_known(lake: Lake) -> None:
+    """A table that is added without times is known from now on; the same again, or seen again, changes nothing."""
+    cdc_tables.add(lake, at_day(5), "ks", "t", ttl_seconds=60)
+    cdc_tables.add(lake, at_day(6), "ks", "t", ttl_seconds=60, seen=True)
+    cdc_tables.alter(lake, at_day(6), "ks", "t", ttl_seconds=60, seen=True)
+    assert rows_of(lake) == [(5, "added", 60, None)]
+    assert cdc_tables.find(lake, "ks", "t").created_at_ms is None
+
+
+def test_facts_of_the_past_are_filled_in(lake: Lake) -> None:
+    """Each once, in any order, by `add` as by `alter`; the past gets the row that it would have had."""
+    cdc_tables.add(lake, at_day(5), "ks", "t", ttl_seconds=60)
+    for _ in range(2):
+        cdc_tables.alter(lake, at_day(6), "ks", "t", ttl_since_ms=day_ms(3))
+        cdc_tables.alter(lake, at_day(7), "ks", "t", created_at_ms=day_ms(1))
+        assert rows_of(lake) == [(3, "added", 60, None), (5, "added", 60, None), (7, "altered", 60, 1)]
+    for _ in range(2):
+        cdc_tables.add(lake, at_day(8), "ks", "t", ttl_seconds=60, created_at_ms=day_ms(1))
+        assert rows_of(lake)[0] == (1, "added", 60, 1)
+        assert len(rows_of(lake)) == 4
+    (period, *_) = cdc_tables.histories(lake)["ks", "t"].periods
+    assert (period.from_us, period.ttl_us) == (us_of(day_ms(1)), 60_000_000)
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"created_at_ms": day_ms(6)}, "was there at 2026-01-06"),
+        ({"created_at_ms": day_ms(30)}, "which is after now"),
+        ({"ttl_since_ms": day_ms(30)}, "which is after now"),
+        ({"ttl_since_ms": day_ms(4)}, r"the TTL of ks\.t was 60 s at 2026-01-06"),
+        ({"ttl_seconds": 5, "ttl_since_ms": day_ms(7)}, r"the TTL of ks\.t was 70 s at 2026-01-09"),
+    ],
+)
+def test_what_contradicts_what_is_known_is_refused(lake: Lake, stated: dict[str, Any], says: str) -> None:
+    """It was there under another TTL, or before the time at which it is said to have been made."""
+    cdc_tables.add(lake, at_day(5), "ks", "t", ttl_seconds=60)
+    cdc_tables.alter(lake, at_day(8), "ks", "t", ttl_seconds=70, seen=True)
+    before = rows_of(lake)
+    with pytest.raises(InputError, match=says):
+        cdc_tables.alter(lake, at_day(9), "ks", "t", **stated)
+    assert rows_of(lake) == before
+
+
+def test_another_time_of_creation_is_refused_and_an_older_one_that_is_seen_counts(lake: Lake) -> None:
+    """A person is told; of what a schema shows the worst case is taken, in either order."""
+    cdc_tables.add(lake, at_day(5), "ks", "t", ttl_seconds=60, created_at_ms=day_ms(3))
+    with pytest.raises(InputError, match=r"is known to have been created at 2026-01-04.*tables drop ks\.t"):
+        cdc_tables.alter(lake, at_day(5), "ks", "t", created_at_ms=day_ms(2))
+    for day, expected in ((4, 3), (2, 2), (3, 2)):
+        cdc_tables.alter(lake, at_day(6), "ks", "t", created_at_ms=day_ms(day), seen=True)
+        assert cdc_tables.find(lake, "ks", "t").created_at_ms == day_ms(expected)
+    unknown = cdc_tables.histories(lake)["ks", "t"].unknown
+    assert [(each.from_us, each.until_us) for each in unknown] == [(us_of(day_ms(2)), us_of(day_ms(3)))]
+
+
+def test_between_two_looks_at_another_ttl_it_is_not_known(lake: Lake) -> None:
+    """From the last time at which the old one is known to have stood until the new one was seen, or is stated."""
+    cdc_tables.add(lake, at_day(1), "ks", "t", ttl_seconds=60, created_now=True)
+    stood = us_of(day_ms(4))
+    cdc_tables.alter(lake, at_day(6), "ks", "t", ttl_seconds=70, stood_until_us=stood, seen=True)
+
+    def unknown() -> list[tuple[int, int]]:
+        return [(each.from_us, each.until_us) for each in cdc_tables.histories(lake)["ks", "t"].unknown]
+
+    assert unknown() == [(stood, us_of(day_ms(6)))]
+    cdc_tables.alter(lake, at_day(7), "ks", "t", ttl_since_ms=day_ms(5))
+    assert unknown() == []
+    periods = cdc_tables.histories(lake)["ks", "t"].periods
+    assert {(each.from_us, each.ttl_us) for each in periods} == {
+        (us_of(day_ms(1)), 60_000_000),
+        (stood, 60_000_000),
+        (us_of(day_ms(5)), 70_000_000),
+        (us_of(day_ms(6)), 70_000_000),
+    }
+
+
+def test_a_dropped_log_that_is_seen_again_is_of_unknown_age(lake: Lake) -> None:
+    """Also at a clock that stands; one that is stated to be older than its drop has lost nothing."""
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_now=True)
+    cdc_tables.drop(lake, NOW, "ks", "t")
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, seen=True)
+    assert len(cdc_tables.histories(lake)["ks", "t"].unknown) == 1
+    cdc_tables.drop(lake, NOW, "ks", "t")
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=day_ms(-1))
+    history = cdc_tables.histories(lake)["ks", "t"]
+    assert (history.unknown[1:], history.created_us) == ((), us_of(day_ms(-1)))

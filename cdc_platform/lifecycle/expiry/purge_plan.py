@@ -74,7 +74,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Assumption:
-    """What is assumed of a table's log because it is not known (`said`), and the command that states it (`do`)."""
+    """What is assumed of a table's log because it is not known (`said`), and how to state it (`do`)."""
 
     table: str
     said: str
@@ -124,19 +124,19 @@ class Size:
 class _Hold:
     """One thing that keeps some of the generations: its name, and in words why it keeps the one at an index.
 
-    `known_us`: until when it keeps them by what is known; the rest is assumed.
+    `seen_us`: until when it would keep them by what was seen; the rest is assumed.
     """
 
     name: str
     until_us: np.ndarray
     reason: str
-    known_us: np.ndarray | None = None
+    seen_us: np.ndarray | None = None
     assumption: Assumption | None = None
 
     def assumed(self, index: int) -> Assumption | None:
-        """What is assumed where it keeps the generation at an index for longer than is known."""
-        is_known = self.known_us is None or self.known_us[index] == self.until_us[index]
-        return None if is_known else self.assumption
+        """What is assumed where it keeps the generation at an index for longer than by what was seen."""
+        is_seen = self.seen_us is None or self.seen_us[index] == self.until_us[index]
+        return None if is_seen else self.assumption
 
     def says(self, index: int) -> str:
         assumed = self.assumed(index)
@@ -147,17 +147,17 @@ class _Hold:
         return f"{self.reason}{when}"
 
 
-def plan(lake: Lake, clock: Clock, settings: Settings, *, by_what_is_known: bool = False) -> list[PlannedGeneration]:
+def plan(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool = False) -> list[PlannedGeneration]:
     """What is to become of every known generation, oldest first.
 
     Only published generations end others: what nobody may read yet is no successor. A time that has been noted as
     `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken. With
-    `by_what_is_known` nothing is assumed of what is not known of logs: never remove anything by such a plan.
+    `as_seen` a TTL that is not known is guessed to be the one that was seen next: never remove anything by such a plan.
     """
     generations = Timeline.read(lake).generations
     published = [each for each in generations if each.published or each.is_removed or each.published_v1]
     times = np.array([us_of(each.time_ms) for each in published], dtype=np.int64)
-    holds = _Holds(lake, times, settings, by_what_is_known=by_what_is_known)
+    holds = _Holds(lake, times, settings, as_seen=as_seen)
     index = {each.time_ms: number for number, each in enumerate(published)}
     sizes, marks = held_sizes(lake), expiry_marks.marks(lake)
     current = int(np.searchsorted(times, clock.now_us(), side="right")) - 1
@@ -207,7 +207,7 @@ def table_histories(lake: Lake) -> dict[str, LogHistory]:
 class _Holds:
     """Everything that keeps generations (int64[g] `times_us`, ascending), looked up once for all of them."""
 
-    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, by_what_is_known: bool) -> None:
+    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, as_seen: bool) -> None:
         margins = Margins.of(
             settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
         )
@@ -217,9 +217,9 @@ class _Holds:
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_Hold] = []
         for name, history in table_histories(lake).items():
-            known = held_until_us(times_us, history.as_known(), margins)
-            until = known if by_what_is_known else held_until_us(times_us, history, margins)
-            self.tables.append(_Hold(name, until, f"{name} can hold rows of it", known, _assumption(name, history)))
+            seen = held_until_us(times_us, history.as_seen(), margins)
+            until = seen if as_seen else held_until_us(times_us, history, margins)
+            self.tables.append(_Hold(name, until, f"{name} can hold rows of it", seen, _assumption(name, history)))
             self.expires_us = np.maximum(self.expires_us, until)
         sources = StreamSources(lake)
         self.readers = [
@@ -325,13 +325,14 @@ def _assumption(name: str, history: LogHistory) -> Assumption | None:
     if not history.unknown:
         return None
     keyspace, _, table = name.partition(".")
+    facts = "since when its TTL is in force"
     command = f"cdc-platform tables alter {shlex.quote(f'{quoted(keyspace)}.{quoted(table)}')}"
     times = " and ".join(_when(period) for period in history.unknown)
     said = f"its TTL {times} is not known, so its rows are taken to never expire"
     if history.created_us is None:
         said = f"when its log was created is not known, nor its TTL {times}: rows of any age are taken to be in it"
-        command += " --created-at TIME"
-    return Assumption(name, said, f"{command} --ttl-since TIME")
+        facts, command = f"when its log was created, and {facts}", f"{command} --created-at TIME"
+    return Assumption(name, said, f"state {facts}, as far as you know: {command} --ttl-since TIME")
 
 
 def _when(period: TtlPeriod) -> str:
