@@ -65,7 +65,7 @@ def complaint_about(lake: Lake, table: Table) -> str:
     """What `check` says of the rows of a table."""
     found = [each for each in audit_stored(verify(lake, deep=True)) if each.invariant == ROWS_AS_COMMITTED]
     (said,) = [each.sample for each in found]
-    assert said.startswith(table.full_name), said
+    assert said.startswith(table.full_name), f"check says of {table.full_name}: {said}"
     return said
 
 
@@ -74,6 +74,6 @@ def _other(value: Any) -> Any:
         return not value
     if isinstance(value, datetime):
         return value + timedelta(hours=1)
-    if isinstance(value, list):
+    if isinstance(value, list) and value:
         return value[::-1] if value[::-1] != value else [*value, *value[:1]]
     return {int: lambda: value + 1, str: lambda: value + "x", bytes: lambda: value + b"x"}[type(value)]()
