@@ -89,7 +89,7 @@ def ingested_log(
             format_us(each.set_us),
             format_us(each.after_us),
             format_us(each.until_us),
-            "passed over" if each.chosen is None else each.chosen.way,
+            "passed over" if each.chosen is None else f"{each.chosen.way}{', to catch up' * each.catch_up}",
             0 if each.chosen is None else each.chosen.requests,
             each.requests,
             each.rows,
@@ -112,6 +112,8 @@ def ingested_log(
             ),
         ),
     }
+    if done.held is not None:
+        told["held"] = done.held
     if done.current is not None:
         now = done.current
         told |= {
