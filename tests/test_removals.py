@@ -96,6 +96,8 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/invariants/known_streams.py:keep": FOLLOWS,
     "cdc_platform/invariants/rows.py:_streams_unique": "numbers of an array",
     "cdc_platform/records/judgements.py:keep": "judgements that newer ones replace",
+    "cdc_platform/records/log_gaps.py:record": "gaps that are noted, merged with those that overlap them",
+    "cdc_platform/records/log_gaps.py:accept": ASKED,
     "cdc_platform/records/left_out.py:keep": "what the look before this one left out",
     "cdc_platform/records/ring.py:replace_ring": ASKED,
     "cdc_platform/sources/importing.py:_write": ASKED,
