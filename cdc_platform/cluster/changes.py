@@ -12,7 +12,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CLUSTER_CHANGES
 from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
 from cdc_platform.records.alterations import altered
-from cdc_platform.records.cluster_changes import CLUSTER, LEFT_OUT, TOPOLOGY, Change, Key, Noted, State
+from cdc_platform.records.cluster_changes import CLUSTER, KEPT, LEFT_OUT, TOPOLOGY, Change, Key, Noted, State
 from cdc_platform.records.table_history import CdcTable
 from cdc_platform.ring import Node
 from cdc_platform.timeline.timeline import Timeline
@@ -61,9 +61,13 @@ def state_of(lake: Lake) -> dict[Key, str]:
     return found
 
 
-def standing(left_out: Iterable[LeftOut], changing: str | None) -> dict[Key, str]:
-    """What stands in the way of taking in more, as an observation has found it."""
+def standing(left_out: Iterable[LeftOut], changing: str | None, not_read: Iterable[LeftOut] = ()) -> dict[Key, str]:
+    """What stands in the way of taking in more, as an observation has found it.
+
+    `not_read` are the nodes whose `cdc_local` could not be read.
+    """
     found = {(each.who, LEFT_OUT): each.line for each in left_out}
+    found |= {(each.who, KEPT): each.line for each in not_read}
     return found if changing is None else {**found, (CLUSTER, TOPOLOGY): changing}
 
 
@@ -90,12 +94,18 @@ def begin(lake: Lake, clock: Clock) -> None:
         lake.ensure(CLUSTER_CHANGES)
 
 
-def note(lake: Lake, clock: Clock, left_out: Sequence[LeftOut], changing: str | None) -> list[Noted]:
+def note(
+    lake: Lake,
+    clock: Clock,
+    left_out: Sequence[LeftOut],
+    changing: str | None,
+    not_read: Sequence[LeftOut] = (),
+) -> list[Noted]:
     """Note what became other since it was noted last."""
 
     def judge(before: State) -> list[Change]:
         # Read after what was noted: what another has taken in and noted by then is in it.
-        return changes(before, state_of(lake) | standing(left_out, changing), clock.now_us())
+        return changes(before, state_of(lake) | standing(left_out, changing, not_read), clock.now_us())
 
     return cluster_changes.note(lake, clock, judge)
 
@@ -111,7 +121,7 @@ def changes(before: State, after: State, now_us: Microseconds) -> list[Change]:
 
 
 def _is_in_the_way(key: Key) -> bool:
-    return key in _GONE or key[1] in (LEFT_OUT, UP)
+    return key in _GONE or key[1] in (LEFT_OUT, UP, KEPT)
 
 
 def _order(key: Key) -> tuple[int, Key]:
@@ -125,6 +135,8 @@ def _said(key: Key, old: str | None, new: str | None, now_us: Microseconds) -> s
         return _GONE[key] if new is None else as_before(new) if aspect == TOPOLOGY else new
     if aspect == LEFT_OUT:
         return "is no longer left out" if new is None else f"is left out: {new}"
+    if aspect == KEPT:
+        return "its cdc_local is read again" if new is None else f"its cdc_local is not known: {new}"
     if aspect == UP:
         return "is up again" if new is None else new
     if aspect.startswith(STREAM_SET):

@@ -44,7 +44,7 @@ class LeftOut:
 
 @dataclass
 class Generations:
-    """What was read. `incomplete` says which generations were left out and why.
+    """What was read. `incomplete` says which generations were left out and why, `not_read` of which nodes nothing.
 
     `descriptions` by id, `streams` and `timestamps` (with their expiry) by time in ms.
     """
@@ -54,6 +54,7 @@ class Generations:
     timestamps: dict[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
     incomplete: list[LeftOut] = field(default_factory=list)
+    not_read: list[LeftOut] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -256,16 +257,22 @@ def _v1_streams(source: str, what: str, row: Row) -> V1Generation:
 
 
 def _local_rows(live: LiveCluster, layout: Layout, found: Generations) -> None:
-    """What every node that is up keeps of its CDC state; the table is each node's own."""
+    """Read what every node that is up keeps of its CDC state, and note which nodes could not be asked.
+
+    The table is each node's own.
+    """
     if tables.LOCAL not in layout:
         return
     for member in live.members:
-        if not member.is_up or member.host_id is None:
+        who = f"node {member.address}"
+        if member.is_down or member.host_id is None:
+            found.not_read.append(LeftOut(who, "it was not up"))
             continue
         try:
             rows = live.select(tables.LOCAL, "*", at=member.address)
         except Unreachable as error:
-            found.incomplete.append(LeftOut(f"node {member.address}", str(error)))
+            found.incomplete += [LeftOut(who, str(error))] if member.is_up else []
+            found.not_read.append(LeftOut(who, "it did not answer"))
             continue
         place = f"{live.name}, node {member.address}"
         for row in rows:

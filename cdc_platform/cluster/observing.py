@@ -142,7 +142,7 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
-    seen.changes = changes.note(lake, clock, not_whole, topology.changing)
+    seen.changes = changes.note(lake, clock, not_whole, topology.changing, found.not_read)
     # What is changing by the glance too has another mark when it has settled.
     if not not_whole and (topology.changing is None or first.changing is not None):
         remember(cluster, first)

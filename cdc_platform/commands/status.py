@@ -108,6 +108,8 @@ def _generations(told: dict[str, Any]) -> list[str]:
     if seen and seen != operating:
         lines.append(f"clients see: {_one(seen)}")
     lines += [f"next: {_one(each)}" for each in told["next"][:_SHOWN]]
+    if (nodes := told["nodes"]) is not None:
+        lines.append(f"nodes: {nodes['know']} know it, {len(nodes['behind'])} behind, {len(nodes['unknown'])} unknown")
     return lines
 
 

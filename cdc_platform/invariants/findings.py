@@ -144,6 +144,10 @@ NODE_GENERATION_NOT_REMOVED = EXPIRY.asks(
     "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
 )
 
+NODES_KNOW_GENERATION = EXPIRY.asks(
+    "nodes_know_generation", "Every node's `cdc_local` names the generation that operates, or a later one."
+)
+
 FIT = Family(
     of="generations that somebody names, and the newest one against the ring as it stands",
     judged="by the rules of repair, without Spark",

@@ -19,6 +19,8 @@ CLUSTER, TOPOLOGY = "cluster", "topology"
 """Who and what it is of which a changing topology is told."""
 LEFT_OUT = "left out"
 """The aspect of what the last observation listed and did not take in."""
+KEPT = "cdc_local"
+"""The aspect of a node whose `cdc_local` could not be read."""
 Key = tuple[str, str]
 """Who, and what of it; empty: itself."""
 State = Mapping[Key, str]
@@ -87,6 +89,12 @@ def changing(lake: Lake) -> Changing | None:
     if not told or told[-1].change.state is None:
         return None
     return Changing(told[-1].at_us, told[-1].change.state)
+
+
+def not_read(lake: Lake) -> dict[str, str]:
+    """Return why the `cdc_local` of nodes, by address or host ID, could not be read when they were observed last."""
+    state = _state(noted(lake))
+    return {who.removeprefix("node "): why for (who, aspect), why in state.items() if aspect == KEPT}
 
 
 def note(lake: Lake, clock: Clock, judge: Callable[[State], Sequence[Change]]) -> list[Noted]:

@@ -32,6 +32,8 @@ CODES: Mapping[str, bool] = MappingProxyType(
         "check-older": False,
         "never-checked": False,
         "reads-removed": True,
+        "nodes-behind": True,
+        "nodes-unknown": False,
         "rows-dying": True,
         "rows-lost": True,
         "lag-near-ttl": False,

@@ -8,6 +8,7 @@ from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import MEND, cluster_of
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lifecycle.expiry.nodes import NodeKnowledge, node_knowledge
 from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records import cluster_changes, tablet_sets
 from cdc_platform.records.cluster_changes import Changing
@@ -45,6 +46,7 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
     shown = [each for each in known if each.published and us_of(each.time_ms) <= now_us]
     needed = [each for each in known if each.time_ms >= (0 if operating is None else operating.time_ms)]
     unread = [each for each in needed if each.state is State.NOT_RETRIEVABLE]
+    nodes = node_knowledge(lake, clock, settings)
     told = {
         "known": len(known),
         "removed": len(timeline.removed),
@@ -52,6 +54,12 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
         "clients_see": _told(shown[-1]) if shown else None,
         "next": [_told(each) for each in later],
         "not_retrievable": [_told(each) for each in unread],
+        "nodes": nodes
+        and {
+            "know": len(nodes.informed),
+            "behind": [{"host_id": host, "names": format_ms(ms)} for host, ms in nodes.behind.items()],
+            "unknown": [{"host_id": host, "why": why} for host, why in nodes.unknown.items()],
+        },
     }
     return told, [
         *([] if known else _no_generation(lake)),
@@ -59,6 +67,7 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
         *_unread(lake, unread),
         *_undescribed(lake, operating),
         *_nothing_operates(known, operating, later),
+        *_uninformed(lake, nodes),
     ]
 
 
@@ -161,6 +170,20 @@ def _no_generation(lake: Lake) -> list[Matter]:
         )
     )
     return [Matter("no-generation", "the ring has nodes, and no generation is known here", do)]
+
+
+def _uninformed(lake: Lake, nodes: NodeKnowledge | None) -> list[Matter]:
+    """Return what there is to say of nodes that have not learned of the generation that operates, or may not have."""
+    found = []
+    cluster = cluster_of(lake)
+    if nodes is not None and nodes.behind:
+        look = "import its cdc_local again (cdc-platform import --help)" if cluster is None else observed_anew(cluster)
+        found.append(Matter("nodes-behind", str(nodes), f"find out from the log of each such node why; then: {look}"))
+    if nodes is not None and nodes.unknown and cluster is not None:
+        hosts = ", ".join(f"{host} ({why})" for host, why in nodes.unknown.items())
+        said = f"whether these nodes know the generation that operates is not known: {hosts}"
+        found.append(Matter("nodes-unknown", said, observed_anew(cluster)))
+    return found
 
 
 def _nothing_operates(known: list[Generation], operating: Generation | None, later: list[Generation]) -> list[Matter]:

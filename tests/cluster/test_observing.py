@@ -11,7 +11,7 @@ import pytest
 from support.command_line import run
 from support.next_lines import lines_of, path_of, words_of
 from support.processes.nursery import Nursery
-from support.standin.cluster import FIRST_MS, PASSWORD, SHARDS, USER, StandIn, description, nodes
+from support.standin.cluster import FIRST_MS, NODES, PASSWORD, SHARDS, USER, StandIn, description, nodes
 from support.standin.live_log import defined
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.versions import VERSIONS
@@ -221,6 +221,8 @@ def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, clust
 
     last = {stream.tobytes() for stream in made.entry(len(made) - 1).streams}
     world.put(streams, time=SECOND_MS, range_end=missing, streams=last)
+    for place in range(NODES):
+        world.put(f"node{place}.cdc_local", key="cdc_local", streams_timestamp=SECOND_MS, uuid=SECOND)
     assert run("--home", home, "observe", "prod").exit_code == 0
     assert "left-out" not in {each["code"] for each in run("--home", cluster.home, "status", "--json").json["next"]}
     judged = run("--home", cluster.home, "check", "--json")

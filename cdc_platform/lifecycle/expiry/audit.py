@@ -11,12 +11,14 @@ from cdc_platform.clock import Clock, format_ms
 from cdc_platform.invariants.findings import (
     EXPIRED_NOT_HELD,
     NODE_GENERATION_NOT_REMOVED,
+    NODES_KNOW_GENERATION,
     NONE_HALF_REMOVED,
     Finding,
 )
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.lifecycle.expiry.nodes import node_knowledge
 from cdc_platform.records import cdc_local, descriptions
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Generation, Timeline
@@ -27,7 +29,12 @@ def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
     timeline = Timeline.read(lake)
     if not timeline.generations:
         return []
-    return [_not_held(lake, clock, settings), _not_half(lake, timeline.generations), *_named(lake, timeline)]
+    return [
+        _not_held(lake, clock, settings),
+        _not_half(lake, timeline.generations),
+        *_named(lake, timeline),
+        *_informed(lake, clock, settings),
+    ]
 
 
 def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
@@ -53,6 +60,24 @@ def _not_half(lake: Lake, generations: Sequence[Generation]) -> Finding:
         do = mend(lake, "run: cdc-platform expire")
         sample = f"the removal of generation {format_ms(left[0].time_ms)} is not finished; {do}"
     return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(left), sample)
+
+
+def _informed(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
+    """Every node knows the newest generation that is published and operates; of some nothing may be known.
+
+    Where nothing is known of any node there is nothing to judge: `status` says so.
+    """
+    found = node_knowledge(lake, clock, settings)
+    judged = 0 if found is None else len(found.informed) + len(found.behind)
+    if found is None or not judged:
+        return []
+    if found.behind:
+        return [Finding(NODES_KNOW_GENERATION, judged, len(found.behind), str(found))]
+    if not found.unknown:
+        return [Finding(NODES_KNOW_GENERATION, judged, 0)]
+    host, why = next(iter(found.unknown.items()))
+    sample = f"{len(found.unknown)} of {judged + len(found.unknown)} nodes are not known, such as {host}: {why}"
+    return [Finding(NODES_KNOW_GENERATION, judged, 0, sample)]
 
 
 def _named(lake: Lake, timeline: Timeline) -> list[Finding]:
