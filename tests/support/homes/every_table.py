@@ -61,8 +61,9 @@ def every_table(folder: Path) -> Path:
         known_streams.keep(lake, at_least=1)
         expiry_marks.write(lake, Clock(), [(time_ms, time_ms) for time_ms in descriptions.listed_times(lake)])
         cluster_changes.note(lake, Clock(), lambda before: [Change(CLUSTER, "", "there", "came: there")])
-        log_gaps.record(lake, Clock(), [LogGap("shop", "carts", Loss.DIED, ONE_US, HOUR_US, "a test says so")])
-        log_gaps.accept(lake, Clock(), "shop", "carts", "a test")
+        log_gaps.record(
+            lake, Clock(), [LogGap("shop", "carts", Loss.BEFORE_READING, ONE_US, HOUR_US, "a test says so")]
+        )
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])
