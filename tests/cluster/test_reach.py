@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from support.command_line import Answer, run
 from support.ports import free_ports
-from support.standin.brought import GENERATIONS, SWITCH_MS
 from support.standin.certificates import make_certificates
 from support.standin.cluster import NODES, PASSWORD, USER, StandIn
 from support.standin.kept_table import bring
 from support.standin.live_table import LiveTable
 from support.standin.proxy import Proxy, place_of
 from support.standin.versions import VERSIONS
-from support.standin.world import PLAIN, time_uuid
+from support.standin.world import PLAIN
 
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
@@ -128,38 +127,6 @@ def test_nodes_that_were_observed_are_tried_when_no_contact_point_answers(
     assert found["known node 127.0.0.2"]["ok"]
     assert found["login"]["ok"]
     assert found["topology"]["ok"]
-
-
-def test_nodes_that_are_behind_or_cannot_be_asked_are_found(standin: StandIn, cluster: KnownCluster) -> None:
-    """By what each node keeps: unknown while it is down, behind once a newer generation operates, until it learns."""
-
-    def learns(place: int) -> None:
-        row = {"streams_timestamp": SWITCH_MS, "uuid": time_uuid(SWITCH_MS)}
-        standin.world.put(f"node{place}.cdc_local", key="cdc_local", **row)
-
-    def observed() -> tuple[dict[str, int], bool, bool | None]:
-        """How many nodes know it, are behind, and are unknown; whether that is wrong in `status`; and `check`."""
-        run("--home", cluster.home.parent.parent, "observe", "prod")
-        answer = run("--home", cluster.home, "status", "--json")
-        told = answer.json["generations"]["nodes"]
-        wrong = "nodes-behind" in {each["code"] for each in answer.json["next"] if each["wrong"]}
-        lines = run("--home", cluster.home, "check", "--json").json
-        (passed,) = [each["passed"] for each in lines if each["invariant"] == "nodes_know_generation"]
-        return {name: each if isinstance(each, int) else len(each) for name, each in told.items()}, wrong, passed
-
-    assert observed() == ({"know": 3, "behind": 0, "unknown": 0}, False, True)
-    standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
-    assert observed() == ({"know": 0, "behind": 3, "unknown": 0}, True, False)
-    learns(0)
-    learns(1)
-    standin.proxy.kill(2)
-    assert observed() == ({"know": 2, "behind": 0, "unknown": 1}, False, True)
-    said = [each["what"] for each in run("--home", cluster.home, "history", "--cluster", "--json").json]
-    assert [each for each in said if each.startswith("its cdc_local is not known: ")]
-    standin.proxy.restart(0)
-    assert observed() == ({"know": 2, "behind": 1, "unknown": 0}, True, False)
-    learns(2)
-    assert observed() == ({"know": 3, "behind": 0, "unknown": 0}, False, True)
 
 
 def test_a_clock_that_is_off_is_told_of_by_its_node(standin: StandIn, cluster: KnownCluster) -> None:
