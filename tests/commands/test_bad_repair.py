@@ -92,7 +92,7 @@ FILES = [
     add("tokens in two ways", "both tokens and num_tokens are there", tokens=[1]),
     add("tokens for several nodes", "times is 2, so that tokens", tokens=[1], num_tokens=None, times=2),
     add("no repetitions", "times: 0 is no whole number from 1 to 10000", times=0),
-    add("more tokens than a ring has", "no whole number from 1 to 4194304", num_tokens=4_194_305),
+    add("more tokens than a ring has", "no whole number from 0 to 4194304", num_tokens=4_194_305),
     add("an ignore_msb out of bounds", "ignore_msb: 32 is no whole number from 0 to 31", ignore_msb=32),
     add("a host that is no UUID", "host_id: 'five' is no UUID", host_id="five"),
     steps("too many steps", "a rehearsal has at most 10000", *[{"add": ADD | {"times": 9_999}}] * 2),
@@ -120,7 +120,9 @@ def test_bad_input_is_refused(case: Case, seeded_home: Path, tmp_path: Path) -> 
 
 def test_a_repair_while_a_node_joins_is_refused(seeded_home: Path, tmp_path: Path) -> None:
     """The seeded home's third node waits to join: as long as it does no repair is asked for, needed or not."""
-    case = argument("a node joins", "is in state JOINING; finish its join with bootstrap --run", "repair", "--strict")
+    case = argument(
+        "a node joins", "is in state JOINING; finish its join with: cdc-platform --home", "repair", "--strict"
+    )
     assert_refused(case, seeded_home, tmp_path)
 
 

@@ -144,8 +144,8 @@ def _blocked_by(lake: Lake) -> list[str]:
         if waits.kind == inbox.REPAIR:
             break  # whoever joins after it does not hold it up
         blocking.append(
-            f"host {waits.host_id} is in state JOINING; finish its join with bootstrap --run, or take it back with "
-            f"bootstrap --withdraw {waits.event_id}"
+            f"host {waits.host_id} is in state JOINING; finish its join with: cdc-platform bootstrap --finish "
+            f"{waits.event_id}, or withdraw it with: cdc-platform bootstrap --withdraw {waits.event_id}"
         )
     return blocking
 
