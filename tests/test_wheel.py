@@ -50,7 +50,7 @@ def test_looking_works_from_any_folder(program: Path, tmp_path: Path) -> None:
     (tmp_path / "node.json").write_text(json.dumps(node), encoding="utf-8")
     assert run(program, tmp_path, "bootstrap", "node.json").returncode == 0
     told = json.loads(run(program, tmp_path, "status", "--json").stdout)
-    assert [each["code"] for each in told["next"]] == ["join-waiting", "never-checked"]
+    assert [each["code"] for each in told["next"]] == ["join-waiting"]
 
 
 @pytest.mark.spark

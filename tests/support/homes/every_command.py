@@ -111,8 +111,8 @@ CASES = [
     Asked("stream history", "tablets split shop.orders --count 16", LATER_MS),
 ]
 
-_OWN = frozenset({"generation_id", "event_id", "id", "uuid", "streams", "content"})
-"""Columns that are drawn at random, or by the names of files."""
+_OWN = frozenset({"generation_id", "event_id", "id", "uuid", "streams", "content", "machine_marked_at"})
+"""Columns that are drawn at random, by the names of files or by the clock of the machine."""
 
 
 def path_of(line: str) -> str:
