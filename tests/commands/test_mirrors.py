@@ -179,6 +179,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--home", imported, "--clock", iso(Milliseconds(NOW_MS - HOUR_MS)), "log", folder / "script.cql", "--keep"
     )
     assert kept.exit_code == 0, kept.stderr
+    marked = run("--home", imported, "--clock", iso(Milliseconds(START_MS + 2 * DAY_MS + HOUR_MS)), "expire")
+    assert marked.exit_code == 0, marked.stderr
     cluster = known.add(open_home(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
     shutil.copytree(imported / "lake", cluster.home / "lake", dirs_exist_ok=True)
     return cluster.home
