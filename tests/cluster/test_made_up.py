@@ -70,11 +70,12 @@ def test_no_generation_is_made_in_a_mirror_and_the_cluster_is_named(
     assert refused.stderr.endswith("[mirror]\n")
     told = run(*at(cluster, LATER_US, "status", "--json"))
     due = next(each for each in told.json["next"] if each["code"] == "repair-due")
-    assert due["do"] == "on a node of prod: nodetool checkAndRepairCdcStreams; then: cdc-platform observe prod"
+    again = f"cdc-platform --home {cluster.home.parents[1]} observe prod"
+    assert due["do"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {again}"
     assert not {"expiry-due", "no-tables"} & {each["code"] for each in told.json["next"]}
     dry = run(*at(cluster, LATER_US, "repair", "--dry-run"))
     assert dry.exit_code == 1
-    assert lines_of(dry) == ["nodetool checkAndRepairCdcStreams  # on a node of prod; then: cdc-platform observe prod"]
+    assert lines_of(dry) == [f"nodetool checkAndRepairCdcStreams  # on a node of prod; then: {again}"]
     assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == before
 
     made_ms = ms_of(LATER_US)

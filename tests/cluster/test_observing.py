@@ -211,7 +211,7 @@ def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, clust
     told = run("--home", cluster.home, "status", "--json")
     assert told.exit_code == 1
     (found,) = [each for each in told.json["next"] if each["code"] == "left-out"]
-    assert (found["wrong"], found["do"]) == (True, "cdc-platform observe prod")
+    assert (found["wrong"], found["do"]) == (True, f"cdc-platform --home {home} observe prod")
     assert found["said"] == f"not taken in since 2026-10-01T00:00:00.000Z, as it is not whole in the cluster: {line}"
     judged = run("--home", cluster.home, "check", "--json")
     assert judged.exit_code == 1
