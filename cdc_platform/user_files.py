@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from cdc_platform.clock import DAY_SECONDS, SECOND_MS
 from cdc_platform.errors import InputError, NotFound
 
 STANDARD_INPUT = "standard input"
@@ -104,7 +105,7 @@ def _await(descriptor: int, source: str) -> None:
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
-    while not waiting.poll(max(0, (deadline - time.monotonic()) * 1000)):
+    while not waiting.poll(max(0, (deadline - time.monotonic()) * SECOND_MS)):
         if time.monotonic() >= deadline:
             raise InputError(
                 f"{source} is a pipe or a device from which nothing has come for {seconds:g} s; write to it, name a "
@@ -120,8 +121,10 @@ def _pipe_seconds() -> float:
         seconds = float(given)
     except ValueError:
         seconds = -1
-    if not 0 < seconds <= 86_400:
-        raise InputError(f"{PIPE_SECONDS_VARIABLE}={given} is no number of seconds from 0 to 86400; unset it for 30")
+    if not 0 < seconds <= DAY_SECONDS:
+        raise InputError(
+            f"{PIPE_SECONDS_VARIABLE}={given} is no number of seconds from 0 to {DAY_SECONDS}; unset it for 30"
+        )
     return seconds
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_not_before, us_of
+from cdc_platform.clock import ONE_US, SECOND_MS, Clock, Microseconds, Milliseconds, ms_not_before, us_of
 from cdc_platform.cluster import changes, generations, known, made_up, removed, tables
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
@@ -258,7 +258,7 @@ def _news_of(
     yield cdc_tables.alteration(lake, clock, table.keyspace, table.name, **options), f"{name} altered"
 
 
-_ONE_STATEMENT_MS = Milliseconds(1_000)
+_ONE_STATEMENT_MS = SECOND_MS
 """A table that was written to the schema no later than this after its log was created was written by that statement."""
 
 
