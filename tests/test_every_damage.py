@@ -136,7 +136,7 @@ def test_the_walk_leaves_no_table_and_no_command_out(healthy: Path) -> None:
     assert len(DAMAGES) > 30
 
 
-@pytest.mark.grid("damaged tables", 40)
+@pytest.mark.grid("damaged tables", 16)
 @pytest.mark.parametrize(("table", "damage"), CASES)
 def test_check_names_the_damaged_table_and_judges_the_others(
     home: Path, verdicts: dict[str, Any], table: str, damage: str
@@ -162,7 +162,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
         assert [line for line in changed if unexplained(line)] == []
 
 
-@pytest.mark.grid("damages taken back", 15)
+@pytest.mark.grid("damages taken back", 6)
 @pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
 def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
     """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""
@@ -233,7 +233,7 @@ def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> No
     assert committed(home) == before
 
 
-@pytest.mark.grid("commands in damaged homes", 12)
+@pytest.mark.grid("commands in damaged homes", 4)
 @pytest.mark.parametrize(("table", "damage"), CASES)
 def test_no_command_crashes_over_a_damaged_table(
     healthy: Path, home: Path, tmp_path: Path, table: str, damage: str

@@ -153,7 +153,7 @@ def test_a_stream_that_is_started_again_has_every_row_once(
 
 
 @pytest.mark.spark
-@pytest.mark.grid("streams over generations that are published late", 3)
+@pytest.mark.grid("streams over generations that are published late", 1)
 @pytest.mark.parametrize("ways", [("streams", "streams"), ("ranges", "ranges"), ("ranges", "streams")], ids="-".join)
 @pytest.mark.parametrize("said", ["group", "nodes", "nobody", "tablets"])
 def test_a_stream_has_every_row_of_a_generation_that_is_published_late(
