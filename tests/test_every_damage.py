@@ -219,6 +219,23 @@ def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, d
     assert len(list((home / "damaged" / "platform.cdc_tables").iterdir())) == 1
 
 
+def test_a_move_that_died_before_its_record_is_recorded(tmp_path: Path) -> None:
+    """The entry is out of the log and nothing says so yet: the same command again records it, once."""
+    home, table = tmp_path / "home", "platform.cdc_table_changes"
+    for name in ("ks.t", "ks.u"):
+        assert run("--home", home, "tables", "add", name, "--ttl", "60").exit_code == 0
+    newest = entries(folder_of(home, table))[-1]
+    newest.write_bytes(b"garbage")
+    (home / "damaged" / table).mkdir(parents=True)
+    newest.rename(home / "damaged" / table / f"{newest.name}.{'0' * 16}")
+    words = ("check", "--undo", f"{table}@{int(newest.stem)}", "--because", "garbage", "--json")
+    done = run("--home", home, *words)
+    assert (done.exit_code, len(done.json["moved"])) == (0, 1), done
+    assert int(entries(folder_of(home, table))[-1].stem) == int(newest.stem)
+    again = run("--home", home, *words)
+    assert (again.exit_code, "is the platform's own" in again.stderr) == (2, True), again
+
+
 def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> None:
     """Neither its own commits nor those behind which it has written; each refusal changes nothing."""
     folder = folder_of(home, "platform.cdc_table_changes")

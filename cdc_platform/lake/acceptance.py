@@ -103,6 +103,9 @@ def _undo(lake: Lake, table: Table, version: int, because: str) -> Undone:
     folder, name = lake.path(table), table.full_name
     log = commits.log_of(folder)
     newest = max((each for each in map(commits.version_of, log.names()) if each is not None), default=-1)
+    if 0 < version == newest + 1 and (moved := _moved_before(lake, name, version)):
+        # A process that died between the move and its record.
+        return _recorded(folder, name, version, because, moved)
     if not 0 < version <= newest:
         raise NotFound(f"{name} has no commit {version} that could be taken back; its newest is {newest}")
     entries: dict[int, Commit | None] = {}
@@ -120,11 +123,15 @@ def _undo(lake: Lake, table: Table, version: int, because: str) -> Undone:
     with translated(f"taking back version {version} of {name}"):
         if None not in entries.values() and _is_restored(folder, before, dict.fromkeys(changing, because)):
             return Undone(name, version, before, newest + 1, ())
-    moved = _moved(lake, name, log, version)
-    with translated(f"opening version {before} of {name}"):
+    return _recorded(folder, name, version, because, _moved(lake, name, log, version))
+
+
+def _recorded(folder: str, name: str, version: int, because: str, moved: tuple[str, ...]) -> Undone:
+    """Record in a commit that the entries from `version` on were moved out of the log."""
+    with translated(f"opening version {version - 1} of {name}"):
         opened = files.opened(folder)
         commits.make(opened, lambda properties: _nothing(opened, properties), digests={}, accepts={version: because})
-    return Undone(name, version, before, opened.version(), moved)
+    return Undone(name, version, version - 1, opened.version(), moved)
 
 
 def _is_restored(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
@@ -183,6 +190,14 @@ def _moved(lake: Lake, name: str, log: Place, version: int) -> tuple[str, ...]:
             (log / file).remove()
             moved.append(str(target))
     return tuple(moved)
+
+
+def _moved_before(lake: Lake, name: str, version: int) -> tuple[str, ...]:
+    """Return where the entries of a version and later ones lie that were moved out of a log earlier."""
+    folder = lake.place.folder / f"damaged/{name}"
+    return tuple(
+        str(folder / file) for file in sorted(folder.names()) if file[:20].isdigit() and int(file[:20]) >= version
+    )
 
 
 def _nothing(opened: DeltaTable, properties: commits.Properties) -> None:
