@@ -37,6 +37,8 @@ _PASSING = re.compile(
     r"(?![\w/])",
     flags=re.IGNORECASE,
 )
+# How errors begin that deltalake raises as a plain OSError, with the words of its own file systems.
+_DELTALAKE = re.compile(r"^(Kernel|Generic \w+) error")
 _FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNORECASE)
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
 # What delta-rs says of a log with entries between others that are gone, and of one without its first.
@@ -136,6 +138,8 @@ def translate(error: Exception, what: str) -> PlatformError | None:
         return no_space(error.filename or _place(str(error)), what)
     if isinstance(error, OSError) and error.filename is not None:
         return Unavailable(f"{what}: {error.strerror}: {error.filename}; check its permissions and free space")
+    if isinstance(error, OSError) and error.errno is None and _DELTALAKE.search(str(error)):
+        return _of_store(str(error), what)
     return None
 
 

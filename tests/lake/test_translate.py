@@ -44,6 +44,16 @@ def test_what_may_pass_is_told_from_damage(said: str, kind: type[Exception], for
     assert str(told) == f"reading a.b: {said}"
 
 
+def test_an_error_of_deltalakes_file_systems_is_one_about_the_table() -> None:
+    """It comes as an OSError without number, with a tree in colours; one of another library is no such error."""
+    drawn = "Kernel error -> Generic LocalFileSystem error\n  \x1b[31m↳\x1b[0m Unable to open file /x\n Not a directory"
+    told = translate(OSError(drawn), "opening a.b")
+    assert type(told) is StoreFailure
+    assert str(told).startswith("opening a.b: Kernel error -> Generic LocalFileSystem error Unable to open file /x")
+    assert str(told).isprintable()
+    assert translate(OSError("Corrupt snappy compressed data."), "opening a.b") is None
+
+
 @pytest.mark.parametrize("kind", [InputError, StateError, Unavailable, NotLetIn, EnvironmentProblem])
 def test_what_a_task_raised_keeps_its_class(kind: type[PlatformError]) -> None:
     """Of the text of a task's stack the last line says it, and of a refused write that it is the state's."""
