@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import pkgutil
 import re
 import shlex
@@ -40,12 +39,11 @@ _VARIABLE = re.compile(r"\bCDC_PLATFORM_[A-Z_]+\b")
 
 def helps() -> dict[str, list[str]]:
     """Return the help of the program and of each command, as lines of 100 columns."""
-    os.environ["COLUMNS"] = "100"
-    texts = {"": run("--help").stdout}
     assert isinstance(program, click.Group)
-    groups = {path.rpartition(" ")[0] for path in paths_of(program)} - {""}
-    for path in sorted(paths_of(program) | groups):
-        texts[path] = run(*path.split(), "--help").stdout
+    groups = {path.rpartition(" ")[0] for path in paths_of(program)}
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COLUMNS", "100")
+        texts = {path: run(*path.split(), "--help").stdout for path in sorted(paths_of(program) | groups | {""})}
     return {path: text.splitlines() for path, text in texts.items()}
 
 
