@@ -41,6 +41,13 @@ def told(cluster: KnownCluster, *command: str | Path, at_us: int = SWITCH_US + H
     return answer.json
 
 
+def state_since(cluster: KnownCluster, since_us: int, at_us: int) -> None:
+    """State at a time since when the TTL of now has been in force, which no look at the cluster shows."""
+    words = ("tables", "alter", "shop.t", "--ttl-since", format_us(Microseconds(since_us)))
+    answer = run("--home", cluster.home, "--clock", format_us(Microseconds(at_us)), *words)
+    assert answer.exit_code == 0, answer.stderr
+
+
 def test_the_next_node_is_rehearsed_on_the_ring_as_it_is(
     standin: StandIn, cluster: KnownCluster, tmp_path: Path
 ) -> None:
@@ -104,13 +111,16 @@ def test_a_server_of_5_4_tells_all_of_its_generations(standin: StandIn, cluster:
 
 
 def test_expiry_counts_with_the_ttls_that_were_observed(cluster: KnownCluster, log: LiveLog) -> None:
-    """The largest that was in force while the first generation operated; one that came later counts for the next."""
+    """The largest while the generation operated; a past that no look has seen keeps it until somebody states it."""
     log.world.cdc_options("shop", "t", ttl="7200")
     observed(cluster, FIRST_US + 60 * SECOND_US)
+    state_since(cluster, FIRST_US - HOUR_US, FIRST_US + 60 * SECOND_US)
     for at, ttl in ((SWITCH_US - HOUR_US // 2, "3600"), (SWITCH_US + HOUR_US // 2, "86400")):
         log.world.cdc_options("shop", "t", ttl=ttl)
         log.world.schema_changed()
         observed(cluster, at)
+        assert told(cluster, "expire", "--dry-run")[0]["expired"] is None
+        state_since(cluster, at - 60 * SECOND_US, at)
     first, second = told(cluster, "expire", "--dry-run")
     assert first["expired"] == format_us(Microseconds(SWITCH_US + MARGIN_US + 7200 * SECOND_US))
     assert (first["action"], first["blocked_by"]) == ("keep", ["shop.t"])
@@ -130,6 +140,7 @@ def test_a_rehearsal_counts_with_the_ttls_that_were_observed(
     """Each generation goes that TTL after it stopped to operate, with the margin for clocks and the grace time."""
     log.world.cdc_options("shop", "t", ttl="7200")
     observed(cluster, SWITCH_US + 60 * SECOND_US)
+    state_since(cluster, FIRST_US - HOUR_US, SWITCH_US + 60 * SECOND_US)
     node = {"add": {"num_tokens": 4, "shard_count": 4}}
     kept_for = 10 + 7200 + 3600
     # The second one operates until the new node's does, 65 s after the rehearsal begins, an hour after the first.

@@ -187,12 +187,13 @@ def test_a_shard_whose_order_is_unknown_is_not_named(tmp_path: Path) -> None:
 
 
 def test_a_write_to_a_range_of_one_token_is_not_guessed(cli: Cli) -> None:
-    """All streams there have that token: which one is this shard's cannot be told, and explain says so."""
-    answer = cli("--clock", BETWEEN, "explain", "--token", str(NARROW_END), "--json").json
+    """All streams there have that token. Which one is this shard's is unknown, so explain does not accept the write."""
+    explained = cli("--clock", BETWEEN, "explain", "--token", str(NARROW_END), "--json")
+    answer = explained.json
     assert (answer["range_start"], answer["range_end"]) == (100, NARROW_END)
     assert (answer["shard"], answer["stream_id"]) == (None, None)
     assert "the shard cannot be named" in answer["reason"]
-    assert answer["accepted"] is True
+    assert (explained.exit_code, answer["accepted"], answer["verdict"]) == (1, False, "STREAM_UNKNOWN")
 
 
 def test_diff_counts_ranges_and_streams(cli: Cli) -> None:

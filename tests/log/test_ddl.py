@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.files.cql_scripts import Rehearse
 
@@ -61,10 +63,13 @@ def test_tables_that_share_a_type_are_known_together() -> None:
 
 
 def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
-    """By the name that the platform was told; one that was told of without definition has none."""
+    """With the creation that was stated, else the oldest possible; one that was added without definition has none."""
     catalog, schema = defined(SCRIPTS["simple"])
-    cdc_tables.add(lake, Clock(Microseconds(7_000)), "ks", "t", ttl_seconds=86_400, ddl=ddl_of(catalog, schema))
-    cdc_tables.add(lake, Clock(Microseconds(7_000)), "ks", "bare", ttl_seconds=86_400)
+    clock, ddl = Clock(Microseconds(9_000)), ddl_of(catalog, schema)
+    cdc_tables.add(lake, clock, "ks", "t", ttl_seconds=86_400, ddl=ddl)
+    cdc_tables.add(lake, clock, "ks", "bare", ttl_seconds=86_400)
+    assert schema_of(lake, "ks", "t") == replace(schema, created_at_us=Microseconds(0))
+    cdc_tables.alter(lake, clock, "ks", "t", created_at_ms=Milliseconds(7))
     assert schema_of(lake, "ks", "t") == schema
     with pytest.raises(NotFound, match=r"the definition of ks\.bare is not known"):
         schema_of(lake, "ks", "bare")
