@@ -79,6 +79,20 @@ def recreations(changes: Iterable[TableChange]) -> list[Microseconds]:
     ]
 
 
+def log_began_us(changes: Iterable[TableChange]) -> Microseconds:
+    """Return the earliest time (µs) at which a table's log can have begun, from its changes, oldest first.
+
+    That is when the log was created, or where that is unknown, when the log before it was dropped; else 0.
+    """
+    began_us = Microseconds(0)
+    for change in changes:
+        if change.what == DROPPED:
+            began_us = change.changed_at_us
+        elif change.created_at_us is not None:
+            began_us = change.created_at_us
+    return began_us
+
+
 def changes_of(rows: pa.Table) -> list[TableChange]:
     """Rows of the history as changes, oldest first."""
     return sorted(

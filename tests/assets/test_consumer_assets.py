@@ -222,14 +222,16 @@ def test_rows_that_the_log_has_no_longer_stay(lake: Lake) -> None:
     assert [line.violations for line in audit_hours(lake)] == [1, 0]
 
 
-def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake) -> None:
+@pytest.mark.parametrize("created_now", [True, False], ids=["of known age", "of unknown age"])
+def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake, created_now: bool) -> None:
     """Dropped with its log and created again: what was copied of the old one stays, and is no violation."""
     assert copy(NOON).success
     table = log_table(schema(lake))
     cdc_tables.drop(lake, Clock(TWO), "ks", "t")
     assert audit_hours(lake) == []
     shutil.rmtree(lake.path(table))
-    cdc_tables.add(lake, Clock(Microseconds(TWO + 1)), "ks", "t", ttl_seconds=60, ddl=ddl("v"))
+    at = Clock(Microseconds(TWO + 1))  # where nobody states when the new log was created, that was after the drop
+    cdc_tables.add(lake, at, "ks", "t", ttl_seconds=60, created_now=created_now, ddl=ddl("v"))
     lake.ensure(table)
     write(lake, [Microseconds(TWO + 5_000)])
     assert [line.violations for line in audit_hours(lake)] == [0, 0]
@@ -286,11 +288,11 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     """What was copied of it stays; who registers anew begins behind it, in the middle of the hour."""
     for hour in (NOON, ONE, TWO):
         assert copy(hour).success
-    # Long after, and with rows that expired, the first generation is removed for real.
-    later = READABLE_US + 200 * 24 * HOUR
-    for now_us in (later, later + 2 * HOUR):
+    # All rows of the first generation have expired: one run marks it, and a run after the grace time removes it.
+    later = READABLE_US + 3 * 24 * HOUR
+    for now_us, known in ((later, 2), (later + 2 * HOUR, 1)):
         removal.expire(lake, Clock(Microseconds(now_us)), Settings())
-    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1
+        assert lake.read(GENERATION_TIMESTAMPS).num_rows == known
     assert "which has been removed" in refusal(copy(NOON))
     consumers.forget(lake, "hourly", "ks", "t")
     assert copy(ONE).success

@@ -37,8 +37,8 @@ def home_with_log(folder: Path) -> Path:
 
 
 def add_table(lake: Lake, table: str) -> None:
-    """Make `ks.<table> (p, k, v)` with an empty log, at the start of the first generation."""
-    cdc_tables.add(lake, Clock(START_US), "ks", table, ttl_seconds=86_400, ddl=ddl("v", table=table))
+    """Make `ks.<table> (p, k, v)` with an empty log, which is created at the start of the first generation."""
+    cdc_tables.add(lake, Clock(START_US), "ks", table, ttl_seconds=86_400, created_now=True, ddl=ddl("v", table=table))
     lake.ensure(log_table(schema(lake, table)))
 
 

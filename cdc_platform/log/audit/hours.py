@@ -17,7 +17,9 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import keys_of, logs, within
 from cdc_platform.log.reading.reader import BY_HOUR, ROWS_AT_ONCE, sink_table
 from cdc_platform.log.stored_names import WRITTEN_AT
+from cdc_platform.records import cdc_tables
 from cdc_platform.records.passed_over import passed_over
+from cdc_platform.records.table_history import log_began_us
 from cdc_platform.timeline import StreamSources
 
 
@@ -69,6 +71,12 @@ def _without_passed(lake: Lake, schema: TableSchema, rows: pa.Table) -> pa.Table
     return rows.filter(pa.array(kept))
 
 
+def _began_us(lake: Lake, schema: TableSchema) -> Microseconds:
+    name = (schema.keyspace, schema.name)
+    changes = cdc_tables.changes(lake)
+    return log_began_us(change for change in changes if (change.keyspace_name, change.table_name) == name)
+
+
 def _compared(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours: int = 1) -> tuple[str, str]:
     """What is wrong with hours that follow each other: rows that are not the log's, and rows that are there twice."""
     log, sink = log_table(schema), sink_table(schema, BY_HOUR)
@@ -78,12 +86,12 @@ def _compared(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours: int
     wanted = _without_passed(lake, schema, wanted)
     if found.equals(wanted) and found.group_by(keys).aggregate([]).num_rows == found.num_rows:
         return "", ""
-    # What is older than the table was in the log of one that was dropped.
-    created = to_datetime(schema.created_at_us)
+    # A row from before the log began was in the log of a table that was dropped.
+    began = to_datetime(_began_us(lake, schema))
     there = dict(zip(keys_of(found), found[WRITTEN_AT].to_pylist(), strict=True))
     due = set(keys_of(wanted))
     missing = len(due - there.keys())
-    foreign = sum(key not in due and when >= created for key, when in there.items())
+    foreign = sum(key not in due and when >= began for key, when in there.items())
     twice = found.num_rows - len(there)
     head, mend = f"{schema.full_name}, the hour from {format_us(hour_us)}:", "materialise the hour again"
     rows = f"{missing} of {len(due)} rows of the log are not in {sink.full_name}, {foreign} others are"
