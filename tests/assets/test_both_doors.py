@@ -6,6 +6,7 @@ What a step has written is damaged before it is judged; steps, audits and doors 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -227,7 +228,11 @@ def test_a_violation_stops_both_doors_at_the_same_step(
     stopped, line = refusal(result)
     assert stopped == f"audit_{table.name}"
     assert line.startswith(f"{table.name} of generation {waiting}: {invariant} does not hold: ")
-    assert answer.stderr.splitlines()[-1] == f"error: {line} [audit-failed]"
+    # Only the command line knows which home it was given, and names it in the command that it advises.
+    before, advised, after = line.partition("look at: cdc-platform check")
+    assert (advised, after) == ("look at: cdc-platform check", "")
+    command = f"cdc-platform --home {shlex.quote(str(home.path))} check"
+    assert answer.stderr.splitlines()[-1] == f"error: {before}look at: {command} [audit-failed]"
     assert written(rehearsal.lake) == written(Lake(home.lake))
     following = next((step for step in steps if table in step.relies_on), None)
     if following is not None:

@@ -65,7 +65,7 @@ def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
     assert "no-tables" in run("--home", home, "status").stdout
     assert run("--home", home, "tables", "none", "--json").json == {"tables": 0}
     assert run("--home", home, "tables", "none").exit_code == 0
-    assert [action for action, _ in planned()] == ["remove", "keep"]
+    assert [action for action, _ in planned()] == ["mark", "keep"]
     assert "no-tables" not in run("--home", home, "status").stdout
     assert run("--home", home, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
     refused = run("--home", home, "tables", "none")

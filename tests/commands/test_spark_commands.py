@@ -69,10 +69,14 @@ def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None
     result = run("--home", home, "check", answer["generation_id"], "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.json
-    assert all(set(line) == {"invariant", "population", "violations", "sample", "passed", "page"} for line in lines)
-    assert len(lines) == 10
-    assert {line["page"] for line in lines} == {"docs/generations.md"}
-    assert all(line["passed"] and line["population"] > 0 and line["violations"] == 0 for line in lines)
+    names = {"invariant", "population", "violations", "unjudged", "sample", "passed", "page"}
+    assert all(set(line) == names for line in lines)
+    pages = {line["invariant"]: line["page"] for line in lines}
+    assert len(lines) == len(pages) == 11
+    assert pages.pop("streams_fit_the_ring") == "docs/repair.md"  # it is the newest generation
+    assert set(pages.values()) == {"docs/generations.md"}
+    assert all(line["passed"] and line["population"] > 0 for line in lines)
+    assert all((line["violations"], line["unjudged"]) == (0, 0) for line in lines)
 
 
 def test_check_says_no(tmp_path: Path) -> None:
@@ -87,8 +91,14 @@ def test_check_says_no(tmp_path: Path) -> None:
     assert run("--home", home, "import", tmp_path / "bare.csv").exit_code == 0
     result = run("--home", home, "check", "--json")
     assert result.exit_code == 1
-    assert result.stderr.startswith("next: cdc-platform --home ")
-    failed = {line["invariant"]: line for line in result.json if not line["passed"]}
+    # Nothing can be repaired without a ring, so no repair is advised: each invariant that failed names its page.
+    assert run("--home", home, "repair", "--dry-run").exit_code == 2
+    failed = {line["invariant"]: line for line in result.json if line["passed"] is False}
+    assert result.stderr.splitlines() == [
+        f"warning: {name}: no command resolves this by itself, see {line['page']} [needs-a-person]"
+        for name, line in failed.items()
+    ]
+    assert [line["invariant"] for line in result.json if line["passed"] is None] == ["refines_vnodes"]
     assert failed["timestamp_complete"]["violations"] == 1
     assert iso_time(Milliseconds(TIME_MS + 1000)) in failed["timestamp_complete"]["sample"]
 
