@@ -29,7 +29,6 @@ from cdc_platform.commands.output import StandardStream, escaped, standard_strea
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import (
     InputError,
-    NotAsCommitted,
     PlatformError,
     StateError,
     StoreFailure,
@@ -117,8 +116,6 @@ _OF_NOW = frozenset({"--ttl", "--enabled", "--disabled"})
 """The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
 _OF_PAST = frozenset({"--created-at", "--ttl-since"})
 """Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
-_OF_DAMAGE = frozenset({StoreFailure.code, NotAsCommitted.code})
-"""Failures over damaged tables, which a command of several commits can meet behind some of them."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -183,7 +180,7 @@ class Program(click.Group):
             try:
                 return self._invoke(ctx, read)
             except Failure as failure:
-                if commits and failure.kind in _OF_DAMAGE:  # some of it is done: 2 says that nothing is
+                if commits and failure.code == WRONG_REQUEST:  # some of it is done: 2 says that nothing is
                     failure.code = NO
                 raise
 
