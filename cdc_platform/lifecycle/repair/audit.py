@@ -54,7 +54,20 @@ def misfits(found: checkup.Checkup) -> list[Damage]:
 
 def _judged(lake: Lake) -> checkup.Checkup | None:
     """What `repair` says; None where it cannot say anything, or not yet."""
-    if not current_ring(lake).has_tokens or any(each.reached is Reached.TIMED for each in progress(lake)):
+    if not current_ring(lake).has_tokens or _is_joining(lake):
         return None
     found = checkup.check(lake)
     return None if found.cannot_tell else found
+
+
+def _is_joining(lake: Lake) -> bool:
+    """Return whether nodes know the generation of a node that is not in the ring yet.
+
+    They do from the decision of its switch on, which comes before the ledger has it.
+    """
+    newest = Timeline.read(lake).newest
+    known = None if newest is None else newest.id
+    return any(
+        each.reached is Reached.TIMED or (each.reached is Reached.SWITCHING and each.generation_id == known)
+        for each in progress(lake)
+    )

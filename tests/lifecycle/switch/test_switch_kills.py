@@ -20,6 +20,7 @@ from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
 from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import switches
 
@@ -124,6 +125,8 @@ def test_killed_commands_end_where_they_would_have_ended(
         == -signal.SIGKILL
     )
     assert not lake.exists(GENERATIONS)
+    # Nodes know the generation now. Whether it fits the ring is not judged before its node is in there.
+    assert [line.invariant for line in audit_fit(lake)] == ["generations_retrievable"]
     assert again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
     assert switches.find(lake, generation_id).time_ms == NOON_MS + 71_000
     assert switches.unfinished(lake) == []
