@@ -23,10 +23,12 @@ from cdc_platform.invariants.findings import (
     ROWS_AS_COMMITTED,
     TIMESTAMP_COMPLETE,
 )
+from cdc_platform.invariants.stored import is_judged
 
 if TYPE_CHECKING:
     from cdc_platform.invariants.judge import Judgement
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.join.refill import Damaged
     from cdc_platform.lifecycle.repair.checkup import Checkup
 
 OF_FILES = (FILES_WHOLE, ROWS_AS_COMMITTED)
@@ -40,12 +42,12 @@ def remedies(lake: Lake, failed: Iterable[Judgement]) -> tuple[list[Next], list[
     """
     failed = sorted(failed, key=lambda line: line.invariant not in OF_FILES)
     if failed and failed[0].invariant in OF_FILES:
-        failed = [line for line in failed if line.population or line.violations]
-    checkup = cache(lambda: _checkup(lake))
+        failed = [line for line in failed if is_judged(line)]
+    checkup, damaged = cache(lambda: _checkup(lake)), cache(lambda: _damaged(lake))
     commands: dict[str, Next] = {}
     people: dict[str, list[str]] = {}
     for line in failed:
-        command = _command(lake, line, checkup)
+        command = _command(lake, line, checkup, damaged)
         if command is not None:
             commands.setdefault(command.command, command)
         else:
@@ -69,20 +71,28 @@ def page_of(invariant: str) -> str | None:
     return next((family.page for family in FAMILIES if invariant in family.invariants), None)
 
 
-def _command(lake: Lake, line: Judgement, checkup: Callable[[], Checkup | None]) -> Next | None:
+def _command(
+    lake: Lake,
+    line: Judgement,
+    checkup: Callable[[], Checkup | None],
+    damaged: Callable[[], Damaged | None],
+) -> Next | None:
     why = f"{line.invariant}: {page_of(line.invariant)}"
     if line.invariant == LOG_GAPS_ACCEPTED:
         return following("consumers", "gaps", why=why)
     if line.invariant == OBSERVED_WHOLE:
         return looking_again(lake, why)
-    if line.invariant in OF_FILES or (line.invariant in OF_PUBLISHED and _can_restore(lake)):
-        return following("repair", "--from-description", "--dry-run", why=why)
+    if line.invariant in (*OF_FILES, *OF_PUBLISHED):
+        found = damaged()
+        # Of files it says what is to be done about each that it cannot restore.
+        if found is not None and (found.lacking or line.invariant in OF_FILES):
+            return following("repair", "--from-description", "--dry-run", why=why)
     if line.invariant not in (*FIT.invariants, *GENERATIONS.invariants):
         return None
-    found = checkup()
-    if found is None or not (found.reasons or found.warnings):
+    fit = checkup()
+    if fit is None or not (fit.reasons or fit.warnings):
         return None
-    return following("repair", "--dry-run", *([] if found.reasons else ["--strict"]), why=why)
+    return following("repair", "--dry-run", *([] if fit.reasons else ["--strict"]), why=why)
 
 
 def _checkup(lake: Lake) -> Checkup | None:
@@ -95,11 +105,11 @@ def _checkup(lake: Lake) -> Checkup | None:
         return None
 
 
-def _can_restore(lake: Lake) -> bool:
-    """Return whether `repair --from-description` has rows to restore."""
+def _damaged(lake: Lake) -> Damaged | None:
+    """Return what `repair --from-description` finds; None where it is refused."""
     from cdc_platform.lifecycle.join import refill
 
     try:
-        return bool(refill.damaged(lake).lacking)
+        return refill.damaged(lake)
     except Exception:  # noqa: BLE001 as above
-        return False
+        return None

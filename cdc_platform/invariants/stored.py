@@ -15,6 +15,7 @@ from cdc_platform.lake.verification import Verified
 
 _SHOWN = 3
 """Complaints that a line names; the others are counted."""
+_NOT_JUDGED = "not judged: "
 
 
 def audit_stored(found: Sequence[Verified]) -> list[Finding]:
@@ -36,8 +37,13 @@ def audit_stored(found: Sequence[Verified]) -> list[Finding]:
 def not_judged(family: Family, tables: Collection[str], why: str = "") -> list[Finding]:
     """The lines of a family that cannot be judged, since it depends on tables that are damaged."""
     depends = f"depends on {', '.join(sorted(tables))}" if tables else ""
-    said = f"not judged: {f'{depends} ({why})' if depends and why else depends or why}"
+    said = f"{_NOT_JUDGED}{f'{depends} ({why})' if depends and why else depends or why}"
     return [Finding(name, 0, 0, said) for name in family.invariants]
+
+
+def is_judged(line: Finding) -> bool:
+    """Return whether a line says more than that the tables it depends on are damaged, as `not_judged` does."""
+    return bool(line.population or line.violations) or not line.sample.startswith(_NOT_JUDGED)
 
 
 Audit = Callable[[], list[Finding] | None]
