@@ -29,6 +29,7 @@ from cdc_platform.commands.output import StandardStream, escaped, standard_strea
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import (
     InputError,
+    NotFound,
     PlatformError,
     StateError,
     StoreFailure,
@@ -116,6 +117,8 @@ _OF_NOW = frozenset({"--ttl", "--enabled", "--disabled"})
 """The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
 _OF_PAST = frozenset({"--created-at", "--ttl-since"})
 """Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
+_OF_ROWS = (InputError, NotFound, StateError)
+"""Errors that a table can cause which is not as the platform left it: then the message names that table too."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -191,7 +194,7 @@ class Program(click.Group):
             raise
         except PlatformError as error:
             _trace(ctx)
-            cause = _damage_behind(ctx, read) if isinstance(error, (InputError, StateError)) else None
+            cause = _damage_behind(ctx, read) if isinstance(error, _OF_ROWS) else None
             said = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
             raise Failure(with_home(said, ctx.params["home"]), error.exit_code, error.code) from error
         except KeyboardInterrupt:
