@@ -206,6 +206,9 @@ class Program(click.Group):
             if is_full(error):
                 full = no_space(error.filename or "the device")
                 raise Failure(str(full), WRONG_REQUEST, full.code) from error
+            if error.errno is None and (cause := _damage_behind(ctx, read)) is not None:  # a library's, of a file
+                said = with_home(f"{one_line(str(error))}; {cause}", ctx.params["home"])
+                raise Failure(said, WRONG_REQUEST, StoreFailure.code) from error
             where = f"{error.filename}: " if error.filename else ""
             raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST, Unavailable.code) from error
         except Exception as error:
