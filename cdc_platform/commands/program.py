@@ -29,6 +29,7 @@ from cdc_platform.commands.output import StandardStream, escaped, standard_strea
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import (
     InputError,
+    NotAsCommitted,
     NotFound,
     PlatformError,
     StateError,
@@ -119,6 +120,8 @@ _OF_PAST = frozenset({"--created-at", "--ttl-since"})
 """Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
 _OF_ROWS = (InputError, NotFound, StateError)
 """Errors that a table can cause which is not as the platform left it: then the message names that table too."""
+_OF_DAMAGE = frozenset({StoreFailure.code, NotAsCommitted.code})
+"""Failures over damaged tables, which a command of several commits can meet behind some of them."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -183,7 +186,7 @@ class Program(click.Group):
             try:
                 return self._invoke(ctx, read)
             except Failure as failure:
-                if commits and failure.code == WRONG_REQUEST:  # some of it is done: 2 says that nothing is
+                if commits and failure.kind in _OF_DAMAGE:  # some of it is done: 2 says that nothing is
                     failure.code = NO
                 raise
 

@@ -34,8 +34,9 @@ def judged(answer: Answer, passed: bool | None) -> set[str]:
     return {line["invariant"] for line in answer.json if line["passed"] is passed}
 
 
-def test_what_clients_read_is_sound_by_itself(tmp_path: Path) -> None:
+def test_what_clients_read_is_sound_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four invariants are not judged; they are no failures, also not for `status`, and a table says so."""
+    monkeypatch.setenv("COLUMNS", "160")
     answer = checked(tmp_path, "t.csv", "s.csv")
     assert (answer.exit_code, judged(answer, False)) == (0, set())
     assert judged(answer, None) == OF_THE_RING | OF_DESCRIPTIONS

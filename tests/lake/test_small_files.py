@@ -66,8 +66,9 @@ def test_what_is_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert [small_files.rows_of(path) is not None for path in paths] == [True, False, False]
 
 
-def test_a_check_opens_no_file_twice(tmp_path: Path, opened: Counter[str]) -> None:
+def test_a_check_opens_no_file_twice(tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all tables, judged by every family and held against the digests of commits."""
+    monkeypatch.setenv("COLUMNS", "160")
     home = home_for(tmp_path, "old generations") / HOME
     opened.clear()
     checked = run("--home", home, "check", "--deep")
