@@ -250,7 +250,7 @@ def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> No
     assert committed(home) == before
 
 
-@pytest.mark.grid("commands in damaged homes", 4)
+@pytest.mark.grid("commands in damaged homes", 2)
 @pytest.mark.parametrize(("table", "damage"), CASES)
 def test_no_command_crashes_over_a_damaged_table(
     healthy: Path, home: Path, tmp_path: Path, table: str, damage: str

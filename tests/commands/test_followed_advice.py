@@ -102,7 +102,7 @@ def test_advice_leads_to_an_end(name: str, tmp_path: Path) -> None:
     assert_ends(home, clock)
 
 
-@pytest.mark.grid("advice in damaged homes", 4)
+@pytest.mark.grid("advice in damaged homes", 2)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("table", TABLE_NAMES)
 def test_advice_about_damage_leads_to_an_end(healthy: Path, tmp_path: Path, table: str, damage: str) -> None:
