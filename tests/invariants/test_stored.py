@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake import DeltaTable
 from support.homes.every_table import LOGS, every_table
+from support.homes.foreign import changed_row, doubled_row, removed_row, rows_of
 
 from cdc_platform.invariants.findings import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED, STORED
 from cdc_platform.invariants.judge import judge
@@ -37,51 +35,6 @@ def one(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """The folder of one table, in a lake that has no other."""
     keyspace, _, name = request.param.partition(".")
     return shutil.copytree(home / "lake" / keyspace / name, tmp_path / keyspace / name)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows as another reader of Delta has them."""
-    return pa.table(DeltaTable(folder).to_pyarrow_table()).to_pylist()
-
-
-def rewrite(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Put these rows in the place of all, as a stranger does it who is let do anything."""
-    opened = DeltaTable(folder)
-    if opened.metadata().configuration.get("delta.appendOnly") == "true":
-        opened.alter.set_table_properties({"delta.appendOnly": "false"})
-    write_deltalake(opened, pa.Table.from_pylist(rows, schema=pa.schema(opened.schema())), mode="overwrite")
-
-
-def remove_row(folder: Path) -> None:
-    """One row less."""
-    rewrite(folder, rows_of(folder)[1:])
-
-
-def change_row(folder: Path) -> None:
-    """Another value in the first column whose rules let it in."""
-    first, *rest = rows_of(folder)
-    for name, value in reversed(first.items()):
-        try:
-            return rewrite(folder, [first | {name: _other(value)}, *rest])
-        except (DeltaError, pa.ArrowException, KeyError):
-            continue
-    raise AssertionError(f"nothing in {folder} could be changed")
-
-
-def _other(value: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, datetime):
-        return value + timedelta(hours=1)
-    if isinstance(value, list):
-        return value[::-1] if value[::-1] != value else [*value, *value[:1]]
-    return {int: lambda: value + 1, str: lambda: value + "x", bytes: lambda: value + b"x"}[type(value)]()
-
-
-def double_row(folder: Path) -> None:
-    """The first row once more."""
-    schema = pa.schema(DeltaTable(folder).schema())
-    write_deltalake(folder, pa.Table.from_pylist(rows_of(folder)[:1], schema=schema), mode="append")
 
 
 def data_file(folder: Path) -> Path:
@@ -109,9 +62,9 @@ def damage_entry(folder: Path) -> None:
 
 # Each with the lines that have to tell of it.
 CHANGES: dict[str, tuple[Change, set[str]]] = {
-    "row removed": (remove_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
-    "row changed": (change_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
-    "row doubled": (double_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "row removed": (removed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "row changed": (changed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "row doubled": (doubled_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
     "file cut off": (lambda folder: _cut(data_file(folder)), {FILES_WHOLE}),
     "file missing": (lambda folder: data_file(folder).unlink(), {FILES_WHOLE}),
     "log entry damaged": (damage_entry, {FILES_WHOLE}),
