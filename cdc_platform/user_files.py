@@ -21,7 +21,7 @@ PIPE_SECONDS_VARIABLE = "CDC_PLATFORM_PIPE_SECONDS"
 _PIPE_SECONDS = 30.0
 _AT_ONCE = 1 << 20
 MOST_BYTES = 64 << 20
-"""What a file may hold of which nothing else is said."""
+"""The size limit in bytes of a file whose caller names none."""
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, what: str = "") -> bytes:
@@ -130,7 +130,7 @@ def _pipe_seconds() -> float:
 
 def _decoded(content: bytes, source: str) -> str:
     try:
-        # Line ends stay as they are: a cut file is told by the one that is missing.
+        # Line ends stay as they are: a missing one shows that a file is cut.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{source} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None

@@ -85,7 +85,7 @@ class LogHistory:
 
     @property
     def unknown(self) -> tuple[TtlPeriod, ...]:
-        """The periods of which the TTL is not known."""
+        """The periods whose TTL is not known."""
         return tuple(period for period in self.periods if period.ttl_us is None)
 
     def as_seen(self) -> LogHistory:
@@ -136,7 +136,7 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
 
 
 def _unseen(change: Change, before: Change | None) -> list[TtlPeriod]:
-    """The period up to a change that was only seen, in all of which CDC may have been on, perhaps under any TTL."""
+    """Return the period before a change that was only observed: CDC may have been on throughout, with any TTL."""
     if before is None:
         return [TtlPeriod(ALWAYS, change.at_us, None, change.ttl_us)]
     if not before.enabled and not change.enabled and before.ttl_us == change.ttl_us:

@@ -51,7 +51,7 @@ Audit = Callable[[], list[Finding] | None]
 
 
 def findings_of(family: Family, audit: Audit, tables: Sequence[Verified]) -> list[Finding] | None:
-    """What an audit finds in a lake of which it is known how its tables are stored.
+    """Return what an audit finds in a lake, given how its tables are stored.
 
     A family that reads a table whose log is damaged is not judged, even if its audit has an answer. A family whose
     audit fails over what it reads is not judged either: the tables that are not as the platform left them are named.
@@ -70,7 +70,7 @@ def findings_of(family: Family, audit: Audit, tables: Sequence[Verified]) -> lis
             if not causes and (not isinstance(error, PlatformError) or isinstance(error, _NOT_OF_ROWS)):
                 raise
             return not_judged(family, causes, _described(error))
-    # A damaged data file fails whoever reads it. A damaged log can be read as if the table were an older one.
+    # A damaged data file fails its readers. A damaged log can be read as if the table were an older one.
     unreadable = {each.name for each in tables if each.is_unreadable}
     return not_judged(family, unreadable & read) if unreadable & read else findings
 

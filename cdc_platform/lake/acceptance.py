@@ -88,7 +88,7 @@ def undo(lake: Lake, name: str, version: int, because: str) -> Undone:
 
 
 def _table(lake: Lake, name: str, because: str) -> Table:
-    """The table of this name, of which something is to be recorded for a reason."""
+    """Return the table of this name; refuse a reason that cannot be recorded."""
     if not because.strip() or len(because) > MOST_SAID or not because.isprintable():
         raise InputError(
             f"a reason is one line of 1 to {MOST_SAID} characters; say with --because why {name} is as it is"
@@ -159,7 +159,7 @@ def _is_restored(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
 
 
 def _assert_whole(folder: str, name: str, version: int) -> None:
-    """Refuse to go back to a version that cannot be read, or of which a file is gone."""
+    """Refuse to restore a version that cannot be read or lacks a file."""
     with translated(f"opening version {version} of {name}"):
         paths = files.paths(files.opened(folder, version))
     gone = next((path for path in paths if place_of(path).seen() is None), None)

@@ -47,7 +47,7 @@ def added_files(lake: Lake, table: Table, after: int, upto: int) -> list[str] | 
                 if added is not None and added.get("dataChange", True):
                     try:
                         paths.append(str(place_of(folder) / plain_path(added["path"])))
-                    except ForeignPath:  # whether its rows are in the table is told by the table as a whole
+                    except ForeignPath:  # the table as a whole says whether its rows are in it
                         return None
     return paths
 

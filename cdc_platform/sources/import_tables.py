@@ -48,7 +48,7 @@ def tell_tables(lake: Lake, clock: Clock, exports: Exports) -> int:
 
 
 def without_options(exports: Exports) -> list[str]:
-    """The logs that are taken in without the CDC options of their base tables, a line each with what is assumed."""
+    """Return a line for each log imported without the CDC options of its base table, with what is assumed."""
     return [
         f"{each.full_name}: its log is in the schema, and its CDC options are not, so its rows are taken to never "
         "expire; import the schema with its base table"

@@ -191,7 +191,7 @@ def ingest(
 
 
 def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: Sets) -> None:
-    """Refuse to read a log of which no generation or stream set can be read; nothing would ever come.
+    """Refuse to read a log without any readable generation or stream set: no row would ever arrive.
 
     Raises:
         NothingReadable: there is none.
