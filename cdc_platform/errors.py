@@ -16,14 +16,22 @@ _LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Rust libraries append their stack to the text of an error where RUST_BACKTRACE is set: numbered frames, each with or
 # without a line `at FILE`.
-_BACKTRACE = re.compile(
-    r"(?:\n\s*(?:stack )?backtrace:\s*)?\n\s*0: [^\n]*(?:\n\s+(?:\d+: |at )[^\n]*)*+", re.IGNORECASE
-)
+_BACKTRACE_HEAD = re.compile(r"\s*(?:stack )?backtrace:\s*", re.IGNORECASE)
+_FIRST_FRAME = re.compile(r"\s*0: ")
+_NEXT_FRAME = re.compile(r"\s+(?:\d+: |at )")
 
 
 def one_line(text: str) -> str:
-    """A message, the platform's or a library's, on one line and without a library's backtrace."""
-    return " ".join(_BACKTRACE.sub("", text).split())
+    """Return a message on one line, without the backtraces that libraries append."""
+    lines: list[str] = []
+    in_backtrace = False
+    for number, line in enumerate(text.split("\n")):
+        in_backtrace = number > 0 and bool(_FIRST_FRAME.match(line) or (in_backtrace and _NEXT_FRAME.match(line)))
+        if in_backtrace and len(lines) > 1 and _BACKTRACE_HEAD.fullmatch(lines[-1]):
+            lines.pop()
+        elif not in_backtrace:
+            lines.append(line)
+    return " ".join(" ".join(lines).split())
 
 
 class PlatformError(Exception):

@@ -27,7 +27,7 @@ _SIMPLE = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 """A write without comments: most statements of most scripts, found by one match."""
-_REST_OF_LINE = re.compile(r"""(?:'[^'\n\r]*'|"[^"\n\r]*"|[^;\n\r])*+;?""")
+_REST_OF_LINE = re.compile(r"""(?:'[^'\n\r]*+'|"[^"\n\r]*+"|[^;\n\r])*+;?""")
 
 
 class Piece(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _PANIC = re.compile(
     rb"\n?thread '[^'\n]*' (?:\(\d+\) )?panicked at [^\n]*\n[^\n]*\n"
-    rb"(?:stack backtrace:\n(?: +(?:\d+:|at )[^\n]*\n)*+)?(?:note: [^\n]*\n)?"
+    rb"(?:stack backtrace:\n(?: ++(?:\d++:|at )[^\n]*+\n)*+)?(?:note: [^\n]*\n)?"
 )
 _STDERR = 2
 

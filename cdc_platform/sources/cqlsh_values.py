@@ -19,8 +19,8 @@ HALF = "half-written export"
 NO_STREAMS = ("", "{}", "null")
 """A set without a stream, as exports have it."""
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
-_BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?0x[0-9a-fA-F]{32})*+\}")
-_PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?\(-?\d{1,19}, ?-?\d{1,19}\))*+\}", re.ASCII)
+_BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?+0x[0-9a-fA-F]{32})*+\}")
+_PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?+\(-?+\d{1,19}+, ?+-?+\d{1,19}+\))*+\}", re.ASCII)
 _PAIR = re.compile(r"\((-?\d+), ?(-?\d+)\)", re.ASCII)
 _BLOB = re.compile(r"0x([0-9a-fA-F]*)")
 _BLOB_MARKS = str.maketrans("", "", "{}[], ")
@@ -130,7 +130,7 @@ def read_expired(place: str, values: Mapping[str, str]) -> Milliseconds | None:
 
 _ENTRY = re.compile(
     r"\('?(-?\d{1,19})'?, ?(\[(?:0x[0-9a-fA-F]{32}|\(-?\d{1,19}, ?-?\d{1,19}\))"
-    r"(?:, ?(?:0x[0-9a-fA-F]{32}|\(-?\d{1,19}, ?-?\d{1,19}\)))*+\]), ?(\d{1,3})\)",
+    r"(?:, ?+(?>0x[0-9a-fA-F]{32}|\(-?+\d{1,19}+, ?+-?+\d{1,19}+\)))*+\]), ?(\d{1,3})\)",
     re.ASCII,
 )
 _BETWEEN = re.compile(r", ?")

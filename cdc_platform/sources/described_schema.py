@@ -34,7 +34,7 @@ from cdc_platform.sources.printed_rows import without_session
 from cdc_platform.user_files import too_large
 
 _STATEMENT = re.compile(
-    r"(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*+(?:CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b|USE\s+(?:\w+|\"\w+\")\s*;)",
+    r"(?:\s|--[^\n]*+\n|//[^\n]*+\n|/\*(?:[^*]|\*(?!/))*+\*/)*+(?:CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b|USE\s+(?:\w+|\"\w+\")\s*;)",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -14,7 +14,7 @@ from cdc_platform.sources.csv_rows import Rows
 from cdc_platform.sources.json_files import parse_json
 
 _LINE = re.compile(r"[^\r\n]*")
-_RULE = re.compile(r"-+(\+-+)*+")
+_RULE = re.compile(r"-+(\+-++)*+")
 _END = re.compile(r"\((\d{1,12}) rows?\)", re.ASCII)
 _JSON_COLUMN = "[json]"
 _MORE = "---MORE---"

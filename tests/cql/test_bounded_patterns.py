@@ -56,6 +56,33 @@ def test_no_pattern_remembers_a_turn_for_each_character() -> None:
     assert found == []
 
 
+def retried(parsed: Any, possessive: bool = False) -> Iterator[str]:
+    """Yield the loops in possessive groups that match greedily or lazily and therefore can backtrack."""
+    for operation, argument in parsed:
+        inner = possessive or operation == ops.ATOMIC_GROUP
+        if operation in (ops.MAX_REPEAT, ops.MIN_REPEAT) and possessive and argument[0] != argument[1]:
+            yield str(operation)
+        if operation == ops.POSSESSIVE_REPEAT:
+            inner = possessive or not (len(argument[2]) == 1 and argument[2][0][0] in SIMPLE)
+        for part in argument if isinstance(argument, (tuple, list)) else (argument,):
+            for group in part if isinstance(part, list) else (part,):
+                if isinstance(group, parser.SubPattern):
+                    yield from retried(group, inner)
+
+
+def test_possessive_groups_hold_no_loop_that_backtracks() -> None:
+    """Python before 3.11.5 matches less than it should where the body of a possessive loop backtracks."""
+    assert [(where, loop) for where, text, flags in patterns() for loop in retried(parser.parse(text, flags))] == []
+
+
+def test_loops_that_backtrack_in_possessive_groups_are_found() -> None:
+    """Greedy and lazy loops are reported at any depth; loops of a fixed length and possessive ones are not."""
+    for text in (r"(?:, ?a)*+", r"(?:a|(b|c.*?d))*+", r"x(?>a+b)", r"(?=(?:a\s+b)*+)"):
+        assert list(retried(parser.parse(text))), text
+    for text in (r"(?:, ?+a)*+", r"a+(?:[^']|'')*+b*", r"(?:[0-9a-f]{2})*+", r"(?>a|b)*+"):
+        assert not list(retried(parser.parse(text))), text
+
+
 def test_the_rule_sees_such_patterns() -> None:
     """The loops that it is about are found, at any depth, and possessive ones are none."""
     for text in (r"'(?:[^']|'')*'", r"(?:a|bc)+d", r"x(?P<n>(ab)*?)y", r"(?=(a(b|c)+))"):
