@@ -12,16 +12,18 @@ from typing import Any
 
 from cdc_platform.clock import SECOND_US, Clock, Microseconds
 from cdc_platform.cluster import known
-from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.home import open_home
+from cdc_platform.ingest.ingest import IngestResult, ingest
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.lake.volume import Workers
 
 KEYSPACE, TABLE, NAME = "shop", "bench", "bench"
 _AT_ONCE, _PAGE_ROWS = 4, 5_000
 
 
-def bring(home: str, now_us: Microseconds | None, pace: Pace | None = None, **options: Any) -> tuple[Ingested, float]:
+def bring(
+    home: str, now_us: Microseconds | None, pace: ReadPolicy | None = None, **options: Any
+) -> tuple[IngestResult, float]:
     """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
     cluster, before = known.find(open_home(Path(home)), NAME), time.process_time()
     clock = Clock() if now_us is None else Clock(now_us)
@@ -66,7 +68,7 @@ def _session(port: int, user: tuple[str, str]) -> Any:
     return session
 
 
-def follow(home: str, seconds: float, pace: Pace, every_seconds: float) -> list[tuple[int, float]]:
+def follow(home: str, seconds: float, pace: ReadPolicy, every_seconds: float) -> list[tuple[int, float]]:
     """Ingest again and again: of each time its rows, and how many seconds it was behind beyond the confidence."""
     found, until = list[tuple[int, float]](), time.monotonic() + seconds
     while time.monotonic() < until:

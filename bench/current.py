@@ -16,10 +16,10 @@ import pyarrow as pa
 from bench.measure import Result, paired
 from bench.session import Bench
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
-from cdc_platform.cluster.current import kept
-from cdc_platform.cluster.current.keeping import ROWS_AT_ONCE, Brought, Keeper
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT
+from cdc_platform.ingest.replica import tables as kept
+from cdc_platform.ingest.replica.replica import ROWS_AT_ONCE, ReplicationResult, TableReplicator
 from cdc_platform.lake import frames
 from cdc_platform.lake.arrow import fixed_width
 from cdc_platform.lake.lake import Lake
@@ -95,11 +95,11 @@ class _Kept:
 
         return paired(subject, self._rewrite, repeats=repeats, prepare=lambda: self._change(drawn()))
 
-    def bring(self, as_of_us: Microseconds) -> Brought:
+    def bring(self, as_of_us: Microseconds) -> ReplicationResult:
         """Bring the table up to its log."""
         unasked: Any = None
-        keeper = Keeper(unasked, self._lake, Clock(as_of_us), _SCHEMA, Workers.alone(), print)
-        return keeper.bring_up(as_of_us, _COPIED_US, us_of_seconds(DAY_SECONDS), anew=False)
+        keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, Workers.alone(), print)
+        return keeper.replicate(as_of_us, _COPIED_US, us_of_seconds(DAY_SECONDS), anew=False)
 
     def _change(self, rows: np.ndarray) -> None:
         """Log an update of each row."""

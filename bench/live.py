@@ -24,9 +24,9 @@ from bench.cluster import ring_of
 from bench.measure import Result, paired
 from bench.session import Bench
 from cdc_platform.clock import HOUR_US, MINUTE_MS, MINUTE_US, SECOND_US, Clock, Microseconds, Milliseconds, ms_of, us_of
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.home import open_home
+from cdc_platform.ingest.policy import ReadPolicy
 
 if TYPE_CHECKING:
     from support.standin.cluster import StandIn
@@ -128,7 +128,7 @@ def lag(bench: Bench) -> list[Result]:
     seconds = _FOLLOWED_SECONDS if bench.sizes.repeats > 1 else 3.0
     with _standin(bench) as standin, _process() as mine, _process() as theirs:
         log, _ = _log(standin, Milliseconds(Clock().now_ms() - _AGO_MS))
-        home, pace = _home(bench, standin), Pace(Microseconds(SECOND_US))
+        home, pace = _home(bench, standin), ReadPolicy(Microseconds(SECOND_US))
         mine.submit(asking.bring, home, None, pace).result()
         stream = next(iter(log.generations.values())).streams_of(np.zeros(1, np.int64))[0].tobytes()
         writing = theirs.submit(asking.write, standin.server.port, seconds, _SHARE, stream)

@@ -308,7 +308,7 @@ def standin_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandI
 @pytest.fixture
 def sessions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     """What tasks open that run in this process, closed with the test: they keep it as long as their process lives."""
-    from cdc_platform.cluster.ingest import asking
+    from cdc_platform.ingest import requests as asking
 
     with ExitStack() as opened:
         monkeypatch.setattr(asking, "_opened", opened)

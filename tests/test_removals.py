@@ -89,7 +89,7 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/cluster/known.py:remove": "an address, which `cluster add` brings back; no table is read for it",
     "cdc_platform/cluster/known.py:renew": "an address beside the home that was moved aside, which is kept",
     "cdc_platform/cluster/alerting.py:forget": "up to where a hook was told: it starts with what comes next",
-    "cdc_platform/cluster/current/keeping.py:Keeper._replace": FOLLOWS,
+    "cdc_platform/ingest/replica/replica.py:TableReplicator._replace": FOLLOWS,
     "cdc_platform/log/reading/hourly.py:_put": FOLLOWS,
     "cdc_platform/lifecycle/upgrade/publish_v1.py:publish_streams": FOLLOWS,
     "cdc_platform/records/cdc_tables.py:complete": FOLLOWS,

@@ -31,10 +31,10 @@ from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import SECOND_US, format_us
 from cdc_platform.cluster import known
-from cdc_platform.cluster.ingest.ingesting import ingest
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
 from cdc_platform.home import Home
+from cdc_platform.ingest.ingest import ingest
 from cdc_platform.invariants.findings import INGESTED
 from cdc_platform.invariants.observed import together
 from cdc_platform.lake.lake import Lake

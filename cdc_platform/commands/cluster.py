@@ -128,7 +128,7 @@ def test_(ctx: click.Context, session: Session, name: str, as_json: bool) -> Non
       cdc-platform cluster test prod
     """
     from cdc_platform.cluster import known
-    from cdc_platform.cluster.reach import examine
+    from cdc_platform.ingest.preflight import examine
 
     findings = examine(known.find(session.open_home(), name))
     fit = all(finding.ok for finding in findings)

@@ -143,7 +143,7 @@ def _of_table(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
     Raises:
         NotFound: neither is here.
     """
-    from cdc_platform.cluster.current.kept import current_table
+    from cdc_platform.ingest.replica.tables import current_table
     from cdc_platform.log.ddl import schema_of
     from cdc_platform.log.log_table import log_table
     from cdc_platform.report.writes import order

@@ -14,9 +14,9 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.limits import MAX_CDC_TTL
 
 if TYPE_CHECKING:
-    from cdc_platform.cluster.current.keeping import Brought
-    from cdc_platform.cluster.ingest.ingesting import Ingested, ReadWindow
-    from cdc_platform.cluster.ingest.planning import Estimate
+    from cdc_platform.ingest.ingest import IngestResult, ReadWindow
+    from cdc_platform.ingest.planner import Estimate
+    from cdc_platform.ingest.replica.replica import ReplicationResult
 
 _SECONDS = Seconds(0, MAX_CDC_TTL)
 
@@ -72,14 +72,14 @@ def ingest(
       cdc-platform --home .cdc-platform/clusters/prod consume shop.orders --name audit
     """
     from cdc_platform.cluster import known
-    from cdc_platform.cluster.ingest.ingesting import ingest as bring
-    from cdc_platform.cluster.ingest.pace import Pace
+    from cdc_platform.ingest.ingest import ingest as bring
+    from cdc_platform.ingest.policy import ReadPolicy
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.session import workers
     from cdc_platform.log.gaps import told
 
     cluster = known.find(session.open_home(), name)
-    pace = Pace(_us(confidence), None if again_after is None else _us(again_after))
+    pace = ReadPolicy(_us(confidence), None if again_after is None else _us(again_after))
     done = bring(
         cluster,
         session.clock,
@@ -132,7 +132,7 @@ def _way(window: ReadWindow, chosen: Estimate) -> str:
     return f"{chosen.way} for {chosen.windows}" if chosen.windows > 1 else chosen.way
 
 
-def _facts(done: Ingested) -> dict[str, Any]:
+def _facts(done: IngestResult) -> dict[str, Any]:
     return (
         {
             "table": done.table,
@@ -147,7 +147,7 @@ def _facts(done: Ingested) -> dict[str, Any]:
     )
 
 
-def _current(now: Brought) -> dict[str, Any]:
+def _current(now: ReplicationResult) -> dict[str, Any]:
     share = now.inexact / now.rows if now.rows else 0.0
     return {
         "table as of": format_us(now.as_of_us),
@@ -159,7 +159,7 @@ def _current(now: Brought) -> dict[str, Any]:
     }
 
 
-def _current_document(now: Brought) -> dict[str, Any]:
+def _current_document(now: ReplicationResult) -> dict[str, Any]:
     return {
         "as_of": format_us(now.as_of_us),
         "copied": format_us(now.copied_us),
@@ -174,7 +174,7 @@ def _current_document(now: Brought) -> dict[str, Any]:
     }
 
 
-def _document(done: Ingested) -> dict[str, Any]:
+def _document(done: IngestResult) -> dict[str, Any]:
     return {
         "table": done.table,
         "rows": done.rows,

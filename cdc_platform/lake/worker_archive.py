@@ -33,10 +33,10 @@ PACKAGE = Path(__file__).parents[1]
 INSIDE = "environment"
 """The folder beside an executor into which the archive is unpacked."""
 TASKS = (
-    "cdc_platform.cluster.current.keeping",
-    "cdc_platform.cluster.current.scanning",
-    "cdc_platform.cluster.ingest.asking",
-    "cdc_platform.cluster.ingest.shape",
+    "cdc_platform.ingest.replica.replica",
+    "cdc_platform.ingest.replica.snapshot",
+    "cdc_platform.ingest.requests",
+    "cdc_platform.log.reading.retyped",
     "cdc_platform.invariants.fingerprints",
     "cdc_platform.invariants.models",
     "cdc_platform.invariants.one_pass",

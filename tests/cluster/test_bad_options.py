@@ -12,9 +12,9 @@ from support.files.bad_input import Case, argument, assert_refused, listing
 
 from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection
-from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.errors import InputError, PlatformError
 from cdc_platform.home import open_home
+from cdc_platform.ingest.spark_source import ScyllaCdc
 
 _INGEST = ("ingest", "prod", "shop.t")
 _ADD = ("cluster", "add", "new", "--contact", "127.0.0.1:1")

@@ -18,10 +18,10 @@ from support.waiting import await_true
 from cdc_platform.clock import Clock
 from cdc_platform.cluster import session
 from cdc_platform.cluster.cells import log_rows
-from cdc_platform.cluster.ingest import asking
-from cdc_platform.cluster.ingest.asking import Asking
-from cdc_platform.cluster.ingest.pace import Pace, horizon_us
 from cdc_platform.cluster.session import LiveCluster, connected
+from cdc_platform.ingest import requests as asking
+from cdc_platform.ingest.policy import ReadPolicy, horizon_us
+from cdc_platform.ingest.requests import LogQuery
 
 pytestmark = pytest.mark.cassandra
 
@@ -62,7 +62,7 @@ def test_a_task_has_one_to_the_node_whose_turn_it_is(
     """By its number, so that many are spread; all rows come over it, at the consistency that the log is read at."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
     before = own(standin)
-    asks = Asking("prod", standin.connection(), log.schema, True)
+    asks = LogQuery("prod", standin.connection(), log.schema, True)
     rows = [row for pages in asks.answers(RANGES, number) for row in keys_of(log_rows(log.schema, pages).rows)]
     assert sorted(rows) == log.written_keys()
     await_true(lambda: new(standin, before) == {number % 3: 1}, 20, "its connection")
@@ -82,7 +82,7 @@ def test_a_task_whose_node_fails_turns_to_the_next(standin: StandIn, log: LiveLo
     happens = {"dead": lambda: proxy.kill(1), "hangs": lambda: proxy.faults.paused.add(1)}
     if fault in happens:
         proxy.faults.meanwhile[8] = happens[fault]
-    asks = Asking("prod", connection, log.schema, True)
+    asks = LogQuery("prod", connection, log.schema, True)
     rows = [row for pages in asks.answers(RANGES, 1) for row in keys_of(log_rows(log.schema, pages).rows)]
     assert sorted(rows) == log.written_keys()
     (live,) = asking._sessions.values()
@@ -115,13 +115,13 @@ def test_a_node_is_asked_when_it_is_connected_to(standin: StandIn, monkeypatch: 
     threading.Timer(0.7, standin.proxy.faults.paused.discard, [1]).start()
     told: list[str] = []
     with connected("prod", standin.connection()) as live:
-        horizon_us(live, Clock(), Pace(), told.append)
+        horizon_us(live, Clock(), ReadPolicy(), told.append)
     assert not told
     monkeypatch.setattr(session, "_SILENT_SECONDS", 0.3)
     standin.proxy.faults.paused.add(1)
     # Where it happens to look at that node's connection first, the driver itself waits for it to the end.
     with connected("prod", standin.connection(connect_timeout=2.0)) as live:
-        horizon_us(live, Clock(), Pace(), told.append)
+        horizon_us(live, Clock(), ReadPolicy(), told.append)
     assert told == ["node 127.0.0.2 does not tell its time; rows that it writes late come as late ones"]
 
 

@@ -24,14 +24,14 @@ from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
-from cdc_platform.cluster.current import keeping
-from cdc_platform.cluster.current.keeping import Brought
-from cdc_platform.cluster.current.kept import cells_table, current_table
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import Column
 from cdc_platform.cql.types import INT
 from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
+from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.replica import replica as keeping
+from cdc_platform.ingest.replica.replica import ReplicationResult
+from cdc_platform.ingest.replica.tables import cells_table, current_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -77,7 +77,7 @@ def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) 
     time.sleep(0.002)
 
 
-def brought(cluster: KnownCluster, workers: Workers, **options: Any) -> Brought:
+def brought(cluster: KnownCluster, workers: Workers, **options: Any) -> ReplicationResult:
     """What the next process did to the table's own rows."""
     current = bring(cluster, workers, **options).current
     assert current is not None
@@ -204,7 +204,7 @@ def test_a_change_costs_the_slices_that_it_falls_into(
 
 def test_tombstones_go_when_no_older_write_can_come(cluster: KnownCluster, workers: Workers, table: LiveTable) -> None:
     """Only what was read a second time is sure: a late write older than a deletion that is younger stays deleted."""
-    twice = Pace(Microseconds(0), Microseconds(1), Microseconds(1))
+    twice = ReadPolicy(Microseconds(0), Microseconds(1), Microseconds(1))
 
     def tombstones() -> int:
         rows = Lake(cluster.open_home().lake).read(cells_table(table.schema), ["kind"])

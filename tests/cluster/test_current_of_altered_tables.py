@@ -17,8 +17,8 @@ from support.standin.live_table import LiveTable
 from support.standin.world import time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, format_us, us_of
-from cdc_platform.cluster.ingest.ingesting import Ingested
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.ingest.ingest import IngestResult
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log import gaps
@@ -41,7 +41,7 @@ def options(table: LiveTable, **said: str) -> None:
     table.world.schema_changed()
 
 
-def assert_right(cluster: KnownCluster, table: LiveTable, done: Ingested, *, copied: bool) -> None:
+def assert_right(cluster: KnownCluster, table: LiveTable, done: IngestResult, *, copied: bool) -> None:
     """Hold that the lake has what `SELECT *` answers, after a copy or without one."""
     assert in_lake(cluster, table)[0] == table.rows()
     assert done.current is not None

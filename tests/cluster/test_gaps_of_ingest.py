@@ -24,9 +24,9 @@ from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, format_us, from_datetime
-from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import StateError
+from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import LOG_GAPS
 from cdc_platform.lake.volume import Workers

@@ -29,11 +29,11 @@ from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import HOUR_US, SECOND_US, Microseconds, Milliseconds, us_of
-from cdc_platform.cluster.ingest import window_rows
-from cdc_platform.cluster.ingest.again import LATE
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import NotFound, StateError
+from cdc_platform.ingest import window_reader
+from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.second_pass import LATE
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -85,7 +85,7 @@ def test_rows_that_come_late_are_found_once(cluster: KnownCluster, log: LiveLog,
     log.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers)
     log.write([FIRST_US + 2, SWITCH_US + 2], v=[7, 8])
-    pace = Pace(again_after_us=Microseconds(HOUR_US), again_every_us=Microseconds(SECOND_US))
+    pace = ReadPolicy(second_pass_after_us=Microseconds(HOUR_US), second_pass_every_us=Microseconds(SECOND_US))
     first = bring(cluster, workers, pace=pace)
     assert (first.rows, first.late) == (0, 1)
     assert first.again_us == SWITCH_US
@@ -100,7 +100,7 @@ def test_after_a_long_stop_what_was_never_read_comes_first(
     cluster: KnownCluster, log: LiveLog, workers: Workers
 ) -> None:
     """It dies first: windows are read a second time after it, and before it only where all that is new is young."""
-    pace = Pace(again_after_us=Microseconds(600 * SECOND_US), again_every_us=Microseconds(SECOND_US))
+    pace = ReadPolicy(second_pass_after_us=Microseconds(600 * SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
     log.write([FIRST_US + 1, FIRST_US + 60 * SECOND_US, SWITCH_US + 1])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US, pace=pace)
     log.write([FIRST_US + 2], v=[7])
@@ -273,7 +273,7 @@ def test_more_rows_than_fit_into_memory_come_in_several_windows(
     cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a window that turns out too large the later rows are let go of and asked for again; all rows come."""
-    monkeypatch.setattr(window_rows, "ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(window_reader, "ROWS_AT_ONCE", 40)
     log.write([SWITCH_US + place * SECOND_US for place in range(100)])
     done = bring(cluster, workers)
     assert done.rows == 100

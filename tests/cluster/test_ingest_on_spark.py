@@ -18,14 +18,15 @@ from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
-from cdc_platform.cluster.current.kept import cells_table, current_table
-from cdc_platform.cluster.ingest import asking, ingesting
-from cdc_platform.cluster.ingest.ingesting import ingest
-from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import open_home
+from cdc_platform.ingest import ingest as ingesting
+from cdc_platform.ingest import requests as asking
+from cdc_platform.ingest.ingest import ingest
+from cdc_platform.ingest.planner import LEAST_RANGES
+from cdc_platform.ingest.replica.tables import cells_table, current_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table

@@ -16,12 +16,12 @@ from support.standin.live_table import LiveTable, by_key
 from support.standin.world import time_uuid
 
 from cdc_platform.clock import Clock, Microseconds, us_of
-from cdc_platform.cluster.current.kept import current_table
-from cdc_platform.cluster.ingest.ingesting import ingest
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.times import Duration
 from cdc_platform.cql.timeuuid import earliest
+from cdc_platform.ingest.ingest import ingest
+from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.replica.tables import current_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.ddl import schema_of
@@ -139,13 +139,13 @@ def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: KnownCluster
     for k in (2**32 - 1, 2**32 - 2):
         keys = f"{far}, ({2**32 - 1}, 1), {k}"
         world.run(f"INSERT INTO shop.t (p, q, k, s, v) VALUES ({keys}, {far + 5}, 1) USING TIMESTAMP {before}")
-    ingest(cluster, Clock(), "shop", "t", workers, pace=Pace(Microseconds(0)), current=True)
+    ingest(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)), current=True)
     at = Clock().now_us()
     keys = f"{far + 1}, ({2**32 - 1}, 1), {2**32 - 1}"
     world.run(f"INSERT INTO shop.t (p, q, k, v) VALUES ({keys}, 2) USING TIMESTAMP {at}")
     partition = {"p": far + 1, "q": (Date(2**31 - 1), 1)}
     table.log(partition, at, [{"cdc$operation": 2, "k": Date(2**31 - 1), "v": 2}])
-    ingest(cluster, Clock(), "shop", "t", workers, pace=Pace(Microseconds(0)))
+    ingest(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)))
     rows = Lake(cluster.open_home().lake).read(current_table(table.schema)).to_pylist()
     assert len({(row["p"], row["k"]) for row in rows}) == 1
     assert by_key(table.schema, rows) == table.rows()

@@ -24,9 +24,9 @@ from support.standin.versions import VERSIONS
 from support.standin.world import World
 
 from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Clock, Microseconds, format_us
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import observe
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit.wholeness import judge
 from cdc_platform.log.log_table import log_table
@@ -38,7 +38,7 @@ from cdc_platform.records import consumers
 pytestmark = pytest.mark.cassandra
 
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
-NEVER_AGAIN = Pace(again_after_us=Microseconds(0))
+NEVER_AGAIN = ReadPolicy(second_pass_after_us=Microseconds(0))
 LATER_US = Microseconds(NOW_US + HOUR_US)
 
 
@@ -231,7 +231,7 @@ class History:
         """Ingest once, and hold that nothing is claimed that is not so."""
         options: dict[str, Any] = {
             "way": self.way,
-            "pace": Pace(Microseconds(0), Microseconds(self.again_us), Microseconds(1)),
+            "pace": ReadPolicy(Microseconds(0), Microseconds(self.again_us), Microseconds(1)),
         }
         done = bring(self.cluster, self.workers, self.now_us, current=self.keeps, **options)
         self.position_us = done.position_us

@@ -15,13 +15,13 @@ from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.lake.volume import Workers
 
 pytestmark = pytest.mark.cassandra
 
-ONCE, TWICE = (Pace(Microseconds(0), Microseconds(again), Microseconds(1)) for again in (0, 1))
+ONCE, TWICE = (ReadPolicy(Microseconds(0), Microseconds(again), Microseconds(1)) for again in (0, 1))
 """No window is read a second time, or each that was read is."""
 WRITES: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
     "a row": ("INSERT INTO shop.t (p, k, v) VALUES (1, 9, 9) USING", ({"cdc$operation": 2, "k": 9, "v": 9},)),

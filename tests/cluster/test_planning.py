@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cluster.ingest.planning import LEAST_RANGES, MOST_RANGES, Next, Way, by_token, plan
 from cdc_platform.cql.timeuuid import earliest, latest
+from cdc_platform.ingest.planner import LEAST_RANGES, MOST_RANGES, Next, Way, by_token, plan
 from cdc_platform.log.reading.windows import Window
 
 WINDOW = Window(1, Microseconds(0), Microseconds(10), Microseconds(20))

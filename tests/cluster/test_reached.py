@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, histories
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cluster.current import reached as module
-from cdc_platform.cluster.current.again import touched
-from cdc_platform.cluster.current.kept import cells_table, current_table, for_readers
-from cdc_platform.cluster.current.reached import reached
-from cdc_platform.cluster.current.seen import SOLE
 from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import DATE, DECIMAL, DOUBLE, INT, TEXT, TIMESTAMP, VARINT, CqlType
+from cdc_platform.ingest.replica import affected_rows as module
+from cdc_platform.ingest.replica.affected_rows import reached
+from cdc_platform.ingest.replica.refresh import touched
+from cdc_platform.ingest.replica.snapshot_cells import SOLE
+from cdc_platform.ingest.replica.tables import cells_table, current_table, for_readers
 from cdc_platform.lake.parted import Parted
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_mutations import state_of
@@ -46,7 +46,7 @@ def always_apart() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Replica:
     """Both tables of a table, and what its state shows."""
 
     cells: pa.Table
@@ -54,10 +54,10 @@ class Kept:
     found: Shown
 
 
-def made(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> Kept:
+def made(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> Replica:
     """Both tables as a merged state tells of them."""
     found = shown(schema, state, now_us)
-    return Kept(purged(state, found, sure_us, now_us), for_readers(schema, found, SLICES), found)
+    return Replica(purged(state, found, sure_us, now_us), for_readers(schema, found, SLICES), found)
 
 
 def told(table: pa.Table) -> list[str]:

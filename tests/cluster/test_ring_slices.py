@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.oracles.oracle import token_of
 
-from cdc_platform.cluster.current.kept import ranges, slices_of
+from cdc_platform.ingest.replica.tables import ranges, slices_of
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.integers(1, 4))), st.integers(1, 9), st.integers(0, 3))

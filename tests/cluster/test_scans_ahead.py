@@ -25,9 +25,9 @@ from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Microseconds, Milliseconds, ms_of, us_of
-from cdc_platform.cluster.ingest import window_rows
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.ingest import window_reader
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 
@@ -104,7 +104,7 @@ def test_a_scan_brings_what_fits_into_memory(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is later is let go of and scanned for again: no window is larger, few scans are made, all rows come."""
-    monkeypatch.setattr(window_rows, "ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(window_reader, "ROWS_AT_ONCE", 40)
     log.write([FIRST_US + place * MINUTE_US for place in range(100)])
     standin.proxy.statements.clear()
     done = bring(cluster, workers, way="ranges")
@@ -119,7 +119,7 @@ def test_rows_of_one_moment_come_together(
     cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than fit into memory, in one microsecond: no window could tell them apart."""
-    monkeypatch.setattr(window_rows, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(window_reader, "ROWS_AT_ONCE", 10)
     log.write([SWITCH_US - 1, *[SWITCH_US + 5] * 30, SWITCH_US + 6])
     bring(cluster, workers, way="ranges")
     assert_each_once(cluster, log)
@@ -133,7 +133,7 @@ def test_windows_are_read_again_by_one_scan(
     bring(cluster, workers)
     log.write([FIRST_US + 2, SWITCH_US + 2, SWITCH_US + 3])
     standin.proxy.statements.clear()
-    pace = Pace(again_after_us=Microseconds(SECOND_US), again_every_us=Microseconds(SECOND_US))
+    pace = ReadPolicy(second_pass_after_us=Microseconds(SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
     done = bring(cluster, workers, NOW_US + HOUR_US, pace=pace, way="ranges")
     assert [window.late for window in done.windows] == [None, 1, 2]
     assert [window.requests for window in done.windows] == [RANGES, RANGES, 0]

@@ -30,13 +30,14 @@ from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_of
 from cdc_platform.cluster import known
-from cdc_platform.cluster.ingest import asking, ingesting
-from cdc_platform.cluster.ingest.ingesting import ingest
-from cdc_platform.cluster.ingest.planning import LEAST_RANGES
-from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import InputError, PlatformError, StateError
 from cdc_platform.home import open_home
+from cdc_platform.ingest import ingest as ingesting
+from cdc_platform.ingest import requests as asking
+from cdc_platform.ingest.ingest import ingest
+from cdc_platform.ingest.planner import LEAST_RANGES
+from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.lake.session import LOG_VARIABLE, work_folder
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -270,7 +271,7 @@ def test_no_secret_is_where_spark_or_the_machine_shows_it(
 
 SCRIPT = """
 import os, signal, sys
-from cdc_platform.cluster.ingest.source import ScyllaCdc
+from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.lake.session import spark_session
 
 def die(rows, number):

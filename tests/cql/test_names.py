@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 import pytest
 
-from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.cql.names import RESERVED, read_table_name, written_table_name
 from cdc_platform.errors import InputError
+from cdc_platform.ingest.spark_source import ScyllaCdc
 
 WRITTEN = {
     "shop.carts": ("shop", "carts"),

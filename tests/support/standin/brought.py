@@ -12,9 +12,9 @@ from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.cluster import known
-from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.home import open_home
+from cdc_platform.ingest.ingest import IngestResult, ingest
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -50,7 +50,7 @@ def rows_in(cluster: KnownCluster, log: LiveLog) -> pa.Table:
 
 def bring(
     cluster: KnownCluster, workers: Workers, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
-) -> Ingested:
+) -> IngestResult:
     """Ingest as the next process would: what is known of the cluster is read anew."""
     again = known.find(open_home(cluster.home.parent.parent), cluster.name)
     tell = (told if told is not None else []).append

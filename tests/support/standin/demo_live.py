@@ -22,11 +22,11 @@ from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_of
 from cdc_platform.cluster import known
-from cdc_platform.cluster.current.kept import current_table
-from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.commands.output import write_facts, write_table
 from cdc_platform.home import open_home
+from cdc_platform.ingest.ingest import IngestResult, ingest
+from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.replica.tables import current_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -96,7 +96,7 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     standin.world.generation(first, time_uuid(first), generations[first])
     log = LiveLog(standin.world, defined(DDL), generations).make()
     cluster = known.add(open_home(home), "live", standin.connection(page_rows=5_000))
-    writer, lags, done = Writer(log), list[float](), list[Ingested]()
+    writer, lags, done = Writer(log), list[float](), list[IngestResult]()
     writer.start()
     for count in (2, 3, None):
         until = time.monotonic() + JOIN_SECONDS
@@ -114,12 +114,12 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     return _report(log, cluster, done, lags, writer, time.monotonic() - begun)
 
 
-def _ingest(cluster: known.KnownCluster) -> Ingested:
+def _ingest(cluster: known.KnownCluster) -> IngestResult:
     def no_session() -> Any:
         raise AssertionError("so little needs no Spark")
 
     again = known.find(open_home(cluster.home.parent.parent), cluster.name)
-    pace = Pace(CONFIDENCE_US)
+    pace = ReadPolicy(CONFIDENCE_US)
     return ingest(again, Clock(), "shop", "t", Workers(no_session), pace=pace, tell=print, current=True)
 
 
@@ -135,7 +135,7 @@ def _join(standin: StandIn, log: LiveLog, count: int) -> None:
     )
 
 
-def _tell(done: Ingested, lag: float) -> None:
+def _tell(done: IngestResult, lag: float) -> None:
     for window in done.windows:
         way = "passed over" if window.chosen is None else window.chosen.way
         print(
@@ -146,7 +146,12 @@ def _tell(done: Ingested, lag: float) -> None:
 
 
 def _report(
-    log: LiveLog, cluster: known.KnownCluster, done: list[Ingested], lags: list[float], writer: Writer, seconds: float
+    log: LiveLog,
+    cluster: known.KnownCluster,
+    done: list[IngestResult],
+    lags: list[float],
+    writer: Writer,
+    seconds: float,
 ) -> int:
     lake = Lake(cluster.open_home().lake)
     rows = lake.read(log_table(log.schema))

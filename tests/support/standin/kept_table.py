@@ -11,18 +11,18 @@ from support.standin.world import World, time_uuid
 
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
 from cdc_platform.cluster import known
-from cdc_platform.cluster.current import scanning
-from cdc_platform.cluster.current.kept import current_table
-from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
-from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.home import open_home
+from cdc_platform.ingest.ingest import IngestResult, ingest
+from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.replica import snapshot as scanning
+from cdc_platform.ingest.replica.tables import current_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.stored_names import INEXACT
 
 DAY_US = us_of_seconds(DAY_SECONDS)
-AT_ONCE = Pace(Microseconds(0))
+AT_ONCE = ReadPolicy(Microseconds(0))
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, most: int) -> None:
@@ -32,7 +32,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, mos
     monkeypatch.setattr(scanning, "MOST_SLICES", most)
 
 
-def bring(cluster: KnownCluster, workers: Workers, pace: Pace = AT_ONCE, **options: Any) -> Ingested:
+def bring(cluster: KnownCluster, workers: Workers, pace: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
     """Ingest as the next process would, up to now."""
     again = known.find(open_home(cluster.home.parent.parent), cluster.name)
     return ingest(again, Clock(), "shop", "t", workers, pace=pace, **options)

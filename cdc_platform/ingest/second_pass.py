@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from cdc_platform.clock import Clock, Microseconds
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.errors import ConflictError
+from cdc_platform.ingest.policy import Lifetimes, ReadPolicy
 from cdc_platform.log.reading.following import TooManyRows
 from cdc_platform.log.reading.reader import without_known
 from cdc_platform.log.reading.sets import sets_of
@@ -20,19 +20,19 @@ from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSources
 
 if TYPE_CHECKING:
-    from cdc_platform.cluster.ingest.ingesting import FromCluster
+    from cdc_platform.ingest.ingest import ClusterLogSource
 
 AGAIN, LATE = "ingest:again", "ingest:late"
 """The applications under which the log's table notes how far (µs) it was read a second time, and all late rows."""
 
 
-def is_due(position_us: Microseconds, pace: Pace, lives: Lifetimes, clock: Clock) -> bool:
+def is_due(position_us: Microseconds, pace: ReadPolicy, lives: Lifetimes, clock: Clock) -> bool:
     """Whether what was written at a time (µs) is so old that its window is read a second time."""
     after = pace.again_after(lives.least_us)
     return bool(after) and position_us < clock.now_us() - after
 
 
-def read_again(copier: FromCluster, consumer: Consumer, pace: Pace, lives: Lifetimes) -> Microseconds | None:
+def read_again(copier: ClusterLogSource, consumer: Consumer, pace: ReadPolicy, lives: Lifetimes) -> Microseconds | None:
     """Read what is due a second time; answers with how far (µs) that has come, None where nothing was ever due.
 
     Raises:

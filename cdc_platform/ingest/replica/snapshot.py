@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cluster.current.kept import SLICE, ranges, with_slices
-from cdc_platform.cluster.current.seen import Orders, seen, selection
-from cdc_platform.cluster.ingest.asking import Asking
 from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.ingest.replica.snapshot_cells import SyntheticTimestamps, seen, selection
+from cdc_platform.ingest.replica.tables import SLICE, ranges, with_slices
+from cdc_platform.ingest.requests import LogQuery
 from cdc_platform.lake.volume import Batches, TaskRows
 from cdc_platform.log.state.forms import in_one_form
 from cdc_platform.log.state.merging import merged
@@ -31,10 +31,10 @@ _ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
-class Scanning(Asking):
+class SnapshotQuery(LogQuery):
     """What a task needs to ask for rows of a base table. Travels to executors, as `Asking` does."""
 
-    orders: Orders
+    orders: SyntheticTimestamps
 
     @property
     def table(self) -> str:
@@ -95,7 +95,7 @@ class Scanning(Asking):
         return in_one_form(schema, state)
 
 
-class _Sample(Asking):
+class _Sample(LogQuery):
     """Asks for the tokens of the first rows."""
 
     @property

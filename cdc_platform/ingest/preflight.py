@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from cdc_platform.clock import SECOND_MS, machine_us, ms_of
 from cdc_platform.cluster import known, tables
 from cdc_platform.cluster.connection import Connection, tls_context
-from cdc_platform.cluster.current.kept import is_kept
-from cdc_platform.cluster.current.scanning import base_name, token
 from cdc_platform.cluster.knock import knock
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.refusals import NotGranted
@@ -19,6 +17,8 @@ from cdc_platform.cluster.topology import read_topology
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.names import quoted
 from cdc_platform.errors import PlatformError, StateError
+from cdc_platform.ingest.replica.snapshot import base_name, token
+from cdc_platform.ingest.replica.tables import is_replicated
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.ring import Node
@@ -181,7 +181,7 @@ def _base(lake: Lake, live: LiveCluster, table: LoggedTable) -> Iterator[Trial]:
         (schema,) = known_tables(Catalog(), [told])
     except StateError:
         return  # a definition that is not understood is told of as the cluster is observed
-    check, needed = f"table {told.full_name}", is_kept(lake, schema)
+    check, needed = f"table {told.full_name}", is_replicated(lake, schema)
     name = base_name(schema)
     try:
         live.select(name, quoted(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")

@@ -15,20 +15,19 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import ONE_US, Clock, Microseconds, format_ms, format_us, ms_of
-from cdc_platform.cluster.current.keeping import Brought, Keeper
-from cdc_platform.cluster.current.kept import assert_keepable, is_kept, kept, why_not
-from cdc_platform.cluster.ingest import pace as paces
-from cdc_platform.cluster.ingest.again import LATE, is_due, read_again
-from cdc_platform.cluster.ingest.asking import empty_rows, serving
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
-from cdc_platform.cluster.ingest.planning import Estimate, Plan, Way
-from cdc_platform.cluster.ingest.shape import fitted
-from cdc_platform.cluster.ingest.window_rows import Came, WindowRows, definition
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import refresh
 from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError
+from cdc_platform.ingest import policy as paces
+from cdc_platform.ingest.planner import Estimate, Plan, Way
+from cdc_platform.ingest.policy import Lifetimes, ReadPolicy
+from cdc_platform.ingest.replica.replica import ReplicationResult, TableReplicator
+from cdc_platform.ingest.replica.tables import assert_replicable, find_replica, is_replicated, why_not_replicable
+from cdc_platform.ingest.requests import empty_rows, serving
+from cdc_platform.ingest.second_pass import LATE, is_due, read_again
+from cdc_platform.ingest.window_reader import WindowReader, WindowResult, definition
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import mirroring
@@ -40,6 +39,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell, tell_in_log
 from cdc_platform.log.reading.reader import FROM_CLUSTER, registered, without_known
+from cdc_platform.log.reading.retyped import fitted
 from cdc_platform.log.reading.sets import stream_sets
 from cdc_platform.log.reading.stream_progress import origin_mark
 from cdc_platform.log.reading.windows import Sets, Window
@@ -78,7 +78,7 @@ class ReadWindow:
 
 
 @dataclass
-class Ingested:
+class IngestResult:
     """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
 
     `late` are the rows that second readings found now, `late_ever` all that they ever did. `current` is the table
@@ -94,7 +94,7 @@ class Ingested:
     late_ever: int
     horizon_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
-    current: Brought | None = None
+    current: ReplicationResult | None = None
     held: str | None = None
     gaps: list[LogGap] = field(default_factory=list)
 
@@ -118,13 +118,13 @@ def ingest(
     table: str,
     workers: Workers,
     *,
-    pace: Pace | None = None,
+    pace: ReadPolicy | None = None,
     until_us: Microseconds | None = None,
     way: Way | None = None,
     tell: Tell = tell_in_log,
     current: bool = False,
     copy_again: bool = False,
-) -> Ingested:
+) -> IngestResult:
     """Bring in what is new in the log of a table; one that is at it in another process is waited for.
 
     Nothing newer than the confidence window behind the slowest clock is read, nor after `until_us` (µs). What is left
@@ -141,7 +141,7 @@ def ingest(
             is to be kept whose log does not tell what becomes of it.
         NothingReadable: no generation or stream set of the log can be read yet.
     """
-    pace = pace or Pace()
+    pace = pace or ReadPolicy()
     lake = Lake(cluster.open_home().lake)
     with (
         mirroring(),
@@ -161,10 +161,10 @@ def ingest(
                 tell(f"left out: {line}")
         schema = definition(lake, keyspace, table)
         wanted = current or copy_again
-        if copy_again or (wanted and not is_kept(lake, schema)):
-            assert_keepable(lake, schema)
-        asked = WindowRows(live, cluster, clock, lake, schema, way, tell)
-        copier = FromCluster(lake, clock, asked, horizon, workers, tell)
+        if copy_again or (wanted and not is_replicated(lake, schema)):
+            assert_replicable(lake, schema)
+        asked = WindowReader(live, cluster, clock, lake, schema, way, tell)
+        copier = ClusterLogSource(lake, clock, asked, horizon, workers, tell)
         lives = Lifetimes.of(lake, schema)
         sets = stream_sets(lake, schema, clock.now_us())
         assert_readable(cluster.name, lake, schema, sets)
@@ -178,14 +178,14 @@ def ingest(
         if behind:
             again = read_again(copier, before, pace, lives)
         table_now = None
-        if wanted or is_kept(lake, copier.schema):
+        if wanted or is_replicated(lake, copier.schema):
             table_now = _brought_up(live, copier, consumer.position_us, lives, anew=copy_again)
         late = sum(window.late or 0 for window in copier.windows)
         ever = lake.transaction(copier.sink, LATE) or 0
         held = held_by(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
         if held is not None:
             tell(held)
-        found = Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
+        found = IngestResult(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
         gaps = [gap for gap in log_gaps_of(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
         return replace(found, current=table_now, held=held, gaps=gaps)
 
@@ -226,25 +226,25 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
 
 
 def _brought_up(
-    live: LiveCluster, copier: FromCluster, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
-) -> Brought | None:
+    live: LiveCluster, copier: ClusterLogSource, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
+) -> ReplicationResult | None:
     """The table itself, brought up to a time (µs); None where its log does not tell enough, which is told."""
     lake, schema = copier.lake, copier.schema
-    why = why_not(lake, schema)
+    why = why_not_replicable(lake, schema)
     if why is not None:
-        now = kept(lake, schema)
+        now = find_replica(lake, schema)
         since = "" if now is None or now.as_of_us is None else f" as of {format_us(now.as_of_us)}"
         copier.tell(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
         return None
-    keeper = Keeper(live, lake, copier.clock, schema, copier.workers, copier.tell)
-    return keeper.bring_up(as_of_us, paces.whole_since_us(lake, schema), lives.least_us, anew=anew)
+    keeper = TableReplicator(live, lake, copier.clock, schema, copier.workers, copier.tell)
+    return keeper.replicate(as_of_us, paces.whole_since_us(lake, schema), lives.least_us, anew=anew)
 
 
-class FromCluster:
+class ClusterLogSource:
     """Copies windows up to a horizon (µs) from a cluster into the log's Delta table."""
 
     def __init__(
-        self, lake: Lake, clock: Clock, asked: WindowRows, horizon_us: Microseconds, workers: Workers, tell: Tell
+        self, lake: Lake, clock: Clock, asked: WindowReader, horizon_us: Microseconds, workers: Workers, tell: Tell
     ) -> None:
         self.lake, self.clock, self.tell = lake, clock, tell
         self.windows: list[ReadWindow] = []
@@ -290,7 +290,7 @@ class FromCluster:
             marks = self._with_gaps(window, marks, new)
             count = self._append_in_tasks(made, marks, expected)
             self._with_gaps(window, marks, new)
-            came = Came(empty_rows(self.schema), made.chosen, made.other, len(made.places))
+            came = WindowResult(empty_rows(self.schema), made.chosen, made.other, len(made.places))
         if count is not None:
             self._asked.begins_anew = False
             self.note(window, came, count, begun)
@@ -323,7 +323,7 @@ class FromCluster:
                 self.tell(str(gap))
         return count
 
-    def read_again(self, source: StreamSource, window: Window, until_us: Microseconds) -> Came:
+    def read_again(self, source: StreamSource, window: Window, until_us: Microseconds) -> WindowResult:
         """What the cluster has of a window now; one scan serves those up to a time (µs).
 
         Raises:
@@ -335,7 +335,7 @@ class FromCluster:
     def note(
         self,
         window: Window,
-        came: Came | None,
+        came: WindowResult | None,
         rows: int,
         begun: float,
         late: int | None = None,

@@ -19,7 +19,6 @@ from cdc_platform.clock import (
     from_datetime,
     us_of_seconds,
 )
-from cdc_platform.cluster.ingest.shape import ASIDE
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
@@ -30,6 +29,7 @@ from cdc_platform.log.ddl import schema_as_told
 from cdc_platform.log.gaps import recreated_at
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.lag import Lifetime, died_us, lifetimes, of_last_log
+from cdc_platform.log.reading.retyped import ASIDE
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.log.stored_names import GAP, WRITTEN_AT
@@ -45,31 +45,31 @@ _SKEW_TOLD_US = SECOND_US * 5
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The settings of an ingest. `confidence_us`: how far it stays behind the slowest clock.
+class ReadPolicy:
+    """How far an ingest stays behind the slowest clock (`confidence_us`), and when it reads windows a second time.
 
-    `again_after_us`: the age at which a window is read a second time, None for three quarters of the log's TTL, 0 for
-    never; `again_every_us`: how much of such time is read at once, None for a part of it.
+    The second pass reads a window at the age of `second_pass_after_us`: None for three quarters of the log's TTL, 0
+    for never. It runs once `second_pass_every_us` of time is due: None for a share of that age.
     """
 
     confidence_us: Microseconds = SAFETY_US
-    again_after_us: Microseconds | None = None
-    again_every_us: Microseconds | None = None
+    second_pass_after_us: Microseconds | None = None
+    second_pass_every_us: Microseconds | None = None
 
     def again_after(self, ttl_us: Microseconds) -> Microseconds:
         """The age (µs) at which windows of a log are read again; 0 for never. `ttl_us` 0: rows live for ever."""
-        if self.again_after_us is not None:
-            return self.again_after_us
+        if self.second_pass_after_us is not None:
+            return self.second_pass_after_us
         return Microseconds(int((ttl_us or us_of_seconds(DAY_SECONDS)) * _AGAIN_SHARE))
 
     def again_every(self, ttl_us: Microseconds) -> Microseconds:
         """How much time (µs) has to be due before it is read again."""
-        if self.again_every_us is not None:
-            return self.again_every_us
+        if self.second_pass_every_us is not None:
+            return self.second_pass_every_us
         return Microseconds(self.again_after(ttl_us) // _AGAIN_ROUNDS)
 
 
-def horizon_us(live: LiveCluster, clock: Clock, pace: Pace, tell: Callable[[str], None]) -> Microseconds:
+def horizon_us(live: LiveCluster, clock: Clock, pace: ReadPolicy, tell: Callable[[str], None]) -> Microseconds:
     """Up to when (µs) rows are read: the confidence window behind the slowest clock, nodes' or this machine's."""
     slowest = clock.now_us()
     for member in live.members:

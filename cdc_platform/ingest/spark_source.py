@@ -33,12 +33,6 @@ from pyspark.sql.types import StructType
 
 from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, format_us, parse_time_us
 from cdc_platform.cluster import known
-from cdc_platform.cluster.ingest import pace as paces
-from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
-from cdc_platform.cluster.ingest.in_workers import in_one_line
-from cdc_platform.cluster.ingest.ingesting import assert_readable, held_by
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, died_before, gaps_between, rows_since, share_of
-from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import Observation, refresh
 from cdc_platform.cluster.session import LiveCluster, connected
@@ -46,6 +40,12 @@ from cdc_platform.cql.names import read_table_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
+from cdc_platform.ingest import policy as paces
+from cdc_platform.ingest.ingest import assert_readable, held_by
+from cdc_platform.ingest.planner import RANGES, STREAMS, Next, Plan, Way, by_token, plan
+from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, died_before, gaps_between, rows_since, share_of
+from cdc_platform.ingest.requests import REQUESTS_A_TASK, LogQuery
+from cdc_platform.ingest.worker_errors import in_one_line
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_struct
@@ -81,7 +81,7 @@ class _Asked:
     table: str
     first_us: Microseconds | None
     until_us: Microseconds | None
-    pace: Pace
+    policy: ReadPolicy
     way: Way | None
     refuses: bool | None
 
@@ -114,7 +114,9 @@ class _Asked:
         if gaps not in (None, _TELL, _REFUSE):
             raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_TELL} or {_REFUSE}")
         refuses = None if gaps is None else gaps == _REFUSE
-        return cls(given["home"], given["cluster"], keyspace, table, first, until, Pace(confidence), found, refuses)
+        return cls(
+            given["home"], given["cluster"], keyspace, table, first, until, ReadPolicy(confidence), found, refuses
+        )
 
     def find(self) -> KnownCluster:
         """The cluster, as the home knows it."""
@@ -202,7 +204,7 @@ class _Planner:
 
     def horizon_us(self) -> Microseconds:
         """Up to when (µs) can be read now; what the cluster has new is taken in."""
-        horizon = paces.horizon_us(self.live, Clock(), self.asked.pace, _log.warning)
+        horizon = paces.horizon_us(self.live, Clock(), self.asked.policy, _log.warning)
         refreshed = _refreshed(self.live, self.cluster)
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
@@ -262,7 +264,7 @@ class _Planner:
         schema = self.schema()
         windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
         self._tell_of_gaps(schema, windows, whole_us, missed)
-        asking = Asking(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
+        asking = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
         least = Lifetimes.of(self.lake, schema).least_us
         found: list[InputPartition] = []
         plans = [(made, Microseconds(0)) for each in missed for made in self._plans(schema, [each], STREAMS)]
@@ -347,7 +349,7 @@ class _Planner:
 class _Task:
     """Some requests for a task. No row of theirs may be gone until a time (µs), by which they have to be answered."""
 
-    asking: Asking
+    asking: LogQuery
     conditions: Sequence[str]
     alive_us: Microseconds | None
     number: int

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import ONE_US, Microseconds
-from cdc_platform.cluster.current.scanning import base_name
-from cdc_platform.cluster.current.seen import SOLE, elements
-from cdc_platform.cluster.ingest.asking import Pages, in_turn
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import ListType
+from cdc_platform.ingest.replica.snapshot import base_name
+from cdc_platform.ingest.replica.snapshot_cells import SOLE, elements
+from cdc_platform.ingest.requests import Pages, in_turn
 from cdc_platform.lake.arrow import compute
 from cdc_platform.log.state.selecting import Shown
 from cdc_platform.log.state.shape import STATE, Kind

@@ -16,17 +16,24 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, format_us, to_datetime, us_of_seconds
-from cdc_platform.cluster.current import kept as tables
-from cdc_platform.cluster.current.again import read_again, touched
-from cdc_platform.cluster.current.kept import Kept, cells_table, current_table, for_readers, kept, with_slices
-from cdc_platform.cluster.current.late import Late
-from cdc_platform.cluster.current.reached import reached
-from cdc_platform.cluster.current.scanning import Scanning, of_slices
-from cdc_platform.cluster.current.seen import Orders
-from cdc_platform.cluster.ingest.again import AGAIN
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.ingest.replica import tables
+from cdc_platform.ingest.replica.affected_rows import reached
+from cdc_platform.ingest.replica.late_changes import LateChanges
+from cdc_platform.ingest.replica.refresh import read_again, touched
+from cdc_platform.ingest.replica.snapshot import SnapshotQuery, of_slices
+from cdc_platform.ingest.replica.snapshot_cells import SyntheticTimestamps
+from cdc_platform.ingest.replica.tables import (
+    Replica,
+    cells_table,
+    current_table,
+    find_replica,
+    for_readers,
+    with_slices,
+)
+from cdc_platform.ingest.second_pass import AGAIN
 from cdc_platform.lake import frames
 from cdc_platform.lake.appended import appended
 from cdc_platform.lake.arrow import compute
@@ -54,7 +61,7 @@ _FIRST = Microseconds(0)
 
 
 @dataclass(frozen=True)
-class Brought:
+class ReplicationResult:
     """How a kept table stands, as of `as_of_us` (µs), and what was done to it now.
 
     `slices` of its `of_slices` were written anew for `changes` rows of its log, `read_again` rows were asked for once
@@ -74,7 +81,7 @@ class Brought:
     seconds: float
 
 
-class Keeper:
+class TableReplicator:
     """Keeps one table. Whoever calls has the turn of its log."""
 
     def __init__(
@@ -84,11 +91,11 @@ class Keeper:
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
         self._workers, self._tell = workers, tell
         self._cells, self._current = cells_table(schema), current_table(schema)
-        self._again, self._late = 0, Late.none()
+        self._again, self._late = 0, LateChanges.none()
 
-    def bring_up(
+    def replicate(
         self, as_of_us: Microseconds, whole_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
-    ) -> Brought:
+    ) -> ReplicationResult:
         """Bring the table up to the newest version of its log, which has all rows up to `as_of_us` (µs).
 
         The log is whole from `whole_since_us` on; its rows live for `ttl_us` (0: for ever). The table is copied where
@@ -99,16 +106,16 @@ class Keeper:
             Unreachable: the cluster stopped answering.
         """
         begun, copied = time.monotonic(), False
-        now = kept(self._lake, self._schema)
+        now = find_replica(self._lake, self._schema)
         if now is None or anew or now.since_us < whole_since_us or self._lost_columns():
             # What the user knows of and no log tells, as a TRUNCATE, was before now: the older log says it wrongly.
             now, copied = self._copy(max(whole_since_us, as_of_us) if anew else whole_since_us, ttl_us), True
         changes, slices = self._merge(now, as_of_us)
-        then = kept(self._lake, self._schema)
+        then = find_replica(self._lake, self._schema)
         assert then is not None
         assert then.as_of_us is not None
         rows = sum(each.rows for each in self._lake.slices(self._current))
-        return Brought(
+        return ReplicationResult(
             self._schema.full_name,
             then.as_of_us,
             then.copied_us,
@@ -134,13 +141,13 @@ class Keeper:
             return True
         return False
 
-    def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Kept:
+    def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Replica:
         lake, schema, live = self._lake, self._schema, self._live
         began = self._clock.now_us()
         reach = ttl_us or us_of_seconds(DAY_SECONDS)
         since = Microseconds(max(whole_since_us, began - reach))
-        orders = Orders(Microseconds(since - 1), began)
-        scan = Scanning(live.name, live.connection, schema, live.is_scylla, orders)
+        orders = SyntheticTimestamps(Microseconds(since - 1), began)
+        scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, orders)
         slices = scan.slices()
         self._tell(
             f"copying {schema.full_name}, in {slices} part{'s' * (slices > 1)}; its log counts from {format_us(since)}"
@@ -156,11 +163,11 @@ class Keeper:
         rows = scan.cells(slices, one_by_one=self._workers.work_here(slices))
         frames.replace_all(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
         failpoints.reached(failpoints.AFTER_COPY)
-        made = kept(lake, schema)
+        made = find_replica(lake, schema)
         assert made is not None
         return made
 
-    def _merge(self, now: Kept, as_of_us: Microseconds) -> tuple[int, int]:
+    def _merge(self, now: Replica, as_of_us: Microseconds) -> tuple[int, int]:
         """Merge what the log has more; answers with its rows, and with how many slices were written."""
         version = self._lake.version(log_table(self._schema))
         logs, fresh = self._lacking(now, version)
@@ -193,7 +200,7 @@ class Keeper:
                 raise self._disturbed()
         return sum(each.num_rows for each in logs), len(chosen)
 
-    def _lacking(self, now: Kept, version: int | None) -> tuple[list[pa.Table], list[pa.Table]]:
+    def _lacking(self, now: Replica, version: int | None) -> tuple[list[pa.Table], list[pa.Table]]:
         """The rows of the log that are not merged yet, all where nobody can tell; those that came behind the copy."""
         log = log_table(self._schema)
         if version is None:
@@ -207,7 +214,7 @@ class Keeper:
         fresh = None if behind is None else appended(self._lake, log, behind, version)
         return [rows] if rows.num_rows else [], fresh or []
 
-    def _came_late(self, fresh: Sequence[pa.Table], since_us: Microseconds) -> Late:
+    def _came_late(self, fresh: Sequence[pa.Table], since_us: Microseconds) -> LateChanges:
         """Return what came into the log behind the copy, and is older than the tombstones that the state still has.
 
         Those are of times from which the log counts on, and later than the time up to which spent ones were removed.
@@ -216,10 +223,10 @@ class Keeper:
         older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in fresh]
         older = [each for each in older if each.num_rows]
         if not older:
-            return Late.none()
+            return LateChanges.none()
         # A list that is read again is one of the time of reading, see `again`.
-        orders = Orders(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
-        late = Late.read(self._live, schema, older, orders)
+        orders = SyntheticTimestamps(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
+        late = LateChanges.read(self._live, schema, older, orders)
         self._tell(
             f"{late.rows} rows of the log of {schema.full_name} came behind its copy, and are older than"
             f" {format_us(since_us)}: the {len(late.places)} rows that they wrote to are read again"
@@ -235,7 +242,7 @@ class Keeper:
         whole = pa.concat_tables(found, promote_options="default")
         return merged(self._schema, [state_of_log(self._schema, whole)])
 
-    def _show_all(self, now: Kept, as_of: Microseconds, marks: Mapping[str, int], known: Shown | None) -> None:
+    def _show_all(self, now: Replica, as_of: Microseconds, marks: Mapping[str, int], known: Shown | None) -> None:
         """Put all slices of the state in place of what readers have, by one commit; `known`: what all of it shows."""
         lake, schema, cells = self._lake, self._schema, self._cells
 
@@ -276,7 +283,7 @@ class Keeper:
         if group:
             yield group
 
-    def _bring(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> None:
+    def _bring(self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds) -> None:
         """Merge changes into slices, and put what they show as of a time (µs) in place of what readers have of them."""
         lake, mine = self._lake, of_slices(changes, group)
         marked = lake.transaction(self._current, MARKED) or 0
@@ -293,7 +300,7 @@ class Keeper:
             {MARKED: marked + more},
         )
 
-    def _parted(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> tuple[Parted, Parted]:
+    def _parted(self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds) -> tuple[Parted, Parted]:
         """Both tables' rows of slices, those apart that changes reach, or the time that has passed."""
         cells, rows = self._held(self._cells, group), self._held(self._current, group)
         passed = now.as_of_us or _FIRST, as_of
@@ -309,7 +316,7 @@ class Keeper:
         cells: Parted,
         version: int | None,
         changes: pa.Table,
-        now: Kept,
+        now: Replica,
         as_of: Microseconds,
     ) -> Shown:
         """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""

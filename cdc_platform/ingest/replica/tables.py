@@ -74,7 +74,7 @@ def cells_table(schema: TableSchema) -> Table:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Replica:
     """How a kept table stands. Times in µs; `log` and `as_of_us` are None until it was brought up once.
 
     Of what was written up to `sure_us` no row comes any more: all that the log got of it by a second reading is merged.
@@ -91,7 +91,7 @@ class Kept:
     behind: int | None
 
 
-def kept(lake: Lake, schema: TableSchema) -> Kept | None:
+def find_replica(lake: Lake, schema: TableSchema) -> Replica | None:
     """How the table of this schema stands in the lake; None where it was not copied, or another one of its name was."""
     cells, current = cells_table(schema), current_table(schema)
     copied = lake.transaction(cells, COPIED)
@@ -105,15 +105,15 @@ def kept(lake: Lake, schema: TableSchema) -> Kept | None:
     marked, sure = ((lake.transaction(current, name) or 0) if ours else 0 for name in (MARKED, SURE))
     as_of_us = None if as_of is None else Microseconds(as_of)
     behind = lake.transaction(cells, BEHIND)
-    return Kept(Microseconds(copied), Microseconds(since), slices, log, as_of_us, marked, Microseconds(sure), behind)
+    return Replica(Microseconds(copied), Microseconds(since), slices, log, as_of_us, marked, Microseconds(sure), behind)
 
 
-def is_kept(lake: Lake, schema: TableSchema) -> bool:
+def is_replicated(lake: Lake, schema: TableSchema) -> bool:
     """Whether the table of this name is kept, or was before it was made anew."""
     return lake.transaction(cells_table(schema), COPIED) is not None
 
 
-def why_not(lake: Lake, schema: TableSchema) -> str | None:
+def why_not_replicable(lake: Lake, schema: TableSchema) -> str | None:
     """Why the table's log does not tell by now what becomes of the table; None where it does."""
     if schema.cdc.delta != "full":
         return f"it logs keys alone (delta '{schema.cdc.delta}')"
@@ -122,9 +122,9 @@ def why_not(lake: Lake, schema: TableSchema) -> str | None:
     return None
 
 
-def assert_keepable(lake: Lake, schema: TableSchema) -> None:
+def assert_replicable(lake: Lake, schema: TableSchema) -> None:
     """Hold that the table's log tells what becomes of the table; raises StateError."""
-    why = why_not(lake, schema)
+    why = why_not_replicable(lake, schema)
     if why is not None:
         raise StateError(
             f"{schema.full_name} cannot be kept: {why}; ALTER TABLE {schema.full_name} WITH cdc = {{'enabled': true}} "

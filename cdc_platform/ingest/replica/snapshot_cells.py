@@ -31,7 +31,7 @@ _SOLE_OR_NOT = pa.array([None, SOLE], pa.binary())
 
 
 @dataclass(frozen=True)
-class Orders:
+class SyntheticTimestamps:
     """At which times (µs) what has none of its own stands: below all that the log tells, or at the time of reading."""
 
     unknown_us: Microseconds
@@ -47,7 +47,7 @@ def selection(schema: TableSchema) -> str:
     return ", ".join(found)
 
 
-def seen(schema: TableSchema, pages: Sequence[RawPage], orders: Orders) -> pa.Table:
+def seen(schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> pa.Table:
     """The rows of a state (`shape.STATE`), not merged, that pages of `selection` tell of."""
     rows = _Rows(schema, pages, orders)
     return pa.concat_tables([STATE.empty_table(), *rows.state()])
@@ -86,7 +86,7 @@ def _others(schema: TableSchema) -> list[Column]:
 class _Rows:
     """The answered rows, and the keys of each."""
 
-    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: Orders) -> None:
+    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> None:
         self._schema, self._orders = schema, orders
         self._columns: list[pa.BinaryArray] = [
             several[0] if len(several) == 1 else pa.concat_arrays(several)

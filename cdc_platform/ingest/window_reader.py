@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cluster.cells import OtherColumns, log_rows
-from cdc_platform.cluster.ingest.asking import Asking, empty_rows
-from cdc_platform.cluster.ingest.pace import Lifetimes, rows_since, share_of
-from cdc_platform.cluster.ingest.planning import STREAMS, Estimate, Next, Plan, Way, by_token, plan, served
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import look
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound
+from cdc_platform.ingest.planner import STREAMS, Estimate, Next, Plan, Way, by_token, plan, served
+from cdc_platform.ingest.policy import Lifetimes, rows_since, share_of
+from cdc_platform.ingest.requests import LogQuery, empty_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.log.ddl import schema_of
@@ -42,7 +42,7 @@ _WINDOWS_AHEAD = 100
 
 
 @dataclass(frozen=True)
-class Came:
+class WindowResult:
     """What came for a window: rows, sorted; requests, of which there are none where an earlier window's scan had them.
 
     That one's number is `scanned_with`, None for a window that was asked for itself.
@@ -55,7 +55,7 @@ class Came:
     scanned_with: int | None = None
 
 
-class WindowRows:
+class WindowReader:
     """Asks for windows of one table's log, one after the other."""
 
     def __init__(
@@ -87,9 +87,9 @@ class WindowRows:
         """Whether an earlier window's scan has brought the rows of this one."""
         return self._ahead is not None and self._ahead.covers(window)
 
-    def asking(self) -> Asking:
+    def asking(self) -> LogQuery:
         """What asks for rows of the log as it is known now."""
-        return Asking(self._live.name, self._live.connection, self.schema, self._live.is_scylla)
+        return LogQuery(self._live.name, self._live.connection, self.schema, self._live.is_scylla)
 
     def plan(self, source: StreamSource, window: Window, horizon_us: Microseconds | None = None) -> Plan:
         """How a window is asked for; with a horizon (µs) together with what comes up to then, where that is cheaper."""
@@ -101,7 +101,9 @@ class WindowRows:
         page_rows = self._live.connection.page_rows
         return plan(window, streams, held, share_of(window, since, now), page_rows, self._way, nexts)
 
-    def come(self, source: StreamSource, window: Window, horizon_us: Microseconds, made: Plan | None = None) -> Came:
+    def come(
+        self, source: StreamSource, window: Window, horizon_us: Microseconds, made: Plan | None = None
+    ) -> WindowResult:
         """The rows of a window, by its own requests, as they were planned, or those that an earlier one has made.
 
         Raises:
@@ -119,12 +121,12 @@ class WindowRows:
             self._ahead = None
         if ahead.number is None:
             ahead.number = window.number
-            return Came(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests)
+            return WindowResult(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests)
         held, since, now = self._held()
         estimates = served(
             window, self._count(source, window), held, share_of(window, since, now), self._live.connection.page_rows
         )
-        return Came(rows, *estimates, 0, ahead.number)
+        return WindowResult(rows, *estimates, 0, ahead.number)
 
     def learn(self) -> None:
         """Look at the cluster again: its table was altered since it was looked at."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cluster.current.again import Place, asked_by_key, places_of
-from cdc_platform.cluster.current.seen import Orders, seen, selection
-from cdc_platform.cluster.ingest.asking import in_turn
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.ingest.replica.refresh import Place, asked_by_key, places_of
+from cdc_platform.ingest.replica.snapshot_cells import SyntheticTimestamps, seen, selection
+from cdc_platform.ingest.requests import in_turn
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import state_of_log
 from cdc_platform.log.state.shape import STATE, Kind
@@ -25,7 +25,7 @@ _DELETIONS = (Kind.PARTITION_TOMBSTONE, Kind.RANGE_TOMBSTONE, Kind.ROW_TOMBSTONE
 
 
 @dataclass(frozen=True)
-class Late:
+class LateChanges:
     """What late log rows come to. `changes` is to be merged (`shape.STATE`); `rows` are the log's.
 
     `places` were written to, and of `partitions` anything was deleted.
@@ -37,12 +37,14 @@ class Late:
     partitions: frozenset[bytes] = frozenset()
 
     @staticmethod
-    def none() -> Late:
+    def none() -> LateChanges:
         """There are no such rows."""
-        return Late(STATE.empty_table())
+        return LateChanges(STATE.empty_table())
 
     @staticmethod
-    def read(live: LiveCluster, schema: TableSchema, logs: Sequence[pa.Table], orders: Orders) -> Late:
+    def read(
+        live: LiveCluster, schema: TableSchema, logs: Sequence[pa.Table], orders: SyntheticTimestamps
+    ) -> LateChanges:
         """What rows of the log (one table or more) come to, their rows of the base table being read as of a copy.
 
         Raises:
@@ -60,7 +62,7 @@ class Late:
         answers = in_turn(ordered, lambda place, _: asked_by_key(live, schema, place, columns))
         found = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
         changes = merged(schema, [state.filter(pa.array(gone)), *found])
-        return Late(changes, sum(each.num_rows for each in logs), places, partitions)
+        return LateChanges(changes, sum(each.num_rows for each in logs), places, partitions)
 
     def forgotten(self, state: pa.Table) -> pa.Table:
         """A state without what was seen before of rows that were read again, where its times are but an order."""

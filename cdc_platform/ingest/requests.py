@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from cdc_platform.cluster.cells import log_rows
 from cdc_platform.cluster.connection import Connection
-from cdc_platform.cluster.ingest.planning import log_name, statement
 from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, connected, tries
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.ingest.planner import log_name, statement
 from cdc_platform.lake.volume import Batches, TaskRows
 
 AT_ONCE = 4
@@ -40,7 +40,7 @@ atexit.register(_opened.close)
 
 
 @dataclass(frozen=True)
-class Asking:
+class LogQuery:
     """What a task needs to ask for rows of a log. Travels to executors: it holds no session and no secret."""
 
     name: str

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cluster.current.kept import EXPIRES
 from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.ingest.replica.tables import EXPIRES
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.encoding import one_array
 from cdc_platform.log.exact import may_be_far
