@@ -63,6 +63,7 @@ LONG = {
         "test_columns_that_stand_aside.py",
         "test_ingest_of_tablets.py",
         "test_late_generations.py",
+        "test_reading_once.py",
         "test_scans_ahead.py",
         "test_exporting_into.py",
         "test_every_kill_of_mirrors.py",

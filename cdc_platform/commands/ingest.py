@@ -14,7 +14,8 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.limits import MAX_CDC_TTL
 
 if TYPE_CHECKING:
-    from cdc_platform.ingest.ingest import IngestResult, ReadWindow
+    from cdc_platform.ingest.cluster_log import ReadWindow
+    from cdc_platform.ingest.ingest import IngestResult
     from cdc_platform.ingest.planner import Estimate
     from cdc_platform.ingest.replica.replica import ReplicationResult
 

@@ -6,20 +6,26 @@ makes it read every row that the log still holds, for one window or for several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import numpy as np
 
-from cdc_platform.clock import Microseconds
+from cdc_platform.clock import Microseconds, from_datetime
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.timeuuid import earliest
+from cdc_platform.ingest.policy import Lifetimes
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.windows import Window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.ring import LAST
 from cdc_platform.ring.tokens import UInt8s
+from cdc_platform.timeline import StreamSource
 
 Way = Literal["streams", "ranges"]
 STREAMS: Way = "streams"
@@ -52,7 +58,8 @@ class Estimate:
 class Plan:
     """The requests for rows later than `after_us` up to `until_us` (µs): of one window, or of several by one scan.
 
-    `places` are what each asks for behind WHERE, but for the times. `other` is why they were planned so.
+    `places` are what each asks for behind WHERE, but for the times. `other` is the estimate of the way that was not
+    chosen. `ends` are the ends of the windows (µs).
     """
 
     places: Sequence[str]
@@ -60,15 +67,13 @@ class Plan:
     until_us: Microseconds
     chosen: Estimate
     other: Estimate
+    ends: tuple[Microseconds, ...]
 
     @property
     def conditions(self) -> list[str]:
-        """What each request asks for behind WHERE."""
-        return [self.condition(place, self.until_us) for place in self.places]
-
-    def condition(self, place: str, until_us: Microseconds) -> str:
-        """What one asks for, up to an earlier time (µs)."""
-        return f"{place} AND {_between(self.after_us, until_us)}"
+        """Return what each request asks for behind WHERE."""
+        times = _between(self.after_us, self.until_us)
+        return [f"{place} AND {times}" for place in self.places]
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,14 @@ def plan(
     rows = UNKNOWN_ROWS if held is None else held
     ranges = min(MOST_RANGES, max(LEAST_RANGES, rows // ROWS_A_RANGE))
     found = [Next(window.until_us, len(streams), share), *coming]
+    ends = tuple(each.until_us for each in found)
     costs = [_by_streams(each, rows, page_rows) for each in found]
     inside = sum(_inside(each, rows) for each in found)
     one_scan = Estimate(RANGES, ranges + inside // page_rows, rows + ranges, len(found))
     several = Estimate(STREAMS, sum(each.requests for each in costs), sum(each.looks for each in costs), len(found))
     if (one_scan.looks < several.looks) if way is None else way == RANGES:
-        return Plan(_of_ranges(ranges), window.after_us, found[-1].until_us, one_scan, several)
-    return Plan(_of_streams(streams), window.after_us, window.until_us, costs[0], one_scan)
+        return Plan(_of_ranges(ranges), window.after_us, found[-1].until_us, one_scan, several, ends)
+    return Plan(_of_streams(streams), window.after_us, window.until_us, costs[0], one_scan, ends[:1])
 
 
 def served(window: Window, streams: int, held: int | None, share: float, page_rows: int) -> tuple[Estimate, Estimate]:
@@ -120,6 +126,78 @@ def _by_streams(window: Next, rows: int, page_rows: int) -> Estimate:
     inside = _inside(window, rows)
     requests = -(-window.streams // STREAMS_A_REQUEST) + inside // page_rows
     return Estimate(STREAMS, requests, window.streams + inside)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """About how many rows a cluster's log has now, None where nobody knows, and since when they are there (µs)."""
+
+    rows: int | None
+    since_us: Microseconds
+    now_us: Microseconds
+
+    def share(self, window: Window) -> float:
+        """Return the part of the rows that a window is thought to have."""
+        length = window.until_us - max(window.after_us, self.since_us)
+        return length / max(self.now_us - self.since_us, 1)
+
+
+class WindowPlanner:
+    """Plans how windows of one log are read: for the command, and for the Spark data source."""
+
+    def __init__(self, lake: Lake, schema: TableSchema, page_rows: int, way: Way | None = None) -> None:
+        self._lake, self._schema, self._page_rows = lake, schema, page_rows
+        self._way: Way | None = way
+        self._counts: dict[Microseconds, int] = {}
+
+    def stored(self, now_us: Microseconds, *, first_read: bool = False) -> StoredRows:
+        """Estimate the rows of the log from those that the lake has; unknown for the first window of a reader."""
+        since = Lifetimes.of(self._lake, self._schema).since_us(now_us)
+        rows = None if first_read else rows_since(self._lake, log_table(self._schema), since)
+        return StoredRows(rows, since, now_us)
+
+    def plan(self, source: StreamSource, window: Window, stored: StoredRows, coming: Iterable[Window] = ()) -> Plan:
+        """Plan the requests of a window; one scan asks for the rows of those that are `coming` too."""
+        streams = streams_of(source, window)
+        self._counts[window.set_us] = len(streams)
+        behind = [Next(each.until_us, self._count(source, each), stored.share(each)) for each in coming]
+        share = stored.share(window)
+        return plan(window, by_token(streams), stored.rows, share, self._page_rows, self._way, behind)
+
+    def plan_all(self, source: StreamSource, windows: Sequence[Window], stored: StoredRows) -> Iterator[Plan]:
+        """Plan windows one by one, or several by one scan, but none that is passed over."""
+        for passed, together in groupby(windows, key=lambda window: window.passed):
+            remaining = [] if passed else list(together)
+            while remaining:
+                made = self.plan(source, remaining[0], stored, remaining[1:])
+                yield made
+                remaining = remaining[made.chosen.windows :]
+
+    def served(self, source: StreamSource, window: Window, stored: StoredRows) -> tuple[Estimate, Estimate]:
+        """Return the estimates to report of a window whose rows the scan of an earlier one has brought."""
+        return served(window, self._count(source, window), stored.rows, stored.share(window), self._page_rows)
+
+    def _count(self, source: StreamSource, window: Window) -> int:
+        if window.set_us not in self._counts:
+            self._counts[window.set_us] = len(streams_of(source, window))
+        return self._counts[window.set_us]
+
+
+def streams_of(source: StreamSource, window: Window) -> UInt8s:
+    """Return the streams (uint8[k, 16]) of a window's set."""
+    return next(each for each in source.periods() if each.begin_us == window.set_us).streams().streams
+
+
+def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
+    """Estimate how many rows of a log that the lake has were written from `since_us` (µs) on; None without a table."""
+    if not lake.exists(sink):
+        return None
+    count = 0.0
+    for low, high, rows in lake.file_bounds(sink, WRITTEN_AT):
+        first, last = from_datetime(low), from_datetime(high)
+        if last >= since_us:
+            count += rows * min(1.0, (last - since_us + 1) / (last - first + 1))
+    return int(count)
 
 
 def statement(schema: TableSchema, condition: str, bypass_cache: bool) -> str:

@@ -16,7 +16,6 @@ from cdc_platform.clock import (
     Clock,
     Microseconds,
     format_us,
-    from_datetime,
     us_of_seconds,
 )
 from cdc_platform.cluster.refusals import Unreachable
@@ -24,7 +23,6 @@ from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
 from cdc_platform.log.gaps import recreated_at
 from cdc_platform.log.log_table import log_table
@@ -32,7 +30,7 @@ from cdc_platform.log.reading.lag import Lifetime, died_us, lifetimes, of_last_l
 from cdc_platform.log.reading.retyped import ASIDE
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
-from cdc_platform.log.stored_names import GAP, WRITTEN_AT
+from cdc_platform.log.stored_names import GAP
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.alterations import altered, unseen
 from cdc_platform.records.log_gaps import LogGap, Loss
@@ -218,18 +216,14 @@ def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
     return since
 
 
-def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
-    """About how many rows of a log that is here were written from then on (µs); None where nothing is here."""
-    if not lake.exists(sink):
-        return None
-    count = 0.0
-    for low, high, rows in lake.file_bounds(sink, WRITTEN_AT):
-        first, last = from_datetime(low), from_datetime(high)
-        if last >= since_us:
-            count += rows * min(1.0, (last - since_us + 1) / (last - first + 1))
-    return int(count)
+def second_pass_goes_first(
+    position_us: Microseconds, policy: ReadPolicy, lives: Lifetimes, now_us: Microseconds
+) -> bool:
+    """Return True if the second pass of old windows runs before new windows are read.
 
-
-def share_of(window: Window, since_us: Microseconds, now_us: Microseconds) -> float:
-    """The part of a log's rows since then that a window is thought to have."""
-    return (window.until_us - max(window.after_us, since_us)) / max(now_us - since_us, 1)
+    It does as a rule: the rows that it looks for die first. It does not after a stop so long that the next new window
+    (behind `position_us`, µs) is itself due for a second pass by now (`now_us`). Rows that no pass has read die first
+    then, and new windows come before the second pass.
+    """
+    after = policy.again_after(lives.least_us)
+    return not after or position_us >= now_us - after

@@ -1,71 +1,56 @@
-"""Windows read a second time, for the rows that were not visible when they were read first.
+"""Reads windows a second time, for the rows that were not visible when the first pass read them.
 
-A write may carry an old timestamp, and a hint or a batch may be late: such rows come behind the confidence window. What
-is found is merged by the log's key, so that nothing is doubled, and counted in the same commit.
+A write may carry an old timestamp, and a hint or a batch may be late: such rows appear behind the confidence window.
+The pass adds them by the log's key, so that nothing is doubled, and counts them in the same commit.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import ConflictError
+from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
+from cdc_platform.ingest.marks import AGAIN, LATE
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy
-from cdc_platform.log.reading.following import TooManyRows
-from cdc_platform.log.reading.reader import without_known
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import next_window
-from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSources
 
-if TYPE_CHECKING:
-    from cdc_platform.ingest.ingest import ClusterLogSource
 
-AGAIN, LATE = "ingest:again", "ingest:late"
-"""The applications under which the log's table notes how far (µs) it was read a second time, and all late rows."""
+def run_second_pass(
+    log: ClusterLogSource, position_us: Microseconds, policy: ReadPolicy, lives: Lifetimes
+) -> tuple[Microseconds | None, list[ReadWindow]]:
+    """Read the windows up to `position_us` (µs) that are due; return how far (µs) the pass is, and the windows.
 
-
-def is_due(position_us: Microseconds, pace: ReadPolicy, lives: Lifetimes, clock: Clock) -> bool:
-    """Whether what was written at a time (µs) is so old that its window is read a second time."""
-    after = pace.again_after(lives.least_us)
-    return bool(after) and position_us < clock.now_us() - after
-
-
-def read_again(copier: ClusterLogSource, consumer: Consumer, pace: ReadPolicy, lives: Lifetimes) -> Microseconds | None:
-    """Read what is due a second time; answers with how far (µs) that has come, None where nothing was ever due.
+    The first is None where nothing was ever due.
 
     Raises:
-        ConflictError: another process reads the same windows again.
+        ConflictError: another process reads the same windows a second time.
     """
-    lake, schema, clock = copier.lake, copier.schema, copier.clock
-    before = lake.transaction(copier.sink, AGAIN)
-    after, now = pace.again_after(lives.least_us), clock.now_us()
-    if not after or not lake.exists(copier.sink):
-        return None if before is None else Microseconds(before)
+    lake, schema = log.lake, log.schema
+    done = lake.transaction(log.sink, AGAIN)
+    reached = None if done is None else Microseconds(done)
+    after, now = policy.again_after(lives.least_us), log.clock.now_us()
+    if not after or not lake.exists(log.sink):
+        return reached, []
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     sets = sets_of(source, now)
     begun = lives.first_us(sets, now)
-    until = min(consumer.position_us, Microseconds(now - after))
-    place = Microseconds(max(begun, before) if before is not None else begun)
-    if until - place < max(1, pace.again_every(lives.least_us)):
-        return None if before is None else Microseconds(before)
+    until = min(position_us, Microseconds(now - after))
+    at_us = Microseconds(max(begun, done) if done is not None else begun)
+    if until - at_us < max(1, policy.again_every(lives.least_us)):
+        return reached, []
+    windows: list[ReadWindow] = []
     number = 0
-    while True:
-        window = next_window(sets, place, number, until, longest_us=copier.longest_us(place))
-        if window is None:
-            return place
+    while (window := next_window(sets, at_us, number, until)) is not None:
         started = time.monotonic()
-        came, late = None, copier.sink.schema.empty_table()
-        if not window.passed:
-            try:
-                came = copier.read_again(source, window, until)
-            except TooManyRows:
-                continue
-            late = without_known(lake, copier.sink, came.rows, window)
-        total = (lake.transaction(copier.sink, LATE) or 0) + late.num_rows
-        marks = {AGAIN: window.until_us, LATE: total}
-        if copier.append(late, marks, before) is None:
+        result = None if window.passed else log.read_late(source, window, until)
+        late = log.sink.schema.empty_table() if result is None else result.rows
+        total = (lake.transaction(log.sink, LATE) or 0) + late.num_rows
+        if log.append(late, {AGAIN: window.until_us, LATE: total}, done) is None:
             raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
-        copier.note(window, came, late.num_rows, started, late.num_rows)
-        before, place, number = window.until_us, window.until_us, window.number
+        found = late.num_rows + (0 if result is None else result.committed)
+        windows.append(ReadWindow.of(window, result, found, started, late=found))
+        done, at_us, number = window.until_us, window.until_us, window.number
+    return at_us, windows

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequ
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from math import nan
 from typing import Any
 
@@ -42,8 +42,8 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
 from cdc_platform.ingest import policy as paces
 from cdc_platform.ingest.ingest import assert_readable, held_by
-from cdc_platform.ingest.planner import RANGES, STREAMS, Next, Plan, Way, by_token, plan
-from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, died_before, gaps_between, rows_since, share_of
+from cdc_platform.ingest.planner import RANGES, STREAMS, Plan, Way, WindowPlanner
+from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, died_before, gaps_between
 from cdc_platform.ingest.requests import REQUESTS_A_TASK, LogQuery
 from cdc_platform.ingest.worker_errors import in_one_line
 from cdc_platform.lake.envelope import Speaker, speaking_for
@@ -327,22 +327,9 @@ class _Planner:
         return [*revealed, *(gap for gap in recorded if gap not in same)]
 
     def _plans(self, schema: TableSchema, windows: Sequence[Window], way: Way | None) -> Iterator[Plan]:
-        """How windows are read: one by one, or several by one scan, but none that is passed over."""
-        now = Clock().now_us()
-        since = Lifetimes.of(self.lake, schema).since_us(now)
-        held = rows_since(self.lake, log_table(schema), since)
-        page_rows = self.cluster.connection.page_rows
-        periods = {each.begin_us: each for each in StreamSources(self.lake).of(schema.keyspace, schema.name).periods()}
-        for _, together in groupby(windows, key=lambda window: window.passed):
-            left = [] if (several := list(together))[0].passed else several
-            streams = {each.set_us: periods[each.set_us].streams().streams for each in left}
-            while left:
-                first, *others = left
-                coming = [Next(each.until_us, len(streams[each.set_us]), share_of(each, since, now)) for each in others]
-                share = share_of(first, since, now)
-                made = plan(first, by_token(streams[first.set_us]), held, share, page_rows, way, coming)
-                yield made
-                left = left[made.chosen.windows :]
+        planner = WindowPlanner(self.lake, schema, self.cluster.connection.page_rows, way)
+        source = StreamSources(self.lake).of(schema.keyspace, schema.name)
+        return planner.plan_all(source, windows, planner.stored(Clock().now_us()))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""The rows of windows, asked of a cluster by this process: a window by its streams, or several by one scan.
+"""Reads the rows of windows from a cluster, each once: a window by its streams, or several windows by one scan.
 
-What a scan brings of later windows is kept until their turn, so that each still has a commit of its own. What does not
-fit into memory is let go of, and asked for again in its turn. Commits are left to `ingesting`.
+Memory holds at most `ROWS_AT_ONCE` rows. When a reading reaches that bound it hands the rows that have arrived to the
+caller, who commits them as a part, and goes on. The position moves only with the last rows of a window. After a kill
+the log's table says up to when parts may hold rows (`PARTS_UNTIL`), and what is read again up to there is added by key.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,31 +22,32 @@ from cdc_platform.cluster.observing import look
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound
-from cdc_platform.ingest.planner import STREAMS, Estimate, Next, Plan, Way, by_token, plan, served
-from cdc_platform.ingest.policy import Lifetimes, rows_since, share_of
+from cdc_platform.ingest.marks import PARTS_UNTIL
+from cdc_platform.ingest.planner import Estimate, Plan, Way, WindowPlanner
 from cdc_platform.ingest.requests import LogQuery, empty_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.following import TooManyRows
 from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.reader import ROWS_AT_ONCE, in_order
+from cdc_platform.log.reading.reader import ROWS_AT_ONCE, in_order, without_known
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import Window, next_window
 from cdc_platform.log.stored_names import EXACT, WRITTEN_AT
-from cdc_platform.ring.tokens import UInt8s
 from cdc_platform.timeline import StreamSource
 
-_LEARNS = 3
+_ATTEMPTS = 3
 _WINDOWS_AHEAD = 100
+CommitPart = Callable[[pa.Table, Microseconds], None]
+"""Commits rows of a window, or of a scan that ends at a time (µs), of which more will come."""
 
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What came for a window: rows, sorted; requests, of which there are none where an earlier window's scan had them.
+    """The rows of a window that are still to be committed, sorted, and what reading them took.
 
-    That one's number is `scanned_with`, None for a window that was asked for itself.
+    `committed` rows of the window went into parts. `requests` is 0 where the scan of an earlier window brought the
+    rows; `scanned_with` is then the number of that window.
     """
 
     rows: pa.Table
@@ -53,10 +55,11 @@ class WindowResult:
     other: Estimate
     requests: int
     scanned_with: int | None = None
+    committed: int = 0
 
 
 class WindowReader:
-    """Asks for windows of one table's log, one after the other."""
+    """Reads windows of one table's log, one after the other."""
 
     def __init__(
         self,
@@ -68,177 +71,192 @@ class WindowReader:
         way: Way | None,
         tell: Tell,
     ) -> None:
-        self.schema = schema
-        self.begins_anew = False
         self._live, self._cluster, self._clock, self._lake = live, cluster, clock, lake
         self._way: Way | None = way
         self._tell = tell
-        self._longest: Microseconds | None = None
+        self._schema, self._planner = schema, self._planner_for(schema)
         self._ahead: _Ahead | None = None
-        self._streams: dict[Microseconds, int] = {}
 
-    def longest_us(self, after_us: Microseconds) -> Microseconds | None:
-        """As `Copier`: what is here already ends a window, and one that had too many rows shortens the next ones."""
-        if self._ahead is not None and self._ahead.after_us <= after_us < self._ahead.until_us:
-            return Microseconds(self._ahead.until_us - after_us)
-        return self._longest
+    @property
+    def schema(self) -> TableSchema:
+        """The table, as the cluster was last seen to define it."""
+        return self._schema
 
-    def are_here(self, window: Window) -> bool:
-        """Whether an earlier window's scan has brought the rows of this one."""
+    def has_read(self, window: Window) -> bool:
+        """Return True if an earlier window's scan has brought the rows of this one."""
         return self._ahead is not None and self._ahead.covers(window)
 
-    def asking(self) -> LogQuery:
-        """What asks for rows of the log as it is known now."""
-        return LogQuery(self._live.name, self._live.connection, self.schema, self._live.is_scylla)
+    def resumes(self, window: Window) -> bool:
+        """Return True if a process that was killed may have committed parts of this window."""
+        return window.after_us < self._parts_until()
 
-    def plan(self, source: StreamSource, window: Window, horizon_us: Microseconds | None = None) -> Plan:
-        """How a window is asked for; with a horizon (µs) together with what comes up to then, where that is cheaper."""
-        streams = by_token(_streams_of(source, window))
-        self._streams[window.set_us] = len(streams)
-        held, since, now = self._held()
-        coming = () if horizon_us is None else islice(self._coming(source, window, horizon_us), _WINDOWS_AHEAD)
-        nexts = [Next(each.until_us, self._count(source, each), share_of(each, since, now)) for each in coming]
-        page_rows = self._live.connection.page_rows
-        return plan(window, streams, held, share_of(window, since, now), page_rows, self._way, nexts)
+    def query(self) -> LogQuery:
+        """Return the requests' common part, for the log as it is known now."""
+        return LogQuery(self._live.name, self._live.connection, self._schema, self._live.is_scylla)
 
-    def come(
-        self, source: StreamSource, window: Window, horizon_us: Microseconds, made: Plan | None = None
+    def plan(
+        self, source: StreamSource, window: Window, until_us: Microseconds | None = None, *, first_read: bool = False
+    ) -> Plan:
+        """Plan a window, together with the windows behind it up to `until_us` (µs) where one scan is cheaper."""
+        stored = self._planner.stored(self._clock.now_us(), first_read=first_read)
+        coming = () if until_us is None else islice(self._coming(source, window, until_us), _WINDOWS_AHEAD)
+        return self._planner.plan(source, window, stored, coming)
+
+    def read(
+        self,
+        source: StreamSource,
+        window: Window,
+        until_us: Microseconds,
+        commit_part: CommitPart,
+        plan: Plan | None = None,
+        *,
+        first_read: bool = False,
+        drop_known: bool = False,
     ) -> WindowResult:
-        """The rows of a window, by its own requests, as they were planned, or those that an earlier one has made.
+        """Return the rows of a window, by the requests of `plan` or those that an earlier window's scan has made.
+
+        With `drop_known` rows that the log's table has already are left out, by the log's key.
 
         Raises:
-            TooManyRows: they do not fit into memory; `longest_us` is shorter from now on.
             OtherColumns: the table was altered, and its definition is not understood.
         """
-        if not self.are_here(window):
-            self._ahead = self._asked(source, window, horizon_us, made)
+        if not self.has_read(window):
+
+            def make() -> Plan:
+                return plan or self.plan(source, window, until_us, first_read=first_read)
+
+            self._ahead = self._requested(make, commit_part, drop_known=drop_known)
         ahead = self._ahead
         assert ahead is not None
-        if not ahead.covers(window):
-            raise TooManyRows
-        rows = ahead.of(window)
+        rows, committed = ahead.rows_in(window), ahead.committed_in(window)
         if ahead.until_us == window.until_us:
             self._ahead = None
         if ahead.number is None:
             ahead.number = window.number
-            return WindowResult(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests)
-        held, since, now = self._held()
-        estimates = served(
-            window, self._count(source, window), held, share_of(window, since, now), self._live.connection.page_rows
-        )
-        return WindowResult(rows, *estimates, 0, ahead.number)
+            return WindowResult(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests, committed=committed)
+        stored = self._planner.stored(self._clock.now_us(), first_read=first_read)
+        return WindowResult(rows, *self._planner.served(source, window, stored), 0, ahead.number, committed)
 
     def learn(self) -> None:
-        """Look at the cluster again: its table was altered since it was looked at."""
+        """Observe the cluster again, because the table was altered since it was last observed."""
         look(self._live, self._cluster, self._clock)
-        self.schema = definition(self._lake, self.schema.keyspace, self.schema.name)
+        self._schema = definition(self._lake, self._schema.keyspace, self._schema.name)
+        self._planner = self._planner_for(self._schema)
 
-    def _coming(self, source: StreamSource, window: Window, horizon_us: Microseconds) -> Iterator[Window]:
-        """The windows behind one that can be read by now."""
+    def _planner_for(self, schema: TableSchema) -> WindowPlanner:
+        return WindowPlanner(self._lake, schema, self._live.connection.page_rows, self._way)
+
+    def _parts_until(self) -> Microseconds:
+        return Microseconds(self._lake.transaction(log_table(self._schema), PARTS_UNTIL) or 0)
+
+    def _coming(self, source: StreamSource, window: Window, until_us: Microseconds) -> Iterator[Window]:
+        """Yield the windows behind one that can be read by now."""
         sets = sets_of(source, self._clock.now_us())
-        longest = self._longest
         after: Window | None = window
         while after is not None:
-            after = next_window(sets, after.until_us, after.number, horizon_us, longest_us=longest)
+            after = next_window(sets, after.until_us, after.number, until_us)
             if after is None or not (after.passed or source.is_complete(after.set_us)):
                 return
             if not after.passed:
                 yield after
 
-    def _count(self, source: StreamSource, window: Window) -> int:
-        if window.set_us not in self._streams:
-            self._streams[window.set_us] = len(_streams_of(source, window))
-        return self._streams[window.set_us]
-
-    def _held(self) -> tuple[int | None, Microseconds, Microseconds]:
-        """About how many rows the log has, None where nobody knows; since when they are there and what is now (µs)."""
-        lives, now = Lifetimes.of(self._lake, self.schema), self._clock.now_us()
-        since = lives.since_us(now)
-        held = None if self.begins_anew else rows_since(self._lake, log_table(self.schema), since)
-        return held, since, now
-
-    def _asked(self, source: StreamSource, window: Window, horizon_us: Microseconds, made: Plan | None) -> _Ahead:
+    def _requested(self, make: Callable[[], Plan], commit_part: CommitPart, *, drop_known: bool) -> _Ahead:
         doubtful = True
-        for place in range(_LEARNS):
+        for attempt in range(_ATTEMPTS):
             try:
-                return self._read(made or self.plan(source, window, horizon_us), doubtful)
+                return self._read(make(), commit_part, doubtful=doubtful, drop_known=drop_known)
             except OtherColumns:
-                if place == _LEARNS - 1:
+                if attempt == _ATTEMPTS - 1:
                     raise
-                known = self.schema
+                known = self._schema
                 self.learn()
                 # A value that is none of its column's type may be one of a newer type, and if not it is none at all.
-                doubtful = self.schema != known
-        raise AssertionError("unreachable: the last try raises")
+                doubtful = self._schema != known
+        raise AssertionError("unreachable: the last attempt raises")
 
-    def _read(self, made: Plan, doubtful: bool) -> _Ahead:
-        """All rows of a plan; where it is `doubtful` a value that is none of its type is another table's."""
-        found = _Ahead(made, made.until_us)
+    def _read(self, plan: Plan, commit_part: CommitPart, *, doubtful: bool, drop_known: bool) -> _Ahead:
+        """Read all rows of a plan; where it is `doubtful` a value that is none of its type raises OtherColumns."""
+        # Of an attempt before this one, or of a process that was killed.
+        drop_known = drop_known or plan.after_us < self._parts_until()
+        ahead = _Ahead(plan)
         unreadable: Counter[str] = Counter()
-        # Each condition is made when it is sent: up to when rows are asked for may be less by then.
-        conditions = (made.condition(place, found.until_us) for place in made.places)
-        for pages in self.asking().answers(conditions):
-            found.requests += len(pages)
-            if any(page.rows for page in pages):
-                part = log_rows(self.schema, pages)
-                unreadable.update(part.unreadable)
-                found.add(part.rows)
-        if doubtful and unreadable:
-            raise OtherColumns(f"{', '.join(unreadable)} of {self.schema.full_name} have values of another type")
-        for name, several in unreadable.items():
-            self._tell(f"{several} values of {self.schema.full_name}.{name} are none of its type, and come as null")
-        found.rows = in_order(pa.concat_tables(_alike(found.parts))) if found.parts else empty_rows(self.schema)
-        found.parts.clear()
-        if made.chosen.way == STREAMS:
-            self._learn_length(found)
-        return found
+        for pages in self.query().answers(plan.conditions):
+            ahead.requests += len(pages)
+            if not any(page.rows for page in pages):
+                continue
+            part = log_rows(self._schema, pages)
+            unreadable.update(part.unreadable)
+            self._refuse_unreadable(unreadable, doubtful=doubtful)
+            ahead.add(part.rows)
+            if ahead.size > ROWS_AT_ONCE:
+                rows = self._taken(ahead, drop_known=drop_known)
+                commit_part(rows, plan.until_us)
+                ahead.note_committed(rows)
+        for name, count in unreadable.items():
+            self._tell(f"{count} values of {self._schema.full_name}.{name} are none of its type, and come as null")
+        ahead.rows = self._taken(ahead, drop_known=drop_known)
+        return ahead
 
-    def _learn_length(self, found: _Ahead) -> None:
-        """Ask for less time at once, where rows had to be let go of that will be asked for again; else for more."""
-        if found.until_us < found.plan.until_us:
-            self._longest = Microseconds(found.until_us - found.after_us)
-        elif self._longest is not None:
-            self._longest = Microseconds(self._longest * 2)
+    def _refuse_unreadable(self, unreadable: Counter[str], *, doubtful: bool) -> None:
+        if doubtful and unreadable:
+            raise OtherColumns(f"{', '.join(unreadable)} of {self._schema.full_name} have values of another type")
+
+    def _taken(self, ahead: _Ahead, *, drop_known: bool) -> pa.Table:
+        """Take the rows that have arrived, sorted; those that are new where the table may have some of them."""
+        if not ahead.parts:
+            return empty_rows(self._schema)
+        rows = in_order(pa.concat_tables(_alike(ahead.parts)))
+        ahead.parts.clear()
+        ahead.size = 0
+        if not drop_known:
+            return rows
+        plan = ahead.plan
+        return without_known(
+            self._lake, log_table(self._schema), rows, Window(0, Microseconds(0), plan.after_us, plan.until_us)
+        )
 
 
 @dataclass
 class _Ahead:
-    """Rows later than `after_us` up to `until_us` (µs), all that the log has.
+    """The rows that a plan brought, and how many went into parts by the window that they are of.
 
-    `number` is that of the window they came with, None until that was told of.
+    `number` is that of the window they came with, None until that was reported.
     """
 
     plan: Plan
-    until_us: Microseconds
     parts: list[pa.Table] = field(default_factory=list)
+    size: int = 0
     rows: pa.Table = field(default_factory=lambda: pa.table({}))
     requests: int = 0
     number: int | None = None
+    committed: Counter[int] = field(default_factory=Counter)
 
     @property
-    def after_us(self) -> Microseconds:
-        """Behind what they begin."""
-        return self.plan.after_us
+    def until_us(self) -> Microseconds:
+        """When the last of them may have been written."""
+        return self.plan.until_us
 
     def covers(self, window: Window) -> bool:
-        """Whether all rows of a window are here."""
-        return self.after_us <= window.after_us and window.until_us <= self.until_us
+        """Return True if all rows of a window have been read."""
+        return self.plan.after_us <= window.after_us and window.until_us <= self.until_us
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows in. Where they become more than fit into memory, the later half of their time is let go of."""
-        self.parts.append(_until(rows, self.until_us))
-        if sum(part.num_rows for part in self.parts) <= ROWS_AT_ONCE:
-            return
-        times = np.concatenate([_times(part) for part in self.parts])
-        middle = int(np.partition(times, len(times) // 2)[len(times) // 2])
-        # Rows of one microsecond are not told apart.
-        until = middle - 1 if middle > int(times.min()) else middle
-        if until < self.until_us:
-            self.until_us = Microseconds(until)
-            self.parts[:] = [_until(part, self.until_us) for part in self.parts]
+        """Add rows that arrived."""
+        self.parts.append(rows)
+        self.size += rows.num_rows
 
-    def of(self, window: Window) -> pa.Table:
-        """The rows of a window, sorted."""
+    def note_committed(self, rows: pa.Table) -> None:
+        """Count rows that went into a part, by the end of their window."""
+        ends = np.array(self.plan.ends, np.int64)
+        found, counts = np.unique(np.searchsorted(ends, _times(rows), side="left"), return_counts=True)
+        self.committed.update(dict(zip(ends[found].tolist(), counts.tolist(), strict=True)))
+
+    def committed_in(self, window: Window) -> int:
+        """Return how many rows of a window went into parts."""
+        return sum(count for end, count in self.committed.items() if window.after_us < end <= window.until_us)
+
+    def rows_in(self, window: Window) -> pa.Table:
+        """Return the rows of a window, sorted."""
         if self.rows.num_rows == 0:
             return self.rows
         times = _times(self.rows)
@@ -247,7 +265,7 @@ class _Ahead:
 
 
 def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
-    """The table as the cluster was seen to have it last.
+    """Return the table as the cluster was last seen to define it.
 
     Raises:
         NotFound: it has none with a log, or one that the platform does not understand.
@@ -262,19 +280,9 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
         ) from None
 
 
-def _streams_of(source: StreamSource, window: Window) -> UInt8s:
-    """The streams (uint8[k, 16]) of a window's set."""
-    return next(each for each in source.periods() if each.begin_us == window.set_us).streams().streams
-
-
 def _times(rows: pa.Table) -> np.ndarray:
-    """When rows were written, in µs."""
+    """Return when rows were written, in µs."""
     return rows[WRITTEN_AT].cast(pa.int64()).to_numpy()
-
-
-def _until(rows: pa.Table, until_us: Microseconds) -> pa.Table:
-    times = _times(rows)
-    return rows if not len(times) or int(times.max()) <= until_us else rows.filter(pa.array(times <= until_us))
 
 
 def _alike(several: Sequence[pa.Table]) -> list[pa.Table]:

@@ -71,11 +71,11 @@ def test_what_looks_at_less_is_planned_for_a_backlog(held: int, first: int, othe
     assert (made.chosen.looks, made.chosen.windows) == ((held + LEAST_RANGES, 1 + len(others)) if scans else (first, 1))
 
 
-def test_less_time_is_asked_for_once_it_is_known_that_less_fits() -> None:
-    """The same place, up to an earlier time: half open as ever."""
+def test_each_request_asks_for_the_times_of_its_plan() -> None:
+    """Half open: behind the last microsecond that was read, up to and with the last one of the plan."""
     made = plan(WINDOW, streams(2), 10**9, 0, PAGE)
-    assert made.condition(made.places[0], Microseconds(15)).endswith(f'"cdc$time" < {earliest(Microseconds(16))}')
-    assert made.condition(made.places[0], made.until_us) == made.conditions[0]
+    end = f'"cdc$time" < {earliest(Microseconds(made.until_us + 1))}'
+    assert [condition.endswith(end) for condition in made.conditions] == [True] * len(made.places)
 
 
 @pytest.mark.parametrize("way", ["streams", "ranges"])

@@ -100,18 +100,17 @@ def test_a_full_log_with_quiet_windows_is_scanned_for_many_of_them_alone(
     assert len(done.windows) == windows
 
 
-def test_a_scan_brings_what_fits_into_memory(
+def test_a_scan_of_more_rows_than_memory_holds_is_made_once(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is later is let go of and scanned for again: no window is larger, few scans are made, all rows come."""
+    """It serves both windows, each with its own count of rows, and all rows arrive."""
     monkeypatch.setattr(window_reader, "ROWS_AT_ONCE", 40)
     log.write([FIRST_US + place * MINUTE_US for place in range(100)])
     standin.proxy.statements.clear()
     done = bring(cluster, workers, way="ranges")
-    assert max(window.rows for window in done.windows) <= 40
-    scans = [window for window in done.windows if window.requests]
-    assert 3 <= len(scans) <= 5
-    assert len(asked(standin)) == sum(window.requests for window in scans)
+    assert [window.rows for window in done.windows] == [60, 40]
+    assert [window.requests for window in done.windows] == [RANGES, 0]
+    assert len(asked(standin)) == RANGES
     assert_each_once(cluster, log)
 
 

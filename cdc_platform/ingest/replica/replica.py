@@ -19,6 +19,7 @@ from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, form
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.ingest.marks import AGAIN
 from cdc_platform.ingest.replica import tables
 from cdc_platform.ingest.replica.affected_rows import reached
 from cdc_platform.ingest.replica.late_changes import LateChanges
@@ -33,7 +34,6 @@ from cdc_platform.ingest.replica.tables import (
     for_readers,
     with_slices,
 )
-from cdc_platform.ingest.second_pass import AGAIN
 from cdc_platform.lake import frames
 from cdc_platform.lake.appended import appended
 from cdc_platform.lake.arrow import compute

@@ -1,0 +1,270 @@
+"""The CDC log of a live cluster as a source of windows, committed into the log's Delta table.
+
+`follow` gives the order of windows, generations and checkpoints; `WindowReader` reads the rows; here they are
+committed, each window by one commit with its number and its end. A window with more rows than memory holds goes into
+parts first. Gaps that a window reveals are recorded before its rows are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import ONE_US, Clock, Microseconds
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.ingest.marks import LATE, PARTS, PARTS_UNTIL
+from cdc_platform.ingest.planner import Estimate, Plan
+from cdc_platform.ingest.policy import Lifetimes, before_reading, died_before, gaps_between
+from cdc_platform.ingest.requests import empty_rows
+from cdc_platform.ingest.window_reader import WindowReader, WindowResult
+from cdc_platform.lake import frames
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Workers
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.left_out import Tell
+from cdc_platform.log.reading.reader import FROM_CLUSTER
+from cdc_platform.log.reading.retyped import fitted
+from cdc_platform.log.reading.stream_progress import origin_mark
+from cdc_platform.log.reading.windows import Window
+from cdc_platform.log.stored_names import EXACT, GAP
+from cdc_platform.records import log_gaps
+from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.log_gaps import LogGap, Loss
+from cdc_platform.timeline import StreamSource
+
+_ORIGIN = origin_mark(FROM_CLUSTER)
+TASKS_HERE = 8
+"""Tasks of requests that are done sooner in the process that asks than Spark starts."""
+
+
+@dataclass(frozen=True)
+class ReadWindow:
+    """A window as it was read, with what was estimated and what came. Times in µs; `requests` counts pages.
+
+    `chosen` is None where the window was passed over. `late` are the rows that a second reading found. `scanned_with`
+    is the number of the window for which the scan was made that brought the rows of this one too. `catch_up`: the
+    position had passed it before the streams of its set could be read.
+    """
+
+    number: int
+    set_us: Microseconds
+    after_us: Microseconds
+    until_us: Microseconds
+    chosen: Estimate | None
+    other: Estimate | None
+    requests: int
+    rows: int
+    late: int | None = None
+    seconds: float = 0.0
+    scanned_with: int | None = None
+    catch_up: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        window: Window,
+        result: WindowResult | None,
+        rows: int,
+        started: float,
+        late: int | None = None,
+        *,
+        catch_up: bool = False,
+    ) -> ReadWindow:
+        """Describe a window that was committed; its reading `started` at that time of the monotonic clock (s)."""
+        chosen, other, requests, scanned_with = None, None, 0, None
+        if result is not None:
+            chosen, other = result.chosen, result.other
+            requests, scanned_with = result.requests, result.scanned_with
+        times = window.set_us, window.after_us, window.until_us
+        seconds = round(time.monotonic() - started, 3)
+        return cls(window.number, *times, chosen, other, requests, rows, late, seconds, scanned_with, catch_up)
+
+
+class ClusterLogSource:
+    """Copies windows up to `read_until_us` (µs) from a cluster into the log's Delta table."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        clock: Clock,
+        reader: WindowReader,
+        consumer: Consumer,
+        read_until_us: Microseconds,
+        workers: Workers,
+        tell: Tell,
+    ) -> None:
+        self.lake, self.clock, self.tell = lake, clock, tell
+        self.windows: list[ReadWindow] = []
+        """The windows that were committed, but for those of the second pass."""
+        self._reader, self._read_until_us = reader, read_until_us
+        self.workers = workers.at_least(TASKS_HERE)
+        # An earlier release noted nothing of stream sets.
+        self._rereads = consumer.window_number > 0 and lake.transaction(self.sink, _ORIGIN) is None
+
+    @property
+    def schema(self) -> TableSchema:
+        """The table, as the cluster was last seen to define it."""
+        return self._reader.schema
+
+    @property
+    def sink(self) -> Table:
+        """The table of the log."""
+        return log_table(self.schema)
+
+    def longest_us(self, after_us: Microseconds) -> Microseconds | None:
+        """As `Copier`: a window may be as long as it likes, since one of many rows goes into parts."""
+        return None
+
+    def rows_left(self, window: Window) -> int | None:
+        """As `Copier`: nobody can count rows of streams that are not known."""
+        return None
+
+    def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
+        """As `Copier`; where the table was altered meanwhile, the window is read again."""
+        started, reader, plan = time.monotonic(), self._reader, None
+        first_read = window.number == 1
+        new: list[LogGap] = []
+        result: WindowResult | None
+        if window.passed:
+            marks = self._with_gaps(window, marks, new)
+            result, count = None, self.append(empty_rows(self.schema), marks, expected)
+        elif (
+            reader.has_read(window)
+            or self._work_here(plan := reader.plan(source, window, self._read_until_us, first_read=first_read))
+            or reader.resumes(window)
+        ):
+
+            def commit_part(rows: pa.Table, until_us: Microseconds) -> None:
+                self._append_part(replace(window, until_us=until_us), rows, new)
+
+            result = reader.read(source, window, self._read_until_us, commit_part, plan, first_read=first_read)
+            # Rows may have died while they were being read.
+            marks = self._with_gaps(window, marks, new)
+            count = self.append(result.rows, marks, expected)
+            count = None if count is None else count + result.committed
+        else:
+            assert plan is not None
+            if plan.chosen.windows > 1:
+                # What tasks read goes straight into the window's files.
+                plan = reader.plan(source, window, first_read=first_read)
+            marks = self._with_gaps(window, marks, new)
+            count = self._append_in_tasks(plan, marks, expected)
+            self._with_gaps(window, marks, new)
+            result = WindowResult(empty_rows(self.schema), plan.chosen, plan.other, len(plan.places))
+        if count is not None:
+            self.windows.append(ReadWindow.of(window, result, count, started))
+            self._report(new)
+        return count
+
+    def origin_us(self, consumer: Consumer) -> Microseconds:
+        """As `Copier`: what an earlier release read is read once more, as far as its rows may still be there."""
+        if consumer.window_number == 0:
+            return consumer.position_us
+        return Microseconds(Lifetimes.of(self.lake, self.schema).since_us(self.clock.now_us()) - ONE_US)
+
+    def copy_unread(
+        self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
+    ) -> int | None:
+        """As `Copier`; reports rows that may have died before their set could be read."""
+        started, schema = time.monotonic(), self.schema
+        new: list[LogGap] = []
+
+        def died_us() -> Microseconds | None:
+            times = window.after_us, window.until_us, self.clock.now_us()
+            died = None if self._rereads else Lifetimes.of(self.lake, schema).died_us(*times)
+            if died is not None:
+                new.extend(log_gaps.record(self.lake, self.clock, [died_before(schema, window, died)]))
+            return died
+
+        def commit_part(rows: pa.Table, until_us: Microseconds) -> None:
+            died_us()
+            self._append_numbered(rows, {})
+
+        result = self._reader.read(source, window, window.until_us, commit_part, drop_known=True)
+        died = died_us()
+        if died is not None:
+            marks = {**marks, GAP: max(died, self.lake.transaction(self.sink, GAP) or 0)}
+        count = self.append(result.rows, marks, expected)
+        if count is not None:
+            count += result.committed
+            self.windows.append(ReadWindow.of(window, result, count, started, catch_up=True))
+            self._report(new)
+        return count
+
+    def read_late(self, source: StreamSource, window: Window, until_us: Microseconds) -> WindowResult:
+        """Read the rows of a window that the log's table does not have; one scan serves windows up to `until_us` (µs).
+
+        Raises:
+            OtherColumns: the table was altered, and its definition is not understood.
+        """
+
+        def commit_part(rows: pa.Table, _: Microseconds) -> None:
+            self._append_numbered(rows, {LATE: (self.lake.transaction(self.sink, LATE) or 0) + rows.num_rows})
+
+        return self._reader.read(source, window, until_us, commit_part, drop_known=True)
+
+    def append(self, rows: pa.Table, marks: Mapping[str, int], expected: int | None) -> int | None:
+        """Append rows of this process's memory to the log, with the marks; None where the first is not expected."""
+        sink = fitted(self.lake, self.clock, self.schema, exact=EXACT in rows.column_names)
+        failpoints.reached(failpoints.BEFORE_SINK)
+        return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
+
+    def _append_part(self, span: Window, rows: pa.Table, new: list[LogGap]) -> None:
+        """Commit rows of a window, or of a scan, of which more will come; record the gaps that they reveal before."""
+        marks = dict(self._with_gaps(span, {}, new))
+        noted = self.lake.transaction(self.sink, PARTS_UNTIL) or 0
+        self._append_numbered(rows, {**marks, PARTS_UNTIL: max(span.until_us, noted)})
+
+    def _append_numbered(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        number = self.lake.transaction(self.sink, PARTS)
+        if self.append(rows, {PARTS: (number or 0) + 1, **marks}, number) is None:
+            raise ConflictError(f"another process ingests {self.schema.full_name}; stop one of them")
+        failpoints.reached(failpoints.AFTER_PART)
+
+    def _report(self, gaps: list[LogGap]) -> None:
+        for gap in gaps:
+            self.tell(str(gap))
+
+    def _work_here(self, plan: Plan) -> bool:
+        return self.workers.work_here(self._reader.query().tasks(plan.places))
+
+    def _append_in_tasks(self, plan: Plan, marks: Mapping[str, int], expected: int | None) -> int | None:
+        """Let tasks read the rows and write their files, which one commit puts behind the log's, with the marks."""
+        (name, number), *rest = marks.items()
+        while True:
+            sink = fitted(self.lake, self.clock, self.schema, exact=True)
+            if self.lake.transaction(sink, name) != expected:
+                return None
+            tasks = self._reader.query().task_rows(plan.conditions)
+            before = sum(each.rows for each in self.lake.slices(sink))
+            failpoints.reached(failpoints.BEFORE_SINK)
+            try:
+                done = frames.append(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
+            except StateError:
+                # A task cannot say by the class of its error that the table was altered.
+                known = self.schema
+                self._reader.learn()
+                if self.schema == known:
+                    raise
+                continue
+            return sum(each.rows for each in self.lake.slices(sink)) - before if done else None
+
+    def _with_gaps(self, window: Window, marks: Mapping[str, int], new: list[LogGap]) -> Mapping[str, int]:
+        """Record the gaps that a window reveals by now, before it is committed; return the marks with what has died.
+
+        What was not recorded before goes into `new`.
+        """
+        lake, schema, now = self.lake, self.schema, self.clock.now_us()
+        if window.number == 1:
+            log_gaps.record(lake, self.clock, [before_reading(lake, schema, now)])
+            return marks
+        gaps = gaps_between(lake, schema, window.after_us, window.until_us, now)
+        new += log_gaps.record(lake, self.clock, gaps)
+        died = [gap.until_us - ONE_US for gap in gaps if gap.what == Loss.DIED]
+        return {**marks, GAP: max(*died, self.lake.transaction(self.sink, GAP) or 0)} if died else marks

@@ -1,0 +1,13 @@
+"""The applications under which commits of an ingested log's table note how far readings are.
+
+Delta logs store these strings, so they never change.
+"""
+
+AGAIN = "ingest:again"
+"""How far (µs) the second pass has read."""
+LATE = "ingest:late"
+"""How many late rows second passes have found so far."""
+PARTS = "ingest:parts"
+"""How many commits of parts of windows the table has."""
+PARTS_UNTIL = "ingest:parts-until"
+"""Up to when (µs) the rows of those parts may have been written."""
