@@ -22,7 +22,7 @@ from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import open_home
-from cdc_platform.ingest import ingest as ingesting
+from cdc_platform.ingest import cluster_log
 from cdc_platform.ingest import requests as asking
 from cdc_platform.ingest.ingest import ingest
 from cdc_platform.ingest.planner import LEAST_RANGES
@@ -67,7 +67,7 @@ def test_tasks_read_and_one_commit_has_their_rows(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several tasks a window, each worker with one connection; every row is there once, and again none comes."""
-    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
     workers = Workers(lambda: spark, in_process=0)
     others, counted = _connections(standin, spark), list[tuple[int, Counter[int]]]()
@@ -97,7 +97,7 @@ def test_tasks_of_an_altered_table_read_its_new_columns(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the tasks find is another table than was planned for: it is looked at again, and read by its new columns."""
-    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     workers = Workers(lambda: spark, in_process=0)
     ingest(cluster, Clock(us_of(SWITCH_MS)), "shop", "t", workers, way="ranges")
     standin.world.run("ALTER TABLE shop.t ADD w int")

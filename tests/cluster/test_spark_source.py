@@ -33,7 +33,7 @@ from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import InputError, PlatformError, StateError
 from cdc_platform.home import open_home
-from cdc_platform.ingest import ingest as ingesting
+from cdc_platform.ingest import cluster_log
 from cdc_platform.ingest import requests as asking
 from cdc_platform.ingest.ingest import ingest
 from cdc_platform.ingest.planner import LEAST_RANGES
@@ -242,7 +242,7 @@ def test_a_secret_that_no_worker_has_is_one_line(
     with pytest.raises(PySparkException) as ended:
         Stream(spark, alone, tmp_path).run()
     assert told(ended.value) == [line]
-    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
     with pytest.raises(PlatformError) as failed:
         ingest(alone, Clock(), "shop", "t", Workers(lambda: spark, in_process=0), way="ranges")
