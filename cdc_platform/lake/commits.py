@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,9 +21,8 @@ from cdc_platform.lake import envelope, mirrored_logs
 from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, ForeignPath, folder_of, plain_path
-from cdc_platform.lake.panics import unprinted
 from cdc_platform.lake.reads import record_commit
-from cdc_platform.places import Place, Seen, is_address, place_of
+from cdc_platform.places import Place, Seen, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
@@ -59,14 +58,14 @@ def make(
     """Run what makes one commit, in an envelope, as the version after the opened one.
 
     `digests` are those of the slices that it changes; `numbers` those of applications, which Delta keeps as well;
-    `accepts` are foreign commits. A failure is none where the commit is in the log all the same: a store may have done
-    what it says it could not.
+    `accepts` are foreign commits. A failure is ignored if the commit is in the log all the same: a store may have done
+    what it reported as failed. If a store refuses a file, a thread of deltalake may print a panic on standard error,
+    next to the exception that it raises.
     """
     seal = envelope.sealed(digests, numbers, accepts)
     read_version, folder = opened.version(), folder_of(opened)
     try:
-        with unprinted() if is_address(folder) else nullcontext():
-            commit(properties_of(seal))
+        commit(properties_of(seal))
         mirrored_logs.put(opened, read_version + 1)
     except Exception:
         if not _stands(folder, read_version, seal.id):
