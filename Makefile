@@ -33,7 +33,7 @@ demo-cluster: java .venv ## nodes join a home in an S3 store, by two Spark worke
 
 .PHONY: test
 test: java .venv cassandra ## all checks and all tests
-	@$(MAKE) --no-print-directory -j 2 checks classes collected
+	@$(MAKE) --no-print-directory -j 2 checks collected
 	@$(MAKE) --no-print-directory pytest
 
 .PHONY: checks
@@ -45,7 +45,7 @@ checks: .venv ## the style, the direction of imports and the types, in a quarter
 
 # Three workers leave two cores idle for a twentieth of the time; a fourth one makes all dearer, and the whole a tenth longer.
 .PHONY: pytest
-pytest: .venv classes collected ## all tests, without the checks
+pytest: .venv collected ## all tests, without the checks
 	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast
@@ -109,11 +109,6 @@ cassandra: .venv ## fetch the CQL server that tests start
 .PHONY: emulators
 emulators: .venv ## fetch the emulators of stores that tests use where they are there, in minutes; needs npm and go
 	@PYTHONPATH=tests $(BIN)/python -m support.store.emulators
-
-# As that: what the first JVM of a machine writes down, all others of the tests begin with.
-.PHONY: classes
-classes: java .venv ## record the classes that the JVMs of the tests share
-	@PYTHONPATH=tests $(BIN)/python -m support.spark.classes
 
 # Once in a checkout: workers that begin at the same moment would each compile all of the tests, and what they import; and
 # where Python may not write down what it has compiled, so would each of the hundreds of processes that tests start.

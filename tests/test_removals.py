@@ -108,8 +108,6 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/commands/home.py:copy": "the note of a copy that is whole",
     "cdc_platform/commands/up.py:_start": DRAFT,
     "cdc_platform/drafts.py:_remove": DRAFT,
-    "cdc_platform/lake/class_archive.py:_drop_if_damaged": DRAFT,
-    "cdc_platform/lake/class_archive.py:_tidy": DRAFT,
     "cdc_platform/lake/connect.py:ConnectServer.stop": DRAFT,
     "cdc_platform/lake/contract.py:_remove": DRAFT,
     "cdc_platform/lake/contract.py:_said": DRAFT,

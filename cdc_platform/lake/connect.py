@@ -147,7 +147,7 @@ class ConnectServer:
 
     def _launch(self, folder: Path) -> None:
         settings = {
-            **driver_conf(self._master, folder, self._sockets(folder), heavy=self._heavy, record=False),
+            **driver_conf(self._master, folder, self._sockets(folder), heavy=self._heavy),
             "spark.master": self._master,
             "spark.app.name": "cdc-platform connect",
             "spark.connect.grpc.binding.address": HOST,

@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 
 from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.executors import cluster_conf, is_local, send_program, workers_own_python
-from cdc_platform.lake.jars import cache_folder, jars, spark_home
+from cdc_platform.lake.jars import jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
 from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile, what_to_unset
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
@@ -170,10 +169,10 @@ def machine_sql_conf() -> dict[str, str]:
     }
 
 
-def driver_conf(master: str, folder: Path, sockets: Path | None = None, *, heavy: bool, record: bool) -> dict[str, str]:
+def driver_conf(master: str, folder: Path, sockets: Path | None = None, *, heavy: bool) -> dict[str, str]:
     """Settings of a driver by its master, one that is its own executor or one of a cluster's."""
     where = local_conf(folder, sockets) if is_local(master) else cluster_conf(master, folder)
-    options = {"spark.driver.extraJavaOptions": java_options(folder, heavy=heavy, record=record)}
+    options = {"spark.driver.extraJavaOptions": java_options(folder, heavy=heavy)}
     memory = {"spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or MEMORY}
     return delta_conf() | memory | options | where
 
@@ -206,11 +205,8 @@ def local_conf(folder: Path, sockets: Path | None = None) -> dict[str, str]:
     }
 
 
-def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
-    """JVM options of a driver on this machine, quoted as Spark's launcher reads them.
-
-    `record` lets a light one write the class archive as it ends, if there is none yet.
-    """
+def java_options(folder: Path, *, heavy: bool) -> str:
+    """JVM options of a driver on this machine, quoted as Spark's launcher reads them."""
     options = [
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
         f"-Djava.io.tmpdir={folder}",
@@ -219,8 +215,6 @@ def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
     if not heavy:
         # A short command ends before the second compiler and the parallel collector have paid for themselves.
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    class_path = [*jars(), *spark_home().joinpath("jars").glob("*.jar")]
-    options += archive_options(cache_folder() / "classes", find_java(), class_path, record=record and not heavy)
     return " ".join(f'"{option}"' for option in options)
 
 
@@ -259,7 +253,7 @@ def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> Spar
     _quiet_python()
     folder = work_folder()
     master = chosen_master()
-    settings = driver_conf(master, folder, heavy=heavy, record=is_local(master)) | dict(extra_conf)
+    settings = driver_conf(master, folder, heavy=heavy) | dict(extra_conf)
     os.environ.update(worker_environment(master))
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name).setAll(list(settings.items()))
     try:

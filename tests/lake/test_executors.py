@@ -47,8 +47,8 @@ def test_what_a_worker_lacks_is_one_line_with_its_mend(lacks: dict[str, Any], ch
 def test_settings_of_one_machine_stay_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sockets, its daemon, its measure of partitions; a cluster has speculation, and as many executors always."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")  # the workers' own: no archive is made here
-    alone = driver_conf("local[*]", tmp_path, heavy=True, record=False)
-    many = driver_conf(MASTER, tmp_path, heavy=True, record=False)
+    alone = driver_conf("local[*]", tmp_path, heavy=True)
+    many = driver_conf(MASTER, tmp_path, heavy=True)
     apart = ("python.unix.domain", "python.daemon", "shuffle.partitions", "snapshotPartitions", "extraClassPath")
     for part in apart:
         assert [name for name in alone if part in name]

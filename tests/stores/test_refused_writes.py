@@ -47,7 +47,7 @@ def home(s3: S3, tmp_path: Path) -> str:
 
 
 def in_a_process(home: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the program in its own process; return its result without the panic messages of Rust in its standard error."""
+    """Run the program in its own process; return its result, with Rust's panic messages removed from standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "cdc_platform", "--home", home, *words],
         env=os.environ | environment | {"RUST_BACKTRACE": "1"},

@@ -26,8 +26,7 @@ def install(wheel: Path, environment: Path) -> Path:
     """The installed program: in its environment are the dependencies' folder, and of the project the wheel alone."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (site,) = environment.glob("lib/python*/site-packages")
-    # No .pth of a folder that is named in one is looked at, so this project's own is not; and JARs keep their paths, to
-    # which the JVM's archive of classes is bound.
+    # No .pth of a folder that is named in one is looked at, so this project's own is not.
     (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     python = environment / "bin" / "python"
     made = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-deps", "--python", str(python)]
