@@ -20,17 +20,6 @@ from dagster import (
     MetadataValue,
     TableColumnLineage,
 )
-from dagster._core.definitions.data_version import (
-    CODE_VERSION_TAG,
-    DATA_VERSION_IS_USER_PROVIDED_TAG,
-    DATA_VERSION_TAG,
-    NULL_DATA_VERSION,
-    NULL_EVENT_POINTER,
-    extract_data_version_from_entry,
-    get_input_data_version_tag,
-    get_input_event_pointer_tag,
-)
-from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 from assets.declared import key
 from assets.reports import linked
@@ -44,6 +33,17 @@ from cdc_platform.places import address_of, place_of
 from cdc_platform.timeline.parts import Part
 
 LINEAGE = "dagster/column_lineage"
+DATA_VERSION_TAG = "dagster/data_version"
+USER_PROVIDED_TAG = "dagster/data_version_is_user_provided"
+CODE_VERSION_TAG = "dagster/code_version"
+INPUT_VERSION_TAG = "dagster/input_data_version"
+INPUT_EVENT_TAG = "dagster/input_event_pointer"
+"""Tags by which Dagster stores the data version of an event, the code behind it, and the version and the event of each
+input (the last two are followed by a slash and the input's key)."""
+NULL_VERSION = NULL_EVENT = "NULL"
+"""The version and the event of an input that has none."""
+WITHOUT_EVENT = "__source_asset_observation__"
+"""The metadata of an output for which Dagster makes no event."""
 _BEFORE_ALL = "-2"
 """Points before every event: whatever the input has since is newer than what was read."""
 
@@ -110,7 +110,7 @@ def event(
     code = f"cdc-platform {said.program}" if said is not None and older else asked.code_version
     tags = {
         DATA_VERSION_TAG: content.version,
-        DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+        USER_PROVIDED_TAG: "true",
         CODE_VERSION_TAG: code or __version__,
     }
     for parent in asked.parents:
@@ -170,18 +170,17 @@ def told_apart(
     for partition, (content, change) in contents.items():
         context.log_event(event(context.instance, asked, partition, content, change, shared=shared))
     # Dagster would give every partition of the run an event, and all of them one version.
-    return MaterializeResult(metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    return MaterializeResult(metadata={WITHOUT_EVENT: True})
 
 
 def _input_tags(instance: DagsterInstance, parent: AssetKey, partition: str | None, due: Due | None) -> dict[str, str]:
     record = instance.get_latest_data_version_record(parent, partition_key=partition)
-    found = None if record is None else extract_data_version_from_entry(record.event_log_entry)
-    version = None if found is None else found.value
-    pointer = NULL_EVENT_POINTER if record is None else str(record.storage_id)
+    version = None if record is None else (record.event_log_entry.tags or {}).get(DATA_VERSION_TAG)
+    pointer = NULL_EVENT if record is None else str(record.storage_id)
     wanted = version if due is None else due(parent)
     if wanted is not None and wanted != version:
         pointer, version = _BEFORE_ALL, wanted
     return {
-        get_input_data_version_tag(parent): version or NULL_DATA_VERSION.value,
-        get_input_event_pointer_tag(parent): pointer,
+        f"{INPUT_VERSION_TAG}/{parent.to_user_string()}": version or NULL_VERSION,
+        f"{INPUT_EVENT_TAG}/{parent.to_user_string()}": pointer,
     }

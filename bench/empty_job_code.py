@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from cdc_platform.lease import bind
-from cdc_platform.serving import code, databases
+from cdc_platform.serving import code
 from cdc_platform.supervisor import end_with_parent
 
 if __name__ == "__mp_main__":
     bind()
     end_with_parent()
-    databases.keep_open()
 
 if __name__ == "__main__":
     code.serve()

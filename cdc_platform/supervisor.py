@@ -63,10 +63,8 @@ class Server(Protocol):
 class Service:
     """One process: what it is called, how it is started, where its output goes, and whether it answers by now.
 
-    `answers` is asked again and again until it says True; errors of the operating system mean not yet. `keeps_open`:
-    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes. `parts`: what
-    the process starts itself, in its own group, and watches: each is asked whether it answers in its place, and the
-    last line of its own log tells which of them has ended.
+    `answers` is called repeatedly until it returns True; an error of the operating system means not yet. `keeps_open`:
+    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes.
     """
 
     name: str
@@ -75,7 +73,6 @@ class Service:
     log: Path
     answers: Callable[[], bool]
     keeps_open: Sequence[int] = ()
-    parts: Sequence[Service] = ()
 
 
 @dataclass
@@ -154,7 +151,7 @@ class Supervisor:
             ServiceDied: one has ended, or does not answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
-        silent = [each for service, _ in self._running for each in service.parts or [service]]
+        silent = [service for service, _ in self._running]
         while silent:
             self._raise_for_the_dead()
             silent = [service for service in silent if not _answers(service)]
@@ -204,8 +201,7 @@ class Supervisor:
         for service, process in self._running:
             code = process.poll()
             if code is not None:
-                told = _last_line(service.log) if service.parts and code > 0 else ""
-                raise ServiceDied(told or how_it_ended(service.name, code, service.log))
+                raise ServiceDied(how_it_ended(service.name, code, service.log))
         for adopted in self._adopted:
             if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")

@@ -41,7 +41,6 @@ _BELOW = {"forks": "code", "run": "forks"}
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
     "spark": "SparkConnectServer",
-    "parent": "cdc_platform.serving.parent",
     "code": "cdc_platform.serving.code",
     "ui": "cdc_platform.serving.ui",
     "daemon": "cdc_platform.serving.daemon",
@@ -49,7 +48,7 @@ PARTS = {
     "run": "",
     "workers": "cdc_platform.lake.worker_daemon",
 }
-ENDS = ("up", "parent", "code", "ui", "daemon")
+ENDS = ("up", "code", "ui", "daemon")
 """Those whose death ends everything."""
 _RUNS = "{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { jobName } } } }"
 _LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
@@ -81,9 +80,7 @@ def processes_of(serving: Serving, part: str) -> list[int]:
     if part in _BELOW:
         above = set(processes_of(serving, _BELOW[part]))
         return [pid for pid, command in every.items() if parent(pid) in above and _TRACKER not in command]
-    found = [pid for pid, command in every.items() if PARTS[part] in command]
-    # The process that runs are forked from is a fork of the code server, and has its command line.
-    return [pid for pid in found if parent(pid) not in found] if part == "code" else found
+    return [pid for pid, command in every.items() if PARTS[part] in command]
 
 
 def strays(serving: Serving) -> dict[int, str]:

@@ -82,11 +82,12 @@ def test_three_generations_are_published(home: Path) -> None:
 @pytest.mark.spark
 def test_dagster_shows_the_runs(home: Path) -> None:
     """The home's Dagster instance has a successful run and a partition for each join, and the inbox they came from."""
-    from dagster import DagsterInstance, DagsterRunStatus
-    from dagster._core.instance import InstanceRef
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-    with DagsterInstance.from_ref(InstanceRef.from_dir(str(home / "dagster"))) as instance:
+    listed = RunsFilter(job_name="join", tags={".dagster/repository": "__repository__@cdc_platform"})
+    with DagsterInstance.from_config(str(home / "dagster")) as instance:
         runs = instance.get_runs()
+        assert {run.run_id for run in instance.get_runs(listed)} == {run.run_id for run in runs}
         assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
         joined = {run.tags["dagster/partition"] for run in runs if "dagster/partition" in run.tags}
         partitions = set(instance.get_dynamic_partitions("generation"))

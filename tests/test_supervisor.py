@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,47 +108,6 @@ def test_one_that_never_answers_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServiceDied, match="does not answer after"):
         start_one()
     assert [pid for pid in pids if runs(pid)] == []
-
-
-def with_parts(tmp_path: Path, code: str, answers: Callable[[], bool] = lambda: True) -> Service:
-    """A Python process that stands for two parts, of which one never answers or does as it is asked."""
-    own = service(tmp_path, code)
-    parts = [replace(own, name=name, answers=each) for name, each in (("a part", lambda: True), ("the other", answers))]
-    return replace(own, parts=parts)
-
-
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        ("exit('the other has ended')", "the other has ended"),
-        ("exit(3)", "the test's process ended with exit code 3; its log is {log}"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "the test's process was killed by SIGKILL"),
-    ],
-)
-def test_one_that_stands_for_parts_tells_which_has_ended(tmp_path: Path, code: str, told: str) -> None:
-    """By its last line; where it says nothing, or cannot, it is told of itself."""
-
-    def start() -> None:
-        with until_the_end() as supervisor:
-            supervisor.start(with_parts(tmp_path, code))
-            supervisor.await_end()
-
-    with pytest.raises(ServiceDied) as died:
-        start()
-    assert str(died.value).startswith(told.format(log=tmp_path / "log"))
-    assert ("its log" in str(died.value)) == ("its" in told or "killed" in told)
-
-
-def test_each_part_is_asked_whether_it_answers(tmp_path: Path) -> None:
-    """And the one that does not is named."""
-
-    def start() -> None:
-        with until_the_end() as supervisor:
-            supervisor.start(with_parts(tmp_path, _ALONE, lambda: False))
-            supervisor.await_answers(0.1)
-
-    with pytest.raises(ServiceDied, match=r"^the other does not answer after"):
-        start()
 
 
 class Slow:

@@ -19,17 +19,20 @@ import pytest
 
 from cdc_platform.dagster_home import USER_TAG
 from cdc_platform.serving.addresses import LOOPBACK, Names, listening, parse_public_url
-from cdc_platform.serving.clicks import who_asks
+from cdc_platform.serving.clicks import user_finder
 
 pytestmark = pytest.mark.long("a UI and a code server of Dagster's, which import it for seconds")
 TOKEN = "a-token-of-this-test"
 LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
   repositoryLocationName: "of_a_test", jobName: "quiet"}, runConfigData: {},
   executionMetadata: {tags: [{key: "cdc_platform/user", value: "the king"}]}}) { __typename } }"""
+BACKFILL = """mutation { launchPartitionBackfill(backfillParams: {assetSelection: [{path: ["parted"]}],
+  partitionNames: ["a"], tags: [{key: "cdc_platform/user", value: "the king"}]}) { __typename } }"""
+BACKFILL_TAGS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { tags { key value } } } } }"
 TAGS = "{ runsOrError { ... on Runs { results { tags { key value } } } } }"
 RUNS = "{ runsOrError { ... on Runs { results { runId } } } }"
 _CODE = """\
-from dagster import Definitions, job, op
+from dagster import Definitions, StaticPartitionsDefinition, asset, job, op
 
 @op
 def nothing(): ...
@@ -38,7 +41,10 @@ def nothing(): ...
 def quiet():
     nothing()
 
-defs = Definitions(jobs=[quiet])
+@asset(partitions_def=StaticPartitionsDefinition(["a"]))
+def parted(): ...
+
+defs = Definitions(assets=[parted], jobs=[quiet])
 """
 
 
@@ -116,8 +122,8 @@ def test_it_is_below_the_proxys_path(port: int) -> None:
         urllib.request.urlopen(f"http://{LOOPBACK}:{port}/cdc/runs", timeout=200)
 
 
-def test_a_click_is_of_whom_the_proxy_names() -> None:
-    """A run has the user of the header, where it came by the proxy; whatever else names somebody is not believed."""
+def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
+    """Runs and backfills have the user of the header if they came by the proxy; nothing else that names one counts."""
     proxy = "dagster.example.com"
     with served("--user-header", "X-Forwarded-User") as port:
         for headers in (
@@ -127,17 +133,20 @@ def test_a_click_is_of_whom_the_proxy_names() -> None:
             {"Host": proxy, "X-Forwarded-User": "m" * 300},
         ):
             assert launched(port, **headers) == "LaunchRunSuccess"
+            assert ask(port, BACKFILL, **headers)["launchPartitionBackfill"]["__typename"] == "LaunchBackfillSuccess"
         runs = ask(port, TAGS)["runsOrError"]["results"]
-    said = [tag["value"] for run in reversed(runs) for tag in run["tags"] if tag["key"] == USER_TAG]
-    assert said == ["ada@example.com", *["unknown"] * 3]
+        backfills = ask(port, BACKFILL_TAGS)["partitionBackfillsOrError"]["results"]
+    for launches in (runs, backfills):
+        users = [tag["value"] for launch in reversed(launches) for tag in launch["tags"] if tag["key"] == USER_TAG]
+        assert users == ["ada@example.com", *["unknown"] * 3]
 
 
 def test_a_name_that_nobody_vouches_for_is_no_name() -> None:
     """Without the setting, without a proxy, or with two names, nobody is named."""
     proxied = Names(3000, parse_public_url("https://dagster.example.com/cdc"))
     by_proxy = {"host": ["Dagster.example.com"], "x-user": ["ada"]}
-    assert who_asks(proxied, "X-User")(by_proxy) == "ada"
-    assert who_asks(proxied, "")(by_proxy) == "unknown"
-    assert who_asks(Names(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
-    assert who_asks(proxied, "X-User")(by_proxy | {"x-user": ["mallory", "ada"]}) == "unknown"
-    assert who_asks(proxied, "X-User")(by_proxy | {"x-user": ["a\x1b[2J"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy) == "ada"
+    assert user_finder(proxied, "")(by_proxy) == "unknown"
+    assert user_finder(Names(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["mallory", "ada"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["a\x1b[2J"]}) == "unknown"

@@ -24,7 +24,6 @@ AN_END = pytest.mark.grid("ends of `up`", 1)
 PARTS = {
     "code": ("the Dagster code server", "dagster-code.log"),
     "daemon": ("the Dagster daemon", "dagster-daemon.log"),
-    "parent": ("the parent of Dagster's parts", "dagster.log"),
     "ui": ("the Dagster UI", "dagster-ui.log"),
 }
 _MODULE = "cdc_platform.serving"
@@ -103,17 +102,14 @@ def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are parts forked")
-def test_parts_are_forks_of_one_and_told_apart(serving: Serving) -> None:
-    """Each once and by its name, below the one that has imported what they share; nobody but the UI has its port."""
+def test_each_part_is_a_process_that_lists_name(serving: Serving) -> None:
+    """Each runs once, by its name, below `up`; only the UI has its port."""
     port = int(serving.start()["url"].rpartition(":")[2])
     every = serving.processes()
-    above = {pid: parent(pid) for pid in every}
-    (forked,) = (pid for pid, command in every.items() if f"{_MODULE}.parent" in command)
-    assert above[forked] == serving.pid
-    below = sorted(every[pid].split()[2] for pid in every if above[pid] == forked)
-    assert below == [f"{_MODULE}.code", f"{_MODULE}.daemon", f"{_MODULE}.ui"]
-    (ui,) = (pid for pid, command in every.items() if f"{_MODULE}.ui" in command)
+    parts = {pid: command.split()[2] for pid, command in every.items() if f"-m {_MODULE}." in command}
+    assert sorted(parts.values()) == [f"{_MODULE}.code", f"{_MODULE}.daemon", f"{_MODULE}.ui"]
+    assert {parent(pid) for pid in parts} == {serving.pid}
+    (ui,) = (pid for pid, name in parts.items() if name == f"{_MODULE}.ui")
     assert [pid for pid in every if port in {each for _, each in listening({pid})}] == [ui]
 
 
@@ -123,7 +119,6 @@ def test_parts_are_forks_of_one_and_told_apart(serving: Serving) -> None:
 def test_one_that_dies_ends_all_of_it(serving: Serving, part: str) -> None:
     """When one is killed the rest ends too, and one line says what died and where its log is."""
     logs = serving.start()["logs"]
-    # The process that runs are forked from is a fork of the code server, and comes behind it.
     victim = min(pid for pid, command in serving.processes().items() if f"{_MODULE}.{part}" in command)
     os.kill(victim, signal.SIGKILL)
     code, said = serving.end()

@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance
-from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from assets.declared import key
-from assets.events import LINEAGE, Asked, Due, event, version_of, written
+from assets.events import DATA_VERSION_TAG, LINEAGE, Asked, Due, event, version_of, written
 from assets.partitions import CDC_LOGS, GENERATIONS, HOURS, TABLET_TABLES, hour_partition, keys
 from assets.reconcile import held
 from assets.reconcile.held import Held
@@ -37,6 +36,18 @@ MOST_SECONDS = 20.0
 MOST_PARTITIONS = 1000
 MOST_HOURS = 24
 """Hours that can be copied and are not which have a partition: as many as a tick of their schedule asks for."""
+
+
+class AssetGraph(Protocol):
+    """What is asked of a repository's `asset_graph`, whose class Dagster does not export."""
+
+    def has(self, key: AssetKey) -> bool:
+        """Return True if the code location defines the asset."""
+        ...
+
+    def get(self, key: AssetKey) -> Any:
+        """Return the asset's node."""
+        ...
 
 
 @dataclass
@@ -62,7 +73,7 @@ class Told:
         )
 
 
-def reconcile(lake: Lake, instance: DagsterInstance, graph: BaseAssetGraph, *, most: int | None = MOST_EVENTS) -> Told:
+def reconcile(lake: Lake, instance: DagsterInstance, graph: AssetGraph, *, most: int | None = MOST_EVENTS) -> Told:
     """Tell Dagster what the tables hold and it does not know; at most so many events, or with None all of them."""
     told, deadline = Told(), None if most is None else time.monotonic() + MOST_SECONDS
     names = all_names(lake, keys(lake, instance))
@@ -108,7 +119,7 @@ def _in_turn(names: Sequence[Names], others: Sequence[Held], contents: Contents)
 def _tell(
     lake: Lake,
     instance: DagsterInstance,
-    graph: BaseAssetGraph,
+    graph: AssetGraph,
     each: Held,
     beside: Sequence[Held],
     known: _Known,
@@ -213,7 +224,7 @@ def _name(definition: object) -> str:
 class _Known:
     """The data version of the newest event of each partition, asset by asset as they are asked for."""
 
-    def __init__(self, instance: DagsterInstance, graph: BaseAssetGraph) -> None:
+    def __init__(self, instance: DagsterInstance, graph: AssetGraph) -> None:
         self._instance, self._graph = instance, graph
         self._partitions: dict[AssetKey, dict[str, str]] = {}
 

@@ -13,6 +13,9 @@ from dagster import (
     AssetKey,
     DagsterInstance,
 )
+
+# Private API: a result without its target shows as one on an older materialization, and the constructor takes no other
+# type; a verdict is of one partition, and without the filter the storage gives the newest result of any.
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.event_api import PartitionKeyFilter
 

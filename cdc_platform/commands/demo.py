@@ -24,7 +24,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, JobExecutionResult
+    from dagster import DagsterInstance, ExecuteInProcessResult
     from rich.progress import Progress
 
     from cdc_platform.home import Home
@@ -36,6 +36,8 @@ SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
 SHARD_COUNT, IGNORE_MSB = 8, 12
 """The snapshots come from a cluster without shards; this is what a ScyllaDB node with eight cores would have."""
 _APART_US = MINUTE_US * 5
+REPOSITORY_TAG = ".dagster/repository"
+"""By this tag Dagster finds the runs of a repository."""
 _QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
@@ -186,7 +188,7 @@ def _materialise(instance: DagsterInstance, home: Home, lake: Lake, event: Boots
         },
     }
     tags = tags_of(names, event.generation_id, event.event_id) | {"dagster/partition": partition}
-    result = _executed(instance, JOIN_JOB, config, tags)
+    result = _execute(instance, JOIN_JOB, config, tags)
     evaluations = result.get_asset_check_evaluations()
     failed = [evaluation.check_name for evaluation in evaluations if not evaluation.passed]
     if not result.success or failed:
@@ -198,23 +200,17 @@ def _materialise(instance: DagsterInstance, home: Home, lake: Lake, event: Boots
     return Join(event, time.perf_counter() - start, checks)
 
 
-def _executed(
+def _execute(
     instance: DagsterInstance, job: str, config: Mapping[str, Any], tags: Mapping[str, str]
-) -> JobExecutionResult:
-    """A run in this process that the UI shows with its job and on the timeline, as one that `up` has started."""
-    from dagster._core.definitions.job_base import InMemoryJob
-    from dagster._core.execution.api import execute_run
-    from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
-
+) -> ExecuteInProcessResult:
+    """Run a job in this process. A tag lets the UI list the run with its job and on the timeline of `up`."""
     from cdc_platform.definitions import defs
     from cdc_platform.serving.parts import LOCATION
 
-    made = defs.resolve_job_def(job)
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION), defs.get_repository_def().name)
-    run = instance.create_run_for_job(
-        made, run_config=config, tags=dict(tags), remote_job_origin=repository.get_job_origin(job)
+    repository = {REPOSITORY_TAG: f"{defs.get_repository_def().name}@{LOCATION}"}
+    return defs.resolve_job_def(job).execute_in_process(
+        run_config=config, instance=instance, tags={**tags, **repository}, raise_on_error=False
     )
-    return execute_run(InMemoryJob(made), run, instance)
 
 
 def _population(told: Mapping[str, Any]) -> int:
@@ -233,13 +229,10 @@ def _first_failure(events: Sequence[Any]) -> str:
 def _dagster(home: Home) -> Iterator[DagsterInstance]:
     """The Dagster instance of the home: what `up` shows."""
     from dagster import DagsterInstance
-    from dagster._core.instance import InstanceRef
 
     from cdc_platform.dagster_home import dagster_home
-    from cdc_platform.serving import databases
 
-    databases.keep_open()
-    with DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home(home)))) as instance:
+    with DagsterInstance.from_config(str(dagster_home(home))) as instance:
         yield instance
 
 

@@ -57,7 +57,7 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
-        headers = _headers(scope)
+        headers = request_headers(scope)
         refusal = self._of_the_name(headers) or self._of_the_page(headers)
         if refusal is None and self._is_link(scope):
             await self._let_in(scope, headers, send)
@@ -148,7 +148,8 @@ def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 
-def _headers(scope: Scope) -> dict[str, list[str]]:
+def request_headers(scope: Scope) -> dict[str, list[str]]:
+    """Return the values of each header of a request, by its name in lower case."""
     found: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

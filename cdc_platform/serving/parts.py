@@ -25,8 +25,6 @@ from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
 from cdc_platform.lease import Lease
 from cdc_platform.serving.addresses import LOOPBACK, Names
-from cdc_platform.serving.parent import FORKS, parent_of
-from cdc_platform.serving.resting import FRESHNESS
 from cdc_platform.serving.sleeping import Sleeping
 from cdc_platform.shown import PREFIX_VARIABLE
 from cdc_platform.supervisor import Service, ServiceDied
@@ -72,12 +70,8 @@ class Parts:
         """The address that lets a browser in."""
         return f"{self.names.url}/?token={self.token}"
 
-    def services(self, listening: socket.socket) -> list[Service]:
-        """What is started of Dagster, in this order: its three parts, or one that has them forked."""
-        parts = list(self._dagster(listening))
-        return [parent_of(parts, self.logs / "dagster.log")] if FORKS else parts
-
-    def _dagster(self, listening: socket.socket) -> Iterator[Service]:
+    def services(self, listening: socket.socket) -> Iterator[Service]:
+        """Yield the processes of Dagster, in the order in which they are started."""
         environment = self._environment()
         workspace = self._workspace()
         started = time.time()
@@ -146,7 +140,6 @@ class Parts:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
         environment = {
-            **FRESHNESS,
             **kept,
             VARIABLE: self.home.name,
             lease.VARIABLE: str(self.held.alive),

@@ -1,37 +1,25 @@
-"""What Dagster's parts and runs are forked with: all that one of them imports, as far as two do or runs would wait.
+"""What the process has imported that runs are forked from: all that a run would wait for.
 
-Nothing of it may start a thread or keep a file open.
+Nothing of it may start a thread or keep a file open. Code that does not load is left to the code server, which shows
+the error in the UI.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from contextlib import suppress
 
+from cdc_platform.interpreter import importing
 from cdc_platform.invariants import models
 from cdc_platform.lease import leaving_alone
 from cdc_platform.pictures import drawing
+from cdc_platform.serving.console_commands import console_command
 
-_MODULES = (
-    "cdc_platform.definitions",
-    "dagster._grpc.impl",
-    "structlog.dev",
-    "upath.implementations.local",
-    # Of the servers, each of which would have a copy of what these have in common.
-    "alembic.config",
-    "alembic.script",
-    "cdc_platform.serving.clicks",
-    "cdc_platform.serving.databases",
-    "cdc_platform.serving.page_server",
-    "dagster._cli.api",
-    "dagster._daemon.cli",
-    "dagster_webserver.app",
-    "sqlalchemy.dialects.sqlite",
-)
+with leaving_alone(), importing(), suppress(Exception):
+    console_command("dagster")
 
-with leaving_alone():
-    for name in _MODULES:
-        import_module(name)
-    # What is imported by who judges for the first time, or draws: half a second, in each run of a join. Few runs want
-    # Spark, and last long: its client, which is 15 MB, they import themselves, in a tenth of a second.
+    import cdc_platform.definitions  # noqa: F401
+
+    # What a run imports when it judges for the first time, or draws: half a second, in each run of a join. Few runs
+    # need Spark, and those take long: they import its client themselves, which is 15 MB, in a tenth of a second.
     models.load()
     drawing.load()

@@ -6,7 +6,6 @@ that nobody can take it in between, and the token is in a file: command lines ca
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import cast
@@ -20,7 +19,6 @@ from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
 from cdc_platform.serving.files import ShownFiles
 from cdc_platform.serving.gate import Application, Gate
-from cdc_platform.serving.resting import watch_seldom
 
 bind()
 
@@ -45,35 +43,37 @@ def serve(
     """Serve the UI at a socket until the process is asked to end."""
     with importing():
         import uvicorn
+        from dagster import DagsterInstance, __version__
+
+        # Private API. The command `dagster-webserver` can neither serve at a socket that is open already nor run behind
+        # middleware, so that its page would stand beside the gate, at a port of its own, and answer anybody.
+        from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster._core.workspace.load_target import WorkspaceFileTarget
         from dagster_webserver.app import create_app_from_workspace_process_context
-        from dagster_webserver.version import __version__
 
-        from cdc_platform.serving.clicks import Clicks, attributing, who_asks
-        from cdc_platform.serving.page_server import PageServer
+        from cdc_platform.serving.clicks import UserOfRequest, tag_launches, user_finder
 
     await_code_server(Path(workspace))
-    watch_seldom()
     bound = socket.socket(fileno=listening)
     names = Names(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)
     token = token_file.read_text(encoding="utf-8").strip()
     with (
-        attributing(os.environ["DAGSTER_HOME"]) as instance,
-        Clicks(
-            who_asks(names, user_header),
+        DagsterInstance.get() as instance,
+        WorkspaceProcessContext(
             instance,
             version=__version__,
             read_only=read_only,
             workspace_load_target=WorkspaceFileTarget([workspace]),
         ) as context,
     ):
+        tag_launches(instance)
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
         files = ShownFiles(cast("Application", page), open_home(create=False), names.prefix, keeps=not read_only)
-        gate = Gate(files, names, token)
+        gate = Gate(UserOfRequest(files, user_finder(names, user_header)), names, token)
         # What a proxy says of who asks is not asked for: everybody on this machine could say it.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
-        PageServer(config).run(sockets=[bound])
+        uvicorn.Server(config).run(sockets=[bound])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""Private API of Dagster: how much of it is imported and where, and that what else is relied on is as it was."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance
+from dagster._core.definitions import data_version
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.event_api import PartitionKeyFilter
+from dagster._core.storage.event_log.base import EventLogStorage
+from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster_webserver.app import create_app_from_workspace_process_context
+
+from assets import events
+from cdc_platform.commands import demo
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_IMPORTS, MOST_MODULES = 5, 2
+_STARTS_RUNS = """
+import logging, sys, threading
+from cdc_platform.serving.code import fork_runs
+from dagster._grpc.server import DagsterApiServer
+from dagster._core.utils import FuturesAwareThreadPoolExecutor
+
+if sys.argv[1] == "forked":
+    fork_runs()
+server = DagsterApiServer(threading.Event(), logging.getLogger(), FuturesAwareThreadPoolExecutor(1))
+print(server._mp_ctx.get_start_method())
+"""
+
+
+def is_private(module: str) -> bool:
+    """Whether a module is part of Dagster and not of its public API."""
+    top, *below = module.split(".")
+    return top in ("dagster", "dagster_shared", "dagster_webserver", "dagster_pyspark") and below != []
+
+
+def sources() -> list[Path]:
+    """The modules of the product."""
+    return sorted(path for name in ("cdc_platform", "assets", "resources") for path in (ROOT / name).rglob("*.py"))
+
+
+def private_imports() -> list[tuple[str, str]]:
+    """Each import of private API in the product: the file and the module that it imports from."""
+    found = []
+    for path in sorted(
+        path for name in ("cdc_platform", "assets", "resources") for path in (ROOT / name).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                continue
+            found += [(str(path.relative_to(ROOT)), module) for module in modules if is_private(module)]
+    return found
+
+
+def test_few_modules_import_private_api() -> None:
+    """At most five imports in at most two modules; no module of it is named in a string either."""
+    found = private_imports()
+    assert 0 < len(found) <= MOST_IMPORTS, found
+    assert len({path for path, _ in found}) <= MOST_MODULES, found
+    named = [
+        (path.name, node.value)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("dagster._")
+    ]
+    assert named == []
+
+
+def test_the_page_of_the_ui_is_made_as_before() -> None:
+    """The context takes what `serving.ui` gives it, and the page is made of a context, a prefix and a pace."""
+    context = inspect.signature(WorkspaceProcessContext).parameters
+    assert {"instance", "workspace_load_target", "version", "read_only"} <= set(context)
+    page = list(inspect.signature(create_app_from_workspace_process_context).parameters)
+    assert page[:3] == ["workspace_process_context", "path_prefix", "live_data_poll_rate"]
+    assert WorkspaceFileTarget(["workspace.yaml"]).paths == ["workspace.yaml"]
+
+
+@pytest.mark.long("a process that imports Dagster's code server, twice")
+def test_runs_are_forked_from_a_process_that_has_imported_them() -> None:
+    """The code server takes the context that `serving.code` puts under the name of Dagster's choice."""
+
+    def starts_by(how: str) -> str:
+        command = [sys.executable, "-c", _STARTS_RUNS, how]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert (starts_by("plain"), starts_by("forked")) == ("spawn", "forkserver")
+
+
+def test_launches_pass_the_methods_that_tag_them() -> None:
+    """`serving.clicks` replaces these two of an instance; `test_ui` launches a run and a backfill through them."""
+    assert list(inspect.signature(DagsterInstance.submit_run).parameters) == ["self", "run_id", "workspace"]
+    assert list(inspect.signature(DagsterInstance.add_backfill).parameters) == ["self", "partition_backfill"]
+
+
+def test_a_check_result_takes_its_target() -> None:
+    """It is of the type that the constructor wants, and the storage filters results by a partition."""
+    target = AssetCheckEvaluationTargetMaterializationData(storage_id=1, run_id="", timestamp=0.0)
+    made = AssetCheckEvaluation(
+        asset_key=AssetKey("a"), check_name="b", passed=True, metadata={}, target_materialization_data=target
+    )
+    assert made.target_materialization_data == target
+    assert PartitionKeyFilter(key="p").key == "p"
+    assert "partition_filter" in inspect.signature(EventLogStorage.get_latest_asset_check_execution_by_key).parameters
+
+
+def test_tags_are_those_that_dagster_reads() -> None:
+    """What events, runs and outputs are marked with, as Dagster spells it."""
+    assert events.DATA_VERSION_TAG == data_version.DATA_VERSION_TAG
+    assert events.USER_PROVIDED_TAG == data_version.DATA_VERSION_IS_USER_PROVIDED_TAG
+    assert events.CODE_VERSION_TAG == data_version.CODE_VERSION_TAG
+    assert data_version.NULL_DATA_VERSION.value == events.NULL_VERSION
+    assert events.NULL_EVENT == data_version.NULL_EVENT_POINTER
+    key = AssetKey(["a", "b"])
+    assert f"{events.INPUT_VERSION_TAG}/{key.to_user_string()}" == data_version.get_input_data_version_tag(key)
+    assert f"{events.INPUT_EVENT_TAG}/{key.to_user_string()}" == data_version.get_input_event_pointer_tag(key)
+    assert events.WITHOUT_EVENT == SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+    assert demo.REPOSITORY_TAG == REPOSITORY_LABEL_TAG
