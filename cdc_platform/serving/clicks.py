@@ -68,5 +68,5 @@ def tag_launches(instance: DagsterInstance) -> None:
         tags = {**(partition_backfill.tags or {}), USER_TAG: _user.get()}
         add_backfill(partition_backfill._replace(tags=tags))
 
-    instance.submit_run = submit_tagged_run  # pyrefly: ignore[bad-assignment]
-    instance.add_backfill = add_tagged_backfill  # pyrefly: ignore[bad-assignment]
+    instance.submit_run = submit_tagged_run
+    instance.add_backfill = add_tagged_backfill

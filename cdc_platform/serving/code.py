@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from cdc_platform.errors import PlatformError
 from cdc_platform.lease import bind
@@ -46,10 +47,12 @@ def fork_runs() -> None:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    get_context = multiprocessing.get_context
-    multiprocessing.get_context = (  # pyrefly: ignore[bad-assignment]
-        lambda method=None: context if method == "spawn" else get_context(method)
-    )
+    get_context: Any = multiprocessing.get_context
+
+    def forking(method: str | None = None) -> Any:
+        return context if method == "spawn" else get_context(method)
+
+    multiprocessing.get_context = forking
 
 
 if __name__ == "__main__":
