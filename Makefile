@@ -55,14 +55,14 @@ test-fast: .venv ## half a minute: the tests of rules, which write no file and s
 
 .PHONY: test-exhaustive
 test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories, 2,000 examples a property
-	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 36000 tests/generations/test_switch_machine.py tests/log
+	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 36000 tests/generations/test_switch_machine.py tests/cdclog
 	$(BIN)/pytest -q --timeout 36000 --hypothesis-profile thorough -m hypothesis
-	CDC_PLATFORM_LIVE_HISTORIES=500 $(BIN)/pytest -q --timeout 36000 tests/cluster/test_current.py \
-		tests/cluster/test_late_rows_of_current.py
+	CDC_PLATFORM_LIVE_HISTORIES=500 $(BIN)/pytest -q --timeout 36000 tests/ingest/test_replica.py \
+		tests/ingest/test_late_changes.py
 	CDC_PLATFORM_KILLS=all CDC_PLATFORM_LIVE_HISTORIES=25 $(BIN)/pytest -q --timeout 36000 \
-		tests/cluster/test_late_generations.py
+		tests/ingest/test_late_generations.py
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
-	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/test_deaths.py
+	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/faults/test_killed_services.py
 
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C

@@ -1,7 +1,4 @@
-"""The invariants as asset checks: one function builds their specs, another judges an audit. All checks have this form.
-
-What is asked, and what it means that there is nothing to judge, is declared in `cdc_platform.invariants.findings`.
-"""
+"""Asset checks of invariants: build their specs and turn findings into check results."""
 
 from __future__ import annotations
 
@@ -23,21 +20,19 @@ from dagster import (
 )
 from dagster import _check as check
 
-from assets.declared import key
-from assets.failures import in_one_line
-from assets.partitions import partitions_of
+from assets.failures import platform_errors_as_failures
+from assets.partitions import get_run_partitions
+from assets.specs import asset_key_from_table
+from cdc_platform.checks import CheckResult, Finding, Invariant, InvariantFamily, judge_findings
 from cdc_platform.clock import Clock
-from cdc_platform.invariants.families import Family, Invariant
-from cdc_platform.invariants.findings import Finding
-from cdc_platform.invariants.judge import Judgement, judge
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.records.judgements import EVERYTHING, Judging, keep
+from cdc_platform.delta import Lake
+from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
+from cdc_platform.tables import Table
 
-Found = Iterable[tuple[Family, Sequence[Finding]]]
+FamilyFindings = Iterable[tuple[InvariantFamily, Sequence[Finding]]]
 """What audits have found, by family."""
 
-BEHIND_STEPS = {"dagster/priority": "-1"}
+LOW_PRIORITY_TAGS = {"dagster/priority": "-1"}
 """Of checks of the whole home, on which no step of a run waits: they run when there is no step to be run."""
 
 VIOLATED_TAG = "cdc_platform/violated"
@@ -55,7 +50,7 @@ def check_specs(
         return [
             AssetCheckSpec(
                 str(each),
-                asset=key(table),
+                asset=asset_key_from_table(table),
                 description=each.meaning,
                 blocking=each.family.blocking,
                 partitions_def=partitions,
@@ -65,34 +60,34 @@ def check_specs(
         ]
 
 
-def judged(
+def evaluate_checks(
     context: AssetCheckExecutionContext,
     table: Table,
     lake: Lake,
     clock: Clock,
-    audit: Callable[[str | None], Found],
+    audit: Callable[[str | None], FamilyFindings],
 ) -> Iterator[AssetCheckResult]:
     """Judge what an audit finds of each partition that a check is asked for; None: of everything, without partitions.
 
     A run of several partitions reports each result by itself. What stops nothing is seen on the run, see
-    `seen_on_the_run`.
+    `tag_violations_on_run`.
     """
-    partitions: list[str | None] = [*partitions_of(context)] if _is_of_partitions(context) else [None]
+    partitions: list[str | None] = [*get_run_partitions(context)] if _is_partitioned(context) else [None]
     for partition in partitions:
-        look = judging(context, lake, clock, partition)
-        with in_one_line():
+        look = start_judging(context, lake, clock, partition)
+        with platform_errors_as_failures():
             found = list(audit(partition))
         for family, findings in found:
-            results = check_results(table, context, look, findings, family)
+            results = build_check_results(table, context, look, findings, family)
             if not family.blocking:
-                results = seen_on_the_run(context, results)
+                results = tag_violations_on_run(context, results)
             if partition is None or len(partitions) == 1:
                 yield from results
             else:
-                report_results(context, partition, results, blocking=family.blocking)
+                report_partition_results(context, partition, results, blocking=family.blocking)
 
 
-def _is_of_partitions(context: AssetCheckExecutionContext) -> bool:
+def _is_partitioned(context: AssetCheckExecutionContext) -> bool:
     """Whether a check is asked for of partitions: in a run that has some, checks may stand that know none."""
     if not (context.has_partition_key or context.has_partition_key_range):
         return False
@@ -100,18 +95,24 @@ def _is_of_partitions(context: AssetCheckExecutionContext) -> bool:
     return any(graph.get(each).partitions_def is not None for each in context.selected_asset_check_keys)
 
 
-def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> Judging:
-    """Begin the look of a check at a partition, or at everything, before anything is read; see `check_results`."""
-    return Judging.begin(lake, clock, door_of(context), partition or EVERYTHING)
+def start_judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> CheckRun:
+    """Begin the look of a check at a partition, or at everything, before anything is read; see
+    `build_check_results`.
+    """
+    return CheckRun.begin(lake, clock, describe_run(context), partition or WHOLE_HOME)
 
 
-def door_of(context: AssetCheckExecutionContext | AssetExecutionContext) -> str:
+def describe_run(context: AssetCheckExecutionContext | AssetExecutionContext) -> str:
     """By which door a step judges, as verdicts and judgements keep it."""
     return f"Dagster's run {context.run.run_id}"
 
 
-def check_results(
-    table: Table, context: AssetCheckExecutionContext, look: Judging, findings: Sequence[Finding], family: Family
+def build_check_results(
+    table: Table,
+    context: AssetCheckExecutionContext,
+    look: CheckRun,
+    findings: Sequence[Finding],
+    family: InvariantFamily,
 ) -> Iterator[AssetCheckResult]:
     """Judge an audit of a table by a family: one result for each check that is asked for. Other findings are left out.
 
@@ -119,24 +120,26 @@ def check_results(
     in the lake.
     """
     asked = context.selected_asset_check_keys
-    names = [each for each in family.invariants if AssetCheckKey(key(table), each) in asked]
+    names = [each for each in family.invariants if AssetCheckKey(asset_key_from_table(table), each) in asked]
     found = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
-        yield _result(table, name, True, family.nothing, 0, 0)
-    judgements = judge(found, [name for name in names if name in due])
-    keep(look, [line for line in judgements if not line.unknown])
-    yield from judgement_results(table, judgements)
+        yield _build_result(table, name, True, family.nothing, 0, 0)
+    judgements = judge_findings(found, [name for name in names if name in due])
+    store_check_results(look, [line for line in judgements if not line.unknown])
+    yield from build_judgement_results(table, judgements)
 
 
-def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator[AssetCheckResult]:
+def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> Iterator[AssetCheckResult]:
     """What was judged of a table, as results."""
     for line in judgements:
-        result = _result(table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample)
+        result = _build_result(
+            table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample
+        )
         yield result._replace(severity=AssetCheckSeverity.WARN) if line.unknown else result
 
 
-def seen_on_the_run(
+def tag_violations_on_run(
     context: AssetCheckExecutionContext, results: Iterable[AssetCheckResult]
 ) -> Iterator[AssetCheckResult]:
     """The same results; a violation that stops no step is a tag of the run, so that it is seen in the list of runs.
@@ -155,7 +158,7 @@ def seen_on_the_run(
         context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(names)})
 
 
-def report_results(
+def report_partition_results(
     context: AssetCheckExecutionContext, partition: str, results: Iterable[AssetCheckResult], *, blocking: bool
 ) -> None:
     """Say what was judged of one of several partitions of a run: a step's results would name none of them."""
@@ -181,12 +184,12 @@ def report_results(
         )
 
 
-def _result(
+def _build_result(
     table: Table, name: str, passed: bool, said: str, population: int, violations: int, sample: str = ""
 ) -> AssetCheckResult:
     return AssetCheckResult(
         passed=passed,
-        asset_key=key(table),
+        asset_key=asset_key_from_table(table),
         check_name=str(name),
         description=said,
         metadata={

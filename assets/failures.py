@@ -1,4 +1,4 @@
-"""How the platform's errors end a step: with their one line, and again only where trying again can help."""
+"""Translate platform errors into Dagster failures, and the retry policy of steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dagster import Backoff, Failure, Jitter, RetryPolicy
 
 from cdc_platform.errors import ConflictError, PlatformError
 
-RETRIES = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
+RETRY_POLICY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """For lost races with other writers, and for what an executor or a network loses. Every step is safe to repeat."""
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def platform_errors_as_failures() -> Iterator[None]:
     """Turn errors that the platform raises on purpose into failures that no retry would mend; conflicts stay errors.
 
     Raises:

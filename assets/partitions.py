@@ -1,7 +1,6 @@
-"""Partitions of assets: a generation, a table, an hour each; and what a run is given of them.
+"""Partition definitions and keys: generations, tables and hours.
 
-A generation's key is made by `timeline.keys`, and known when its node is queued: so a generation is a column of the UI
-from the moment it waits.
+A generation's key is known once its node is queued, so the UI shows the partition while the join waits.
 """
 
 from __future__ import annotations
@@ -10,34 +9,34 @@ from datetime import UTC, datetime
 
 from dagster import AssetCheckExecutionContext, AssetExecutionContext, DagsterInstance, DynamicPartitionsDefinition
 
-from cdc_platform.clock import Microseconds, from_datetime, to_datetime
+from cdc_platform.clock import Microseconds, datetime_from_us, us_from_datetime
+from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.lake.lake import Lake
-from cdc_platform.timeline.keys import Keys
+from cdc_platform.timeline import GenerationKeys
 
-NAME = "generation"
-GENERATIONS = DynamicPartitionsDefinition(name=NAME)
+GENERATIONS_NAME = "generation"
+GENERATION_PARTITIONS = DynamicPartitionsDefinition(name=GENERATIONS_NAME)
 
-TABLES_NAME = "tablet_table"
-TABLET_TABLES = DynamicPartitionsDefinition(name=TABLES_NAME)
+TABLET_TABLES_NAME = "tablet_table"
+TABLET_TABLE_PARTITIONS = DynamicPartitionsDefinition(name=TABLET_TABLES_NAME)
 """The tablet-based tables: one partition a table, its key `keyspace.table`."""
 
 LOGS_NAME = "cdc_log"
-CDC_LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
+CDC_LOG_PARTITIONS = DynamicPartitionsDefinition(name=LOGS_NAME)
 """The tables that have a CDC log: one partition a table, its key `keyspace.table`."""
 
 _HOUR_FORMAT = "%Y-%m-%d-%H:%M"
 HOURS_NAME = "cdc_hour"
-HOURS = DynamicPartitionsDefinition(name=HOURS_NAME)
+HOUR_PARTITIONS = DynamicPartitionsDefinition(name=HOURS_NAME)
 """The hours of CDC logs that there are: one partition an hour that can be copied or is, its key its start in UTC."""
 
 
-def keys(lake: Lake, instance: DagsterInstance) -> Keys:
+def read_generation_keys(lake: Lake, instance: DagsterInstance) -> GenerationKeys:
     """The names of generations as this instance's partitions have them, those of before among them."""
-    return Keys.read(lake, instance.get_dynamic_partitions(NAME))
+    return GenerationKeys.read(lake, instance.get_dynamic_partitions(GENERATIONS_NAME))
 
 
-def asked(context: AssetExecutionContext | AssetCheckExecutionContext, what: str) -> list[str]:
+def get_requested_partitions(context: AssetExecutionContext | AssetCheckExecutionContext, what: str) -> list[str]:
     """The partitions that a step is run for, in their order.
 
     Raises:
@@ -45,32 +44,32 @@ def asked(context: AssetExecutionContext | AssetCheckExecutionContext, what: str
     """
     if not context.has_partition_key and not context.has_partition_key_range:
         raise InputError(f"{what} are made one by one: choose a partition of the asset, or several, and run it again")
-    return partitions_of(context)
+    return get_run_partitions(context)
 
 
-def partitions_of(context: AssetExecutionContext | AssetCheckExecutionContext) -> list[str]:
+def get_run_partitions(context: AssetExecutionContext | AssetCheckExecutionContext) -> list[str]:
     """The partitions of a step that is run for some, in their order; of one alone Dagster's storage is not asked."""
     return [context.partition_key] if context.has_partition_key else list(context.partition_keys)
 
 
-def hour_of(partition: str) -> Microseconds:
+def hour_us_from_partition(partition: str) -> Microseconds:
     """The start of a partition's hour (µs).
 
     Raises:
         InputError: it names none.
     """
     try:
-        return from_datetime(datetime.strptime(partition, _HOUR_FORMAT).replace(tzinfo=UTC))
+        return us_from_datetime(datetime.strptime(partition, _HOUR_FORMAT).replace(tzinfo=UTC))
     except ValueError:
         raise InputError(f"{partition!r} is no hour; hours are named as 2026-01-31-12:00, in UTC") from None
 
 
-def hour_partition(hour_us: Microseconds) -> str:
+def partition_from_hour_us(hour_us: Microseconds) -> str:
     """The name of an hour's partition, by its start (µs)."""
-    return to_datetime(hour_us).strftime(_HOUR_FORMAT)
+    return datetime_from_us(hour_us).strftime(_HOUR_FORMAT)
 
 
-def table_name(partition: str) -> tuple[str, str]:
+def table_from_partition(partition: str) -> tuple[str, str]:
     """The table of a partition.
 
     Raises:

@@ -1,6 +1,6 @@
-"""checkAndRepairCdcStreams in Dagster: a check that tells, a job that asks for the repair, a sensor that is off.
+"""checkAndRepairCdcStreams in Dagster: a check, a job that queues the repair, and a sensor that is off by default.
 
-A repair that is asked for goes the way of a join: the sensor `waiting_joins` runs it. No Spark in here.
+The sensor `waiting_joins` runs a queued repair like a join. No Spark.
 """
 
 from collections.abc import Iterator
@@ -25,21 +25,18 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import BEHIND_STEPS, check_specs, judged, judging, seen_on_the_run
-from assets.declared import key, pool
-from assets.failures import in_one_line
-from assets.runs import attempt
-from assets.told import few_rows
-from assets.whole_homes import on_whole_homes
+from assets.checks import LOW_PRIORITY_TAGS, check_specs, evaluate_checks, start_judging, tag_violations_on_run
+from assets.failures import platform_errors_as_failures
+from assets.metadata import build_rows_preview
+from assets.run_requests import request_run, skip_unless_writable
+from assets.specs import asset_key_from_table, pool_from_table
+from cdc_platform.checks import GENERATIONS_RETRIEVABLE, REPAIR_FAMILY, STREAMS_FIT_THE_RING, judge_findings
+from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.invariants.findings import FIT, GENERATIONS_RETRIEVABLE, STREAMS_FIT_THE_RING
-from cdc_platform.invariants.judge import judge
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
-from cdc_platform.lifecycle.repair import checkup as repairing
-from cdc_platform.lifecycle.repair.audit import audit_fit, misfits
-from cdc_platform.records import inbox
-from cdc_platform.records.judgements import keep
+from cdc_platform.lifecycle import audit_ring_fit, find_misfits
+from cdc_platform.lifecycle import repair as repairing
+from cdc_platform.metastore import inbox, store_check_results
+from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -56,17 +53,17 @@ class Strictness(Config):
     )
 
 
-@op(pool=pool(BOOTSTRAP_EVENTS))
+@op(pool=pool_from_table(BOOTSTRAP_EVENTS))
 def ask_for_repair(context: OpExecutionContext, config: Strictness, home: HomeResource, clock: ClockResource) -> None:
     """Check the latest generation against the ring, and queue its repair where one is needed."""
     lake = home.lake()
     strict = home.settings().repair_strict if config.strict is None else config.strict
-    with in_one_line():
-        checkup = repairing.check(lake, strict=strict)
-        event = repairing.ask(lake, clock.clock(), checkup)
+    with platform_errors_as_failures():
+        checkup = repairing.check_newest_generation(lake, strict=strict)
+        event = repairing.queue_needed_repair(lake, clock.clock(), checkup)
     for found in (*checkup.reasons, *checkup.warnings):
         context.log.warning(f"{found.condition.value}: {found.detail}")
-    told = {"needed": checkup.needed, "latest": str(checkup.latest), "conditions": _conditions(checkup)}
+    told = {"needed": checkup.needed, "latest": str(checkup.latest), "conditions": _build_conditions_table(checkup)}
     if event is not None:
         context.log.info(f"Event {event.event_id}: generation {event.generation_id} waits.")
         told |= {"event_id": event.event_id, "generation_id": event.generation_id}
@@ -84,44 +81,44 @@ def check_and_repair_streams() -> None:
 
 
 @asset_check(
-    asset=key(NODES),
+    asset=asset_key_from_table(NODES),
     name=str(STREAMS_FIT_THE_RING),
     description=STREAMS_FIT_THE_RING.meaning,
-    op_tags=BEHIND_STEPS,
+    op_tags=LOW_PRIORITY_TAGS,
 )
 def streams_fit_the_ring(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> AssetCheckResult:
     """Judge the latest generation; what is only a warning for `repair` is one here. What fails is seen on the run."""
-    with in_one_line():
-        look = judging(context, home.lake(), clock.clock(), None)
-        checkup = repairing.check(look.lake)
-        findings = audit_fit(look.lake)
-        keep(look, judge(findings, FIT.due(findings)))
-    amiss = misfits(checkup)
+    with platform_errors_as_failures():
+        look = start_judging(context, home.lake(), clock.clock(), None)
+        checkup = repairing.check_newest_generation(look.lake)
+        findings = audit_ring_fit(look.lake)
+        store_check_results(look, judge_findings(findings, REPAIR_FAMILY.due(findings)))
+    amiss = find_misfits(checkup)
     result = AssetCheckResult(
         check_name=STREAMS_FIT_THE_RING,
         passed=not amiss,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
         description=amiss[0].detail if amiss else checkup.cannot_tell or f"{checkup.latest} fits",
-        metadata={"needed": checkup.needed, "conditions": _conditions(checkup)},
+        metadata={"needed": checkup.needed, "conditions": _build_conditions_table(checkup)},
     )
-    (seen,) = seen_on_the_run(context, [result])
+    (seen,) = tag_violations_on_run(context, [result])
     return seen
 
 
 @multi_asset_check(
-    name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]), op_tags=BEHIND_STEPS
+    name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]), op_tags=LOW_PRIORITY_TAGS
 )
 def audit_named_generations(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge whether what nodes, ledgers and readers name can be read; where nobody names any there is nothing to."""
     lake = home.lake()
-    yield from judged(context, NODES, lake, clock.clock(), lambda _: [(FIT, audit_fit(lake))])
+    yield from evaluate_checks(context, NODES, lake, clock.clock(), lambda _: [(REPAIR_FAMILY, audit_ring_fit(lake))])
 
 
-def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
     """What a tick asks for: a run of the repair job, if ScyllaDB's own conditions say so; no stream is read for that.
 
     The cursor only says at which versions of the tables nothing was to be done.
@@ -130,16 +127,16 @@ def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Se
     if cursor == state:
         return SensorResult(skip_reason="nothing has changed since the streams fitted the ring", cursor=state)
     try:
-        checkup = repairing.check(lake, streams=False)
+        checkup = repairing.check_newest_generation(lake, streams=False)
     except PlatformError as error:
         return SensorResult(skip_reason=str(error))
     if not checkup.needed:
         return SensorResult(skip_reason=f"generation {checkup.latest} fits the ring", cursor=state)
-    if any(event.kind == inbox.REPAIR for event in inbox.waiting(lake)):
+    if any(event.kind == inbox.REPAIR_EVENT for event in inbox.read_pending_events(lake)):
         return SensorResult(skip_reason="a repair waits already; waiting_joins makes it")
     if checkup.blocked_by:
         return SensorResult(skip_reason=f"a repair is needed, but {checkup.blocked_by[0]}")
-    wish = attempt(instance, REPAIR_JOB, state, state=(_STATE_TAG, state))
+    wish = request_run(instance, REPAIR_JOB, state, state=(_STATE_TAG, state))
     if wish.active is not None:
         return SensorResult(skip_reason="a repair is being asked for")
     if wish.request is None:
@@ -157,16 +154,16 @@ def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Se
     description="Asks for a repair when the latest generation no longer fits the ring. Off until it is switched on: "
     "whether a node that has left is worth a new generation now, or comes back, people know better.",
 )
-@on_whole_homes
+@skip_unless_writable
 def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`next_repair` on this home and this instance."""
-    return next_repair(home.lake(), context.instance, context.cursor)
+    """`request_repair` on this home and this instance."""
+    return request_repair(home.lake(), context.instance, context.cursor)
 
 
-def _conditions(checkup: repairing.Checkup) -> TableMetadataValue:
+def _build_conditions_table(checkup: repairing.RepairCheck) -> TableMetadataValue:
     kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
     rows = [(kind, found.condition.value, found.detail) for kind, several in kinds for found in several]
-    return few_rows(("kind", "condition", "detail"), rows)
+    return build_rows_preview(("kind", "condition", "detail"), rows)
 
 
 DEFINED = Definitions(

@@ -1,6 +1,6 @@
-"""The two-phase switches in Dagster: an asset that shows them and does what is due, checks, a sensor that asks for it.
+"""Two-phase switches in Dagster: an asset that drives unfinished ones, checks, and a sensor.
 
-A join goes through its switch by itself; this is for what a join that died has left. No Spark in here.
+A join completes its own switch; this handles switches of joins that died. No Spark.
 """
 
 from collections.abc import Iterator
@@ -22,31 +22,27 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import check_specs, judged
-from assets.declared import Sources, pool, table_asset
-from assets.events import held
-from assets.failures import in_one_line
-from assets.runs import attempt
-from assets.told import Stopwatch, few_rows, materialized
-from assets.whole_homes import on_whole_homes
+from assets.checks import check_specs, evaluate_checks
+from assets.data_versions import read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.run_requests import request_run, skip_unless_writable
+from assets.specs import ColumnSources, pool_from_table, table_asset
+from cdc_platform.checks import SWITCH_FAMILY, audit_switches
 from cdc_platform.clock import Clock, Milliseconds, format_ms
-from cdc_platform.generations.switch import Phase, due
-from cdc_platform.invariants.findings import SWITCHES
-from cdc_platform.invariants.switches import audit_switches
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
-from cdc_platform.lifecycle.join.joining import introduce
-from cdc_platform.lifecycle.join.step import Joining
-from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import switches
-from cdc_platform.timeline.parts import Part
+from cdc_platform.delta import Lake
+from cdc_platform.generations import SwitchPhase, get_due_phase
+from cdc_platform.lifecycle import JoinContext, run_introduce_step, switch
+from cdc_platform.metastore import switches
+from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
+from cdc_platform.timeline import GenerationRows
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
 SWITCH_JOB = "drive_switches"
-BY = "the job drive_switches"
+DRIVEN_BY = "the job drive_switches"
 
-SOURCES: Sources = {
+GENERATION_SWITCHES_LINEAGE: ColumnSources = {
     "generation_id": [(GENERATION_DESCRIPTIONS_V2, "id")],
     "initiator": [(BOOTSTRAP_EVENTS, "host_id")],
 }
@@ -57,7 +53,7 @@ _STATE_TAG = "cdc_platform/switch_state"
     GENERATION_SWITCHES,
     group="generations",
     spark=False,
-    sources=SOURCES,
+    sources=GENERATION_SWITCHES_LINEAGE,
     code=("cdc_platform.lifecycle.switch", "cdc_platform.generations.switch"),
     description="Shows where the switches stand. Materialising it does what is due: nodes that have not answered "
     "acknowledge, a switch with all answers is committed and its generation entered, one whose deadline has passed "
@@ -66,20 +62,27 @@ _STATE_TAG = "cdc_platform/switch_state"
 def generation_switches(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Drive the switches that are unfinished, and report them all."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
-    with in_one_line():
-        for left in switches.unfinished(lake):
-            done = register.drive(lake, now, settings, left.generation_id, BY)
-            if done.phase is Phase.COMMITTED:
-                introduce(Joining(lake, now, settings, left.generation_id, None, BY))
+    with platform_errors_as_failures():
+        for left in switches.read_unfinished_switches(lake):
+            done = switch.advance_switch(lake, now, settings, left.generation_id, DRIVEN_BY)
+            if done.phase is SwitchPhase.COMMITTED:
+                run_introduce_step(JoinContext(lake, now, settings, left.generation_id, None, DRIVEN_BY))
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
-        known = switches.switches(lake)[::-1]
+        known = switches.read_switches(lake)[::-1]
     rows = [
-        (each.generation_id, str(each.phase), f"{len(each.leases)} of {len(each.participants)}", _time(each.time_ms))
+        (
+            each.generation_id,
+            str(each.phase),
+            f"{len(each.leases)} of {len(each.participants)}",
+            _format_optional_ms(each.time_ms),
+        )
         for each in known
     ]
-    told = {"switches": few_rows(("generation", "phase", "acknowledged", "time"), rows)}
-    content = held(lake, Part(GENERATION_SWITCHES, {}))
-    return materialized(lake, content, rows=len(known), watch=watch, sources=SOURCES, told=told)
+    told = {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
+    content = read_partition_content(lake, GenerationRows(GENERATION_SWITCHES, {}))
+    return build_materialize_result(
+        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, told=told
+    )
 
 
 drive_switches = define_asset_job(
@@ -94,18 +97,20 @@ drive_switches = define_asset_job(
 @multi_asset_check(
     can_subset=True,
     name="audit_generation_switches",
-    specs=check_specs(GENERATION_SWITCHES, SWITCHES.invariants),
-    pool=pool(GENERATION_SWITCHES),
+    specs=check_specs(GENERATION_SWITCHES, SWITCH_FAMILY.invariants),
+    pool=pool_from_table(GENERATION_SWITCHES),
 )
 def audit_generation_switches(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge every switch. Without any, which is how it is unless switches are turned on, nothing can be amiss."""
     lake = home.lake()
-    yield from judged(context, GENERATION_SWITCHES, lake, clock.clock(), lambda _: [(SWITCHES, audit_switches(lake))])
+    yield from evaluate_checks(
+        context, GENERATION_SWITCHES, lake, clock.clock(), lambda _: [(SWITCH_FAMILY, audit_switches(lake))]
+    )
 
 
-def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+def request_switch_run(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
     """What a tick asks for: a run, where a switch is undecided, or committed without its generation entered.
 
     The cursor only says at which versions nothing was unfinished.
@@ -113,12 +118,12 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     versions = f"{lake.version(GENERATION_SWITCHES)}/{lake.version(GENERATIONS)}"
     if cursor == versions:
         return SensorResult(skip_reason="nothing has changed since every switch was finished", cursor=versions)
-    left = switches.unfinished(lake)
+    left = switches.read_unfinished_switches(lake)
     if not left:
         return SensorResult(skip_reason="every switch is finished", cursor=versions)
     switch = left[0]
-    state = f"{switch.generation_id}/{due(switch, clock.now_ms())}/{len(switch.leases)}"
-    wish = attempt(instance, SWITCH_JOB, state, state=(_STATE_TAG, state))
+    state = f"{switch.generation_id}/{get_due_phase(switch, clock.now_ms())}/{len(switch.leases)}"
+    wish = request_run(instance, SWITCH_JOB, state, state=(_STATE_TAG, state))
     if wish.active is not None:
         return SensorResult(skip_reason=f"the switch to generation {switch.generation_id} is being driven")
     if wish.request is None:
@@ -137,13 +142,13 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     description="Asks for what is due about switches that a join has left: answers, the commit, or after the deadline "
     "the abort. All of it follows from the tables and the clock.",
 )
-@on_whole_homes
+@skip_unless_writable
 def unfinished_switches(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """`next_step` on this home and this instance."""
-    return next_step(home.lake(), clock.clock(), context.instance, context.cursor)
+    """`request_switch_run` on this home and this instance."""
+    return request_switch_run(home.lake(), clock.clock(), context.instance, context.cursor)
 
 
-def _time(time_ms: Milliseconds | None) -> str:
+def _format_optional_ms(time_ms: Milliseconds | None) -> str:
     return "-" if time_ms is None else format_ms(time_ms)
 
 

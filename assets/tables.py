@@ -1,7 +1,4 @@
-"""All tables of the home as they lie there: how large each is, whether files, rows and commits are the platform's own.
-
-It stands beside the rooms, none of which knows all tables; logs and sinks are among them. No Spark.
-"""
+"""All tables of the home in Dagster: their sizes, and checks of files, rows and commits. No Spark."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,23 +24,25 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import Found, check_specs, judged
-from assets.declared import pool, table_asset
-from assets.runs import unless_under_way
-from assets.told import Stopwatch, few_rows
+from assets.checks import FamilyFindings, check_specs, evaluate_checks
+from assets.metadata import Stopwatch, build_rows_preview
+from assets.run_requests import request_run_unless_active
+from assets.specs import pool_from_table, table_asset
+from cdc_platform.checks import (
+    DERIVED_TABLE_FAMILY,
+    STORAGE_FAMILY,
+    audit_derived_tables,
+    audit_stored,
+    run_family_audit,
+)
+from cdc_platform.delta import Lake, list_stored_tables, verify_tables
 from cdc_platform.errors import PlatformError
-from cdc_platform.invariants.findings import FOLLOWING, STORED
-from cdc_platform.invariants.following import audit_following
-from cdc_platform.invariants.stored import audit_stored, findings_of
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.verification import verify
-from cdc_platform.lake.versions import stored_names
+from cdc_platform.tables import Table
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
 AUDIT_JOB = "audit_tables"
-DAILY = "30 3 * * *"
+AUDIT_CRON = "30 3 * * *"
 HOME_TABLES = Table(
     "platform",
     "tables",
@@ -64,11 +63,11 @@ HOME_TABLES = Table(
 def home_tables(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
     """List the tables; what cannot be opened is left to the checks."""
     watch, lake = Stopwatch(), home.lake()
-    lines = list(_sizes(lake))
+    lines = list(_read_sizes(lake))
     context.log.info(f"{len(lines)} tables.")
     told = {
         "bytes": sum(line[3] for line in lines),
-        "tables": few_rows(("table", "version", "rows", "bytes"), sorted(lines, key=lambda line: -line[3])),
+        "tables": build_rows_preview(("table", "version", "rows", "bytes"), sorted(lines, key=lambda line: -line[3])),
     }
     content = hashlib.sha256(repr(sorted(lines)).encode()).hexdigest()[:32]
     return MaterializeResult(
@@ -77,8 +76,8 @@ def home_tables(context: AssetExecutionContext, home: HomeResource) -> Materiali
     )
 
 
-def _sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
-    for keyspace, name in stored_names(lake):
+def _read_sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
+    for keyspace, name in list_stored_tables(lake):
         table = Table(keyspace, name, pa.schema([]), (), "")
         try:
             slices, version = lake.slices(table), lake.version(table)
@@ -90,8 +89,8 @@ def _sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
 @multi_asset_check(
     can_subset=True,
     name="audit_stored_tables",
-    specs=check_specs(HOME_TABLES, [*STORED.invariants, *FOLLOWING.invariants]),
-    pool=pool(HOME_TABLES),
+    specs=check_specs(HOME_TABLES, [*STORAGE_FAMILY.invariants, *DERIVED_TABLE_FAMILY.invariants]),
+    pool=pool_from_table(HOME_TABLES),
 )
 def audit_home_tables(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
@@ -99,12 +98,12 @@ def audit_home_tables(
     """Judge all tables as `cdc-platform check` does; large slices are left to `check --deep`."""
     lake = home.lake()
 
-    def audit(_: str | None) -> Found:
-        found = verify(lake)
-        following = findings_of(FOLLOWING, lambda: audit_following(lake), found)
-        return [(STORED, audit_stored(found)), (FOLLOWING, following or [])]
+    def audit(_: str | None) -> FamilyFindings:
+        found = verify_tables(lake)
+        following = run_family_audit(DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake), found)
+        return [(STORAGE_FAMILY, audit_stored(found)), (DERIVED_TABLE_FAMILY, following or [])]
 
-    yield from judged(context, HOME_TABLES, lake, clock.clock(), audit)
+    yield from evaluate_checks(context, HOME_TABLES, lake, clock.clock(), audit)
 
 
 audit_tables = define_asset_job(
@@ -115,23 +114,23 @@ audit_tables = define_asset_job(
 )
 
 
-def scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
+def request_scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
     """What the schedule asks for at `moment`: a run, if the home has tables and none is under way."""
-    if not stored_names(lake):
+    if not list_stored_tables(lake):
         return SkipReason("there are no tables yet")
-    return unless_under_way(instance, AUDIT_JOB, moment)
+    return request_run_unless_active(instance, AUDIT_JOB, moment)
 
 
 @schedule(
     name="daily_audit_of_tables",
     job_name=AUDIT_JOB,
-    cron_schedule=DAILY,
+    cron_schedule=AUDIT_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
     description="Every day: whether files, rows and commits of all tables are the platform's own.",
 )
 def daily_audit_of_tables(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
-    """`scheduled_audit` on this home and this instance."""
-    return scheduled_audit(home.lake(), context.instance, context.scheduled_execution_time)
+    """`request_scheduled_audit` on this home and this instance."""
+    return request_scheduled_audit(home.lake(), context.instance, context.scheduled_execution_time)
 
 
 DEFINED = Definitions(

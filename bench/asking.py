@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cdc_platform.clock import SECOND_US, Clock, Microseconds
-from cdc_platform.cluster import known
+from cdc_platform.delta import TaskRunner
 from cdc_platform.home import open_home
-from cdc_platform.ingest.ingest import IngestResult, ingest
-from cdc_platform.ingest.policy import ReadPolicy
-from cdc_platform.lake.volume import Workers
+from cdc_platform.ingest import IngestResult, ReadPolicy, ingest_table
+from cdc_platform.scylla import registry
 
 KEYSPACE, TABLE, NAME = "shop", "bench", "bench"
 _AT_ONCE, _PAGE_ROWS = 4, 5_000
@@ -25,10 +24,10 @@ def bring(
     home: str, now_us: Microseconds | None, pace: ReadPolicy | None = None, **options: Any
 ) -> tuple[IngestResult, float]:
     """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
-    cluster, before = known.find(open_home(Path(home)), NAME), time.process_time()
+    cluster, before = registry.find_cluster(open_home(Path(home)), NAME), time.process_time()
     clock = Clock() if now_us is None else Clock(now_us)
-    workers = Workers(_no_spark)
-    done = ingest(cluster, clock, KEYSPACE, TABLE, workers, pace=pace, tell=lambda line: None, **options)
+    workers = TaskRunner(_no_spark)
+    done = ingest_table(cluster, clock, KEYSPACE, TABLE, workers, pace=pace, tell=lambda line: None, **options)
     return done, time.process_time() - before
 
 

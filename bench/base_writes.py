@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from bench.cluster import grow, nodes_of
 from bench.measure import Pairs, Result, paired
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import HOUR_US, us_of
-from cdc_platform.lake.lake import Lake
+from cdc_platform.clock import HOUR_US, us_from_ms
+from cdc_platform.delta import Lake
 from cdc_platform.timeline import Timeline
-from cdc_platform.timeline.base_writes import append_with_streams, assign_streams
+from cdc_platform.timeline.dataframe import append_with_streams, assign_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,7 +68,7 @@ def _writes(bench: Bench, lake: Lake) -> DataFrame:
     """Text keys of 6 to 13 bytes; timestamps from the first generation's start on, all generations in every batch."""
     from pyspark.sql import functions as F
 
-    start_us = us_of(Timeline.read(lake).known[0].time_ms)
+    start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
     spread = F.pmod(F.xxhash64("id"), F.lit(HOUR_US * GENERATIONS))
     return bench.spark.range(0, bench.sizes.writes, 1, 2 * (os.cpu_count() or 1)).select(
         F.concat(F.lit("user-"), F.col("id").cast("string")).cast("binary").alias("key"),

@@ -11,15 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from cdc_platform.clock import HOUR_US, Clock
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import NODES
-from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.records import inbox
-from cdc_platform.records.join_request import JoinRequest
-from cdc_platform.records.ring import put_nodes
-from cdc_platform.ring import FIRST, LAST, Node, Ring
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.lifecycle import run_join
+from cdc_platform.metastore import JoinRequest, inbox, write_nodes
+from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, Node, Ring
 from cdc_platform.settings import Settings
+from cdc_platform.tables import NODES
 
 IGNORE_MSB = 12
 FEATURES = ("CDC_GENERATIONS_V2",)
@@ -47,7 +44,9 @@ def nodes_of(size: Size, seed: int = 1) -> list[Node]:
     source = np.random.default_rng(seed)
     tokens = np.empty(0, dtype=np.int64)
     while tokens.size < size.nodes * size.vnodes:
-        more = source.integers(FIRST, LAST, size=size.nodes * size.vnodes - tokens.size, endpoint=True, dtype=np.int64)
+        more = source.integers(
+            FIRST_TOKEN, LAST_TOKEN, size=size.nodes * size.vnodes - tokens.size, endpoint=True, dtype=np.int64
+        )
         tokens = np.union1d(tokens, more)
     shares = source.permutation(tokens).reshape(size.nodes, size.vnodes)
     return [
@@ -75,7 +74,7 @@ def lake_before_join(folder: Path | str, size: Size, clock: Clock) -> tuple[Lake
     """A lake whose ring has all nodes but the last, which waits in the inbox; and the generation ID of its join."""
     lake = Lake(folder)
     *members, joining = nodes_of(size)
-    put_nodes(lake, members)
+    write_nodes(lake, members)
     return lake, queue(lake, clock, joining)
 
 
@@ -91,9 +90,9 @@ def lake_before_next_join(lake: Lake, size: Size, turn: int, clock: Clock) -> st
     return queue(lake, clock, replace(last, host_id=_stand_in(last, turn), tokens=tokens))
 
 
-def grow(workers: Workers, lake: Lake, nodes: Sequence[Node], joining: int, clock: Clock) -> Clock:
+def grow(workers: TaskRunner, lake: Lake, nodes: Sequence[Node], joining: int, clock: Clock) -> Clock:
     """Let the last `joining` nodes join a ring of those before them, an hour apart from `clock` on; the next hour."""
-    put_nodes(lake, nodes[:-joining])
+    write_nodes(lake, nodes[:-joining])
     for hour, node in enumerate(nodes[-joining:]):
         at = Clock(clock.now_us() + HOUR_US * hour)
         run_join(workers, lake, at, Settings(), queue(lake, at, node))
@@ -116,4 +115,4 @@ def queue(lake: Lake, clock: Clock, node: Node) -> str:
         ignore_msb=node.ignore_msb,
         features=node.features,
     )
-    return inbox.queue(lake, clock, request).generation_id
+    return inbox.queue_join(lake, clock, request).generation_id

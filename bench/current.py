@@ -15,19 +15,16 @@ import pyarrow as pa
 
 from bench.measure import Result, paired
 from bench.session import Bench
-from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
-from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import INT, TEXT
+from cdc_platform.cdclog import STATE_SCHEMA, StateRowKind, join_components, log_table
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.schema import typed_writes_schema
+from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_from_seconds
+from cdc_platform.cql import INT, TEXT, CdcOptions, Column, TableSchema
+from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, fixed_width_to_arrow
+from cdc_platform.ingest import ReplicationResult
 from cdc_platform.ingest.replica import tables as kept
-from cdc_platform.ingest.replica.replica import ROWS_AT_ONCE, ReplicationResult, TableReplicator
-from cdc_platform.lake import frames
-from cdc_platform.lake.arrow import fixed_width
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Batches, TaskRows, Workers
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import log_table, writes_schema
-from cdc_platform.log.state.shape import STATE, Kind
-from cdc_platform.log.state.wire import composed
+from cdc_platform.ingest.replica.replica import ROWS_AT_ONCE, TableReplicator
+from cdc_platform.spark import frames
 
 ROWS_VARIABLE = "CDC_PLATFORM_BENCH_KEPT_ROWS"
 _ROWS, _QUICK_ROWS = 5_000_000, 20_000
@@ -72,7 +69,7 @@ class _Kept:
         self._lake.ensure(cells)
         made = TaskRows(_SLICES, lambda number: iter(_state(self._of_slices[number], number).to_batches()))
         marks = {kept.COPIED: _COPIED_US, kept.SINCE: _COPIED_US, kept.SLICES: _SLICES, kept.OF: kept.identity(_SCHEMA)}
-        frames.replace_all(Workers.alone(), self._lake, cells, made, ("current:commits", 1), marks)
+        frames.replace_all_rows(TaskRunner.alone(), self._lake, cells, made, ("current:commits", 1), marks)
         self._lake.ensure(log_table(_SCHEMA))
 
     def inside(self) -> np.ndarray:
@@ -90,7 +87,7 @@ class _Kept:
         """Bringing the table up to changes of such rows, against rewriting it."""
 
         def subject() -> None:
-            done = self.bring(Microseconds(_COPIED_US + us_of_seconds(self._round)))
+            done = self.bring(Microseconds(_COPIED_US + us_from_seconds(self._round)))
             assert done.rows == self._count, done
 
         return paired(subject, self._rewrite, repeats=repeats, prepare=lambda: self._change(drawn()))
@@ -98,13 +95,13 @@ class _Kept:
     def bring(self, as_of_us: Microseconds) -> ReplicationResult:
         """Bring the table up to its log."""
         unasked: Any = None
-        keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, Workers.alone(), print)
-        return keeper.replicate(as_of_us, _COPIED_US, us_of_seconds(DAY_SECONDS), anew=False)
+        keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, TaskRunner.alone(), print)
+        return keeper.replicate(as_of_us, _COPIED_US, us_from_seconds(DAY_SECONDS), anew=False)
 
     def _change(self, rows: np.ndarray) -> None:
         """Log an update of each row."""
         self._round += 1
-        count, at = rows.shape[1], _COPIED_US + us_of_seconds(self._round - 1)
+        count, at = rows.shape[1], _COPIED_US + us_from_seconds(self._round - 1)
         typed = {
             "operation": np.full(count, 1, np.int8),
             "timestamp": at + 1 + np.arange(count) % 997,
@@ -112,13 +109,13 @@ class _Kept:
             "k": rows[1].astype(np.int32),
             "a": np.full(count, self._round, np.int32),
         }
-        wanted = writes_schema(_SCHEMA)
+        wanted = typed_writes_schema(_SCHEMA)
         arrays = [
             pa.array(typed[each.name], each.type) if each.name in typed else pa.nulls(count, each.type)
             for each in wanted
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
-        found = log_batch(_SCHEMA, batch, lambda keys, _: pa.array([bytes(16)] * len(keys), pa.binary()))
+        found = encode_log_batch(_SCHEMA, batch, lambda keys, _: pa.array([bytes(16)] * len(keys), pa.binary()))
         log = log_table(_SCHEMA)
         self._lake.append_once(log, pa.Table.from_batches([found]), {"bench": self._round}, self._round - 1 or None)
 
@@ -132,7 +129,7 @@ class _Kept:
             def batches(number: int, table: Any = table) -> Batches:
                 yield from lake.read(table, filters=[(kept.SLICE, "in", groups[number])]).combine_chunks().to_batches()
 
-            frames.replace_all(Workers.alone(), lake, table, TaskRows(len(groups), batches))
+            frames.replace_all_rows(TaskRunner.alone(), lake, table, TaskRows(len(groups), batches))
 
 
 def _state(keys: np.ndarray, number: int) -> pa.Table:
@@ -140,12 +137,12 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
     rows = np.repeat(keys, _ROWS_A_PARTITION)
     clusterings = np.tile(np.arange(_ROWS_A_PARTITION, dtype=np.int32), len(keys))
     partition, count = _bytes_of(rows), len(rows)
-    composed_keys = composed([_bytes_of(clusterings)], count)
+    composed_keys = join_components([_bytes_of(clusterings)], count)
     parts: list[pa.Table] = []
     for kind, column, values in (
-        (Kind.MARKER, None, pa.nulls(count, pa.binary())),
-        (Kind.CELL, "a", _bytes_of(rows)),
-        (Kind.CELL, "b", pa.array([b"value of row %d" % each for each in range(count)], pa.binary())),
+        (StateRowKind.MARKER, None, pa.nulls(count, pa.binary())),
+        (StateRowKind.CELL, "a", _bytes_of(rows)),
+        (StateRowKind.CELL, "b", pa.array([b"value of row %d" % each for each in range(count)], pa.binary())),
     ):
         none = pa.array(np.zeros(count, np.int64))
         found = {
@@ -161,7 +158,7 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
             "value": values,
             "inexact": pa.array(np.zeros(count, bool)),
         }
-        parts.append(pa.table(found, schema=STATE))
+        parts.append(pa.table(found, schema=STATE_SCHEMA))
     whole = pa.concat_tables(parts)
     return whole.append_column(
         pa.field(kept.SLICE, pa.int32(), nullable=False), pa.repeat(np.int32(number), len(whole))
@@ -170,4 +167,4 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
 
 def _bytes_of(values: np.ndarray) -> pa.Array:
     """Integers as CQL's bytes."""
-    return fixed_width(values.astype(">i4"))
+    return fixed_width_to_arrow(values.astype(">i4"))

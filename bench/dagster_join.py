@@ -25,11 +25,10 @@ from bench.life import Joins
 from bench.measure import Pairs, Result
 from bench.session import Bench
 from cdc_platform.clock import Clock
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.lake.volume import Workers
-from cdc_platform.serving.parts import LOCATION
+from cdc_platform.server import CODE_LOCATION
+from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2
@@ -50,7 +49,7 @@ def dagster_join(bench: Bench) -> list[Result]:
     with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, told):
         time.sleep(settles)
         home = open_home(folder / "home")
-        joins = Joins(Workers.alone(), _SIZE, folder / "functions")
+        joins = Joins(TaskRunner.alone(), _SIZE, folder / "functions")
         with DagsterInstance.from_config(str(home.dagster)) as instance:
             instance.add_dynamic_partitions(JOB, [PARTITION])
             ends = _Runs(instance, told)
@@ -121,7 +120,7 @@ class _Runs:
         return sorted(record.timestamp for record in self._instance.all_logs(run_id, of_type=kind))
 
     def _launched(self) -> str:
-        query = {"query": _LAUNCH.replace("LOCATION", LOCATION), "variables": {"job": JOB, "partition": PARTITION}}
+        query = {"query": _LAUNCH.replace("LOCATION", CODE_LOCATION), "variables": {"job": JOB, "partition": PARTITION}}
         token = Path(self._told["token_file"]).read_text(encoding="utf-8")
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         asked = urllib.request.Request(f"{self._told['url']}/graphql", json.dumps(query).encode(), headers)

@@ -27,7 +27,7 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.join.steps import ASSETS
+from assets.join.steps import JOIN_ASSETS
 from cdc_platform import definitions
 
 JOB = "empty"
@@ -70,13 +70,13 @@ def _key(of: AssetKey) -> AssetKey:
 
 
 _PARTITIONS = DynamicPartitionsDefinition(name=JOB)
-_JOINED = {each.key for each in ASSETS}
+_JOINED = {each.key for each in JOIN_ASSETS}
 _CHECKS = [
     each
     for each in definitions.defs.asset_checks or ()
     if isinstance(each, AssetChecksDefinition) and {key.asset_key for key in each.check_keys} & _JOINED
 ]
-_EMPTY = [_asset(each) for each in ASSETS]
+_EMPTY = [_asset(each) for each in JOIN_ASSETS]
 
 defs = Definitions.merge(
     definitions.defs,
@@ -90,17 +90,17 @@ defs = Definitions.merge(
 
 def main() -> None:
     """Run a command of the platform."""
-    from cdc_platform.commands.program import program
-    from cdc_platform.serving.parts import Parts
+    from cdc_platform.cli import program
+    from cdc_platform.server import UpServices
 
-    service = Parts._service
+    service = UpServices._service
 
     def with_empty_job(*given: Any) -> Any:
         made = service(*given)
-        swapped = {"cdc_platform.serving.code": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
+        swapped = {"cdc_platform.server.code_server": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
         return replace(made, command=[swapped.get(word, word) for word in made.command])
 
-    Parts._service = with_empty_job  # pyrefly: ignore[bad-assignment]
+    UpServices._service = with_empty_job  # pyrefly: ignore[bad-assignment]
     program.main()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from cdc_platform.lease import bind
-from cdc_platform.serving import code
-from cdc_platform.supervisor import end_with_parent
+from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.processes import kill_when_parent_dies
+from cdc_platform.server import code_server
 
 if __name__ == "__mp_main__":
-    bind()
-    end_with_parent()
+    bind_to_up()
+    kill_when_parent_dies()
 
 if __name__ == "__main__":
-    code.serve()
+    code_server.serve_code_location()

@@ -19,7 +19,7 @@ from statistics import median
 from bench.measure import Result, cpu_seconds, tree
 from bench.session import Bench
 from cdc_platform.clock import SECOND_MS
-from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile
+from cdc_platform.spark_server import SERVER_VARIABLE, ServerFile
 
 SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
 """How long an `up` that answers is left alone first: its sensors and daemons tick for the first time."""
@@ -28,8 +28,8 @@ _GIB = 1 << 30
 _ASKS = """
 import time
 start = time.perf_counter()
-from cdc_platform.lake.session import spark_session
-assert spark_session().range(1000).count() == 1000
+from cdc_platform.spark.session import get_spark_session
+assert get_spark_session().range(1000).count() == 1000
 print(time.perf_counter() - start, flush=True)
 """
 

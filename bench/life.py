@@ -14,19 +14,15 @@ from unittest.mock import patch
 from bench.cluster import Size, grow, lake_before_join, lake_before_next_join, nodes_of, queue
 from bench.measure import Pairs, Result, paired, seconds, watched_memory
 from bench.session import CLOCK, FLOOR, Bench, v2_rows
+from cdc_platform.checks import InvariantTally, audit_lake, judge_findings, scan
+from cdc_platform.checks.scan import RangeFacts
+from cdc_platform.checks.scan import judge_range_facts as facts_judged
 from cdc_platform.clock import HOUR_US, Clock
-from cdc_platform.invariants import one_pass
-from cdc_platform.invariants.audit import audit_lake
-from cdc_platform.invariants.facts import Facts
-from cdc_platform.invariants.facts import judged as facts_judged
-from cdc_platform.invariants.findings import Tally
-from cdc_platform.invariants.judge import judge
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.lifecycle import run_join
 from cdc_platform.settings import Settings
+from cdc_platform.spark import frames
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2
 
 _ONCE = 10_000_000
 """Streams from which on a size is measured once: it takes long enough to be steady."""
@@ -44,7 +40,7 @@ def generate_and_write(bench: Bench) -> list[Result]:
         def work() -> None:
             generation_id = str(uuid.uuid4())
             rows = v2_rows(size, generation_id)
-            frames.replace_slice(bench.workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+            frames.replace_partition(bench.workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
 
         pairs = paired(work, floor, repeats=bench.sizes.repeats, warm_ups=3)
     return [Result("generate-and-write", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.5)]
@@ -100,7 +96,7 @@ def _judging(joins: Joins, repeats: int) -> Pairs:
     """What pandera's models take of an audit, by the same tasks as on Spark: those of facts and that of the summary."""
     took: list[float] = []
 
-    def timed(facts: Facts) -> Iterator[tuple[int, Tally]]:
+    def timed(facts: RangeFacts) -> Iterator[tuple[int, InvariantTally]]:
         start = time.perf_counter()
         found = list(facts_judged(facts))
         took.append(time.perf_counter() - start)
@@ -109,11 +105,11 @@ def _judging(joins: Joins, repeats: int) -> Pairs:
     pairs = Pairs([], [])
     for turn in range(1 + repeats):
         took.clear()
-        with patch.object(one_pass, "judged", timed):
+        with patch.object(scan, "judge_range_facts", timed):
             start = time.perf_counter()
-            summary = audit_lake(Workers.alone(), joins.lake, joins.generation_id)
+            summary = audit_lake(TaskRunner.alone(), joins.lake, joins.generation_id)
             audited = time.perf_counter() - start
-        took.append(seconds(lambda summary=summary: judge(summary)))
+        took.append(seconds(lambda summary=summary: judge_findings(summary)))
         if turn:
             pairs.subject.append(sum(took))
             pairs.floor.append(audited + took[-1])
@@ -159,7 +155,7 @@ def growth(bench: Bench) -> list[Result]:
 class Joins:
     """Joins of one size, one after the other in one lake: the last node of the cluster, or one in its place."""
 
-    def __init__(self, workers: Workers, size: Size, folder: Path | str) -> None:
+    def __init__(self, workers: TaskRunner, size: Size, folder: Path | str) -> None:
         self._workers, self._size, self._turn = workers, size, 0
         self._clock = CLOCK
         self.lake, self.generation_id = lake_before_join(folder, size, CLOCK)
@@ -184,7 +180,7 @@ class Joins:
 class _Grown:
     """The join of a cluster's last node, again and again in copies of the home in which those before it have joined."""
 
-    def __init__(self, workers: Workers, size: Size, folder: Path) -> None:
+    def __init__(self, workers: TaskRunner, size: Size, folder: Path) -> None:
         self._workers, self._folder, self._turn = workers, folder, 0
         *members, last = nodes_of(size)
         lake = Lake(folder / "0")

@@ -23,10 +23,20 @@ from bench import asking
 from bench.cluster import ring_of
 from bench.measure import Result, paired
 from bench.session import Bench
-from cdc_platform.clock import HOUR_US, MINUTE_MS, MINUTE_US, SECOND_US, Clock, Microseconds, Milliseconds, ms_of, us_of
-from cdc_platform.generations import RingLayout, generate
+from cdc_platform.clock import (
+    HOUR_US,
+    MINUTE_MS,
+    MINUTE_US,
+    SECOND_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    ms_from_us,
+    us_from_ms,
+)
+from cdc_platform.generations import RingLayout, generate_description
 from cdc_platform.home import open_home
-from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest import ReadPolicy
 
 if TYPE_CHECKING:
     from support.standin.cluster import StandIn
@@ -107,10 +117,10 @@ def quiet(bench: Bench) -> list[Result]:
     with _standin(bench) as standin, _process() as mine:
         log, first = _log(standin)
         log.write([first + 1])
-        begun = ms_of(Microseconds(first + MINUTE_US))
-        made = generate(RingLayout.of(ring_of(bench.sizes.cluster)), UUID(int=1, version=1))
+        begun = ms_from_us(Microseconds(first + MINUTE_US))
+        made = generate_description(RingLayout.of(ring_of(bench.sizes.cluster)), UUID(int=1, version=1))
         standin.world.published(begun, made)
-        home, at = _home(bench, standin), us_of(begun) + MINUTE_US
+        home, at = _home(bench, standin), us_from_ms(begun) + MINUTE_US
         mine.submit(asking.bring, home, Microseconds(at)).result()
         standin.proxy.statements.clear()
         clock = time.perf_counter()
@@ -190,13 +200,13 @@ def _log(standin: StandIn, first: Milliseconds | None = None) -> tuple[LiveLog, 
     made = description(time_uuid(begun))
     if first is not None:
         standin.world.generation(begun, time_uuid(begun), made)
-    return LiveLog(standin.world, defined(_DDL), {begun: made}).make(), us_of(begun)
+    return LiveLog(standin.world, defined(_DDL), {begun: made}).make(), us_from_ms(begun)
 
 
 def _home(bench: Bench, standin: StandIn) -> str:
     """A new home that knows the stand-in."""
-    from cdc_platform.cluster import known
+    from cdc_platform.scylla import registry
 
     folder = bench.folder / f"home-{time.monotonic_ns()}"
-    known.add(open_home(folder), asking.NAME, standin.connection())
+    registry.add_cluster(open_home(folder), asking.NAME, standin.connection())
     return str(folder)

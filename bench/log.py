@@ -14,13 +14,11 @@ from deltalake import DeltaTable
 from bench.base_writes import GENERATIONS, five_generations, throughput
 from bench.measure import Pairs, Result, paired, seconds
 from bench.session import QUICK, Bench
-from cdc_platform.clock import HOUR_US, Microseconds, us_of
-from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType
-from cdc_platform.lake.lake import Lake
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows
+from cdc_platform.cdclog import WRITTEN_AT, log_table
+from cdc_platform.cdclog.dataframe import ROWS_PER_FILE, append_writes, encode_dataframe, partition_by_time
+from cdc_platform.clock import HOUR_US, Microseconds, us_from_ms
+from cdc_platform.cql import INT, TEXT, CdcOptions, Column, ListType, MapType, SetType, TableSchema, UserType
+from cdc_platform.delta import Lake
 from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -109,11 +107,11 @@ def log_window(bench: Bench) -> list[Result]:
     size = _sizes(bench).large
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
-        start_us = us_of(Timeline.read(lake).known[0].time_ms)
+        start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
         spent = 0.0
         for part in range(10):
             writes = typed_writes(bench, start_us + HOUR_US * part // 2, HOUR_US // 2, PLAIN, size // 10)
-            files = max(1, size // 10 // ROWS_A_FILE)
+            files = max(1, size // 10 // ROWS_PER_FILE)
             spent += seconds(lambda writes=writes, files=files: append_writes(lake, PLAIN, writes, files=files))
         path = lake.path(log_table(PLAIN))
         found = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
@@ -135,15 +133,17 @@ def _result(row: str, count: int, pairs: Pairs, floor: str, target: float) -> Re
 def _appending(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Pairs:
     """Writes appended to a log, of a new table each time, against its finished rows by Spark, by time as well."""
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
-    files = max(2, count // ROWS_A_FILE)
+    files = max(2, count // ROWS_PER_FILE)
     read, turns = bench.spark.read.format("delta"), turns_of()
     _save(_spread_writes(bench, lake, schema, count), writes)
-    _save(log_rows(lake, schema, read.load(writes)), finished)
+    _save(encode_dataframe(lake, schema, read.load(writes)), finished)
 
     def appended() -> None:
         append_writes(lake, replace(schema, name=f"{folder.name}_{next(turns)}"), read.load(writes), files=files)
 
-    return paired(appended, lambda: _save(by_time(read.load(finished), files), sink), repeats=bench.sizes.repeats)
+    return paired(
+        appended, lambda: _save(partition_by_time(read.load(finished), files), sink), repeats=bench.sizes.repeats
+    )
 
 
 def _against_rewriting(
@@ -154,7 +154,7 @@ def _against_rewriting(
     read = bench.spark.read.format("delta")
 
     def logged() -> DataFrame:
-        return log_rows(lake, schema, read.load(writes))
+        return encode_dataframe(lake, schema, read.load(writes))
 
     given = _spread_writes(bench, lake, schema, count)
     _save(_with_ranges(given) if ranged else given, writes)
@@ -164,7 +164,7 @@ def _against_rewriting(
 
 def _spread_writes(bench: Bench, lake: Lake, schema: TableSchema, count: int) -> DataFrame:
     """So many writes over all generations of the lake."""
-    start_us = us_of(Timeline.read(lake).known[0].time_ms)
+    start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
     return typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
 
 

@@ -13,7 +13,7 @@ from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
 from bench.measure import Pairs, Result
 from bench.sensor_tick import ticks
 from bench.session import Bench
-from cdc_platform.lake.volume import Workers
+from cdc_platform.delta import TaskRunner
 
 _SIZE = Size(1, 256, 8)
 _JOINS = 10
@@ -28,7 +28,7 @@ def join_of_many(bench: Bench) -> list[Result]:
             imported(str(folder / f"home{number}"), number, folder / f"exports{number}", ANOTHER_RING)
             for number in (count, FEW)
         )
-        many, few = (Joins(Workers.alone(), _SIZE, home.lake) for home in (large, small))
+        many, few = (Joins(TaskRunner.alone(), _SIZE, home.lake) for home in (large, small))
         joined = by_turns(many, few, repeats=turns, warm_ups=2)
         for joins in (many, few):
             joins.prepare()

@@ -12,10 +12,9 @@ from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import Home, open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLES
-from cdc_platform.lake.volume import Workers
+from cdc_platform.tables import TABLES
 
 _SIZE = Size(1, 256, 8)
 COMMANDS = (
@@ -35,7 +34,7 @@ def look_ups(bench: Bench) -> list[Result]:
     """Each command on a home of three generations; the floor opens every table that the home has once."""
     with bench.scratch() as folder:
         home = open_home(folder / "home", create=True)
-        joins = Joins(Workers.alone(), _SIZE, home.lake)
+        joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
         for _ in range(FEW):
             joins.seconds()
         return _rows(bench, "look-ups", home, f"{FEW} generations", 1.5)
@@ -46,7 +45,7 @@ def look_ups_of_many(bench: Bench) -> list[Result]:
     count = MANY if bench.sizes.repeats > 1 else SOME
     with bench.scratch() as folder:
         home = imported(str(folder / "home"), count, folder / "exports", ANOTHER_RING)
-        Joins(Workers.alone(), _SIZE, home.lake).seconds()
+        Joins(TaskRunner.alone(), _SIZE, home.lake).seconds()
         return _rows(bench, "look-ups-of-many", home, f"{count:,} generations", 2.0)
 
 

@@ -13,20 +13,20 @@ from deltalake import write_deltalake
 from bench.cluster import Size, nodes_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import MINUTE_US, Microseconds, cql_time, format_us, ms_of
-from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.clock import MINUTE_US, Microseconds, cql_timestamp_literal, format_us, ms_from_us
+from cdc_platform.delta import Lake
+from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
 from cdc_platform.home import Home, open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.importing import snapshot_from_node
+from cdc_platform.metastore import cdc_tables
+from cdc_platform.ring import Ring
+from cdc_platform.tables import (
     CDC_TABLE_CHANGES,
     CDC_TABLES,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.records import cdc_tables
-from cdc_platform.ring import Ring
-from cdc_platform.sources.ring_snapshots import snapshot_of
 
 _SIZE = Size(2, 8, 4)
 MANY, SOME, FEW = 2_000, 20, 3
@@ -101,10 +101,12 @@ def many_tables(bench: Bench) -> list[Result]:
         def tell() -> None:
             lake = next(lakes)
             names = [f"t{number}" for number in range(count)]
-            cdc_tables.say(
-                lake, [cdc_tables.addition(lake, CLOCK, "ks", name, ttl_seconds=60, ddl=_DDL) for name in names]
+            cdc_tables.record_table_changes(
+                lake, [cdc_tables.request_addition(lake, CLOCK, "ks", name, ttl_seconds=60, ddl=_DDL) for name in names]
             )
-            cdc_tables.say(lake, [cdc_tables.alteration(lake, CLOCK, "ks", name, ttl_seconds=61) for name in names])
+            cdc_tables.record_table_changes(
+                lake, [cdc_tables.request_alteration(lake, CLOCK, "ks", name, ttl_seconds=61) for name in names]
+            )
             told[:] = [lake]
 
         tell()
@@ -143,13 +145,13 @@ def export(folder: Path, count: int, seed: int = 1) -> None:
     """A ring and its generations, a minute apart, as `COPY ... TO` writes them."""
     folder.mkdir()
     ring = Ring.of(nodes_of(_SIZE, seed))
-    nodes = [snapshot_of(node) for node in ring.nodes]
+    nodes = [snapshot_from_node(node) for node in ring.nodes]
     (folder / "ring.json").write_text(json.dumps(nodes), encoding="utf-8")
     described, published, times = ["id,range_end,ignore_msb,num_ranges,streams"], ["time,range_end,streams"], []
     layout = RingLayout.of(ring)
     for number in range(count):
-        generation = generate(layout, UUID(int=number + 1, version=4))
-        time = cql_time(ms_of(Microseconds(CLOCK.now_us() - MINUTE_US * (count - number))))
+        generation = generate_description(layout, UUID(int=number + 1, version=4))
+        time = cql_timestamp_literal(ms_from_us(Microseconds(CLOCK.now_us() - MINUTE_US * (count - number))))
         times.append(f"timestamps,{time},")
         for end, msb, streams in _ranges(generation):
             described.append(f"{UUID(int=number + 1, version=4)},{end},{msb},{len(generation)},{streams}")

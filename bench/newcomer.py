@@ -14,7 +14,7 @@ from bench.life import Joins
 from bench.measure import Result, seconds
 from bench.sensor_tick import session_starts
 from bench.session import Bench
-from cdc_platform.lake.volume import Workers
+from cdc_platform.delta import TaskRunner
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DEMO_SECONDS = 40.0
@@ -28,7 +28,7 @@ def newcomer(bench: Bench) -> list[Result]:
         _copy(clone)
         environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
         demo = seconds(lambda: _run(["make", "demo"], clone, environment))
-        joins = Joins(Workers.alone(), Size(1, 256, 8), folder / "joins")
+        joins = Joins(TaskRunner.alone(), Size(1, 256, 8), folder / "joins")
         warm = median([joins.seconds() for _ in range(1 + bench.sizes.repeats)][1:])
         start = median(session_starts(bench))
         first = median([_first_join(folder / f"home{turn}") for turn in range(bench.sizes.repeats)])

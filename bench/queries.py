@@ -13,13 +13,13 @@ from bench.log import PLAIN, typed_writes
 from bench.look_ups import run
 from bench.measure import Result, paired
 from bench.session import CLOCK, QUICK, Bench
-from cdc_platform.clock import HOUR_US, Microseconds, format_us, us_of
+from cdc_platform.cdclog import log_table
+from cdc_platform.cdclog.dataframe import ROWS_PER_FILE, append_writes
+from cdc_platform.clock import HOUR_US, Microseconds, format_us, us_from_ms
+from cdc_platform.delta import Lake
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.volume import ROWS_A_FILE, append_writes
-from cdc_platform.query.embedded import answer
+from cdc_platform.query.duckdb import run_duckdb_query
+from cdc_platform.tables import GENERATION_TIMESTAMPS
 from cdc_platform.timeline import Timeline
 
 _ROWS, _QUICK_ROWS = 10_000_000, 20_000
@@ -36,9 +36,9 @@ def queries(bench: Bench) -> list[Result]:
     with bench.scratch() as folder:
         home = open_home(folder / "home", create=True)
         lake = five_generations(bench, home.path / "lake")
-        start_us = us_of(Timeline.read(lake).known[0].time_ms)
+        start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
         writes = typed_writes(bench, start_us, HOUR_US * _HOURS, PLAIN, count)
-        append_writes(lake, PLAIN, writes, files=max(1, count // ROWS_A_FILE))
+        append_writes(lake, PLAIN, writes, files=max(1, count // ROWS_PER_FILE))
         return [_one_table(bench, home.path, lake), _window(bench, lake, start_us, count)]
 
 
@@ -62,7 +62,7 @@ def _window(bench: Bench, lake: Lake, start_us: Microseconds, count: int) -> Res
     found: dict[str, list[tuple[object, ...]]] = {}
 
     def asked() -> None:
-        with answer(lake, mine) as rows:
+        with run_duckdb_query(lake, mine) as rows:
             found["mine"] = list(rows.values())
 
     def asked_alone() -> None:

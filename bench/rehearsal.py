@@ -19,7 +19,7 @@ _ALLOWED_BYTES = 4 * 10**9
 _RUN = """
 import json, resource, sys
 from click.testing import CliRunner
-from cdc_platform.commands.program import program
+from cdc_platform.cli.main import program
 answer = CliRunner().invoke(program, ["--home", sys.argv[1], *sys.argv[2:]])
 assert answer.exit_code == 0, answer.output
 last = json.loads(answer.stdout)["steps"][-1]

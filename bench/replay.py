@@ -10,10 +10,10 @@ from bench.base_writes import GENERATIONS, five_generations
 from bench.log import COLLECTIONS, PLAIN, typed_writes
 from bench.measure import Result, cpu_seconds, paired, tree
 from bench.session import QUICK, Bench
-from cdc_platform.clock import HOUR_US, SECOND_US, us_of
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.log.replay.on_spark import replayed
-from cdc_platform.log.volume import log_rows
+from cdc_platform.cdclog.dataframe import encode_dataframe
+from cdc_platform.cdclog.replay import replay_dataframe
+from cdc_platform.clock import HOUR_US, SECOND_US, us_from_ms
+from cdc_platform.cql import TableSchema
 from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def log_replay(bench: Bench) -> list[Result]:
     count = _QUICK_WRITES if bench.sizes is QUICK else _WRITES
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
-        start_us = us_of(Timeline.read(lake).known[0].time_ms)
+        start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
         found = []
         for row, schema in (("log-replay", PLAIN), ("log-replay-collections", COLLECTIONS)):
             path = str(folder / row)
             given = typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
-            log_rows(lake, schema, given).write.format("delta").save(path)
+            encode_dataframe(lake, schema, given).write.format("delta").save(path)
             found.append(_result(bench, row, schema, path))
     return found
 
@@ -53,7 +53,7 @@ def _result(bench: Bench, row: str, schema: TableSchema, path: str) -> Result:
 
     def replay() -> None:
         before = cpu_seconds(tree(os.getpid()))
-        _spend(replayed(schema, read.load(path)))
+        _spend(replay_dataframe(schema, read.load(path)))
         after = cpu_seconds(tree(os.getpid()))
         spent.append(sum(after.values()) - sum(before.values()))
 

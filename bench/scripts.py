@@ -14,9 +14,9 @@ from lark import Lark
 from bench.base_writes import five_generations
 from bench.measure import Result, own_cpu_seconds, watched_memory
 from bench.session import QUICK, Bench
-from cdc_platform.clock import MINUTE_US, Clock, Microseconds, us_of
-from cdc_platform.lake.lake import Lake
-from cdc_platform.log.scripts.keeping import keep
+from cdc_platform.cdclog import commit_script
+from cdc_platform.clock import MINUTE_US, Clock, Microseconds, us_from_ms
+from cdc_platform.delta import Lake
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
 
@@ -95,8 +95,8 @@ def _one_more(lake: Lake) -> float:
 
 
 def _keep(lake: Lake, text: str, turn: int) -> None:
-    start_us = us_of(Timeline.read(lake).known[-1].time_ms)
+    start_us = us_from_ms(Timeline.read(lake).known[-1].time_ms)
     clock = Clock(Microseconds(start_us + MINUTE_US * (turn + 1)))
-    result = keep(text, lake, clock, Settings(), tell=lambda outcome: outcome)
+    result = commit_script(text, lake, clock, Settings(), tell=lambda outcome: outcome)
     if result.summary.keys() != {"done"}:
         raise AssertionError(f"not all of it was done: {result.summary}")

@@ -19,11 +19,11 @@ import pyarrow as pa
 from bench.cluster import Size, nodes_of
 from bench.measure import Result
 from bench.session import Bench
+from cdc_platform.delta import Lake
 from cdc_platform.home import Home, open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
-from cdc_platform.records import inbox
-from cdc_platform.records.ring import node_rows
+from cdc_platform.metastore import inbox
+from cdc_platform.metastore.ring import node_rows
+from cdc_platform.tables import BOOTSTRAP_EVENTS
 
 _TICK = """
 import json, os, sys, time
@@ -50,8 +50,8 @@ print(json.dumps({"seconds": took, "jvm": "java" in children(os.getpid()).values
 _SESSION = """
 import json, time
 start = time.perf_counter()
-from cdc_platform.lake.session import spark_session
-spark_session()
+from cdc_platform.spark.session import get_spark_session
+get_spark_session()
 print(json.dumps({"seconds": time.perf_counter() - start}))
 """
 
@@ -90,7 +90,7 @@ def _events(count: int) -> pa.Table:
     for number, row in enumerate(rows):
         row |= {
             "event_id": str(uuid.UUID(int=number)),
-            "kind": inbox.JOIN,
+            "kind": inbox.JOIN_EVENT,
             "generation_id": str(uuid.UUID(int=count + number)),
             "created_at": queued + timedelta(seconds=number),
         }

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from bench.cluster import Size, ring_of
 from bench.measure import children
 from cdc_platform.clock import Clock, Microseconds
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import spark_schema
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lake.volume import TaskRows, Workers
-from cdc_platform.lifecycle.join import description_rows
+from cdc_platform.delta import Lake, TaskRows, TaskRunner
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.spark import table_to_spark_schema
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,22 +64,22 @@ class Bench:
     @cached_property
     def spark(self) -> SparkSession:
         """The heavy session, used once already."""
-        from cdc_platform.lake.session import spark_session
+        from cdc_platform.spark import get_spark_session
 
-        spark = spark_session("cdc-platform bench", heavy=True)
+        spark = get_spark_session("cdc-platform bench", heavy=True)
         for _ in range(3):
             v2_frame(spark, QUICK.cluster).count()
         return spark
 
     @property
-    def workers(self) -> Workers:
+    def workers(self) -> TaskRunner:
         """Those of that session, and nobody else: rows are of volume."""
-        return Workers(lambda: self.spark, in_process=0)
+        return TaskRunner(lambda: self.spark, in_process=0)
 
     @property
-    def default_workers(self) -> Workers:
+    def default_workers(self) -> TaskRunner:
         """Those of a user: this process as far as that is quicker, and that session."""
-        return Workers(lambda: self.spark)
+        return TaskRunner(lambda: self.spark)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -129,10 +128,10 @@ class Bench:
 def v2_rows(size: Size, generation_id: str) -> TaskRows:
     """The V2 descriptions of a generation as they are generated, nothing written yet."""
     ring = ring_of(size)
-    rows = description_rows.description_rows(ring, generation_id)
-    return description_rows.v2_rows(rows, generation_id, int(ring.tokens.size))
+    rows = bootstrap.description_rows(ring, generation_id)
+    return bootstrap.v2_description_rows(rows, generation_id, int(ring.tokens.size))
 
 
 def v2_frame(spark: SparkSession, size: Size) -> DataFrame:
     """The V2 descriptions of some generation as a DataFrame, its columns as the table has them."""
-    return v2_rows(size, str(uuid.uuid4())).frame(spark, spark_schema(GENERATION_DESCRIPTIONS_V2))
+    return v2_rows(size, str(uuid.uuid4())).frame(spark, table_to_spark_schema(GENERATION_DESCRIPTIONS_V2))

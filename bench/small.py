@@ -14,11 +14,10 @@ from bench.cluster import Size
 from bench.life import Joins, by_turns
 from bench.measure import Pairs, Result, seconds
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import Milliseconds, to_datetime
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.clock import Milliseconds, datetime_from_us
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.lifecycle.join import publish as join_publish
+from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 _SMALL = Size(1, 256, 8)
 _FEW_TASKS = Size(252, 256, 64)
@@ -35,7 +34,7 @@ def small_join(bench: Bench) -> list[Result]:
     """
     published, judged = Pairs([], []), Pairs([], [])
     with bench.scratch() as folder:
-        joins, appends = _Watched(Joins(Workers.alone(), _SMALL, folder / "joins")), _appends(folder)
+        joins, appends = _Watched(Joins(TaskRunner.alone(), _SMALL, folder / "joins")), _appends(folder)
         for turn in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
             floor = seconds(appends)
             took = joins.seconds()
@@ -58,14 +57,14 @@ class _Watched:
 
     def seconds(self) -> tuple[float, float]:
         """How long the next one takes, until its timestamp is published and until it is done."""
-        publish, published = publish_v1.publish_timestamp, list[float]()
+        publish, published = join_publish.write_published_timestamp, list[float]()
 
         def noted(lake: Lake, time_ms: Milliseconds) -> None:
             publish(lake, time_ms)
             published.append(time.perf_counter())
 
         self._joins.prepare()
-        with patch.object(publish_v1, "publish_timestamp", noted):
+        with patch.object(join_publish, "write_published_timestamp", noted):
             start = time.perf_counter()
             self._joins.run()
             done = time.perf_counter()
@@ -76,7 +75,7 @@ def few_tasks(bench: Bench) -> list[Result]:
     """A join of as many streams as the process takes by itself, against the same on a warm session of Spark."""
     size = _FEW_TASKS if bench.sizes.repeats > 1 else Size(2, 16, 8)
     with bench.scratch() as folder:
-        here = Joins(Workers.alone(), size, folder / "here")
+        here = Joins(TaskRunner.alone(), size, folder / "here")
         there = Joins(bench.workers, size, folder / "spark")
         pairs = by_turns(here, there, repeats=bench.sizes.repeats)
     return [Result("few-tasks", str(size), pairs.seconds, "on a warm Spark", pairs.floor_seconds, pairs.ratio, 1.5)]
@@ -87,6 +86,6 @@ def _appends(folder: Path) -> Callable[[], object]:
     for lake in lakes:
         lake.ensure(GENERATION_TIMESTAMPS)
     opened = [DeltaTable(lake.path(GENERATION_TIMESTAMPS)) for lake in lakes]
-    row = {"key": "timestamps", "time": to_datetime(CLOCK.now_us()), "expired": None}
+    row = {"key": "timestamps", "time": datetime_from_us(CLOCK.now_us()), "expired": None}
     whole = pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)
     return lambda: [write_deltalake(table, whole, mode="append") for table in opened]

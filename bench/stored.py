@@ -20,10 +20,9 @@ from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
 from bench.measure import Result, paired, seconds
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import STATE_VARIABLE, Home, open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLES
-from cdc_platform.lake.volume import Workers
+from cdc_platform.tables import TABLES
 
 if TYPE_CHECKING:
     from support.store.s3 import S3
@@ -68,7 +67,7 @@ def requests_of_many(bench: Bench) -> list[Result]:
 
 def _second_join(s3: S3, home: Home) -> tuple[float, dict[str, int]]:
     """The first makes the tables; this one is by a lake that has opened nothing yet."""
-    joins = Joins(Workers.alone(), _SIZE, home.lake)
+    joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     joins.seconds()
     joins.prepare()
     joins.lake = Lake(str(joins.lake.place))
@@ -117,7 +116,7 @@ def _versions(lake: Lake) -> dict[str, int]:
 def _joined(name: str) -> tuple[Joins, str]:
     """A home of some generations, and its name."""
     home = open_home(name, create=True)
-    joins = Joins(Workers.alone(), _SIZE, home.lake)
+    joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     for _ in range(_GENERATIONS):
         joins.seconds()
     return joins, name

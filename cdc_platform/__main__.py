@@ -1,6 +1,6 @@
-"""The door of the command line: `cdc-platform`, or `python -m cdc_platform`. The commands are in `commands`.
+"""Entry point of the command line: `cdc-platform`, or `python -m cdc_platform`.
 
-It imports next to nothing itself: from its first line on Ctrl-C ends the process in one line.
+It imports almost nothing at module level, so Ctrl-C ends the process with one line from the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _INTERRUPTED = 130
-_UNFLUSHED = 120
+_FLUSH_FAILED = 120
 """The exit code of Python where the last words cannot be written."""
 
 
@@ -24,14 +24,14 @@ def main() -> NoReturn:
     """Run the command that the process was started with and leave with its exit code."""
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background does not
     if hears:
-        signal.signal(signal.SIGINT, _end_in_one_line)
+        signal.signal(signal.SIGINT, _exit_interrupted)
     _open_standard_files()
-    from cdc_platform.interpreter import be_lean
+    from cdc_platform.runtime import tune_short_process
 
-    be_lean()
-    from cdc_platform.commands.program import program
+    tune_short_process()
+    from cdc_platform.cli import program
 
-    leaving = _Leaving()
+    leaving = _ExitWithoutTeardown()
     atexit.register(leaving)  # before all but logging's own; who registers last is called first
     try:
         program.main(interruptible=hears)
@@ -40,7 +40,7 @@ def main() -> NoReturn:
         raise
 
 
-def _end_in_one_line(_number: int, _frame: FrameType | None) -> None:
+def _exit_interrupted(_number: int, _frame: FrameType | None) -> None:
     """End the process as an interrupted command ends, while it has done nothing yet."""
     os.write(2, b"error: interrupted\n")
     os._exit(_INTERRUPTED)
@@ -58,7 +58,7 @@ def _open_standard_files() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-class _Leaving:
+class _ExitWithoutTeardown:
     """Ends the process where Python would begin to take itself apart, behind all threads and all that is due at exit.
 
     Arrow reads stores by threads of its own that call Python. One that still lets go of a file when Python has begun
@@ -80,7 +80,7 @@ class _Leaving:
                 if stream is not None:
                     stream.flush()
             except (OSError, ValueError):
-                code = code or _UNFLUSHED
+                code = code or _FLUSH_FAILED
         os._exit(code)
 
 

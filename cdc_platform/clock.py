@@ -1,7 +1,7 @@
-"""What time it is, how times are read and written, in which units: milliseconds of generations, microseconds of writes.
+"""Clock, time parsing and formatting, unit conversions, and ScyllaDB's time limits.
 
-The clock is a value that is handed down, so that a stopped clock (`--clock`) reaches every rule that asks for now.
-All conversions between units of time are here: elsewhere a time carries its unit in its name and in its type.
+Generations use milliseconds, writes use microseconds. The clock is a value that callers pass down, so `--clock` stops
+it for every rule. Unit conversions live only here; elsewhere a time carries its unit in its name and type.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ DAY_SECONDS = 86_400
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # What ISO 8601, cqlsh and `SELECT JSON` print: a space or a T, 0 to 6 decimals, Z or an offset with or without colon.
-_TIME = re.compile(
+_TIME_PATTERN = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?))?\s?(Z|[+-]\d{2}:?\d{2})?", re.IGNORECASE
 )
 
@@ -88,11 +88,11 @@ class Clock:
 
     def now_us(self) -> Microseconds:
         """Now, in µs since 1970 UTC."""
-        return machine_us() if self.stopped_at_us is None else self.stopped_at_us
+        return system_time_us() if self.stopped_at_us is None else self.stopped_at_us
 
     def now_ms(self) -> Milliseconds:
         """Now, in ms since 1970 UTC."""
-        return ms_of(self.now_us())
+        return ms_from_us(self.now_us())
 
     @property
     def is_stopped(self) -> bool:
@@ -105,11 +105,11 @@ class Clock:
         Raises:
             ClockRefused: it is. The message names both times.
         """
-        now_us, machine = self.now_us(), machine_us()
-        if now_us > machine + us_of(by_ms):
+        now_us, machine = self.now_us(), system_time_us()
+        if now_us > machine + us_from_ms(by_ms):
             raise ClockRefused(
                 f"the clock says {format_us(now_us)} and this machine's {format_us(machine)}: {step} is refused where "
-                f"the clock is ahead by more than the grace time of {seconds_of_ms(by_ms):g} s (expiry_grace_ms in "
+                f"the clock is ahead by more than the grace time of {seconds_from_ms(by_ms):g} s (expiry_grace_ms in "
                 "settings.toml); add --dry-run to see what would go by then"
             )
 
@@ -123,7 +123,7 @@ def parse_time_us(text: str, *, zone_required: bool = True) -> Microseconds:
     Raises:
         InputError: `text` is no time, or has no zone where one is required.
     """
-    match = _TIME.fullmatch(text.strip())
+    match = _TIME_PATTERN.fullmatch(text.strip())
     if match is None:
         raise InputError(f"not a time: {text!r}; write it as 2026-01-31T12:00:00.000Z")
     day, clock, zone = match.groups()
@@ -141,68 +141,68 @@ def parse_time_ms(text: str, *, zone_required: bool = True) -> Milliseconds:
     us = parse_time_us(text, zone_required=zone_required)
     if not is_whole_ms(us):
         raise InputError(f"time {text!r} is finer than a millisecond; generations start at whole milliseconds")
-    return ms_of(us)
+    return ms_from_us(us)
 
 
 @overload
-def us_of(ms: Milliseconds) -> Microseconds: ...
+def us_from_ms(ms: Milliseconds) -> Microseconds: ...
 @overload
-def us_of(ms: NDArray[np.int64]) -> NDArray[np.int64]: ...
-def us_of(ms: Any) -> Any:
+def us_from_ms(ms: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def us_from_ms(ms: Any) -> Any:
     """Milliseconds as microseconds; arrays (int64) elementwise."""
     return ms * 1_000
 
 
 @overload
-def ms_of(us: Microseconds) -> Milliseconds: ...
+def ms_from_us(us: Microseconds) -> Milliseconds: ...
 @overload
-def ms_of(us: NDArray[np.int64]) -> NDArray[np.int64]: ...
-def ms_of(us: Any) -> Any:
+def ms_from_us(us: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def ms_from_us(us: Any) -> Any:
     """The millisecond in which `us` lies: rounded down, also before 1970; arrays (int64) elementwise."""
     return us // 1_000
 
 
-def ms_not_before(us: Microseconds) -> Milliseconds:
+def ceil_ms_from_us(us: Microseconds) -> Milliseconds:
     """The first whole millisecond that is not before `us`."""
-    return -ms_of(-us)
+    return -ms_from_us(-us)
 
 
 def is_whole_ms(us: Microseconds) -> bool:
     """Whether `us` has no digits below a millisecond."""
-    return us_of(ms_of(us)) == us
+    return us_from_ms(ms_from_us(us)) == us
 
 
-def ns_of(us: Microseconds) -> int:
+def ns_from_us(us: Microseconds) -> int:
     """Microseconds as nanoseconds, in which CQL has its times of day."""
     return us * MICROSECOND_NS
 
 
-def ms_of_seconds(seconds: int) -> Milliseconds:
+def ms_from_seconds(seconds: int) -> Milliseconds:
     """Whole seconds, as TTLs have them, as milliseconds."""
     return SECOND_MS * seconds
 
 
-def us_of_seconds(seconds: int) -> Microseconds:
+def us_from_seconds(seconds: int) -> Microseconds:
     """Whole seconds, as TTLs have them, as microseconds."""
     return SECOND_US * seconds
 
 
-def seconds_of_ms(ms: Milliseconds) -> float:
+def seconds_from_ms(ms: Milliseconds) -> float:
     """Milliseconds as seconds, for what waits and for what people read."""
     return ms / 1_000
 
 
-def seconds_of_us(us: Microseconds) -> float:
+def seconds_from_us(us: Microseconds) -> float:
     """Microseconds as seconds, for what waits and for what people read."""
     return us / 1_000_000
 
 
-def machine_us() -> Microseconds:
+def system_time_us() -> Microseconds:
     """What the machine's clock says, in µs since 1970 UTC, whether or not the platform's is stopped."""
     return Microseconds(time.time_ns() // 1_000)
 
 
-def to_datetime(us: Microseconds) -> datetime:
+def datetime_from_us(us: Microseconds) -> datetime:
     """µs since 1970 as an aware UTC datetime."""
     try:
         return EPOCH + timedelta(microseconds=us)
@@ -210,28 +210,28 @@ def to_datetime(us: Microseconds) -> datetime:
         raise InputError(f"time {us} µs is outside the years 1 to 9999") from None
 
 
-def from_datetime(moment: datetime) -> Microseconds:
+def us_from_datetime(moment: datetime) -> Microseconds:
     """A datetime as µs since 1970; a naive one means UTC, as drivers and Delta readers hand it out."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return Microseconds((aware - EPOCH) // _MICROSECOND)
 
 
-def ms_to_datetime(ms: Milliseconds) -> datetime:
+def datetime_from_ms(ms: Milliseconds) -> datetime:
     """ms since 1970 as an aware UTC datetime."""
-    return to_datetime(us_of(ms))
+    return datetime_from_us(us_from_ms(ms))
 
 
 def ms_from_datetime(moment: datetime) -> Milliseconds:
     """A datetime as ms since 1970, rounded down; a naive one means UTC."""
-    return ms_of(from_datetime(moment))
+    return ms_from_us(us_from_datetime(moment))
 
 
 def format_ms(ms: Milliseconds) -> str:
     """ms since 1970 as ISO 8601 in UTC with three decimals: `2026-01-31T12:00:00.000Z`."""
-    return ms_to_datetime(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime_from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def cql_time(ms: Milliseconds) -> str:
+def cql_timestamp_literal(ms: Milliseconds) -> str:
     """ms since 1970 as a literal that every version takes: with three decimals, and no Z (scylladb#7997)."""
     return format_ms(ms).replace("T", " ").replace("Z", "+0000")
 
@@ -239,5 +239,13 @@ def cql_time(ms: Milliseconds) -> str:
 def format_us(us: Microseconds) -> str:
     """µs since 1970 as ISO 8601 in UTC with six decimals; three where the last three are zero."""
     if is_whole_ms(us):
-        return format_ms(ms_of(us))
-    return to_datetime(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return format_ms(ms_from_us(us))
+    return datetime_from_us(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+DEFAULT_RING_DELAY_MS = SECOND_MS * 30
+"""How long it takes at the most, unless set otherwise, until every node has heard of a change of the ring."""
+DEFAULT_LEEWAY_MS = SECOND_MS * 5
+"""How far ahead of its clock a coordinator takes writes, unless set otherwise."""
+MAX_CDC_TTL_SECONDS = 2**31 - 1
+"""The most seconds that CQL's `cdc = {'ttl': ...}` takes."""

@@ -1,29 +1,29 @@
-"""Door 1: the code location that Dagster loads. It collects what the rooms of `assets` define."""
+"""The code location that Dagster loads: all definitions of `assets` with their resources."""
 
 from __future__ import annotations
 
-from cdc_platform.interpreter import importing
+from cdc_platform.runtime import gc_paused_for_imports
 
-with importing():  # else to look for garbage is a third of the time, behind any door
+with gc_paused_for_imports():  # else to look for garbage is a third of the time, behind any door
     from dagster import Definitions, in_process_executor
 
-    from assets import expiry, repair, switch, tables, upgrade, upkeep
-    from assets.cluster import defined as cluster
-    from assets.join import defined as join
-    from assets.log import defined as log
-    from assets.reconcile import defined as reconcile
-    from assets.tablets import defined as tablets
-    from cdc_platform.lease import bind
+    from assets import expiry, maintenance, repair, switch, tables, v1_rewrite
+    from assets.catalog_sync import definitions as reconcile
+    from assets.cluster import definitions as cluster
+    from assets.join import definitions as join
+    from assets.log import definitions as log
+    from assets.tablets import definitions as tablets
+    from cdc_platform.instance_lock import bind_to_up
     from resources.clock import ClockResource
     from resources.home import HomeResource
     from resources.spark import SparkResource
 
-bind()
+bind_to_up()
 
-ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, cluster, tables, upkeep, reconcile)
+DEFINITION_MODULES = (join, switch, repair, v1_rewrite, tablets, expiry, log, cluster, tables, maintenance, reconcile)
 
 defs = Definitions.merge(
-    *(room.DEFINED for room in ROOMS),
+    *(room.DEFINED for room in DEFINITION_MODULES),
     Definitions(
         resources={"spark": SparkResource(), "home": HomeResource(), "clock": ClockResource()},
         executor=in_process_executor,

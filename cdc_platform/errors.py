@@ -1,6 +1,6 @@
-"""The errors that people see: each one line that names the thing, the value, the rule and the mend.
+"""Errors that people see, each with a stable code and one line that names the value, the rule and the remedy.
 
-The edges (command line, Dagster) turn these into one line and an exit code; anything else that escapes is a defect.
+The command line and Dagster turn them into one line and an exit code. Any other exception is a defect.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import re
 
-_LONGEST = 4000
+_MAX_LENGTH = 4000
 """The characters of a message; a longer one, which has a name or value of that length, keeps its begin and its end."""
-_LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
+_HEAD_LENGTH, _TAIL_LENGTH = 3000, 900
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 # Rust libraries append their stack to the text of an error where RUST_BACKTRACE is set: numbered frames, each with or
 # without a line `at FILE`.
 _BACKTRACE_HEAD = re.compile(r"\s*(?:stack )?backtrace:\s*", re.IGNORECASE)
@@ -21,7 +21,7 @@ _FIRST_FRAME = re.compile(r"\s*0: ")
 _NEXT_FRAME = re.compile(r"\s+(?:\d+: |at )")
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Return a message on one line, without the backtraces that libraries append."""
     lines: list[str] = []
     in_backtrace = False
@@ -44,8 +44,8 @@ class PlatformError(Exception):
     def __init__(self, message: str, *, lacks: str | None = None) -> None:
         """Make the error; `lacks` names what CQL does not find: `keyspace ks`, `table ks.t` or `column ks.t.c`."""
         self.lacks = lacks
-        text = one_line(message)
-        super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST_HEAD]} ... {text[-_LONGEST_TAIL:]}")
+        text = to_one_line(message)
+        super().__init__(text if len(text) <= _MAX_LENGTH else f"{text[:_HEAD_LENGTH]} ... {text[-_TAIL_LENGTH:]}")
 
 
 class InputError(PlatformError, ValueError):
@@ -138,25 +138,25 @@ class NotLetIn(Unavailable):
     code = "credentials"
 
 
-def is_text(given: str) -> bool:
+def is_valid_utf8(given: str) -> bool:
     """Whether a text from the system, as an argument or a path, was UTF-8: Python has other bytes as surrogates."""
     return given.isascii() or not any("\ud800" <= each <= "\udfff" for each in given)
 
 
-def no_space(place: object, what: str = "") -> Unavailable:
+def disk_full_error(place: object, what: str = "") -> Unavailable:
     """What is said of a full disk, wherever it shows: `place` is on it, `what` was being done."""
     return Unavailable(f"{what}: no space left on {place}; free some and run again".removeprefix(": "))
 
 
-def is_full_store(said: str) -> bool:
+def is_store_full(said: str) -> bool:
     """Whether an object store says that it takes nothing more: it has no room, or the bucket's quota is reached."""
     return re.search(r"\b507 Insufficient Storage|StorageFull|QuotaExceeded", said) is not None
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether an error of the system says that a disk, or a user's part of it, is full."""
     # deltalake raises some with a text alone.
-    return error.errno in _FULL or any(f"(os error {code})" in str(error) for code in _FULL)
+    return error.errno in _DISK_FULL_ERRNOS or any(f"(os error {code})" in str(error) for code in _DISK_FULL_ERRNOS)
 
 
 class ConflictError(PlatformError):

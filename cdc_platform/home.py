@@ -1,9 +1,8 @@
-"""Where a platform lives: `<home>/lake/<keyspace>/<table>`, `<home>/dagster`, `<home>/settings.toml`.
+"""Locate and open homes: `<home>/lake/<keyspace>/<table>`, `<home>/dagster`, `<home>/settings.toml`.
 
-A home is a folder, or a prefix of an object store: then tables, settings and the mark of its layout lie there, and what
-is of one machine alone (Dagster's storage, sockets, logs) in a folder of that machine, see `state_folder`.
-The home carries the number of its layout in `platform.json`; a home that a newer version wrote is refused, not guessed.
-A new home is its owner's alone: what is in it decides what is run in the owner's name.
+A home is a folder or a prefix of an object store. A home in a store keeps machine-local state (Dagster's storage,
+sockets, logs) in a local folder, see `local_state_folder`. `platform.json` holds the layout number; a newer one is
+refused. Only the owner can read a new home: its content decides what runs under the owner's name.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cdc_platform import drafts
 from cdc_platform.errors import (
     EnvironmentProblem,
     InputError,
     NewerLayout,
     PlatformError,
-    is_full,
-    is_text,
-    no_space,
+    disk_full_error,
+    is_disk_full,
+    is_valid_utf8,
 )
-from cdc_platform.places import Place, Stored, place_of, root_of
 from cdc_platform.settings import Settings, load_settings
+from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_path, parse_root
 
-VARIABLE = "CDC_PLATFORM_HOME"
-DEFAULT = ".cdc-platform"
+HOME_VARIABLE = "CDC_PLATFORM_HOME"
+DEFAULT_HOME = ".cdc-platform"
 STATE_VARIABLE = "CDC_PLATFORM_STATE"
-LAYOUT = 1
-MARKER = "platform.json"
+LAYOUT_VERSION = 1
+MARKER_FILE = "platform.json"
 """The file that carries the number of the layout; whoever reads the home can read it."""
 # Tried out one by one: Spark takes these of a path for a pattern or a part of an address, Delta for an escape.
-_NOT_IN_PATHS = frozenset("[]{}%#?*\\")
+_FORBIDDEN_CHARACTERS = frozenset("[]{}%#?*\\")
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,10 @@ class Home:
     @cached_property
     def settings(self) -> Settings:
         """The settings of this home, read once."""
-        return load_settings(place_of(self.name) / "settings.toml")
+        return load_settings(parse_path(self.name) / "settings.toml")
 
 
-def owners_alone(folder: Path) -> Path:
+def make_private_folder(folder: Path) -> Path:
     """A folder that nobody but its owner can look into; made, or closed if it was open to others."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_mode & 0o077:
@@ -79,25 +77,25 @@ def owners_alone(folder: Path) -> Path:
     return folder
 
 
-def location(path: str | Path | None = None) -> Place:
+def locate_home(path: str | Path | None = None) -> StoragePath:
     """Where the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform` is, or would be.
 
     Raises:
         InputError: it is an address that names no place in a store that is known, or no UTF-8.
     """
-    name = path or os.environ.get(VARIABLE) or DEFAULT
-    if not is_text(str(name)):
-        raise InputError(f"home {str(name)!r} is not UTF-8; choose another with --home or {VARIABLE}")
-    return root_of(name)
+    name = path or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME
+    if not is_valid_utf8(str(name)):
+        raise InputError(f"home {str(name)!r} is not UTF-8; choose another with --home or {HOME_VARIABLE}")
+    return parse_root(name)
 
 
-def is_there(path: str | Path | None = None) -> bool:
+def home_exists(path: str | Path | None = None) -> bool:
     """Whether there is a home at `path`, or what could become one."""
-    place = location(path)
-    return place.here.exists() if place.here is not None else (place / MARKER).seen() is not None
+    place = locate_home(path)
+    return place.here.exists() if place.here is not None else (place / MARKER_FILE).seen() is not None
 
 
-def state_folder(home: Place) -> Path:
+def local_state_folder(home: StoragePath) -> Path:
     """Where this machine keeps what is its own of a home: in its folder, or apart where it lies in a store."""
     if home.here is not None:
         return home.here
@@ -108,11 +106,11 @@ def state_folder(home: Place) -> Path:
     return Path(base).expanduser().absolute() / "cdc-platform" / f"{name}-{digest}"
 
 
-def unmake(home: Home) -> None:
+def remove_empty_home(home: Home) -> None:
     """Take a home away that was made for nothing: one that holds anything of a lake, or of somebody else, stays."""
-    if isinstance(place := place_of(home.name), Stored):
+    if isinstance(place := parse_path(home.name), ObjectStorePath):
         if not (place / "lake").is_folder():
-            (place / MARKER).remove()
+            (place / MARKER_FILE).remove()
         return
     strange = [each.name for each in home.path.iterdir() if each.name not in ("platform.json", "lake", ".lake.turns")]
     if not strange and not any(path.is_file() for path in (home.path / "lake").rglob("*")):
@@ -129,14 +127,14 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
             version wrote it.
         InputError: its path has a character that Spark and Delta do not take as it stands.
     """
-    place = location(path)
-    if isinstance(place, Stored):
-        return _open_stored(place, create=create)
+    place = locate_home(path)
+    if isinstance(place, ObjectStorePath):
+        return _open_store_home(place, create=create)
     root = place.here
     assert root is not None
-    marker = root / MARKER
-    mend = f"choose another with --home or {VARIABLE}"
-    unfit = sorted(_NOT_IN_PATHS.intersection(str(root)))
+    marker = root / MARKER_FILE
+    mend = f"choose another with --home or {HOME_VARIABLE}"
+    unfit = sorted(_FORBIDDEN_CHARACTERS.intersection(str(root)))
     if unfit:
         raise InputError(f"home {root} has {' '.join(unfit)} in its path, which Spark and Delta misread; {mend}")
     try:
@@ -148,24 +146,26 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
             what = "writable" if create else "readable"
             raise EnvironmentProblem(f"home {root} is not {what}; change its permissions or {mend}")
         if writable and not marker.exists():
-            drafts.write(marker, json.dumps({"layout": LAYOUT}) + "\n")
-        layout = json.loads(marker.read_text(encoding="utf-8"))["layout"] if writable or marker.exists() else LAYOUT
+            atomic.write_text_atomically(marker, json.dumps({"layout": LAYOUT_VERSION}) + "\n")
+        layout = (
+            json.loads(marker.read_text(encoding="utf-8"))["layout"] if writable or marker.exists() else LAYOUT_VERSION
+        )
     except OSError as error:
-        if is_full(error):
-            raise no_space(root) from None
+        if is_disk_full(error):
+            raise disk_full_error(root) from None
         raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {mend}") from None
     except (ValueError, KeyError, TypeError):
-        raise _damaged(marker, mend) from None
-    _refuse_newer(root, layout, mend)
+        raise _damaged_marker_error(marker, mend) from None
+    _refuse_newer_layout(root, layout, mend)
     return Home(root)
 
 
-def _open_stored(place: Stored, *, create: bool) -> Home:
-    mend = f"choose another with --home or {VARIABLE}"
-    marker = place / MARKER
+def _open_store_home(place: ObjectStorePath, *, create: bool) -> Home:
+    mend = f"choose another with --home or {HOME_VARIABLE}"
+    marker = place / MARKER_FILE
     try:
         if create and marker.seen() is None:
-            marker.create(f"{json.dumps({'layout': LAYOUT})}\n".encode())
+            marker.create(f"{json.dumps({'layout': LAYOUT_VERSION})}\n".encode())
         layout = json.loads(marker.read())["layout"]
     except FileNotFoundError:
         what = f"home {place}" if place.has_bucket() else f"the bucket {place.root}"
@@ -173,12 +173,12 @@ def _open_stored(place: Stored, *, create: bool) -> Home:
     except PlatformError:
         raise  # of the store, not of what the file holds; some are ValueErrors
     except (ValueError, KeyError, TypeError):
-        raise _damaged(marker, mend) from None
-    _refuse_newer(place, layout, mend)
-    folder = state_folder(place)
+        raise _damaged_marker_error(marker, mend) from None
+    _refuse_newer_layout(place, layout, mend)
+    folder = local_state_folder(place)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        owners_alone(folder)
+        make_private_folder(folder)
     except OSError as error:
         raise EnvironmentProblem(
             f"{folder}, where this machine keeps its own part of home {place}, cannot be made: {error.strerror}; name "
@@ -187,13 +187,14 @@ def _open_stored(place: Stored, *, create: bool) -> Home:
     return Home(folder, str(place))
 
 
-def _damaged(marker: Path | Place, mend: str) -> EnvironmentProblem:
-    return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT}}}; {mend}')
+def _damaged_marker_error(marker: Path | StoragePath, mend: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT_VERSION}}}; {mend}')
 
 
-def _refuse_newer(root: Path | Place, layout: object, mend: str) -> None:
-    if not isinstance(layout, int) or layout > LAYOUT:
+def _refuse_newer_layout(root: Path | StoragePath, layout: object, mend: str) -> None:
+    if not isinstance(layout, int) or layout > LAYOUT_VERSION:
         raise NewerLayout(
-            f"home {root} has layout {layout}, written by a newer version; this one knows up to {LAYOUT}: upgrade, "
+            f"home {root} has layout {layout}, written by a newer version; this one knows up to "
+            f"{LAYOUT_VERSION}: upgrade, "
             f"or {mend}"
         )

@@ -1,6 +1,6 @@
-"""What can be set about a platform: delays, leeway, acceptance policy.
+"""Settings of a home: delays, leeway, acceptance policy.
 
-One file, `<home>/settings.toml`; every key is optional, and the defaults are the design documents' values.
+One file, `<home>/settings.toml`. Every key is optional; the defaults are the design documents' values.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from cdc_platform.blotting import BLOT
-from cdc_platform.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Milliseconds
+from cdc_platform.clock import (
+    DAY_MS,
+    DEFAULT_LEEWAY_MS,
+    DEFAULT_RING_DELAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    Milliseconds,
+)
 from cdc_platform.errors import InputError
-from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
-from cdc_platform.places import Place
+from cdc_platform.redaction import REDACTED
+from cdc_platform.storage import StoragePath
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,12 +29,12 @@ if TYPE_CHECKING:
 Policy = Literal["strict", "recent-past"]
 
 # Settings of earlier versions that homes may still name.
-_REMOVED = ("generation_retry_ms",)
+_REMOVED_SETTINGS = ("generation_retry_ms",)
 
 _log = logging.getLogger(__name__)
 
 
-def _bounded(default: Any, **bounds: Any) -> Any:
+def _bounded_field(default: Any, **bounds: Any) -> Any:
     """A setting whose value in a file is held to bounds, which are those of pydantic's fields."""
     return field(default=default, metadata=bounds)
 
@@ -36,9 +43,9 @@ def _bounded(default: Any, **bounds: Any) -> Any:
 class Settings:
     """Settings of one home; times in milliseconds. What a file says is judged by `load_settings`."""
 
-    ring_delay_ms: Milliseconds = _bounded(RING_DELAY_MS, ge=0, le=HOUR_MS)
+    ring_delay_ms: Milliseconds = _bounded_field(DEFAULT_RING_DELAY_MS, ge=0, le=HOUR_MS)
     """How long gossip is given to reach every node."""
-    generation_leeway_ms: Milliseconds = _bounded(LEEWAY_MS, ge=0, le=HOUR_MS)
+    generation_leeway_ms: Milliseconds = _bounded_field(DEFAULT_LEEWAY_MS, ge=0, le=HOUR_MS)
     """How far into the future a write's timestamp may lie, and the last part of a generation's delay."""
     first_generation_delay: bool = True
     """Whether the first generation waits like the others (the documents) or operates at once (later versions)."""
@@ -46,46 +53,46 @@ class Settings:
     """Which writes are accepted: `strict` is [T, C + leeway) of the documents, `recent-past` the rule of 2024."""
     use_creation_time: bool = False
     """Whether the rewrite also leaves V1 generations out that were superseded before the oldest log was created."""
-    clock_margin_ms: Milliseconds = _bounded(Milliseconds(0), ge=0, le=HOUR_MS)
+    clock_margin_ms: Milliseconds = _bounded_field(Milliseconds(0), ge=0, le=HOUR_MS)
     """How far other clocks may be off when the rewrite leaves V1 generations out; servers that have it take 10 s."""
     dont_rewrite_streams: bool = False
     """Keeps the rewrite of V1 tables from doing anything; an administrator has to see to them."""
-    rewrite_attempts: int = _bounded(5, ge=1, le=1000)
+    rewrite_attempts: int = _bounded_field(5, ge=1, le=1000)
     """How often the rewrite tries a read that fails before it leaves the node unmarked and the rest to the next run."""
-    rewrite_retry_ms: Milliseconds = _bounded(SECOND_MS * 2, ge=0, le=HOUR_MS)
+    rewrite_retry_ms: Milliseconds = _bounded_field(SECOND_MS * 2, ge=0, le=HOUR_MS)
     """How long the rewrite waits before it tries a read again."""
     repair_strict: bool = False
     """Whether a repair also mends what is only a warning: sharding that is not the owners', misplaced streams."""
-    expiry_grace_ms: Milliseconds = _bounded(HOUR_MS, ge=0, le=DAY_MS * 30)
+    expiry_grace_ms: Milliseconds = _bounded_field(HOUR_MS, ge=0, le=DAY_MS * 30)
     """How long an expired generation is kept for readers in the middle of it: their longest window at least."""
-    expiry_skew_margin_ms: Milliseconds = _bounded(SECOND_MS * 10, ge=0, le=HOUR_MS)
+    expiry_skew_margin_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=0, le=HOUR_MS)
     """How far the clocks of nodes may be off where it is told when the last row of a generation was written."""
     two_phase_switch: bool = False
     """Whether a generation is switched to in two phases, or (the documents) by gossip and a timestamp in good time."""
-    switch_lease_ms: Milliseconds = _bounded(MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
+    switch_lease_ms: Milliseconds = _bounded_field(MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
     """How long, beyond the leeway, a participant of a switch goes on without knowing the decision."""
-    switch_deadline_ms: Milliseconds = _bounded(SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
+    switch_deadline_ms: Milliseconds = _bounded_field(SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
-    switch_margin_ms: Milliseconds = _bounded(SECOND_MS * 5, ge=0, le=HOUR_MS)
+    switch_margin_ms: Milliseconds = _bounded_field(SECOND_MS * 5, ge=0, le=HOUR_MS)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
-    spark_sleep_ms: Milliseconds = _bounded(MINUTE_MS * 15, ge=0, le=DAY_MS * 30)
+    spark_sleep_ms: Milliseconds = _bounded_field(MINUTE_MS * 15, ge=0, le=DAY_MS * 30)
     """How long Spark in `up` waits for a client before it is ended, until one comes; 0: it never sleeps."""
-    cluster_hook: str = _bounded("", max_length=4096)
+    cluster_hook: str = _bounded_field("", max_length=4096)
     """The program that Dagster's sensor of live clusters tells of changes, see docs/cluster.md; empty: none."""
-    cluster_hook_ms: Milliseconds = _bounded(SECOND_MS * 10, ge=100, le=MINUTE_MS * 5)
+    cluster_hook_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=100, le=MINUTE_MS * 5)
     """How long a hook may take for one change before it is ended."""
-    user_header: str = _bounded("", pattern=r"^[A-Za-z0-9-]{0,100}$")
+    user_header: str = _bounded_field("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
 
 
-def shown_settings(settings: Settings) -> dict[str, Any]:
+def redacted_settings(settings: Settings) -> dict[str, Any]:
     """The settings as others may see them: of a text that anybody could have written, only whether there is one."""
     hints = get_type_hints(Settings)
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    return {name: (BLOT if value else "") if hints[name] is str else value for name, value in values.items()}
+    return {name: (REDACTED if value else "") if hints[name] is str else value for name, value in values.items()}
 
 
-def load_settings(path: Place) -> Settings:
+def load_settings(path: StoragePath) -> Settings:
     """Read `settings.toml`; a missing file means the defaults. A setting that is no longer one is left out, and said.
 
     Raises:
@@ -102,10 +109,10 @@ def load_settings(path: Place) -> Settings:
 
     try:
         read = tomllib.loads(text.decode())
-        for name in _REMOVED:
+        for name in _REMOVED_SETTINGS:
             if read.pop(name, None) is not None:
                 _log.warning("%s: %s is no longer a setting and changes nothing; remove it", path, name)
-        return Settings(**_model().model_validate(read).model_dump())
+        return Settings(**_settings_model().model_validate(read).model_dump())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -115,7 +122,7 @@ def load_settings(path: Place) -> Settings:
 
 
 @cache
-def _model() -> type[BaseModel]:
+def _settings_model() -> type[BaseModel]:
     """The settings as a model of pydantic, which judges their types and bounds."""
     from pydantic import ConfigDict, Field, create_model
 

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from assets.join.drawn import streams_on_shards
+from assets.join.plots import count_streams_by_shard
 from cdc_platform.clock import parse_time_ms
+from cdc_platform.delta import Lake
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.pictures.rings import ring_picture, streams_picture
-from cdc_platform.pictures.timeline import Bar, timeline_picture
-from cdc_platform.records.ring import current_ring
+from cdc_platform.metastore import read_current_ring
+from cdc_platform.plots import GenerationBar, plot_ring, plot_streams, plot_timeline
 from cdc_platform.ring import Ring
 from cdc_platform.timeline import Timeline
 
@@ -45,19 +44,19 @@ def main() -> None:
 
 def draw(lake: Lake) -> None:
     """The rings as the nodes join, the streams on their shards, the timeline of the generations."""
-    nodes = sorted(current_ring(lake).nodes, key=lambda node: node.address)
+    nodes = sorted(read_current_ring(lake).nodes, key=lambda node: node.address)
     for count in range(1, len(nodes) + 1):
         ring = Ring.of(nodes[:count])
         names = [node.address for node in ring.nodes]
         joining = names.index(nodes[count - 1].address)
-        picture = ring_picture(ring.tokens, ring.owner_index, names, joining=joining)
+        picture = plot_ring(ring.tokens, ring.owner_index, names, joining=joining)
         (IMAGES / f"ring{count}.png").write_bytes(picture)
-    ring = current_ring(lake)
+    ring = read_current_ring(lake)
     names = [node.address for node in ring.nodes]
-    (IMAGES / "streams.png").write_bytes(streams_picture(streams_on_shards(ring), names))
+    (IMAGES / "streams.png").write_bytes(plot_streams(count_streams_by_shard(ring), names))
     generations = Timeline.read(lake).known
-    bars = [Bar(generation.id or "", generation.time_ms, generation.published) for generation in generations]
-    (IMAGES / "timeline.png").write_bytes(timeline_picture(bars, parse_time_ms(NOW)))
+    bars = [GenerationBar(generation.id or "", generation.time_ms, generation.published) for generation in generations]
+    (IMAGES / "timeline.png").write_bytes(plot_timeline(bars, parse_time_ms(NOW)))
 
 
 def photograph(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What assets are given to work with: Spark, the home with its lake and settings, the clock. Nothing starts on load.
+"""Dagster resources: Spark, the home with its lake and settings, the clock. Loading them starts nothing.
 
-Import the modules, not the package: whoever needs the lake alone must not load PySpark for it.
+Import the modules, not the package: assets that need only the lake must not load PySpark.
 """

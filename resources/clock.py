@@ -1,4 +1,4 @@
-"""The clock that assets ask for the time; a stopped one rehearses the past. Times are `cdc_platform.clock`'s."""
+"""The clock as a Dagster resource; it can be stopped to rehearse the past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The home that assets work in: its lake and its settings. Opened when it is first asked for, never on load."""
+"""The home as a Dagster resource: its lake and settings, opened on first use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from cdc_platform.dagster_home import USER_TAG
-from cdc_platform.home import DEFAULT, VARIABLE, Home, open_home
-from cdc_platform.lake.envelope import Speaker, speaking_for
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lease import hold
+from cdc_platform.delta import CommitAuthor, Lake, commit_as
+from cdc_platform.home import DEFAULT_HOME, HOME_VARIABLE, Home, open_home
+from cdc_platform.instance_lock import lock_home_shared
 from cdc_platform.settings import Settings
 
 
@@ -19,7 +18,7 @@ class HomeResource(ConfigurableResource):
     """One home of the platform."""
 
     path: str | None = Field(
-        default=None, description=f"Folder of the home; by default ${VARIABLE}, and without that ./{DEFAULT}."
+        default=None, description=f"Folder of the home; by default ${HOME_VARIABLE}, and without that ./{DEFAULT_HOME}."
     )
 
     _speaking: ExitStack = PrivateAttr(default_factory=ExitStack)
@@ -28,10 +27,10 @@ class HomeResource(ConfigurableResource):
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """Say in which run's name is committed, and who asked for it; a sensor or a schedule has none."""
         run = context.run
-        speaker = Speaker("Dagster")
+        speaker = CommitAuthor("Dagster")
         if run is not None:
-            speaker = Speaker("Dagster", run.job_name, run.run_id, run.tags.get(USER_TAG, ""))
-        self._speaking.enter_context(speaking_for(speaker))
+            speaker = CommitAuthor("Dagster", run.job_name, run.run_id, run.tags.get(USER_TAG, ""))
+        self._speaking.enter_context(commit_as(speaker))
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Be silent again, and let go of the tables that are open."""
@@ -46,7 +45,7 @@ class HomeResource(ConfigurableResource):
             StateError: another Dagster works in it.
         """
         home = open_home(self.path)
-        hold(home)
+        lock_home_shared(home)
         return home
 
     def lake(self) -> Lake:

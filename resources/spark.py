@@ -1,7 +1,4 @@
-"""Spark for assets: the platform's session behind dagster-pyspark's lazy resource.
-
-It knows only when a session is made; which one (embedded, Connect, a cluster) and how is `cdc_platform.lake.session`'s.
-"""
+"""The Spark session as a lazy Dagster resource."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
-from cdc_platform.lake.volume import Workers
+from cdc_platform.delta import TaskRunner
 
 
 class SparkResource(LazyPySparkResource):
@@ -28,20 +25,20 @@ class SparkResource(LazyPySparkResource):
     def _init_session(self) -> None:
         # dagster-pyspark calls a bare getOrCreate here: no Delta, no JARs, no Connect.
         if self._spark_session is None:
-            from cdc_platform.lake.session import spark_session
+            from cdc_platform.spark import get_spark_session
 
-            self._spark_session = spark_session(  # pyrefly: ignore[bad-assignment]
+            self._spark_session = get_spark_session(  # pyrefly: ignore[bad-assignment]
                 "cdc-platform assets", extra_conf=self.spark_config or None
             )
 
-    def workers(self) -> Workers:
+    def workers(self) -> TaskRunner:
         """Who works on an asset's rows: its process while they are few, then this session."""
-        return Workers(lambda: self.spark_session)
+        return TaskRunner(lambda: self.spark_session)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Give a Connect session back."""
-        from cdc_platform.lake.session import is_remote
+        from cdc_platform.spark import is_remote_session
 
-        if self._spark_session is not None and is_remote():
+        if self._spark_session is not None and is_remote_session():
             self._spark_session.stop()
         self._spark_session = None

@@ -23,10 +23,9 @@ from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
 
-from cdc_platform.interpreter import be_lean
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Workers
-from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.metastore import JoinRequest
+from cdc_platform.runtime import tune_short_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from support.store.s3 import S3
     from support.worlds.serving import Serving
 
-    from cdc_platform.lake.connect import ConnectServer
+    from cdc_platform.spark import ConnectServer
 
 # Other examples in every run, by its seed; `--hypothesis-profile thorough` looks further, in `make test-exhaustive`.
 settings.register_profile("quick", max_examples=EXAMPLES, deadline=None, database=None)
@@ -54,103 +53,103 @@ settings.load_profile("quick")
 # a CQL server takes as long as one of three workers has: it has that worker, and the server's start is paid for once.
 LONG = {
     "cassandra": (
-        "test_observing.py",
+        "test_observe.py",
         "test_node_states_live.py",
-        "test_reach.py",
+        "test_preflight.py",
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
-        "test_columns_that_stand_aside.py",
+        "test_retyped_columns.py",
         "test_ingest_of_tablets.py",
         "test_late_generations.py",
         "test_reading_once.py",
         "test_scans_ahead.py",
-        "test_exporting_into.py",
+        "test_export_into_cluster.py",
         "test_every_kill_of_mirrors.py",
         "test_copied_by_cqlsh.py",
-        "test_removed_there.py",
-        "test_looking_ahead.py",
+        "test_removed_generations.py",
+        "test_mirror_forecasts.py",
         "test_datacenters.py",
-        "test_faults_of_ingest.py",
-        "test_gaps_of_ingest.py",
+        "test_ingest_faults.py",
+        "test_ingest_gaps.py",
         "test_bad_servers.py",
         "test_ingested_values.py",
-        "test_made_up.py",
-        "test_watching.py",
-        "test_hook.py",
+        "test_unlisted_times.py",
+        "test_watch.py",
+        "test_alerts.py",
         "test_cluster_assets.py",
         "test_ingest_on_spark.py",
         "test_spark_source.py",
-        "test_connections.py",
+        "test_ingest_connections.py",
         "test_demo_live.py",
-        "test_current.py",
-        "test_current_of_altered_tables.py",
-        "test_late_rows_of_current.py",
-        "test_every_command_in_a_store.py",
+        "test_replica.py",
+        "test_altered_tables.py",
+        "test_late_changes.py",
+        "test_store_commands.py",
     ),
     "stores": (
-        "test_home_in_a_store.py",
-        "test_commits_in_a_store.py",
-        "test_clocks_of_stores.py",
-        "test_contract_of_stores.py",
-        "test_looks_at_a_store.py",
-        "test_faults_of_stores.py",
+        "test_store_homes.py",
+        "test_store_commit_faults.py",
+        "test_store_clocks.py",
+        "test_write_check.py",
+        "test_s3_stand_in.py",
+        "test_store_faults.py",
         "test_leases.py",
-        "test_mirrored_logs.py",
-        "test_requests.py",
-        "test_refused_writes.py",
-        "test_stored_places.py",
-        "test_homes_of_clusters.py",
-        "test_imports_that_mend.py",
-        "test_copies_of_homes.py",
-        "test_sensors_of_two_machines.py",
-        "test_upkeep_of_files.py",
-        "test_documented_stores.py",
-        "test_profiles.py",
+        "test_log_mirror.py",
+        "test_store_requests.py",
+        "test_store_write_refusals.py",
+        "test_storage_paths.py",
+        "test_cluster_homes_in_store.py",
+        "test_import_mend_in_store.py",
+        "test_home_copy.py",
+        "test_sensors_on_two_machines.py",
+        "test_file_maintenance.py",
+        "test_store_docs.py",
+        "test_aws_profiles.py",
     ),
     "session": (
         "test_wheel.py",
         "test_demo.py",
         "test_spark_commands.py",
-        "test_doors.py",
-        "test_spark.py",
+        "test_timeline_entry_points.py",
+        "test_spark_query.py",
         "test_frames.py",
         "test_older_homes.py",
-        "test_passing_over.py",
+        "test_skipped_generations.py",
         "test_replay_on_spark.py",
         "test_worker_daemon.py",
-        "test_session.py",
-        "test_stage_audits.py",
-        "test_lake_audit.py",
-        "test_envelopes.py",
-        "test_frame_shapes.py",
+        "test_spark_session.py",
+        "test_step_audits.py",
+        "test_generation_audits.py",
+        "test_commit_info.py",
+        "test_frame_schema.py",
         "test_partition_times.py",
         "test_join.py",
-        "test_joins.py",
-        "test_checking.py",
-        "test_reading.py",
-        "test_log_volume.py",
-        "test_kept_values.py",
-        "test_committed.py",
-        "test_base_writes.py",
+        "test_join_assets.py",
+        "test_log_audit.py",
+        "test_consumer.py",
+        "test_log_dataframe.py",
+        "test_stored_values.py",
+        "test_verified_rows.py",
+        "test_dataframe_streams.py",
     ),
     "cluster": (
-        "test_cluster.py",
-        "test_cluster_faults.py",
-        "test_up_in_a_store.py",
+        "test_spark_cluster_with_store.py",
+        "test_spark_cluster_faults.py",
+        "test_up_with_store.py",
     ),
     "up": (
         "test_browser.py",
-        "test_foreign_pages.py",
+        "test_cross_site_pages.py",
         "test_intruders.py",
-        "test_deaths.py",
+        "test_killed_services.py",
         "test_up.py",
-        "test_sleeping.py",
+        "test_idle.py",
     ),
-    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py", "test_forced_validation.py"),
-    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
+    "server": ("test_readme.py", "test_killed_joins.py", "test_connect_server.py", "test_forced_validation.py"),
+    "processes": ("test_races.py", "test_log_races.py", "test_killed_commands.py"),
     # These wait more than they work: beside others, and not beside each other at the end.
-    "waiting": ("test_emulators.py", "test_supervisor.py", "test_ui.py"),
+    "waiting": ("test_store_emulators.py", "test_processes.py", "test_ui.py"),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
 SHARED = {
@@ -186,7 +185,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure what tests cost, and draw those of the grids; hear Ctrl-C also where a shell's background does not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what is started from here would ignore it as well
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    be_lean()
+    tune_short_process()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(InMemory())
     config.pluginmanager.register(Pace())
@@ -248,31 +247,31 @@ def vectors() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one embedded session of the tests."""
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.spark import get_spark_session
 
-    session = spark_session("cdc-platform tests")
+    session = get_spark_session("cdc-platform tests")
     yield session
     session.stop()
 
 
 @pytest.fixture(scope="session")
-def on_spark(spark: SparkSession) -> Workers:
+def on_spark(spark: SparkSession) -> TaskRunner:
     """Those who do everything on that session, however little it is."""
-    return Workers(lambda: spark, in_process=0)
+    return TaskRunner(lambda: spark, in_process=0)
 
 
 @pytest.fixture(scope="session")
-def workers() -> Workers:
+def workers() -> TaskRunner:
     """Those of a process that has no Spark: what small tests ask for is done without."""
 
     def refuse() -> SparkSession:
         raise AssertionError("so little work needs no Spark")
 
-    return Workers(refuse)
+    return TaskRunner(refuse)
 
 
 @pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
-def either(request: pytest.FixtureRequest) -> Workers:
+def either(request: pytest.FixtureRequest) -> TaskRunner:
     """Both kinds, one after the other: they have to find the same."""
     return request.getfixturevalue("workers" if request.param == "here" else "on_spark")
 
@@ -367,7 +366,7 @@ def cluster_process(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def server_process() -> Iterator[ConnectServer]:
     """A Connect server of the tests, as yet not started."""
-    from cdc_platform.lake.connect import ConnectServer
+    from cdc_platform.spark import ConnectServer
 
     shared = ConnectServer(heavy=False)
     yield shared

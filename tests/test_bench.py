@@ -17,12 +17,10 @@ from bench.life import Joins, by_turns
 from bench.measure import Pairs, Result
 from bench.sensor_tick import ticks
 from cdc_platform.clock import Clock
-from cdc_platform.generations import RingLayout, generate
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.generations import RingLayout, generate_description
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Workers
-from cdc_platform.records import inbox, ledger
-from cdc_platform.records.ring import current_ring
+from cdc_platform.metastore import generations, inbox, read_current_ring
 
 
 @pytest.mark.parametrize("size", [Size(1, 1, 4), Size(3, 16, 8), Size(5, 7, 64)], ids=str)
@@ -32,14 +30,14 @@ def test_the_plain_loop_gives_the_same_bytes(size: Size) -> None:
     starts, ends = layout.range_starts.tolist(), layout.range_ends.tolist()
     looped = plain_loop.generate(starts, ends, 0, len(layout), size.shards, IGNORE_MSB, generation_id)
     flat = np.frombuffer(b"".join(stream for row in looped for stream in row), dtype=np.uint8)
-    assert np.array_equal(flat.reshape(-1, 16), generate(layout, generation_id).streams)
+    assert np.array_equal(flat.reshape(-1, 16), generate_description(layout, generation_id).streams)
 
 
 def test_the_cluster_waits_for_its_last_node(lake: Lake) -> None:
     """What is measured as a join is one: all nodes but the last are in the ring, and the last is next."""
     made, generation_id = lake_before_join(lake.root, Size(4, 8, 2), Clock())
-    assert len(current_ring(made).nodes) == 3
-    assert [join.generation_id for join in inbox.waiting(made)] == [generation_id]
+    assert len(read_current_ring(made).nodes) == 3
+    assert [join.generation_id for join in inbox.read_pending_events(made)] == [generation_id]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -60,12 +58,12 @@ def test_ratios_are_those_of_pairs() -> None:
 def test_the_same_joins_are_done_by_turns(tmp_path: Path) -> None:
     """Both lakes have as many joins behind them as were measured, and each join had a node that waited for it."""
     size = Size(2, 4, 2)
-    subject, floor = (Joins(Workers.alone(), size, tmp_path / name) for name in ("subject", "floor"))
+    subject, floor = (Joins(TaskRunner.alone(), size, tmp_path / name) for name in ("subject", "floor"))
     pairs = by_turns(subject, floor, repeats=2)
     assert (len(pairs.subject), len(pairs.floor)) == (2, 2)
     for joins in (subject, floor):
-        assert not inbox.waiting(joins.lake)
-        assert len(ledger.entries(joins.lake)) == 3
+        assert not inbox.read_pending_events(joins.lake)
+        assert len(generations.read_ledger(joins.lake)) == 3
 
 
 @pytest.mark.dagster

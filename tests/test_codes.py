@@ -14,7 +14,7 @@ import pytest
 from support.command_line import run
 
 import cdc_platform
-from cdc_platform.commands.program import program
+from cdc_platform.cli import program
 from cdc_platform.errors import NotLetIn, PlatformError, UnfinishedJoin
 
 ROOT = Path(__file__).resolve().parents[1]

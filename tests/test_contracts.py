@@ -24,11 +24,11 @@ from support.homes.every_command import CASES, ask, home_of, path_of, write_file
 
 import cdc_platform
 from cdc_platform import failpoints
-from cdc_platform.commands.program import program
+from cdc_platform.checks import INVARIANT_FAMILIES
+from cdc_platform.cli import program
 from cdc_platform.errors import PlatformError
-from cdc_platform.invariants.findings import FAMILIES
-from cdc_platform.lake.tables import TABLES
-from cdc_platform.status import CODES
+from cdc_platform.reporting import STATUS_CODES
+from cdc_platform.tables import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = Path(__file__).resolve().parent / "data" / "contracts"
@@ -83,8 +83,8 @@ def names() -> dict[str, Any]:
         "warnings": sorted(
             re.findall(r"^\| <a id=\"[a-z-]+\"></a>`([a-z-]+)`", page.partition("## Warnings")[2], re.M)
         ),
-        "status": dict(sorted(CODES.items())),
-        "invariants": {family.page: sorted(family.invariants) for family in FAMILIES},
+        "status": dict(sorted(STATUS_CODES.items())),
+        "invariants": {family.page: sorted(family.invariants) for family in INVARIANT_FAMILIES},
         "failpoints": sorted(
             value for name, value in vars(failpoints).items() if name.isupper() and isinstance(value, str)
         ),

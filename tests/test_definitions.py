@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from dagster import AssetSpec
 
+from cdc_platform.checks import judge
+from cdc_platform.checks.invariants import INVARIANTS_BY_NAME
 from cdc_platform.definitions import defs
-from cdc_platform.home import VARIABLE
-from cdc_platform.invariants import models
-from cdc_platform.invariants.findings import DECLARED
+from cdc_platform.home import HOME_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SNAPSHOT = Path(__file__).resolve().parent / "data" / "definitions.json"
@@ -96,13 +96,13 @@ def told(spec: AssetSpec) -> dict[str, Any]:
 
 def test_checks_of_assets_say_what_the_models_say() -> None:
     """Each is described as the check of its name in pandera's models, of facts and of summaries; none is left out."""
-    of_summaries = {check.name: check.description for check in models.summary_model(tuple(DECLARED)).checks}
+    of_summaries = {check.name: check.description for check in judge.summary_model(tuple(INVARIANTS_BY_NAME)).checks}
     of_facts = {
-        check.name: check.description for column in models.facts_model().columns.values() for check in column.checks
+        check.name: check.description for column in judge.facts_model().columns.values() for check in column.checks
     }
     graph = defs.resolve_asset_graph()
     described = {check.name: graph.get_check_spec(check).description for check in graph.asset_check_keys}
-    assert set(of_facts) == set(models.IN_RANGES)
+    assert set(of_facts) == set(judge.RANGE_INVARIANTS)
     assert of_facts.items() <= of_summaries.items()
     assert {name: described.get(name) for name in of_summaries} == of_summaries
 
@@ -147,7 +147,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     homes = {name: tmp_path_factory.mktemp("dagster") for name in LOADERS}
     for home in homes.values():
         (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
-    bare = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}
+    bare = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", HOME_VARIABLE}}
     runs = {
         name: subprocess.Popen(
             [

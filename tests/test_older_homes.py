@@ -19,11 +19,10 @@ from support.command_line import Answer, run
 from support.homes.packed import PACKED, unpack
 from support.nodes import node_fields
 
+from cdc_platform.cli.output import to_json_value
 from cdc_platform.clock import HOUR_MS, format_ms, parse_time_ms
-from cdc_platform.commands.output import plain
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TABLES
-from cdc_platform.lake.verification import verify
+from cdc_platform.delta import Lake, verify_tables
+from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES
 
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 HOMES = ("cluster", "first_format")
@@ -151,7 +150,7 @@ def rows_of(home: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps({name: plain(value) for name, value in sorted(row.items())}))
+    return json.loads(json.dumps({name: to_json_value(value) for name, value in sorted(row.items())}))
 
 
 def recorded(release: str) -> dict[str, Any]:
@@ -288,10 +287,10 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hour that was left out is copied by the job, and its consumer stands behind the one that was there."""
     from dagster import DagsterInstance
 
-    from assets.reconcile.reconciling import add_hours
+    from assets.catalog_sync.sync import add_hour_partitions
     from cdc_platform.clock import Clock, parse_time_us
     from cdc_platform.definitions import defs
-    from cdc_platform.home import VARIABLE
+    from cdc_platform.home import HOME_VARIABLE
 
     def position() -> str:
         return next(
@@ -300,7 +299,7 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if (each["name"], each["table_name"]) == ("hourly", "carts")
         )
 
-    monkeypatch.setenv(VARIABLE, str(cluster))
+    monkeypatch.setenv(HOME_VARIABLE, str(cluster))
     config = {
         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
         "resources": {"clock": {"config": {"stopped_at": NOW}}},
@@ -308,7 +307,7 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert position() == "2026-11-01T10:59:59.999999Z"
     job = defs.resolve_job_def("consume_hours")
     with DagsterInstance.ephemeral() as instance:
-        add_hours(Lake(cluster / "lake"), Clock(parse_time_us(NOW)), instance)
+        add_hour_partitions(Lake(cluster / "lake"), Clock(parse_time_us(NOW)), instance)
         assert "2026-11-01-11:00" in instance.get_dynamic_partitions("cdc_hour")
         assert job.execute_in_process(run_config=config, instance=instance, partition_key="2026-11-01-11:00").success
     assert position() == "2026-11-01T12:59:59.999999Z"
@@ -351,7 +350,7 @@ def test_times_of_partitions_stay_valid(cluster: Path) -> None:
     lake.merge(STREAMS_DESCRIPTIONS_V2, of_time, update=True)
     assert {value for value in _partition_times(lake) if value not in old} == {f"{time:%Y-%m-%dT%H:%M:%S.%fZ}"}
     assert rows_of(cluster) == before
-    assert not [each for each in verify(lake, deep=True) if each.damage or each.strange]
+    assert not [each for each in verify_tables(lake, deep=True) if each.damage or each.strange]
 
 
 def _partition_times(lake: Lake) -> list[str]:

@@ -20,14 +20,14 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from assets import events
-from cdc_platform.commands import demo
+from assets import data_versions
+from cdc_platform.cli import demo
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_IMPORTS, MOST_MODULES = 5, 2
 _STARTS_RUNS = """
 import logging, sys, threading
-from cdc_platform.serving.code import fork_runs
+from cdc_platform.server.code_server import fork_runs
 from dagster._grpc.server import DagsterApiServer
 from dagster._core.utils import FuturesAwareThreadPoolExecutor
 
@@ -119,13 +119,13 @@ def test_a_check_result_takes_its_target() -> None:
 
 def test_tags_are_those_that_dagster_reads() -> None:
     """What events, runs and outputs are marked with, as Dagster spells it."""
-    assert events.DATA_VERSION_TAG == data_version.DATA_VERSION_TAG
-    assert events.USER_PROVIDED_TAG == data_version.DATA_VERSION_IS_USER_PROVIDED_TAG
-    assert events.CODE_VERSION_TAG == data_version.CODE_VERSION_TAG
-    assert data_version.NULL_DATA_VERSION.value == events.NULL_VERSION
-    assert events.NULL_EVENT == data_version.NULL_EVENT_POINTER
+    assert data_versions.DATA_VERSION_TAG == data_version.DATA_VERSION_TAG
+    assert data_versions.USER_PROVIDED_TAG == data_version.DATA_VERSION_IS_USER_PROVIDED_TAG
+    assert data_versions.CODE_VERSION_TAG == data_version.CODE_VERSION_TAG
+    assert data_version.NULL_DATA_VERSION.value == data_versions.NULL_VERSION
+    assert data_versions.NULL_EVENT == data_version.NULL_EVENT_POINTER
     key = AssetKey(["a", "b"])
-    assert f"{events.INPUT_VERSION_TAG}/{key.to_user_string()}" == data_version.get_input_data_version_tag(key)
-    assert f"{events.INPUT_EVENT_TAG}/{key.to_user_string()}" == data_version.get_input_event_pointer_tag(key)
-    assert events.WITHOUT_EVENT == SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+    assert f"{data_versions.INPUT_VERSION_TAG}/{key.to_user_string()}" == data_version.get_input_data_version_tag(key)
+    assert f"{data_versions.INPUT_EVENT_TAG}/{key.to_user_string()}" == data_version.get_input_event_pointer_tag(key)
+    assert data_versions.WITHOUT_EVENT == SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
     assert demo.REPOSITORY_TAG == REPOSITORY_LABEL_TAG

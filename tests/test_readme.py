@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cdc_platform.commands.program import COMMANDS
-from cdc_platform.invariants.findings import FAMILIES, INVARIANTS
-from cdc_platform.invariants.models import summary_model
-from cdc_platform.lake.connect import ConnectServer
-from cdc_platform.lake.tables import TABLES
+from cdc_platform.checks import GENERATION_INVARIANTS, INVARIANT_FAMILIES
+from cdc_platform.checks.judge import summary_model
+from cdc_platform.cli.main import COMMANDS
+from cdc_platform.importing import parse_join_request
 from cdc_platform.settings import Settings
-from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.spark import ConnectServer
+from cdc_platform.tables import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,13 +106,13 @@ def test_every_command_is_documented() -> None:
 
 def test_every_invariant_is_documented() -> None:
     """A row in the page of its family, in the words of the model's check; generations' in the order of judging."""
-    for family in FAMILIES:
+    for family in INVARIANT_FAMILIES:
         told = {str(name): check.description for name, check in checks_of(family.invariants).items()}
         page = text_of(family.page)
         assert list(told) == list(family.invariants)
         assert [name for name, said in told.items() if f"\n| `{name}` | {said}" not in page] == [], family.page
     rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
-    assert [row for row in rows if row in INVARIANTS] == list(INVARIANTS)
+    assert [row for row in rows if row in GENERATION_INVARIANTS] == list(GENERATION_INVARIANTS)
 
 
 def test_every_table_is_documented() -> None:

@@ -22,15 +22,15 @@ CONVERSIONS = {
     seconds * units for seconds in (1, 60, 3_600, 86_400) for units in SECOND_IN_UNITS if seconds * units != 60 * 10**9
 } | {3_600, 86_400}
 COUNTS = {
-    "reader.ROWS_AT_ONCE": "rows that a window reads at once",
+    "reader.MAX_ROWS_IN_MEMORY": "rows that a window reads at once",
     "session._EVERY_NODE": "nodes that one answer can hold",
-    "removal._AT_ONCE": "range ends in one predicate",
-    "reconciling.MOST_PARTITIONS": "partitions that a tick adds",
-    "stored._PAGE": "files that a store names at once",
-    "hook.MOST_WAITING": "changes that wait for a program",
-    "inbox.MOST_NEW_PARTITIONS": "partitions that one evaluation adds",
+    "expiry._GENERATIONS_A_COMMIT": "range ends in one predicate",
+    "sync.MAX_PARTITIONS": "partitions that a tick adds",
+    "object_store._PAGE_SIZE": "files that a store names at once",
+    "alerts.MAX_WAITING_ALERTS": "changes that wait for a program",
+    "inbox.MAX_NEW_PARTITIONS": "partitions that one evaluation adds",
     "settings.rewrite_attempts": "attempts",
-    "rehearsal._UNITS": "bytes of a unit on an axis",
+    "plots._BYTE_UNITS": "bytes of a unit on an axis",
     "life.peak": "bytes",
     "rehearsal.used": "bytes",
     "rehearsal._ALLOWED_BYTES": "bytes",
@@ -88,7 +88,8 @@ def conversions(path: Path, source: str) -> list[Found]:
 def checked(folder: Path, lines: str) -> list[str]:
     """What the type checker says of `lines`, behind the import of both units."""
     snippet = folder / "snippet.py"
-    head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US, ms_of, us_of\n\n"
+    head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US\n"
+    head += "from cdc_platform.clock import ms_from_us, us_from_ms\n\n"
     setup = "ms = Milliseconds(1)\nus = Microseconds(1)\n\n"
     snippet.write_text(head + setup + lines, encoding="utf-8")
     options = ["--config", str(ROOT / "pyproject.toml"), "--output-format", "json"]
@@ -132,7 +133,7 @@ def test_a_conversion_elsewhere_is_found(line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("reader.py", "ROWS_AT_ONCE = 1_000_000"),
+        ("reader.py", "MAX_ROWS_IN_MEMORY = 1_000_000"),
         ("settings.py", "rewrite_attempts: int = Field(le=1000)"),
         ("anywhere.py", "year = 2000"),
     ],
@@ -163,8 +164,8 @@ def test_the_type_checker_refuses_a_mix(tmp_path: Path) -> None:
         "max(ms, us) + ms",
         "Clock(ms)",
         "Clock(5)",
-        "ms_of(ms)",
-        "us_of(us)",
+        "ms_from_us(ms)",
+        "us_from_ms(us)",
         "later: Milliseconds = us",
         "later: Milliseconds = ms * 1000 + us",
         "sooner: Milliseconds = 3 + ms",
@@ -172,8 +173,8 @@ def test_the_type_checker_refuses_a_mix(tmp_path: Path) -> None:
     ]
     allowed = [
         "Clock(us)",
-        "Clock(us_of(ms) + SECOND_US * 3 - us)",
-        "sum_ms: Milliseconds = ms + HOUR_MS * 2 - ms_of(us)",
+        "Clock(us_from_ms(ms) + SECOND_US * 3 - us)",
+        "sum_ms: Milliseconds = ms + HOUR_MS * 2 - ms_from_us(us)",
         "hours: int = ms // HOUR_MS",
         "days: Milliseconds = HOUR_MS * 24 // 7 % 3",
         "plain: int = ms",

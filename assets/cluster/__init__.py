@@ -1,1 +1,1 @@
-"""Live clusters in Dagster: observed when something of them changes, and their CDC logs brought in."""
+"""Live clusters in Dagster: observations on change, and ingestion of their CDC logs."""

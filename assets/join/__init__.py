@@ -1,1 +1,1 @@
-"""A join in Dagster: the inbox, and an asset with its checks for each of its steps, a partition a generation."""
+"""Joins in Dagster: the inbox, and an asset with checks per step, one partition per generation."""

@@ -1,7 +1,6 @@
-"""The declared steps of a join as assets, each with the audit of what it left as blocking checks, and the job of all.
+"""Join steps as assets, each with its audit as blocking checks, and the join job.
 
-Which steps there are, what they rely on and what is judged is declared in `cdc_platform.lifecycle.join.formats`; how
-each is shown, in `shown`. Steps of both formats have one asset: that of the table whose place they fill.
+A step of either format fills the asset of the table that it writes.
 """
 
 from collections.abc import Iterator
@@ -20,130 +19,145 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.checks import check_results, check_specs, door_of, judgement_results, judging, report_results
-from assets.code import OF_JOINS
-from assets.declared import key, pool, table_asset
-from assets.events import told_apart, written
-from assets.failures import in_one_line
-from assets.join.asked import content_of, finished, joined_generation
+from assets.checks import (
+    build_check_results,
+    build_judgement_results,
+    check_specs,
+    describe_run,
+    report_partition_results,
+    start_judging,
+)
+from assets.data_versions import find_last_write, log_partition_events
+from assets.failures import platform_errors_as_failures
 from assets.join.inbox import JOIN_JOB
-from assets.join.shown import SHOWN, Shown, Told
-from assets.partitions import GENERATIONS, asked, partitions_of
-from assets.told import Stopwatch, materialized
-from cdc_platform.invariants.findings import GENERATIONS as GENERATION_FAMILY
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
-from cdc_platform.lifecycle.join.formats import V2, steps_of
-from cdc_platform.lifecycle.join.step import Audit, Joining, Step, insist, judged, step_of, take
+from assets.join.partition_keys import filter_finished_joins, get_joined_generation_id, read_step_content
+from assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
+from assets.metadata import Stopwatch, build_materialize_result
+from assets.partitions import GENERATION_PARTITIONS, get_requested_partitions, get_run_partitions
+from assets.specs import JOIN_CODE_MODULES, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform.checks import GENERATION_FAMILY
+from cdc_platform.lifecycle import (
+    V2_STEPS,
+    JoinContext,
+    JoinStep,
+    StepAudit,
+    find_step,
+    judge_step,
+    require_passed,
+    run_step,
+    select_steps,
+)
+from cdc_platform.tables import BOOTSTRAP_EVENTS
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
 
 
-def _asset(step: Step, shown: Shown) -> AssetsDefinition:
+def _build_asset(step: JoinStep, shown: StepDocs) -> AssetsDefinition:
     # The first step begins with what the inbox has.
-    inputs = [key(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
+    inputs = [asset_key_from_table(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
 
     @table_asset(
         step.table,
         group=shown.group,
         spark=shown.spark,
         deps=inputs,
-        partitions=GENERATIONS,
+        partitions=GENERATION_PARTITIONS,
         description=shown.description,
         sources=shown.sources,
-        code=OF_JOINS,
+        code=JOIN_CODE_MODULES,
     )
     def materialise(
         context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> MaterializeResult:
-        with in_one_line():
-            partitions = asked(context, "generations")
+        with platform_errors_as_failures():
+            partitions = get_requested_partitions(context, "generations")
             if len(partitions) == 1:
-                watch, joining = Stopwatch(), _joining(context, spark, home, clock, partitions[0])
-                told = _taken(joining, step, shown, context)
-                content = content_of(joining.lake, partitions[0], step.table)
-                return materialized(
+                watch, joining = Stopwatch(), _open_joining(context, spark, home, clock, partitions[0])
+                told = _run_step(joining, step, shown, context)
+                content = read_step_content(joining.lake, partitions[0], step.table)
+                return build_materialize_result(
                     joining.lake, content, rows=told.rows, watch=watch, sources=shown.sources, told=told.told
                 )
             made = {}
-            for partition in finished(home.lake(), partitions, context.log.info):
-                joining = _joining(context, spark, home, clock, partition)
-                told = _taken(joining, step, shown, context)
-                content = content_of(joining.lake, partition, step.table)
+            for partition in filter_finished_joins(home.lake(), partitions, context.log.info):
+                joining = _open_joining(context, spark, home, clock, partition)
+                told = _run_step(joining, step, shown, context)
+                content = read_step_content(joining.lake, partition, step.table)
                 content = replace(content, rows=told.rows, told=told.told)
-                made[partition] = content, written(joining.lake, content.part)
-        return told_apart(context, made, inputs)
+                made[partition] = content, find_last_write(joining.lake, content.part)
+        return log_partition_events(context, made, inputs)
 
     return materialise
 
 
-def _taken(joining: Joining, step: Step, shown: Shown, context: AssetExecutionContext) -> Told:
-    steps = steps_of(joining.lake, joining.generation_id)
-    return shown.tell(joining, take(joining, steps, step_of(steps, step.table)), context.log)
+def _run_step(joining: JoinContext, step: JoinStep, shown: StepDocs, context: AssetExecutionContext) -> StepReport:
+    steps = select_steps(joining.lake, joining.generation_id)
+    return shown.tell(joining, run_step(joining, steps, find_step(steps, step.table)), context.log)
 
 
-def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
+def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
     @multi_asset_check(
         can_subset=True,
         name=f"audit_{step.name}",
-        specs=check_specs(step.table, audit.invariants, GENERATIONS),
+        specs=check_specs(step.table, audit.invariants, GENERATION_PARTITIONS),
         description=f"Judge what the step {step.name} wrote, before the next step relies on it.",
-        pool=pool(step.table),
+        pool=pool_from_table(step.table),
     )
     def check(
         context: AssetCheckExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> Iterator[AssetCheckResult]:
         names = context.selected_asset_check_keys
         if not context.has_partition_key and not context.has_partition_key_range:
-            with in_one_line():
-                look = judging(context, home.lake(), clock.clock(), None)
+            with platform_errors_as_failures():
+                look = start_judging(context, home.lake(), clock.clock(), None)
                 findings = audit.of_all(look.lake, spark.workers())
-            yield from check_results(step.table, context, look, findings, GENERATION_FAMILY)
+            yield from build_check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
-        partitions = partitions_of(context)
+        partitions = get_run_partitions(context)
         several = len(partitions) > 1
-        for partition in finished(home.lake(), partitions, context.log.info) if several else partitions:
-            with in_one_line():
-                joining = _joining(context, spark, home, clock, partition)
-                of_format = step_of(steps_of(joining.lake, joining.generation_id), step.table)
-                judgements = judged(joining, of_format)
+        for partition in filter_finished_joins(home.lake(), partitions, context.log.info) if several else partitions:
+            with platform_errors_as_failures():
+                joining = _open_joining(context, spark, home, clock, partition)
+                of_format = find_step(select_steps(joining.lake, joining.generation_id), step.table)
+                judgements = judge_step(joining, of_format)
             asked_for = [line for line in judgements if line.invariant in {each.name for each in names}]
-            results = judgement_results(step.table, asked_for)
+            results = build_judgement_results(step.table, asked_for)
             if several:
-                report_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)
+                report_partition_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)
             else:
                 yield from results
-            with in_one_line():
-                insist(joining, of_format, asked_for)
+            with platform_errors_as_failures():
+                require_passed(joining, of_format, asked_for)
 
     return check
 
 
-def _joining(
+def _open_joining(
     context: AssetExecutionContext | AssetCheckExecutionContext,
     spark: SparkResource,
     home: HomeResource,
     clock: ClockResource,
     partition: str,
-) -> Joining:
+) -> JoinContext:
     lake = home.lake()
-    return Joining(
+    return JoinContext(
         lake,
         clock.clock(),
         home.settings(),
-        joined_generation(lake, partition),
+        get_joined_generation_id(lake, partition),
         spark.workers(),
-        door_of(context),
+        describe_run(context),
     )
 
 
-ASSETS = [_asset(step, SHOWN[step.table]) for step in V2]
-CHECKS = [_checks(step, step.audit) for step in V2 if step.audit is not None]
+JOIN_ASSETS = [_build_asset(step, STEP_DOCS[step.table]) for step in V2_STEPS]
+JOIN_CHECKS = [_build_checks(step, step.audit) for step in V2_STEPS if step.audit is not None]
 
 # One process for all steps of a run: by default each step would start a JVM, or a Connect session, of its own.
 join = define_asset_job(
     JOIN_JOB,
-    selection=AssetSelection.assets(*ASSETS),
+    selection=AssetSelection.assets(*JOIN_ASSETS),
     description="A node joins: its generation is described, audited, inserted, given its timestamp, published. "
     "Each step is idempotent; a run that died is simply run again.",
     executor_def=in_process_executor,

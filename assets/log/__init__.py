@@ -1,1 +1,1 @@
-"""The CDC logs in Dagster: what is in each, and whether it is where the rules put it; and their copies hour by hour."""
+"""CDC logs in Dagster: contents, checks, and hourly copies."""

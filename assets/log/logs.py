@@ -1,7 +1,4 @@
-"""The CDC logs, a partition a base table: what is in each, and whether every row is where the rules put it.
-
-Logs are written elsewhere; here they are looked at. Spark is started for large ones alone.
-"""
+"""CDC logs, one partition per base table: row counts, and a check of each row's placement."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,25 +22,28 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import Found, check_specs, judged
-from assets.declared import pool, table_asset
-from assets.events import held, told_apart, written
-from assets.failures import in_one_line
-from assets.partitions import CDC_LOGS, LOGS_NAME, asked, table_name
-from assets.told import Stopwatch, few_rows, materialized
+from assets.checks import FamilyFindings, check_specs, evaluate_checks
+from assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
+from assets.specs import pool_from_table, table_asset
+from cdc_platform.cdclog import (
+    audit_log,
+    audit_logs,
+    audit_skipped_sets,
+    audit_states,
+    count_log_contents,
+    log_table,
+    missing_log_error,
+    read_logged_tables,
+)
+from cdc_platform.checks import LOG_FAMILY, SKIPPED_SET_FAMILY, STATE_FAMILY
 from cdc_platform.clock import format_us
-from cdc_platform.cql.schema import CdcOptions, TableSchema
-from cdc_platform.invariants.findings import LOGS, PASSED, STATES
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
-from cdc_platform.log.audit.overview import overview
-from cdc_platform.log.audit.passed import audit_passed
-from cdc_platform.log.audit.states import audit_states
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.reader import no_log
-from cdc_platform.timeline.parts import Part
+from cdc_platform.cql import CdcOptions, TableSchema
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.tables import Table
+from cdc_platform.timeline import GenerationRows
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
@@ -63,45 +63,47 @@ CDC_LOG = Table(
     CDC_LOG,
     group="cdc_log",
     spark=True,
-    partitions=CDC_LOGS,
-    code=("cdc_platform.log.audit.overview",),
+    partitions=CDC_LOG_PARTITIONS,
+    code=("cdc_platform.cdclog.audit.logs",),
     description="Rows are written by `cdc-platform log FILE.cql --keep` and by typed writes. Materialise a table's "
     "partition to see how many rows its log has, by operation and by generation, and to check each of them.",
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
     """Count what is in the log of one table."""
     watch, lake, made = Stopwatch(), home.lake(), {}
-    with in_one_line():
-        partitions = asked(context, "logs")
+    with platform_errors_as_failures():
+        partitions = get_requested_partitions(context, "logs")
         for partition in partitions:
-            schema = _schema(lake, partition)
-            rows, told = _seen(lake, schema, spark.workers())
-            part = Part(log_table(schema), {})
-            content = replace(held(lake, part), rows=rows, told=told)
+            schema = _find_schema(lake, partition)
+            rows, told = _count_rows(lake, schema, spark.workers())
+            part = GenerationRows(log_table(schema), {})
+            content = replace(read_partition_content(lake, part), rows=rows, told=told)
             if len(partitions) == 1:
-                return materialized(lake, content, rows=rows, watch=watch, told=told)
-            made[partition] = content, written(lake, part)
-    return told_apart(context, made, ())
+                return build_materialize_result(lake, content, rows=rows, watch=watch, told=told)
+            made[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, made, ())
 
 
-def _seen(lake: Lake, schema: TableSchema, workers: Workers) -> tuple[int, dict[str, Any]]:
-    seen = overview(lake, schema, workers)
+def _count_rows(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[int, dict[str, Any]]:
+    seen = count_log_contents(lake, schema, workers)
     periods = (
         ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(seen.by_period.items())
     )
     return seen.rows, {
         "bytes": seen.bytes,
         "newest": "" if seen.newest_us is None else format_us(seen.newest_us),
-        "operations": few_rows(("operation", "rows"), seen.by_operation.items()),
-        "generations": few_rows(("since", "rows"), periods),
+        "operations": build_rows_preview(("operation", "rows"), seen.by_operation.items()),
+        "generations": build_rows_preview(("since", "rows"), periods),
     }
 
 
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_log",
-    specs=check_specs(CDC_LOG, (*LOGS.invariants, *STATES.invariants, *PASSED.invariants), CDC_LOGS),
-    pool=pool(CDC_LOG),
+    specs=check_specs(
+        CDC_LOG, (*LOG_FAMILY.invariants, *STATE_FAMILY.invariants, *SKIPPED_SET_FAMILY.invariants), CDC_LOG_PARTITIONS
+    ),
+    pool=pool_from_table(CDC_LOG),
 )
 def audit_cdc_log(
     context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource, clock: ClockResource
@@ -109,12 +111,16 @@ def audit_cdc_log(
     """Judge the rows of one log, or of all logs; where there are none nothing is held against them."""
     lake, workers = home.lake(), spark.workers()
 
-    def audit(partition: str | None) -> Found:
-        schema = None if partition is None else _schema(lake, partition)
+    def audit(partition: str | None) -> FamilyFindings:
+        schema = None if partition is None else _find_schema(lake, partition)
         findings = audit_logs(lake, workers) if schema is None else audit_log(lake, schema, workers)
-        return [(LOGS, findings), (STATES, audit_states(lake, schema)), (PASSED, audit_passed(lake, schema))]
+        return [
+            (LOG_FAMILY, findings),
+            (STATE_FAMILY, audit_states(lake, schema)),
+            (SKIPPED_SET_FAMILY, audit_skipped_sets(lake, schema)),
+        ]
 
-    yield from judged(context, CDC_LOG, lake, clock.clock(), audit)
+    yield from evaluate_checks(context, CDC_LOG, lake, clock.clock(), audit)
 
 
 check_logs = define_asset_job(
@@ -125,12 +131,12 @@ check_logs = define_asset_job(
 )
 
 
-def next_logs(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+def request_log_checks(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
     """What a tick asks for: partitions for new logs, and a look at every log that has changed.
 
     The run key has the log's version, so that each state is looked at once; the cursor says which states were seen.
     """
-    versions = {schema.full_name: lake.version(log_table(schema)) for schema in logged_tables(lake)}
+    versions = {schema.full_name: lake.version(log_table(schema)) for schema in read_logged_tables(lake)}
     state = " ".join(f"{name}/{version}" for name, version in versions.items())
     if state == (cursor or ""):
         return SensorResult(skip_reason="no log has changed since it was looked at", cursor=state)
@@ -142,7 +148,7 @@ def next_logs(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Sens
             for name, version in versions.items()
             if f"{name}/{version}" not in known
         ],
-        dynamic_partitions_requests=[CDC_LOGS.build_add_request(missing)] if missing else [],
+        dynamic_partitions_requests=[CDC_LOG_PARTITIONS.build_add_request(missing)] if missing else [],
         cursor=state,
     )
 
@@ -156,13 +162,13 @@ def next_logs(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Sens
     "Each look reads the whole log, so it is switched on by hand.",
 )
 def changed_logs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`next_logs` on this home and this instance."""
-    return next_logs(home.lake(), context.instance, context.cursor)
+    """`request_log_checks` on this home and this instance."""
+    return request_log_checks(home.lake(), context.instance, context.cursor)
 
 
-def _schema(lake: Lake, partition: str) -> TableSchema:
-    name = table_name(partition)
-    for schema in logged_tables(lake):
+def _find_schema(lake: Lake, partition: str) -> TableSchema:
+    name = table_from_partition(partition)
+    for schema in read_logged_tables(lake):
         if (schema.keyspace, schema.name) == name:
             return schema
-    raise no_log(lake, partition)
+    raise missing_log_error(lake, partition)

@@ -1,1 +1,1 @@
-"""Tablet-based tables in Dagster: their stream sets with their checks, and what keeps them in order by itself."""
+"""Tablet-based tables in Dagster: stream sets with checks, and sensors that finish and collect them."""

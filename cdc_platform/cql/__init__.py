@@ -1,5 +1,147 @@
-"""CQL as ScyllaDB reads it: types, literals, statements, schemas, mutations, the base table. No lake and no Spark.
+"""CQL as ScyllaDB interprets it: types, literals, statements, schemas, mutations, and tables in memory.
 
-The text of a statement becomes a parsed statement, bound to a schema it becomes mutations, and those change a base
-table in memory. What a mutation leaves in a CDC log is told in `log`.
+The parser turns text into statements, `binding` turns statements into mutations, and a `BaseTable` applies them. No
+lake and no Spark. `cdclog` derives the rows of a CDC log from mutations.
 """
+
+from __future__ import annotations
+
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "binding": (
+            "ListIndexOutOfRange",
+            "StatementBinder",
+        ),
+        "catalog": ("Catalog",),
+        "codec": (
+            "COPY_NULL",
+            "format_copy_cell",
+            "is_ambiguous_copy_cell",
+            "value_from_bytes",
+        ),
+        "ddl": (
+            "apply_definition",
+            "format_ddl",
+            "format_index_comments",
+            "format_plain_ddl",
+            "get_index_comments",
+            "strip_comments",
+        ),
+        "key_parser": ("parse_partition_key",),
+        "lexer": ("INDEX_REASON",),
+        "literals": (
+            "ExecutionContext",
+            "columns_from_json",
+            "value_from_json",
+        ),
+        "lwt": ("LwtResult",),
+        "mutation": (
+            "Cell",
+            "CollectionChange",
+            "ColumnChange",
+            "ColumnChanges",
+            "KeyValues",
+            "Mutation",
+            "RangeBound",
+            "RangeTombstone",
+            "RowChange",
+            "RowMarker",
+            "merge_mutations",
+            "normalize_ranges",
+        ),
+        "names": (
+            "LOG_SUFFIX",
+            "check_table_name",
+            "format_table_name",
+            "is_valid_name",
+            "parse_table_name",
+            "quote_name",
+        ),
+        "parser": (
+            "bind_values",
+            "check_script",
+            "iterate_leniently",
+            "parse_leniently",
+            "parse_statements",
+        ),
+        "schema": (
+            "CLUSTER_ONLY_OPTIONS",
+            "CdcOptions",
+            "Column",
+            "DEFAULT_CDC_TTL",
+            "LOG_PRIMARY_KEY",
+            "LogColumn",
+            "MAX_WRITE_TTL",
+            "SearchIndex",
+            "TableSchema",
+            "creation_ms_from_id",
+            "explain_cdc_turned_off",
+            "explain_unknown_option",
+            "get_element_key_type",
+            "get_element_value_type",
+            "get_log_columns",
+            "get_logged_type",
+            "get_table_id",
+            "is_cdc_log",
+            "omits_enabled",
+            "parse_cdc_options",
+            "parse_option_map",
+        ),
+        "search_indexes": (
+            "SEARCH_INDEX_CLASSES",
+            "index_enables_cdc",
+            "is_known_index_class",
+        ),
+        "table": (
+            "BaseTable",
+            "LivePartition",
+            "collection_value",
+            "drop_expired",
+            "log_row_to_json",
+        ),
+        "temporal": (
+            "days_from_date",
+            "parse_duration",
+        ),
+        "timeuuid": (
+            "MAX_TIMEUUID_US",
+            "MIN_TIMEUUID_US",
+            "TIMEUUID_VERSION",
+            "make_log_timeuuid",
+            "make_timeuuid",
+            "min_timeuuid",
+            "ticks_from_high_half",
+            "timeuuid_high_half",
+            "timeuuid_low_half",
+        ),
+        "types": (
+            "BIGINT",
+            "BLOB",
+            "CqlType",
+            "DECIMAL",
+            "GREGORIAN_OFFSET",
+            "INT",
+            "ListType",
+            "MapType",
+            "SMALLINT",
+            "ScalarType",
+            "SetType",
+            "TEXT",
+            "TIMESTAMP",
+            "TIMEUUID",
+            "TINYINT",
+            "TupleType",
+            "UUID_TYPE",
+            "UserType",
+            "Value",
+            "VectorType",
+            "format_integer",
+            "parse_integer",
+            "shorten_value",
+            "us_from_timeuuid",
+        ),
+    },
+)

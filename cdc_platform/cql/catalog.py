@@ -1,18 +1,18 @@
-"""The keyspaces, types and tables that a script has defined so far, and how the names in it find them."""
+"""Catalog of the keyspaces, types and tables that a script has defined so far, and the resolution of their names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cdc_platform.cql.names import LOG_SUFFIX, refuse_name
+from cdc_platform.cql.ast import QualifiedName, TypeName
+from cdc_platform.cql.names import LOG_SUFFIX, check_name
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import (
     COUNTER,
     FLOAT,
-    MOST_DIMENSIONS,
-    SCALARS,
+    MAX_DIMENSIONS,
+    SCALAR_TYPES,
     CqlType,
     ListType,
     MapType,
@@ -20,12 +20,12 @@ from cdc_platform.cql.types import (
     TupleType,
     UserType,
     VectorType,
-    listed,
-    scalar,
+    get_scalar_type,
+    list_alternatives,
 )
 from cdc_platform.errors import InputError, NotFound, UnknownTable
 
-_COLLECTIONS = {"list": 1, "set": 1, "map": 2}
+_COLLECTION_PARAMETERS = {"list": 1, "set": 1, "map": 2}
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Catalog:
     keyspaces: dict[str, Keyspace] = field(default_factory=dict)
     in_use: str | None = None
 
-    def qualified(self, name: Name) -> tuple[str, str]:
+    def qualified(self, name: QualifiedName) -> tuple[str, str]:
         """The keyspace and the name that a name means; raises InputError where it has none and none is in use."""
         keyspace = name.keyspace or self.in_use
         if keyspace is None:
@@ -60,7 +60,7 @@ class Catalog:
         """The keyspace of a name; raises NotFound."""
         found = self.keyspaces.get(name)
         if found is None:
-            known = listed(self.keyspaces)
+            known = list_alternatives(self.keyspaces)
             raise NotFound(f"unknown keyspace {name}; {known}; make it with CREATE KEYSPACE", lacks=f"keyspace {name}")
         return found
 
@@ -71,7 +71,7 @@ class Catalog:
             InputError: no keyspace can have the name.
         """
         if name not in self.keyspaces:
-            refuse_name(name, "keyspace")
+            check_name(name, "keyspace")
         return self.keyspaces.setdefault(name, Keyspace(name))
 
     def tables(self) -> Iterator[TableSchema]:
@@ -79,12 +79,12 @@ class Catalog:
         for keyspace in self.keyspaces.values():
             yield from keyspace.tables.values()
 
-    def has_table(self, name: Name) -> bool:
+    def has_table(self, name: QualifiedName) -> bool:
         """Whether there is a table of that name."""
         keyspace, table = self.qualified(name)
         return keyspace in self.keyspaces and table in self.keyspaces[keyspace].tables
 
-    def table(self, name: Name) -> TableSchema:
+    def table(self, name: QualifiedName) -> TableSchema:
         """The table that a name means.
 
         Raises:
@@ -98,9 +98,9 @@ class Catalog:
         if table.removesuffix(LOG_SUFFIX) in tables:
             raise InputError(f"{keyspace}.{table} is a CDC log; its rows come from writes to the base table alone")
         name_of_table = f"table {keyspace}.{table}"
-        raise UnknownTable(f"unknown {name_of_table}; {listed(tables)}", lacks=name_of_table)
+        raise UnknownTable(f"unknown {name_of_table}; {list_alternatives(tables)}", lacks=name_of_table)
 
-    def base_of_log(self, name: Name) -> TableSchema | None:
+    def base_of_log(self, name: QualifiedName) -> TableSchema | None:
         """The table of which a name is the log; None where it is that of a table itself, or of nothing."""
         keyspace, table = self.qualified(name)
         tables = self.keyspaces[keyspace].tables if keyspace in self.keyspaces else {}
@@ -122,8 +122,10 @@ class Catalog:
             if name == "frozen":
                 return self._frozen(parameters, keyspace)
             if name == "tuple":
-                return TupleType(tuple(self._part(part, keyspace, name).frozen() for part in _some(parameters)))
-            if name in _COLLECTIONS:
+                return TupleType(
+                    tuple(self._part(part, keyspace, name).frozen() for part in _check_parameters(parameters))
+                )
+            if name in _COLLECTION_PARAMETERS:
                 return self._collection(name, parameters, keyspace)
             if name == "vector":
                 return self._vector(written, keyspace)
@@ -132,16 +134,16 @@ class Catalog:
             raise InputError(f"type {name} takes no parameters")
         if user_type is not None:
             return user_type
-        if written.name.keyspace is not None or (name not in SCALARS and name != "varchar"):
+        if written.name.keyspace is not None or (name not in SCALAR_TYPES and name != "varchar"):
             where = written.name.keyspace or keyspace
             raise InputError(
                 f"unknown type {name}; it is no type of CQL, and of the types of keyspace {where} "
-                f"{listed(self._types(where))}",
+                f"{list_alternatives(self._types(where))}",
                 lacks=f"type {where}.{name}",
             )
-        return scalar(name)
+        return get_scalar_type(name)
 
-    def _user_type(self, name: Name, keyspace: str) -> UserType | None:
+    def _user_type(self, name: QualifiedName, keyspace: str) -> UserType | None:
         if name.keyspace not in (None, keyspace):
             raise InputError(f"{name.keyspace}.{name.name} is a type of another keyspace; use one of {keyspace}")
         return self._types(keyspace).get(name.name)
@@ -160,9 +162,9 @@ class Catalog:
 
     def _melted(self, written: TypeName, keyspace: str) -> CqlType:
         """The type inside of frozen<>, which freezes whatever is in it."""
-        if written.name == Name(None, "frozen"):
+        if written.name == QualifiedName(None, "frozen"):
             return self._frozen(written.parameters, keyspace)
-        frozen = TypeName(Name(None, "frozen"))
+        frozen = TypeName(QualifiedName(None, "frozen"))
         parameters = tuple(
             frozen._replace(parameters=(part,)) if self._is_melting(part, keyspace) else part
             for part in written.parameters
@@ -171,12 +173,14 @@ class Catalog:
 
     def _is_melting(self, written: TypeName, keyspace: str) -> bool:
         name = written.name.name
-        return name in _COLLECTIONS or (name != "frozen" and name in self._types(keyspace))
+        return name in _COLLECTION_PARAMETERS or (name != "frozen" and name in self._types(keyspace))
 
     def _collection(self, name: str, parameters: tuple[TypeName, ...], keyspace: str) -> CqlType:
-        if len(parameters) != _COLLECTIONS[name]:
+        if len(parameters) != _COLLECTION_PARAMETERS[name]:
             example = "map<int, text>" if name == "map" else f"{name}<int>"
-            raise InputError(f"{name} takes {_COLLECTIONS[name]} type(s), not {len(parameters)}, as in {example}")
+            raise InputError(
+                f"{name} takes {_COLLECTION_PARAMETERS[name]} type(s), not {len(parameters)}, as in {example}"
+            )
         parts = [self._part(part, keyspace, name) for part in parameters]
         for part in parts:
             if part.multicell:
@@ -194,8 +198,8 @@ class Catalog:
         element = self.type_of(written.parameters[0], keyspace)
         if element != FLOAT:
             raise InputError(f"vector<{element.cql}, {dimension}> is not supported; vectors here are of float")
-        if not 1 <= dimension <= MOST_DIMENSIONS:
-            raise InputError(f"vector<float, {dimension}>: its dimension is from 1 to {MOST_DIMENSIONS}")
+        if not 1 <= dimension <= MAX_DIMENSIONS:
+            raise InputError(f"vector<float, {dimension}>: its dimension is from 1 to {MAX_DIMENSIONS}")
         return VectorType(element, True, dimension)
 
     def _part(self, written: TypeName, keyspace: str, owner: str) -> CqlType:
@@ -205,7 +209,7 @@ class Catalog:
         return part
 
 
-def _some(parameters: tuple[TypeName, ...]) -> tuple[TypeName, ...]:
+def _check_parameters(parameters: tuple[TypeName, ...]) -> tuple[TypeName, ...]:
     if not parameters:
         raise InputError("tuple takes at least one type, as in tuple<int, text>")
     return parameters

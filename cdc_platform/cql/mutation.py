@@ -1,14 +1,127 @@
-"""What a write does to one partition: cells, markers and tombstones with their timestamps, and how writes merge."""
+"""Mutations of one partition: cells, row markers and tombstones with timestamps, the order of ranges, and merging."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
-from cdc_platform.cql.schema import TableSchema, element_value_type
+from cdc_platform.cql.schema import TableSchema, get_element_value_type
 from cdc_platform.cql.types import CqlType, Value
+
+KeyValues = tuple[Value, ...]
+"""The values of key columns, or of the first of them, in key order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeBound:
+    """One end of a range of clustering keys: the first columns of the key, and whether they belong to the range."""
+
+    prefix: KeyValues
+    inclusive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTombstone:
+    """A deletion (µs) of all rows between two bounds, in clustering order; None where the range is open."""
+
+    start: RangeBound | None
+    end: RangeBound | None
+    timestamp: Microseconds
+
+    def covers(self, schema: TableSchema, key: KeyValues) -> bool:
+        """Whether the row of a whole clustering key is deleted."""
+        here = _position(schema, key, 0)
+        return _start_edge(self.start).position(schema) < here < _end_edge(self.end).position(schema)
+
+
+class _Edge(NamedTuple):
+    """A place between rows: before, or after, all rows whose keys begin with `prefix`."""
+
+    prefix: KeyValues
+    after: bool
+
+    def position(self, schema: TableSchema) -> Any:
+        return _position(schema, self.prefix, 1 if self.after else -1)
+
+
+def normalize_ranges(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
+    """The same deletions as ranges that do not overlap, in clustering order; empty ranges are gone.
+
+    Where ranges overlap the latest timestamp holds; ranges of one timestamp that overlap or touch are one.
+    """
+    given = list(tombstones)
+    if not given:
+        return []
+    begun: list[tuple[Any, Any, Microseconds]] = []
+    edges: dict[Any, _Edge] = {}
+    for tombstone in given:
+        ends = [(edge.position(schema), edge) for edge in (_start_edge(tombstone.start), _end_edge(tombstone.end))]
+        if ends[0][0] < ends[1][0]:
+            edges.update(ends)
+            begun.append((ends[0][0], ends[1][0], tombstone.timestamp))
+    begun.sort(key=lambda range_: range_[0], reverse=True)
+    pieces: list[tuple[_Edge, _Edge, Microseconds]] = []
+    open_ranges: list[tuple[Microseconds, int, Any]] = []
+    for left, right in pairwise(sorted(edges)):
+        while begun and begun[-1][0] == left:
+            _, end, timestamp = begun.pop()
+            heappush(open_ranges, (-timestamp, len(begun), end))
+        while open_ranges and open_ranges[0][2] <= left:
+            heappop(open_ranges)
+        if open_ranges:
+            _append_range(pieces, edges[left], edges[right], -open_ranges[0][0])
+    return [RangeTombstone(_start_bound(start), _end_bound(end), timestamp) for start, end, timestamp in pieces]
+
+
+def _append_range(
+    pieces: list[tuple[_Edge, _Edge, Microseconds]], start: _Edge, end: _Edge, timestamp: Microseconds
+) -> None:
+    if pieces and pieces[-1][1:] == (start, timestamp):
+        start, _, _ = pieces.pop()
+    pieces.append((start, end, timestamp))
+
+
+def _position(schema: TableSchema, prefix: KeyValues, side: int) -> Any:
+    """What orders rows (`side` 0) and the places before (-1) and after (1) all rows with a prefix."""
+    return (*((0, key) for key in schema.clustering_order(prefix)), (side,))
+
+
+def _start_edge(bound: RangeBound | None) -> _Edge:
+    return _Edge((), False) if bound is None else _Edge(bound.prefix, not bound.inclusive)
+
+
+def _end_edge(bound: RangeBound | None) -> _Edge:
+    return _Edge((), True) if bound is None else _Edge(bound.prefix, bound.inclusive)
+
+
+def _start_bound(edge: _Edge) -> RangeBound | None:
+    return RangeBound(edge.prefix, not edge.after) if edge.prefix else None
+
+
+def _end_bound(edge: _Edge) -> RangeBound | None:
+    return RangeBound(edge.prefix, edge.after) if edge.prefix else None
+
+
+class RangeTombstoneIndex:
+    """Range tombstones in normal form, to be asked which of them covers a row."""
+
+    def __init__(self, schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> None:
+        """`tombstones` are in normal form."""
+        self._schema = schema
+        self._tombstones = list(tombstones)
+        self._starts = [_start_edge(tombstone.start).position(schema) for tombstone in self._tombstones]
+
+    def covering(self, key: KeyValues) -> Microseconds | None:
+        """The timestamp (µs) at which the row of a whole clustering key is deleted; None if no range covers it."""
+        place = bisect_right(self._starts, _position(self._schema, key, 0)) - 1
+        if place < 0 or not self._tombstones[place].covers(self._schema, key):
+            return None
+        return self._tombstones[place].timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +149,7 @@ class CollectionChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class RowMarker:
     """The row marker that an INSERT leaves: `timestamp` in µs, `ttl` in seconds, 0 for never."""
 
     timestamp: Microseconds
@@ -51,7 +164,7 @@ ColumnChanges = Mapping[str, ColumnChange]
 class RowChange:
     """What happens to one clustered row: the marker of an INSERT, and columns by name."""
 
-    marker: Marker | None = None
+    marker: RowMarker | None = None
     cells: ColumnChanges = field(default_factory=dict)
 
 
@@ -60,15 +173,15 @@ class Mutation:
     """Everything that one write, or one batch, does to a partition."""
 
     schema: TableSchema
-    partition_key: Key
+    partition_key: KeyValues
     partition_tombstone: Microseconds | None = None
-    row_tombstones: Mapping[Key, Microseconds] = field(default_factory=dict)
+    row_tombstones: Mapping[KeyValues, Microseconds] = field(default_factory=dict)
     range_tombstones: Sequence[RangeTombstone] = ()
     static: ColumnChanges = field(default_factory=dict)
-    rows: Mapping[Key, RowChange] = field(default_factory=dict)
+    rows: Mapping[KeyValues, RowChange] = field(default_factory=dict)
 
 
-def merge(mutations: Iterable[Mutation]) -> Mutation:
+def merge_mutations(mutations: Iterable[Mutation]) -> Mutation:
     """The one mutation that several of the same partition come to, by last write wins.
 
     Of two cells the later wins; at the same time the dead one, else the one that expires, else the one that expires
@@ -84,7 +197,7 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     if not given:
         raise ValueError("there is nothing to merge")
     first = given[0]
-    if not all(_of_one_partition(first, other) for other in given[1:]):
+    if not all(_is_same_partition(first, other) for other in given[1:]):
         raise ValueError("only mutations of one partition of one table merge")
     if len(given) == 1 and not first.range_tombstones:
         return first
@@ -93,34 +206,34 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     rows = dict(first.rows)
     row_tombstones = dict(first.row_tombstones)
     for mutation in given[1:]:
-        static = _merged_columns(schema, static, mutation.static)
+        static = _merge_columns(schema, static, mutation.static)
         for key, change in mutation.rows.items():
-            rows[key] = _merged_rows(schema, rows[key], change) if key in rows else change
+            rows[key] = _merge_rows(schema, rows[key], change) if key in rows else change
         for key, timestamp in mutation.row_tombstones.items():
             row_tombstones[key] = max(timestamp, row_tombstones.get(key, timestamp))
     return Mutation(
         schema,
         first.partition_key,
-        later(mutation.partition_tombstone for mutation in given),
+        latest_timestamp(mutation.partition_tombstone for mutation in given),
         row_tombstones,
-        tuple(normal_form(schema, [tombstone for mutation in given for tombstone in mutation.range_tombstones])),
+        tuple(normalize_ranges(schema, [tombstone for mutation in given for tombstone in mutation.range_tombstones])),
         static,
         rows,
     )
 
 
-def _of_one_partition(one: Mutation, other: Mutation) -> bool:
+def _is_same_partition(one: Mutation, other: Mutation) -> bool:
     tables = one.schema is other.schema or one.schema.full_name == other.schema.full_name
     return tables and one.partition_key == other.partition_key
 
 
-def later(timestamps: Iterable[Microseconds | None]) -> Microseconds | None:
+def latest_timestamp(timestamps: Iterable[Microseconds | None]) -> Microseconds | None:
     """The latest of the timestamps that there are; None if there is none."""
     given = [timestamp for timestamp in timestamps if timestamp is not None]
     return max(given) if given else None
 
 
-def newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
+def _newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
     """The cell that wins; `kind` is the type of the value, None where cells have none."""
     if one.timestamp != other.timestamp:
         return one if one.timestamp > other.timestamp else other
@@ -131,38 +244,38 @@ def newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
     return max(one, other, key=lambda cell: kind.to_bytes(cell.value))
 
 
-def newer_marker(one: Marker, other: Marker) -> Marker:
+def _newer_marker(one: RowMarker, other: RowMarker) -> RowMarker:
     """The marker that wins: the later one, else the one with the longer TTL, where none counts as the shortest."""
     return max(one, other, key=lambda marker: (marker.timestamp, marker.ttl))
 
 
-def _merged_rows(schema: TableSchema, one: RowChange, other: RowChange) -> RowChange:
+def _merge_rows(schema: TableSchema, one: RowChange, other: RowChange) -> RowChange:
     markers = [row.marker for row in (one, other) if row.marker is not None]
-    marker = newer_marker(*markers) if len(markers) == 2 else next(iter(markers), None)
-    return RowChange(marker, _merged_columns(schema, one.cells, other.cells))
+    marker = _newer_marker(*markers) if len(markers) == 2 else next(iter(markers), None)
+    return RowChange(marker, _merge_columns(schema, one.cells, other.cells))
 
 
-def _merged_columns(schema: TableSchema, one: ColumnChanges, other: ColumnChanges) -> dict[str, ColumnChange]:
+def _merge_columns(schema: TableSchema, one: ColumnChanges, other: ColumnChanges) -> dict[str, ColumnChange]:
     merged = dict(one)
     for name, change in other.items():
         mine = merged.get(name)
         if mine is None:
             merged[name] = change
         elif isinstance(mine, Cell) and isinstance(change, Cell):
-            merged[name] = newer_cell(schema.column(name).type, mine, change)
+            merged[name] = _newer_cell(schema.column(name).type, mine, change)
         elif isinstance(mine, CollectionChange) and isinstance(change, CollectionChange):
-            merged[name] = _merged_collections(schema.column(name).type, mine, change)
+            merged[name] = _merge_collections(schema.column(name).type, mine, change)
         else:
             raise ValueError(f"column {name!r} is once atomic and once a collection")
     return merged
 
 
-def _merged_collections(kind: CqlType, one: CollectionChange, other: CollectionChange) -> CollectionChange:
-    tombstone = later((one.tombstone, other.tombstone))
+def _merge_collections(kind: CqlType, one: CollectionChange, other: CollectionChange) -> CollectionChange:
+    tombstone = latest_timestamp((one.tombstone, other.tombstone))
     elements = dict(one.elements)
     for key, cell in other.elements.items():
         mine = elements.get(key)
-        elements[key] = cell if mine is None else newer_cell(element_value_type(kind, key), mine, cell)
+        elements[key] = cell if mine is None else _newer_cell(get_element_value_type(kind, key), mine, cell)
     if tombstone is not None:
         elements = {key: cell for key, cell in elements.items() if cell.timestamp > tombstone}
     return CollectionChange(tombstone, elements)

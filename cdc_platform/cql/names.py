@@ -1,4 +1,4 @@
-"""Names in CQL: which words need quotes to be one, and how names are written."""
+"""Names in CQL: validation, parsing, quoting and reserved words."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import re
 
 from cdc_platform.errors import InputError
 
-MOST_NAME = 192
+MAX_NAME_LENGTH = 192
 """The letters of a keyspace's, type's or table's name, as in ScyllaDB since 2026 (48 before)."""
 LOG_SUFFIX = "_scylla_cdc_log"
 """What a table's name ends in whose CDC log it is."""
-_WHOLE = re.compile(r"\w+", re.ASCII)
-_QUALIFIED = re.compile(r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII)
+_NAME_PATTERN = re.compile(r"\w+", re.ASCII)
+_QUALIFIED_NAME_PATTERN = re.compile(
+    r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII
+)
 
 
-def is_name(text: str, most: int = MOST_NAME) -> bool:
+def is_valid_name(text: str, most: int = MAX_NAME_LENGTH) -> bool:
     """Whether a keyspace or a table can be called so: letters, digits and underscores, at least one."""
-    return len(text) <= most and _WHOLE.fullmatch(text) is not None
+    return len(text) <= most and _NAME_PATTERN.fullmatch(text) is not None
 
 
-def refuse_name(name: str, what: str, most: int = MOST_NAME) -> None:
+def check_name(name: str, what: str, most: int = MAX_NAME_LENGTH) -> None:
     """Refuse a name that a new keyspace, type, table or column (`what`) cannot have; `most`: characters of a column's.
 
     Raises:
@@ -28,7 +30,7 @@ def refuse_name(name: str, what: str, most: int = MOST_NAME) -> None:
     if what == "column":
         if len(name) > most:
             raise InputError(f"a column name of {len(name)} characters; names have at most {most}")
-    elif not is_name(name):
+    elif not is_valid_name(name):
         raise InputError(f"{name[:60]!r} names no {what}: a name has 1 to {most} letters, digits and underscores")
 
 
@@ -39,44 +41,46 @@ def check_table_name(keyspace: str, table: str) -> None:
         InputError: it cannot.
     """
     for name in (keyspace, table):
-        if not is_name(name):
+        if not is_valid_name(name):
             raise InputError(
-                f"{name!r} names no keyspace or table: a name has 1 to {MOST_NAME} letters, digits and underscores"
+                f"{name!r} names no keyspace or table: a name has 1 to {MAX_NAME_LENGTH} letters, digits and "
+                "underscores"
             )
     if table.endswith(LOG_SUFFIX):
         raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
 
 
-def read_table_name(text: str) -> tuple[str, str]:
+def parse_table_name(text: str) -> tuple[str, str]:
     """Return the keyspace and the table of `keyspace.table`; as in CQL, a name without double quotes is lower case.
 
     Raises:
         InputError: it names no table.
     """
-    parts = _QUALIFIED.fullmatch(text)
+    parts = _QUALIFIED_NAME_PATTERN.fullmatch(text)
     if parts is None:
         raise InputError(
-            f"{text[:400]!r} is no table; write it as keyspace.table, each of 1 to {MOST_NAME} letters, digits and "
+            f"{text[:400]!r} is no table; write it as keyspace.table, each of 1 to {MAX_NAME_LENGTH} "
+            "letters, digits and "
             "underscores, in double quotes where capitals count"
         )
     keyspace, table = (part[1:-1] if part.startswith('"') else part.lower() for part in parts.groups())
     return keyspace, table
 
 
-def written_table_name(keyspace: str, table: str) -> str:
-    """Write a table's name as `read_table_name` reads it, without quotes where none are needed."""
-    return f"{quoted(keyspace)}.{quoted(table)}"
+def format_table_name(keyspace: str, table: str) -> str:
+    """Write a table's name as `parse_table_name` reads it, without quotes where none are needed."""
+    return f"{quote_name(keyspace)}.{quote_name(table)}"
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as CQL needs it: in quotes unless it is lower case, digits and underscores, and not reserved."""
     plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()
     # A name that begins with an underscore is none without quotes either.
-    free = plain and name[0] != "_" and name not in RESERVED
+    free = plain and name[0] != "_" and name not in RESERVED_WORDS
     return name if free else '"' + name.replace('"', '""') + '"'
 
 
-RESERVED = frozenset(
+RESERVED_WORDS = frozenset(
     (
         "add",
         "allow",

@@ -1,11 +1,13 @@
-"""From the text of a script to its statements, by the grammar in grammar.lark.
+"""Parsing of scripts by grammar.lark, and execution of statements with bind markers for rows of values.
 
-Knows syntax alone. Text that does not parse is told of with its line, its column and what was expected there.
+Knows syntax only. An error names the line, the column and what the grammar expects there. Values of markers are
+JSON; binding them produces a script without markers that has the same effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -14,13 +16,13 @@ from lark import Lark, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 from lark.lexer import PatternStr
 
-from cdc_platform.cql import statements as s
-from cdc_platform.cql.kinds import kind_of
-from cdc_platform.cql.shapes import Literals, Shapes, Slotted, filler, literals_of
-from cdc_platform.cql.splitting import Piece, pieces
+from cdc_platform.cql import ast as s
+from cdc_platform.cql.lexer import StatementText, classify_statement, split_statements
+from cdc_platform.cql.literals import format_json, parse_json
+from cdc_platform.cql.transformer import ShapeLiterals, SlotTransformer, StatementShapes, extract_literals, make_filler
 from cdc_platform.errors import InputError
 
-_SAID = {
+_TERMINAL_NAMES = {
     "IDENTIFIER": "a name",
     "QUOTED_IDENTIFIER": "a name",
     "STRING": "a value",
@@ -44,117 +46,123 @@ _SAID = {
     "STATIC": "STATIC",
     "$END": "the end of the script",
 }
-_MOST_SAID = 12
-_TOO_DEEP = "a value or type of the script is nested too deeply; write it with fewer levels"
+_MAX_EXPECTED = 12
+_TOO_DEEP_MESSAGE = "a value or type of the script is nested too deeply; write it with fewer levels"
 
 
-def parse(text: str) -> list[s.Statement]:
+def parse_statements(text: str) -> list[s.Statement]:
     """The statements of a script, in order, all of which have to be understood; a batch is one.
 
     Raises:
         InputError: the script does not parse; the message has the line, the column and what was expected.
     """
-    return list(_understood_ones(text))
+    return list(_iterate_strictly(text))
 
 
-def assert_understood(text: str) -> None:
+def check_script(text: str) -> None:
     """Hold that `parse` understands a script, of which nothing is kept meanwhile; raises InputError as that does."""
-    for _ in _understood_ones(text):
+    for _ in _iterate_strictly(text):
         pass
 
 
-def read_script(text: str) -> list[s.Statement]:
+def parse_leniently(text: str) -> list[s.Statement]:
     """The statements of a script, in order; those that are passed over, or not understood, have bodies that say so."""
-    return list(statements_in(text))
+    return list(iterate_leniently(text))
 
 
-def statements_in(text: str) -> Iterator[s.Statement]:
-    """As `read_script`, each when it is asked for."""
-    shapes = Shapes()
-    return (_read(piece, shapes) for piece in pieces(text))
+def iterate_leniently(text: str) -> Iterator[s.Statement]:
+    """As `parse_leniently`, each when it is asked for."""
+    shapes = StatementShapes()
+    return (_parse_or_explain(piece, shapes) for piece in split_statements(text))
 
 
-def parse_again(statement: s.Statement, text: str) -> s.Statement:
+def _reparse(statement: s.Statement, text: str) -> s.Statement:
     """The statement with another text, which has to be understood, in the same place; raises InputError."""
-    return _parsed(Piece(0, text, statement.line, 1), statement.kind, Shapes(), literals_of(text))
+    return _parse_text(
+        StatementText(0, text, statement.line, 1), statement.kind, StatementShapes(), extract_literals(text)
+    )
 
 
-def _understood_ones(text: str) -> Iterator[s.Statement]:
-    shapes = Shapes()
-    return (_understood(piece, shapes) for piece in pieces(text))
+def _iterate_strictly(text: str) -> Iterator[s.Statement]:
+    shapes = StatementShapes()
+    return (_parse_strictly(piece, shapes) for piece in split_statements(text))
 
 
-def _understood(piece: Piece, shapes: Shapes) -> s.Statement:
-    literals = literals_of(piece.text)
+def _parse_strictly(piece: StatementText, shapes: StatementShapes) -> s.Statement:
+    literals = extract_literals(piece.text)
     known = shapes.statement(literals, piece.text, piece.line)
     if known is not None:
         return known
-    kind = kind_of(piece.text)
+    kind = classify_statement(piece.text)
     if kind.name == "CREATE INDEX" and kind.handling != "done":  # the grammar has those of search indexes alone
         found = piece.text.split()[1][:40]
-        raise _at(piece, 1, len("CREATE ") + 1, f"found {found!r}; expected an index of a search class: {kind.why}")
-    return _parsed(piece, kind.name, shapes, literals)
+        raise _error_at(
+            piece, 1, len("CREATE ") + 1, f"found {found!r}; expected an index of a search class: {kind.why}"
+        )
+    return _parse_text(piece, kind.name, shapes, literals)
 
 
-def _read(piece: Piece, shapes: Shapes) -> s.Statement:
-    literals = literals_of(piece.text)
+def _parse_or_explain(piece: StatementText, shapes: StatementShapes) -> s.Statement:
+    literals = extract_literals(piece.text)
     known = shapes.statement(literals, piece.text, piece.line)
     if known is not None:
         return known
-    kind = kind_of(piece.text)
-    text = _without_end(piece.text)
+    kind = classify_statement(piece.text)
+    text = _strip_semicolon(piece.text)
     if kind.handling == "passed over":
-        return s.Statement(text, piece.line, s.PassedOver(kind.why), kind.name)
+        return s.Statement(text, piece.line, s.IgnoredStatement(kind.why), kind.name)
     if kind.handling == "refused":
-        return s.Statement(text, piece.line, s.Unread(InputError(f"{kind.name} is not done: {kind.why}")), kind.name)
+        return s.Statement(
+            text, piece.line, s.UnsupportedStatement(InputError(f"{kind.name} is not done: {kind.why}")), kind.name
+        )
     try:
-        return _parsed(piece, kind.name, shapes, literals)
+        return _parse_text(piece, kind.name, shapes, literals)
     except InputError as error:
-        return s.Statement(text, piece.line, s.Unread(error), kind.name)
+        return s.Statement(text, piece.line, s.UnsupportedStatement(error), kind.name)
 
 
-def _without_end(text: str) -> str:
+def _strip_semicolon(text: str) -> str:
     return text.removesuffix(";").strip()
 
 
 @lru_cache(maxsize=1)
-def _parser() -> Lark:
+def _get_lark() -> Lark:
     grammar = files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8")
     return Lark(grammar, parser="lalr", propagate_positions=True, maybe_placeholders=True)
 
 
-def _parsed(piece: Piece, kind: str, shapes: Shapes, literals: Literals) -> s.Statement:
+def _parse_text(piece: StatementText, kind: str, shapes: StatementShapes, literals: ShapeLiterals) -> s.Statement:
     try:
-        tree = _parser().parse(piece.text)
+        tree = _get_lark().parse(piece.text)
     except UnexpectedInput as error:
-        raise _at(piece, *_unexpected(piece.text, error)) from None
+        raise _error_at(piece, *_explain_unexpected(piece.text, error)) from None
     (child,) = (child for child in tree.children if isinstance(child, Tree))
     meta = child.meta
     try:
-        bodies = Slotted(literals.places)
+        bodies = SlotTransformer(literals.places)
         slotted = bodies.transform(child)
-        body = filler(slotted)(bodies.constants)
+        body = make_filler(slotted)(bodies.constants)
         shapes.learn(literals, slotted, kind, piece.text, (meta.start_pos, meta.end_pos))
     except VisitError as error:
         if isinstance(error.orig_exc, RecursionError):
-            raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
+            raise _error_at(piece, meta.line, meta.column, _TOO_DEEP_MESSAGE) from None
         if isinstance(error.orig_exc, InputError):
             place: Any = error.obj.meta if isinstance(error.obj, Tree) else error.obj
-            raise _at(piece, place.line, place.column, str(error.orig_exc)) from None
+            raise _error_at(piece, place.line, place.column, str(error.orig_exc)) from None
         raise
     except RecursionError:
-        raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
+        raise _error_at(piece, meta.line, meta.column, _TOO_DEEP_MESSAGE) from None
     told = piece.text[meta.start_pos : meta.end_pos].strip()
     return s.Statement(told, piece.line, body, kind)
 
 
-def _at(piece: Piece, line: int, column: int, message: str) -> InputError:
+def _error_at(piece: StatementText, line: int, column: int, message: str) -> InputError:
     """The error with where it is in the script; `line` and `column` count from the begin of the statement, from 1."""
     column += piece.column - 1 if line == 1 else 0
     return InputError(f"line {piece.line + line - 1}, column {column}: {message}")
 
 
-def _unexpected(text: str, error: UnexpectedInput) -> tuple[int, int, str]:
+def _explain_unexpected(text: str, error: UnexpectedInput) -> tuple[int, int, str]:
     """The line and the column of what is not expected, and what is told of it."""
     line, column = error.line, error.column
     if isinstance(error, UnexpectedToken):
@@ -164,13 +172,13 @@ def _unexpected(text: str, error: UnexpectedInput) -> tuple[int, int, str]:
         else:
             found = f"found {str(error.token)[:40]!r}"
     elif isinstance(error, UnexpectedCharacters):
-        wanted, found = error.allowed or (), _found(text, error.pos_in_stream or 0)
+        wanted, found = error.allowed or (), _describe_found(text, error.pos_in_stream or 0)
     else:
         wanted, found = (), "the script ends"
-    return line, column, f"{found}; expected {_one_of(wanted)}"
+    return line, column, f"{found}; expected {_describe_expected(wanted)}"
 
 
-def _found(text: str, at: int) -> str:
+def _describe_found(text: str, at: int) -> str:
     if text.startswith("/*", at):
         return f"the comment that begins with {text[at : at + 20]!r} has no end"
     if text[at] in "'\"" or text.startswith("$$", at):
@@ -178,18 +186,135 @@ def _found(text: str, at: int) -> str:
     return f"found {text[at : at + 20].splitlines()[0]!r}"
 
 
-def _one_of(wanted: Iterable[str]) -> str:
-    said = sorted({_said(name) for name in wanted}, key=lambda text: (text.startswith("'"), text.isupper(), text))
-    shown = said[:_MOST_SAID] + (["..."] if len(said) > _MOST_SAID else [])
+def _describe_expected(wanted: Iterable[str]) -> str:
+    said = sorted(
+        {_name_terminal(name) for name in wanted}, key=lambda text: (text.startswith("'"), text.isupper(), text)
+    )
+    shown = said[:_MAX_EXPECTED] + (["..."] if len(said) > _MAX_EXPECTED else [])
     return " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown) or "something else"
 
 
 @lru_cache(maxsize=256)
-def _said(terminal: str) -> str:
+def _name_terminal(terminal: str) -> str:
     """How a terminal of the grammar is named to people."""
-    if terminal in _SAID:
-        return _SAID[terminal]
-    pattern = _parser().get_terminal(terminal).pattern
+    if terminal in _TERMINAL_NAMES:
+        return _TERMINAL_NAMES[terminal]
+    pattern = _get_lark().get_terminal(terminal).pattern
     if isinstance(pattern, PatternStr):
         return pattern.value if pattern.value.isalpha() else f"'{pattern.value}'"
     return terminal
+
+
+_MAX_CONTAINERS = 1 << 20
+_MAX_DEPTH = 64
+
+
+def bind_values(statements: Sequence[s.Statement], values: str) -> list[s.Statement]:
+    """The statements, those with markers once for each of their executions.
+
+    `values` is JSON: an array with an entry for each statement with markers, in order; an entry is an array of
+    executions, and an execution is an array of values for `?`, or an object of values for `:name`.
+
+    Raises:
+        InputError: the values are not of that form, or not those that the markers need.
+    """
+    if values.count("[") + values.count("{") > _MAX_CONTAINERS:
+        raise InputError(f"the values hold more than {_MAX_CONTAINERS} arrays and objects; split the script")
+    document = parse_json(values)
+    _check_depth(document)
+    marked = [statement for statement in statements if any(_find_markers(statement.body))]
+    if not isinstance(document, list) or len(document) != len(marked):
+        has = f"it has {len(document)}" if isinstance(document, list) else "it has none"
+        raise InputError(
+            f"the values are an array with an entry a statement with bind markers; there are {len(marked)}, {has}"
+        )
+    entries = iter(document)
+    found: list[s.Statement] = []
+    for statement in statements:
+        markers = list(_find_markers(statement.body))
+        if markers:
+            found += _execute(statement, markers, next(entries))
+        else:
+            found.append(statement)
+    return found
+
+
+def _check_depth(document: Any) -> None:
+    """Hold that nothing that walks the values comes to Python's own limit of depth."""
+    level = [document] if isinstance(document, list | dict) else []
+    for _ in range(_MAX_DEPTH):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for some in inside for inner in some if isinstance(inner, list | dict)]
+        if not level:
+            return
+    raise InputError(f"the values are nested more than {_MAX_DEPTH} deep; write them with fewer levels")
+
+
+def _find_markers(node: Any) -> Iterator[s.BindMarker]:
+    """The bind markers in a statement, in no order."""
+    if isinstance(node, s.BindMarker):
+        yield node
+    elif isinstance(node, tuple):
+        for part in node:
+            yield from _find_markers(part)
+    elif is_dataclass(node):
+        for field in fields(node):
+            yield from _find_markers(getattr(node, field.name))
+
+
+def _execute(statement: s.Statement, markers: list[s.BindMarker], entry: object) -> Iterator[s.Statement]:
+    if not isinstance(entry, list):
+        raise InputError(f"line {statement.line}: the values of a statement are an array of its executions")
+    markers = sorted(markers, key=lambda marker: marker.start)
+    for number, execution in enumerate(entry, 1):
+        try:
+            given = _match_values(markers, execution)
+        except InputError as error:
+            raise InputError(f"line {statement.line}, execution {number}: {error}") from None
+        yield _reparse(statement, _substitute(statement, markers, given))
+
+
+def _match_values(markers: Sequence[s.BindMarker], execution: object) -> list[Any]:
+    if isinstance(execution, dict):
+        lacking = [marker.name for marker in markers if marker.name not in execution]
+        if lacking:
+            raise InputError(f"it has no value for {':' + lacking[0] if lacking[0] else '?'}, which stands by order")
+        spare = set(execution) - {marker.name for marker in markers}
+        if spare:
+            raise InputError(f"it has a value for {min(spare)}, of which there is no marker")
+        return [execution[marker.name] for marker in markers]
+    if not isinstance(execution, list):
+        raise InputError("an execution is an array of values, or an object of values by name")
+    if len(execution) != len(markers):
+        raise InputError(f"it has {len(execution)} values for {len(markers)} markers")
+    return execution
+
+
+def _substitute(statement: s.Statement, markers: Sequence[s.BindMarker], values: Sequence[Any]) -> str:
+    parts, at = [], 0
+    is_document = isinstance(statement.body, s.Insert) and statement.body.json is not None
+    for marker, value in zip(markers, values, strict=True):
+        parts += [
+            statement.text[at : marker.start],
+            _format_marker_value(marker, value, document=is_document and marker is markers[0]),
+        ]
+        at = marker.end
+    return "".join([*parts, statement.text[at:]])
+
+
+def _format_marker_value(marker: s.BindMarker, value: Any, *, document: bool) -> str:
+    if marker.several:
+        if not isinstance(value, list):
+            raise InputError(f"IN takes an array of values, not {format_json(value)[:40]}")
+        return f"({', '.join(map(_format_json_call, value))})"
+    if document and isinstance(value, dict):
+        return _quote_text(format_json(value))
+    return _format_json_call(value)
+
+
+def _format_json_call(value: Any) -> str:
+    return f"fromJson({_quote_text(format_json(value))})"
+
+
+def _quote_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,13 +1,20 @@
-"""The schema of a base table, its CDC options, and the log table that follows from them."""
+"""Schema of a base table: columns, CDC options, row TTL, the properties behind WITH, and the log table that follows.
+
+The rules of `expires timestamp TTL` are those of ScyllaDB 2026 (test/cqlpy/test_ttl_row.py). Expired rows stay
+until ScyllaDB's own scan removes them, which no script shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
-from cdc_platform.clock import DAY_SECONDS, Microseconds, Milliseconds
+from cdc_platform.clock import DAY_SECONDS, MAX_CDC_TTL_SECONDS, Microseconds, Milliseconds, ms_from_us
+from cdc_platform.cql import ast as s
 from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.types import (
     BIGINT,
@@ -16,6 +23,7 @@ from cdc_platform.cql.types import (
     COUNTER,
     INT,
     SMALLINT,
+    TIMESTAMP,
     TIMEUUID,
     TINYINT,
     CqlType,
@@ -23,16 +31,16 @@ from cdc_platform.cql.types import (
     MapType,
     SetType,
     Value,
-    listed,
+    list_alternatives,
+    us_from_timeuuid,
 )
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.limits import MAX_CDC_TTL
-from cdc_platform.ring import composite_key
+from cdc_platform.ring import serialize_composite_key
 
-Kind = Literal["partition", "clustering", "static", "regular"]
-Images = Literal["false", "true", "full"]
-Delta = Literal["full", "keys"]
-Role = Literal[
+ColumnKind = Literal["partition", "clustering", "static", "regular"]
+PreimageMode = Literal["false", "true", "full"]
+DeltaMode = Literal["full", "keys"]
+LogColumnRole = Literal[
     "stream_id",
     "time",
     "batch_seq_no",
@@ -45,14 +53,14 @@ Role = Literal[
     "deleted_elements",
 ]
 
-LOG_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+LOG_PRIMARY_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 """The primary key of every log: a partition is a stream."""
-DEFAULT_TTL = DAY_SECONDS
-MAX_TTL = 20 * 365 * DAY_SECONDS
+DEFAULT_CDC_TTL = DAY_SECONDS
+MAX_WRITE_TTL = 20 * 365 * DAY_SECONDS
 """The longest TTL of a write, in seconds: twenty years."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_IMAGES: Mapping[str, Images] = {"true": "true", "1": "true", "false": "false", "0": "false", "full": "full"}
-_DELTAS: Mapping[str, Delta] = {"full": "full", "keys": "keys"}
+_IMAGES: Mapping[str, PreimageMode] = {"true": "true", "1": "true", "false": "false", "0": "false", "full": "full"}
+_DELTAS: Mapping[str, DeltaMode] = {"full": "full", "keys": "keys"}
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,10 @@ class CdcOptions:
     """What `WITH cdc = {...}` says. `ttl` in seconds, 0: the log's rows never expire."""
 
     enabled: bool = False
-    preimage: Images = "false"
+    preimage: PreimageMode = "false"
     postimage: bool = False
-    delta: Delta = "full"
-    ttl: int = DEFAULT_TTL
+    delta: DeltaMode = "full"
+    ttl: int = DEFAULT_CDC_TTL
 
     @property
     def has_images(self) -> bool:
@@ -80,47 +88,49 @@ class CdcOptions:
         read: dict[str, Any] = {}
         for key, text in options.items():
             name, value = key.lower(), text.lower()
-            if name not in _READERS:
-                raise InputError(f"unknown CDC option {key!r}; the options are {', '.join(_READERS)}")
+            if name not in _OPTION_READERS:
+                raise InputError(f"unknown CDC option {key!r}; the options are {', '.join(_OPTION_READERS)}")
             if name in read:
                 raise InputError(f"CDC option {key!r} is given twice")
-            read[name] = _READERS[name](key, value)
+            read[name] = _OPTION_READERS[name](key, value)
         return cls(**read)
 
 
-def _choice(choices: Mapping[str, Any], key: str, value: str) -> Any:
+def _parse_choice(choices: Mapping[str, Any], key: str, value: str) -> Any:
     if value not in choices:
         raise InputError(f"{value!r} is no value of CDC option {key!r}; it is one of {', '.join(choices)}")
     return choices[value]
 
 
-def _ttl(key: str, value: str) -> int:
+def _parse_cdc_ttl(key: str, value: str) -> int:
     digits = value.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise InputError(f"{value!r} is no value of CDC option {key!r}; it is a number of seconds, 0 for no expiry")
     if value.startswith("-"):
         raise InputError(f"CDC option {key!r} is {value}; it is 0 (no expiry) or more seconds")
-    if len(digits) > 10 or int(digits) > MAX_CDC_TTL:
-        raise InputError(f"CDC option {key!r} is {value}, which is too large; it is at most {MAX_CDC_TTL} seconds")
+    if len(digits) > 10 or int(digits) > MAX_CDC_TTL_SECONDS:
+        raise InputError(
+            f"CDC option {key!r} is {value}, which is too large; it is at most {MAX_CDC_TTL_SECONDS} seconds"
+        )
     return int(digits)
 
 
-_READERS = {
-    "enabled": lambda key, value: _choice(_BOOLEANS, key, value),
-    "preimage": lambda key, value: _choice(_IMAGES, key, value),
-    "postimage": lambda key, value: _choice(_BOOLEANS, key, value),
-    "delta": lambda key, value: _choice(_DELTAS, key, value),
-    "ttl": _ttl,
+_OPTION_READERS = {
+    "enabled": lambda key, value: _parse_choice(_BOOLEANS, key, value),
+    "preimage": lambda key, value: _parse_choice(_IMAGES, key, value),
+    "postimage": lambda key, value: _parse_choice(_BOOLEANS, key, value),
+    "delta": lambda key, value: _parse_choice(_DELTAS, key, value),
+    "ttl": _parse_cdc_ttl,
 }
 
 
-LATER_OPTIONS = frozenset({"enable_requested", "tablet_merge_blocked"})
+CLUSTER_ONLY_OPTIONS = frozenset({"enable_requested", "tablet_merge_blocked"})
 """CDC options that clusters print and no statement sets: they say nothing of logs and their rows."""
 
 
-def unknown_option(options: Mapping[str, str]) -> str | None:
+def explain_unknown_option(options: Mapping[str, str]) -> str | None:
     """What a map of CDC options that a cluster prints says that is not known here; None where all of it is known."""
-    known = {key: value for key, value in options.items() if key.lower() not in LATER_OPTIONS}
+    known = {key: value for key, value in options.items() if key.lower() not in CLUSTER_ONLY_OPTIONS}
     try:
         CdcOptions.parse(known)
     except InputError as error:
@@ -134,7 +144,7 @@ class Column:
 
     name: str
     type: CqlType
-    kind: Kind = "regular"
+    kind: ColumnKind = "regular"
     descending: bool = False
 
     @property
@@ -144,7 +154,7 @@ class Column:
 
 
 @total_ordering
-class Descending:
+class _DescendingKey:
     """A sort key that sorts the other way round."""
 
     __slots__ = ("key",)
@@ -153,9 +163,9 @@ class Descending:
         self.key = key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Descending) and self.key == other.key
+        return isinstance(other, _DescendingKey) and self.key == other.key
 
-    def __lt__(self, other: Descending) -> bool:
+    def __lt__(self, other: _DescendingKey) -> bool:
         return other.key < self.key
 
     def __hash__(self) -> int:
@@ -230,7 +240,7 @@ class TableSchema:
     @cached_property
     def selected(self) -> tuple[Column, ...]:
         """The columns in the order of `SELECT *`: keys, then static ones by name, then the others by name."""
-        by_name = [*sorted(self.statics, key=_name), *sorted(self.regulars, key=_name)]
+        by_name = [*sorted(self.statics, key=_encoded_name), *sorted(self.regulars, key=_encoded_name)]
         return (*self.partition_key, *self.clustering_key, *by_name)
 
     @cached_property
@@ -240,8 +250,8 @@ class TableSchema:
 
     @cached_property
     def logged(self) -> tuple[LogColumn, ...]:
-        """See `log_columns`."""
-        return tuple(_logged(self))
+        """See `get_log_columns`."""
+        return tuple(_iterate_log_columns(self))
 
     @cached_property
     def _by_name(self) -> dict[str, Column]:
@@ -256,7 +266,7 @@ class TableSchema:
         column = self._by_name.get(name)
         if column is None:
             raise NotFound(
-                f"unknown column {name} of {self.full_name}; {listed(self._by_name)}",
+                f"unknown column {name} of {self.full_name}; {list_alternatives(self._by_name)}",
                 lacks=f"column {self.full_name}.{name}",
             )
         return column
@@ -267,17 +277,19 @@ class TableSchema:
         if len(columns) == 1:
             (value,) = partition_key
             return columns[0].type.to_bytes(value)
-        return composite_key([each.type.to_bytes(value) for each, value in zip(columns, partition_key, strict=True)])
+        return serialize_composite_key(
+            [each.type.to_bytes(value) for each, value in zip(columns, partition_key, strict=True)]
+        )
 
     def clustering_order(self, values: Sequence[Value]) -> tuple[Any, ...]:
         """What orders rows inside a partition, from the values of the clustering columns or of a prefix of them."""
         keys = []
         for column, value in zip(self.clustering_key, values, strict=False):
             key = column.type.sort_key(value)
-            keys.append(Descending(key) if column.descending else key)
+            keys.append(_DescendingKey(key) if column.descending else key)
         return tuple(keys)
 
-    def _of(self, kind: Kind) -> tuple[Column, ...]:
+    def _of(self, kind: ColumnKind) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.kind == kind)
 
 
@@ -286,11 +298,11 @@ class LogColumn(NamedTuple):
 
     name: str
     type: CqlType
-    role: Role
+    role: LogColumnRole
     base: Column | None = None
 
 
-_HEAD = (
+_METADATA_COLUMNS = (
     LogColumn("cdc$stream_id", BLOB, "stream_id"),
     LogColumn("cdc$time", TIMEUUID, "time"),
     LogColumn("cdc$batch_seq_no", INT, "batch_seq_no"),
@@ -300,7 +312,7 @@ _HEAD = (
 )
 
 
-def log_columns(schema: TableSchema) -> list[LogColumn]:
+def get_log_columns(schema: TableSchema) -> list[LogColumn]:
     """The columns of a table's log, in its order: the log's own, the keys, then what each other column has.
 
     An atomic column has its value and `cdc$deleted_`; one of several cells has `cdc$deleted_elements_` as well.
@@ -308,33 +320,33 @@ def log_columns(schema: TableSchema) -> list[LogColumn]:
     return list(schema.logged)
 
 
-def _logged(schema: TableSchema) -> Iterator[LogColumn]:
-    yield from _HEAD
+def _iterate_log_columns(schema: TableSchema) -> Iterator[LogColumn]:
+    yield from _METADATA_COLUMNS
     keys = (*schema.partition_key, *schema.clustering_key)
     yield from (LogColumn(key.name, key.type, "key", key) for key in keys)
     for column in schema.selected[len(keys) :]:
-        yield from _log_columns_of(column)
+        yield from _value_log_columns(column)
 
 
-def _log_columns_of(column: Column) -> list[LogColumn]:
+def _value_log_columns(column: Column) -> list[LogColumn]:
     found = [
-        LogColumn(column.name, logged_type(column.type), "value", column),
+        LogColumn(column.name, get_logged_type(column.type), "value", column),
         LogColumn(f"cdc$deleted_{column.name}", BOOLEAN, "deleted", column),
     ]
     if column.type.multicell:
-        elements = SetType(element_key_type(column.type).frozen(), True)
+        elements = SetType(get_element_key_type(column.type).frozen(), True)
         found.append(LogColumn(f"cdc$deleted_elements_{column.name}", elements, "deleted_elements", column))
     return found
 
 
-def logged_type(kind: CqlType) -> CqlType:
+def get_logged_type(kind: CqlType) -> CqlType:
     """The type that a column of this type has in the log: frozen, and lists with their keys shown."""
     if isinstance(kind, ListType) and kind.multicell:
         return MapType(TIMEUUID, kind.element.frozen(), True)
     return kind.frozen()
 
 
-def element_key_type(kind: CqlType) -> CqlType:
+def get_element_key_type(kind: CqlType) -> CqlType:
     """The type of the keys of a column's cells: a map's keys, a set's elements, timeuuids of a list, field indices."""
     if isinstance(kind, MapType):
         return kind.key
@@ -343,7 +355,7 @@ def element_key_type(kind: CqlType) -> CqlType:
     return TIMEUUID if isinstance(kind, ListType) else SMALLINT
 
 
-def element_value_type(kind: CqlType, key: Value) -> CqlType | None:
+def get_element_value_type(kind: CqlType, key: Value) -> CqlType | None:
     """The type of the value of a column's cell under `key`; None for sets, whose cells hold nothing else."""
     if isinstance(kind, MapType):
         return kind.value
@@ -352,5 +364,124 @@ def element_value_type(kind: CqlType, key: Value) -> CqlType | None:
     return None if isinstance(kind, SetType) else kind.parts[key]
 
 
-def _name(column: Column) -> bytes:
+def _encoded_name(column: Column) -> bytes:
     return column.name.encode()
+
+
+_STREAM_ID_COLUMN = "cdc$stream_id"
+
+
+def parse_cdc_options(properties: Iterable[s.TableProperty]) -> CdcOptions | None:
+    """The CDC options that the properties set; None where they say nothing of CDC."""
+    given = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
+    if len(given) > 1:
+        raise InputError("cdc is set twice; give all of its options in one map")
+    return CdcOptions.parse(parse_option_map(given[0])) if given else None
+
+
+def omits_enabled(properties: Iterable[s.TableProperty]) -> bool:
+    """Return True if the properties set CDC options without `enabled`, which turns CDC off in ALTER TABLE."""
+    given = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
+    pairs = [pair for value in given if isinstance(value, s.MapLiteral) for pair in value.pairs]
+    return bool(given) and "enabled" not in ((_option_text(key) or "").lower() for key, _ in pairs)
+
+
+def explain_cdc_turned_off(table: str) -> str:
+    """What ALTER TABLE with CDC options does that leave `enabled` out."""
+    return (
+        f"ALTER TABLE {table} WITH cdc sets options without 'enabled', which turns CDC off: the map replaces all CDC "
+        "options; write 'enabled': true beside the others to leave it on"
+    )
+
+
+def is_cdc_log(name: str, columns: Iterable[s.ColumnDefinition]) -> bool:
+    """Return True if a table of this name and these columns is a CDC log, as DESCRIBE prints one whose CDC is off."""
+    return name.endswith(LOG_SUFFIX) and _STREAM_ID_COLUMN in (column.name for column in columns)
+
+
+def get_table_id(properties: Iterable[s.TableProperty]) -> UUID | None:
+    """The ID that a table is made with; None where the properties do not say."""
+    for each in properties:
+        if isinstance(each, s.NamedProperty) and each.name == "id" and isinstance(each.value, s.Constant):
+            return UUID(str(each.value.value))
+    return None
+
+
+def creation_ms_from_id(id_: UUID | None) -> Milliseconds | None:
+    """When a table was made (ms), which a timeuuid as its ID tells."""
+    return ms_from_us(us_from_timeuuid(id_)) if id_ is not None and id_.version == 1 else None
+
+
+def get_default_ttl(properties: Iterable[s.TableProperty]) -> int | None:
+    """The TTL (s) of writes that give none; None where the properties do not say."""
+    given = [
+        part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "default_time_to_live"
+    ]
+    if not given:
+        return None
+    value = given[-1].value if isinstance(given[-1], s.Constant) and given[-1].kind == "integer" else -1
+    if not 0 <= value <= MAX_WRITE_TTL:
+        raise InputError(f"default_time_to_live is a number of seconds from 0 to {MAX_WRITE_TTL}")
+    return value
+
+
+def parse_option_map(term: s.Term) -> dict[str, str]:
+    """A map of options as text, whatever constants it is written with."""
+    pairs = term.pairs if isinstance(term, s.MapLiteral) else () if term == s.SetLiteral(()) else None
+    texts = None if pairs is None else [(_option_text(key), _option_text(value)) for key, value in pairs]
+    if texts is None or any(None in pair for pair in texts):
+        raise InputError("options are a map of texts, as in {'enabled': true}")
+    keys = [str(key).lower() for key, _ in texts]
+    for key, count in Counter(keys).items():
+        if count > 1:
+            raise InputError(f"option {key!r} is given {count} times")
+    return {str(key): str(value) for key, value in texts}
+
+
+def _option_text(term: s.Term) -> str | None:
+    if not isinstance(term, s.Constant) or term.kind == "null":
+        return None
+    return str(term.value) if term.kind == "text" else term.text
+
+
+_ROW_TTL_TYPES = (TIMESTAMP, BIGINT, INT)
+
+
+def set_row_ttl(schema: TableSchema, columns: Iterable[s.ColumnDefinition]) -> TableSchema:
+    """The table with the column of those that is defined with TTL, if there is one; raises InputError."""
+    names = [column.name for column in columns if column.row_ttl]
+    if len(names) > 1:
+        raise InputError(f"{schema.full_name} has more than one TTL column, {', '.join(names)}; leave one of them")
+    return _with_row_ttl(schema, names[0]) if names else schema
+
+
+def alter_row_ttl(schema: TableSchema, name: str | None) -> TableSchema:
+    """The table after ALTER TABLE ... TTL with a column, or NULL: a table has one, and another only behind none.
+
+    Raises:
+        NotFound: there is no such column.
+        InputError: the table has a TTL column already, or none; or the column can be none.
+    """
+    known = schema.row_ttl
+    if name is None:
+        if known is None:
+            raise InputError(f"{schema.full_name} does not have a TTL column; there is nothing to take back")
+        return replace(schema, row_ttl=None)
+    if known is not None:
+        raise InputError(f"{schema.full_name} already has a TTL column, {known}; ALTER TABLE ... TTL NULL first")
+    return _with_row_ttl(schema, name)
+
+
+def drop_lost_row_ttl(schema: TableSchema) -> TableSchema:
+    """The table without its TTL column, if that was dropped."""
+    return schema if schema.row_ttl is None or schema.has(schema.row_ttl) else replace(schema, row_ttl=None)
+
+
+def _with_row_ttl(schema: TableSchema, name: str) -> TableSchema:
+    column = schema.column(name)
+    if column.kind != "regular":
+        what = "a primary key" if column.is_key else "a static"
+        raise InputError(f"Cannot use {what} column as TTL column {name} of {schema.full_name}; take a regular one")
+    if column.type not in _ROW_TTL_TYPES:
+        raise InputError(f"TTL column {name} is {column.type.cql}; it must be of type timestamp, bigint or int")
+    return replace(schema, row_ttl=name)

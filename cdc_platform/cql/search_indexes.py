@@ -1,6 +1,6 @@
-"""The classes of CREATE INDEX ... USING, and what a search index demands of a table's CDC options.
+"""Classes of CREATE INDEX ... USING, and the CDC options that a search index requires.
 
-ScyllaDB builds search indexes outside of the database from the table's CDC log. The rules are those of its `index/`.
+ScyllaDB builds search indexes outside the database from the table's CDC log. The rules are those of its `index/`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from cdc_platform.clock import DAY_SECONDS
 from cdc_platform.cql.schema import CdcOptions, SearchIndex, TableSchema
 from cdc_platform.errors import InputError
 
-SEARCH_CLASSES: Mapping[str, bool] = MappingProxyType(
+SEARCH_INDEX_CLASSES: Mapping[str, bool] = MappingProxyType(
     {"vector_index": True, "fulltext_index": True, "substring_index": False, "pattern_index": False}
 )
 """The classes of search indexes, and whether an index of each turns CDC on by itself."""
-PLAIN_CLASSES = frozenset(
+CASSANDRA_INDEX_CLASSES = frozenset(
     {
         "org.apache.cassandra.index.sasi.sasiindex",
         "sasiindex",
@@ -27,35 +27,35 @@ PLAIN_CLASSES = frozenset(
     }
 )
 """The classes of Cassandra, in small letters: they change nothing in a table, and ScyllaDB refuses them."""
-SHORTEST_TTL = DAY_SECONDS
+_MIN_LOG_TTL = DAY_SECONDS
 """The shortest TTL (s) of a log that a search index is built from."""
 
 
-def is_known(class_name: str) -> bool:
+def is_known_index_class(class_name: str) -> bool:
     """Return True if it is known what an index of this class does to its table."""
-    return class_name.lower() in SEARCH_CLASSES or class_name.lower() in PLAIN_CLASSES
+    return class_name.lower() in SEARCH_INDEX_CLASSES or class_name.lower() in CASSANDRA_INDEX_CLASSES
 
 
-def assert_known(class_name: str) -> None:
+def check_index_class(class_name: str) -> None:
     """Refuse an index of a class that is not known; raises InputError."""
-    if not is_known(class_name):
+    if not is_known_index_class(class_name):
         raise InputError(
             f"index class {class_name[:60]!r} is not known, so whether it turns CDC on cannot be told; the known ones "
-            f"are {', '.join(SEARCH_CLASSES)} and those of Cassandra"
+            f"are {', '.join(SEARCH_INDEX_CLASSES)} and those of Cassandra"
         )
 
 
-def enables_cdc(class_name: str) -> bool:
+def index_enables_cdc(class_name: str) -> bool:
     """Return True if an index of this class turns CDC on by itself.
 
     Raises:
         InputError: the class is not known.
     """
-    assert_known(class_name)
-    return SEARCH_CLASSES.get(class_name.lower(), False)
+    check_index_class(class_name)
+    return SEARCH_INDEX_CLASSES.get(class_name.lower(), False)
 
 
-def with_index(schema: TableSchema, index: SearchIndex, *, tablets: bool) -> TableSchema:
+def add_search_index(schema: TableSchema, index: SearchIndex, *, tablets: bool) -> TableSchema:
     """The table with another search index, which may turn its CDC on.
 
     Raises:
@@ -71,34 +71,34 @@ def with_index(schema: TableSchema, index: SearchIndex, *, tablets: bool) -> Tab
             f"CDC of {schema.full_name} is turned off, and {index.class_name} needs it: leave enabled out of its cdc "
             "options, or turn it on"
         )
-    turns_on = enables_cdc(index.class_name) and not schema.cdc.enabled
+    turns_on = index_enables_cdc(index.class_name) and not schema.cdc.enabled
     made = replace(
         schema,
         search_indexes=(*schema.search_indexes, index),
         cdc=replace(schema.cdc, enabled=schema.cdc.enabled or turns_on),
         cdc_by_index=schema.cdc_by_index or turns_on,
     )
-    assert_fits(made)
+    _check_options_fit(made)
     return made
 
 
-def without_index(schema: TableSchema, name: str) -> TableSchema:
+def remove_search_index(schema: TableSchema, name: str) -> TableSchema:
     """The table without an index; CDC that only an index had turned on goes with the last such index."""
     left = tuple(each for each in schema.search_indexes if each.name != name)
-    stays = any(enables_cdc(each.class_name) for each in left)
+    stays = any(index_enables_cdc(each.class_name) for each in left)
     if schema.cdc_by_index and not stays:
         return replace(schema, search_indexes=left, cdc=replace(schema.cdc, enabled=False), cdc_by_index=False)
     return replace(schema, search_indexes=left)
 
 
-def with_options(schema: TableSchema, cdc: CdcOptions, *, says_enabled: bool) -> TableSchema:
+def set_cdc_options(schema: TableSchema, cdc: CdcOptions, *, says_enabled: bool) -> TableSchema:
     """The table with other CDC options; `says_enabled`: whether the statement names `enabled`.
 
     Raises:
         InputError: a search index of the table needs other options.
     """
     turned_off = says_enabled and not cdc.enabled
-    by_index = not cdc.enabled and any(enables_cdc(each.class_name) for each in schema.search_indexes)
+    by_index = not cdc.enabled and any(index_enables_cdc(each.class_name) for each in schema.search_indexes)
     if schema.search_indexes and (turned_off or (schema.cdc.enabled and not cdc.enabled and not by_index)):
         index = schema.search_indexes[0]
         raise InputError(
@@ -108,18 +108,18 @@ def with_options(schema: TableSchema, cdc: CdcOptions, *, says_enabled: bool) ->
     made = replace(
         schema, cdc=replace(cdc, enabled=cdc.enabled or by_index), cdc_by_index=by_index, cdc_turned_off=turned_off
     )
-    assert_fits(made)
+    _check_options_fit(made)
     return made
 
 
-def assert_fits(schema: TableSchema) -> None:
+def _check_options_fit(schema: TableSchema) -> None:
     """Hold that the CDC options of a table are those that its search indexes need; raises InputError."""
     if not schema.search_indexes or not schema.cdc.enabled:
         return
     index, cdc = schema.search_indexes[-1], schema.cdc
     why = None
-    if 0 < cdc.ttl < SHORTEST_TTL:
-        why = f"a CDC TTL of at least {SHORTEST_TTL} seconds, or 0, and it is {cdc.ttl}"
+    if 0 < cdc.ttl < _MIN_LOG_TTL:
+        why = f"a CDC TTL of at least {_MIN_LOG_TTL} seconds, or 0, and it is {cdc.ttl}"
     elif cdc.delta != "full" and not cdc.postimage:
         why = f"delta 'full' or post-images, and delta is {cdc.delta!r}"
     if why is not None:

@@ -1,7 +1,14 @@
-"""The timeuuids of a log: `cdc$time` of a write timestamp, with low bits that are the same each time it is made."""
+"""Timeuuids of CDC logs (`cdc$time`) and of the cells of lists.
+
+Low bits are derived from the write, so logging a write twice gives the same bytes. ScyllaDB counts the values of
+one statement or batch together: the i-th appended one has the write's time and min(i, 9) steps of 100 ns, and from
+the tenth on the node part counts in digits of 0 to 127, because timeuuids compare it as signed bytes. A prepended
+value has the write's time mirrored at 2010 and counts down from the limit (cql3/lists.cc, prepender).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any, overload
 from uuid import UUID
@@ -9,74 +16,134 @@ from uuid import UUID
 import numpy as np
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.types import GREGORIAN
+from cdc_platform.cql.types import GREGORIAN_OFFSET
 from cdc_platform.errors import InputError
 
-VERSION = 1
-FIRST_US = Microseconds(-GREGORIAN // 10)
+TIMEUUID_VERSION = 1
+MIN_TIMEUUID_US = Microseconds(-GREGORIAN_OFFSET // 10)
 """The least time (µs since 1970) that a timeuuid can hold."""
-LAST_US = Microseconds(((1 << 60) - 1 - GREGORIAN) // 10 - 1)
+MAX_TIMEUUID_US = Microseconds(((1 << 60) - 1 - GREGORIAN_OFFSET) // 10 - 1)
 """The greatest time (µs since 1970) that a timeuuid can hold."""
-_LOWEST = 0x8080808080808080
+_MIN_LOW_HALF = 0x8080808080808080
 """The least low half in the order of timeuuids, whose low bytes are signed."""
-_HIGHEST = 0x7F7F7F7F7F7F7F7F
+_MAX_LOW_HALF = 0x7F7F7F7F7F7F7F7F
 _VARIANT = 0x8000000000000000
 _VARIANT_MASK = 0x3FFFFFFFFFFFFFFF
 
 
 @overload
-def high_half(ticks: int) -> int: ...
+def timeuuid_high_half(ticks: int) -> int: ...
 @overload
-def high_half(ticks: np.ndarray) -> np.ndarray: ...
-def high_half(ticks: Any) -> Any:
+def timeuuid_high_half(ticks: np.ndarray) -> np.ndarray: ...
+def timeuuid_high_half(ticks: Any) -> Any:
     """The high half of the timeuuid of a time in 100 ns since 1582: of one (int) or of many (uint64[n])."""
-    return (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | VERSION << 12 | ticks >> 48
+    return (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | TIMEUUID_VERSION << 12 | ticks >> 48
 
 
 @overload
-def low_half(bits: int) -> int: ...
+def timeuuid_low_half(bits: int) -> int: ...
 @overload
-def low_half(bits: np.ndarray) -> np.ndarray: ...
-def low_half(bits: Any) -> Any:
+def timeuuid_low_half(bits: np.ndarray) -> np.ndarray: ...
+def timeuuid_low_half(bits: Any) -> Any:
     """A low half made of any 64 bits, one or many: the variant takes two of them."""
     return bits & _VARIANT_MASK | _VARIANT
 
 
 @overload
-def ticks_of(high: int) -> int: ...
+def ticks_from_high_half(high: int) -> int: ...
 @overload
-def ticks_of(high: np.ndarray) -> np.ndarray: ...
-def ticks_of(high: Any) -> Any:
-    """The time in 100 ns since 1582 in a high half; the inverse of `high_half`."""
+def ticks_from_high_half(high: np.ndarray) -> np.ndarray: ...
+def ticks_from_high_half(high: Any) -> Any:
+    """The time in 100 ns since 1582 in a high half; the inverse of `timeuuid_high_half`."""
     return (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
 
 
-def timeuuid(us: Microseconds, low: int, steps: int = 0) -> UUID:
+def make_timeuuid(us: Microseconds, low: int, steps: int = 0) -> UUID:
     """The timeuuid of a time (µs since 1970, and `steps` of 100 ns) whose low half is `low`, as it stands.
 
     Raises:
         InputError: the time is outside of what a timeuuid can hold, 1582-10-15 to 5236-03-31.
     """
-    if not FIRST_US <= us <= LAST_US:
+    if not MIN_TIMEUUID_US <= us <= MAX_TIMEUUID_US:
         raise InputError(f"{us} µs cannot be the time of a timeuuid, which reaches from 1582-10-15 to 5236-03-31")
-    ticks = us * 10 + steps + GREGORIAN
-    return UUID(int=high_half(ticks) << 64 | low)
+    ticks = us * 10 + steps + GREGORIAN_OFFSET
+    return UUID(int=timeuuid_high_half(ticks) << 64 | low)
 
 
-def log_time(us: Microseconds, *identity: bytes) -> UUID:
+def make_log_timeuuid(us: Microseconds, *identity: bytes) -> UUID:
     """`cdc$time` of a log mutation: the time is the write's (µs since 1970), the low half a hash of `identity`.
 
     A write that is logged again has the same identity and so the same bytes; two writes of one time differ.
     """
     hashed = b"".join([piece for part in identity for piece in (len(part).to_bytes(8, "big"), part)])
-    return timeuuid(us, low_half(int.from_bytes(blake2b(hashed, digest_size=8).digest(), "big")))
+    return make_timeuuid(us, timeuuid_low_half(int.from_bytes(blake2b(hashed, digest_size=8).digest(), "big")))
 
 
-def earliest(us: Microseconds) -> UUID:
+def min_timeuuid(us: Microseconds) -> UUID:
     """The least timeuuid of a time (µs since 1970), as `minTimeuuid` of CQL."""
-    return timeuuid(us, _LOWEST)
+    return make_timeuuid(us, _MIN_LOW_HALF)
 
 
-def latest(us: Microseconds) -> UUID:
+def max_timeuuid(us: Microseconds) -> UUID:
     """The greatest timeuuid of a time (µs since 1970): a microsecond has ten steps of 100 ns."""
-    return timeuuid(us, _HIGHEST, steps=9)
+    return make_timeuuid(us, _MAX_LOW_HALF, steps=9)
+
+
+MAX_LIST_VALUES = 1 << 17
+"""The values that all lists of one statement or batch may get (utils/UUID_gen.hh, SUBMICRO_LIMIT)."""
+_MIRROR_US = Microseconds(1_262_304_000_000_000)
+"""2010-01-01, in µs since 1970: as far as a write is behind it, as far before it are the keys of what it prepends."""
+_CLOCK_SEQUENCE = 0xAF55 << 48
+_MAX_STEPS = 9
+_DIGITS = 6
+_KEYS_PER_STEP = MAX_LIST_VALUES // 8
+"""How many of the prepended keys share a step of 100 ns."""
+
+
+class ListCellKeys:
+    """The keys that one statement or batch gives, in whatever number of appends and prepends, at whatever times."""
+
+    def __init__(self) -> None:
+        self._given = 0
+
+    def appended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
+        """Keys for `count` elements behind all others, in order; `timestamp` is the write's (µs).
+
+        Raises:
+            InputError: those are more values than a statement or batch may have.
+        """
+        self._reserve(count, MAX_LIST_VALUES)
+        for place in range(self._given - count, self._given):
+            steps = min(place, _MAX_STEPS)
+            yield make_timeuuid(timestamp, _list_low_half(1 + place - steps), steps)
+
+    def prepended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
+        """Keys for `count` elements in front of all others, in order; of several prepends the last one comes first.
+
+        Raises:
+            InputError: those are more values than a statement or batch may have, or the timestamp has no mirror.
+        """
+        if timestamp <= _MIRROR_US:
+            raise InputError(
+                "List prepend custom timestamp must be greater than Jan 1 2010 00:00:00; USING TIMESTAMP is"
+                f" {timestamp}, which is not above {_MIRROR_US}"
+            )
+        self._reserve(count, MAX_LIST_VALUES - 1)
+        for place in range(MAX_LIST_VALUES - self._given, MAX_LIST_VALUES - self._given + count):
+            steps, number = divmod(place, _KEYS_PER_STEP)
+            yield make_timeuuid(_MIRROR_US * 2 - timestamp, _list_low_half(1 + number), steps)
+
+    def _reserve(self, count: int, most: int) -> None:
+        if count and self._given + count > most:
+            raise InputError(
+                f"Too many list values per single CQL statement or batch: {self._given + count}; one has at most"
+                f" {most}, so write them in several statements"
+            )
+        self._given += count
+
+
+def _list_low_half(number: int) -> int:
+    low = _CLOCK_SEQUENCE
+    for place in range(_DIGITS):
+        low |= (number >> 7 * place & 0x7F) << 8 * place
+    return low

@@ -1,4 +1,4 @@
-"""CQL types: which values they have, how those are ordered, and what they are as bytes and as JSON.
+"""CQL types: their values, the order of values, and their forms as bytes and JSON.
 
 Values are hashable Python values in one canonical form each:
 
@@ -10,7 +10,7 @@ Values are hashable Python values in one canonical form each:
 | boolean; blob; uuid, timeuuid | bool; bytes; UUID |
 | inet | IPv4Address, IPv6Address |
 | date; time; timestamp | int: days since 1970; nanoseconds of the day; ms since 1970 |
-| duration | `times.Duration` |
+| duration | `temporal.Duration` |
 | list, tuple | tuple, in order; None for a null component of a tuple |
 | set | tuple without repetitions, in the order of the element type |
 | map | tuple of (key, value), in the order of the key type |
@@ -19,88 +19,415 @@ Values are hashable Python values in one canonical form each:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import reprlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
+from ipaddress import IPv4Address, IPv6Address
 from typing import Any, ClassVar, Self
+from uuid import UUID
 
-from cdc_platform.cql.names import quoted
-from cdc_platform.cql.scalars import (
-    ASCII,
-    BIGINT,
-    BLOB,
-    BOOLEAN,
-    COUNTER,
-    DATE,
-    DECIMAL,
-    DOUBLE,
-    DURATION,
-    FLOAT,
-    GREGORIAN,
-    INET,
-    INT,
-    NAN,
-    SCALARS,
-    SMALLINT,
-    TEXT,
-    TIME,
-    TIMESTAMP,
-    TIMEUUID,
-    TINYINT,
-    UUID_TYPE,
-    VARINT,
-    CqlType,
-    Scalar,
-    Value,
-    scalar,
-    timeuuid_order,
-    timeuuid_us,
-)
+import numpy as np
+
+from cdc_platform.clock import DAY_NS, Microseconds
+from cdc_platform.cql.names import quote_name
+from cdc_platform.cql.temporal import Duration, format_date, format_time, format_timestamp
 from cdc_platform.errors import InputError
 
-__all__ = [
-    "ASCII",
-    "BIGINT",
-    "BLOB",
-    "BOOLEAN",
-    "COUNTER",
-    "DATE",
-    "DECIMAL",
-    "DOUBLE",
-    "DURATION",
-    "FLOAT",
-    "GREGORIAN",
-    "INET",
-    "INT",
-    "MOST_DIMENSIONS",
-    "NAN",
-    "SCALARS",
-    "SMALLINT",
-    "TEXT",
-    "TIME",
-    "TIMESTAMP",
-    "TIMEUUID",
-    "TINYINT",
-    "UUID_TYPE",
-    "VARINT",
-    "CqlType",
-    "ListType",
-    "MapType",
-    "Scalar",
-    "SetType",
-    "TupleType",
-    "UserType",
-    "Value",
-    "VectorType",
-    "listed",
-    "scalar",
-    "timeuuid_order",
-    "timeuuid_us",
-]
+Value = Any
+"""A value in canonical form, as the module's table has it."""
+
+_MAX_SHOWN_CHARACTERS = 120
+"""The characters of a value that an error shows."""
+_MAX_NATIVE_BITS = 14_000
+"""Integers of more bits may have more than the 4,300 digits that Python writes and reads by itself."""
+NAN = math.nan
+"""The one NaN of canonical values: it equals itself by identity wherever values are keys."""
+
+
+class _NegativeZero(float):
+    """-0.0 as a value of its own: CQL tells it from 0.0 in keys and sets, and Python's floats do not."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and other == 0.0 and math.copysign(1.0, other) < 0
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("-0.0")
+
+    def __reduce__(self) -> str:
+        return "NEGATIVE_ZERO"
+
+
+NEGATIVE_ZERO = _NegativeZero(-0.0)
+"""The one -0.0 of canonical values, which 0.0 does not equal."""
+
+
+def shorten_value(value: object) -> str:
+    """A value as an error shows it, in a bounded number of characters."""
+    text = (
+        format_integer(value)
+        if isinstance(value, int) and value.bit_length() > _MAX_NATIVE_BITS
+        else reprlib.repr(value)
+    )
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[: _MAX_SHOWN_CHARACTERS - 3]}..."
 
 
 @dataclass(frozen=True)
-class _Collection(CqlType):
+class CqlType:
+    """A CQL type. `multicell` says that its elements are cells of their own: a non-frozen collection or user type."""
+
+    @property
+    def cql(self) -> str:
+        """The type as CQL writes it."""
+        raise NotImplementedError
+
+    @property
+    def multicell(self) -> bool:
+        """Whether each element is a cell of its own."""
+        return False
+
+    @property
+    def parts(self) -> tuple[CqlType, ...]:
+        """The types that it is made of."""
+        return ()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether values have an order, so that they can be keys and elements of sets."""
+        return all(part.comparable for part in self.parts)
+
+    def frozen(self) -> CqlType:
+        """The same type as one value; itself, where it has no elements."""
+        return self
+
+    def canonical(self, value: Value) -> Value:
+        """The canonical form of a Python value; sets, dicts and lists are taken as well.
+
+        Raises:
+            InputError: the value is not one of this type.
+        """
+        raise NotImplementedError
+
+    def sort_key(self, value: Value) -> Any:
+        """What orders canonical values of this type: compare the keys, not the values."""
+        raise NotImplementedError
+
+    def to_bytes(self, value: Value) -> bytes:
+        """A canonical value as the CQL protocol writes it, which is also what tokens are hashed from."""
+        raise NotImplementedError
+
+    def json(self, value: Value) -> object:
+        """A canonical value as what JSON is made of; scalars that JSON lacks are left to the writer of the result."""
+        return value
+
+    def replaced(self, new: UserType) -> CqlType:
+        """This type with user types of the name of `new` replaced by it."""
+        return self
+
+    def user_types(self) -> Iterator[UserType]:
+        """The user types that this one is or is made of."""
+        for part in self.parts:
+            yield from part.user_types()
+
+    def refuse(self, value: object) -> InputError:
+        """The error for a value that is not of this type."""
+        return InputError(f"{shorten_value(value)} is no value of type {self.cql}")
+
+
+@dataclass(frozen=True)
+class ScalarType(CqlType):
+    """A type without components: `name` in CQL, and how its values are checked, ordered and written."""
+
+    name: str
+    check: Callable[[Value], Value]
+    order: Callable[[Value], Any] | None
+    encode: Callable[[Value], bytes]
+    show: Callable[[Value], object] | None = None
+
+    @property
+    def cql(self) -> str:
+        return self.name
+
+    @property
+    def comparable(self) -> bool:
+        return self.order is not None
+
+    def canonical(self, value: Value) -> Value:
+        try:
+            return self.check(value)
+        except (TypeError, ValueError, OverflowError, struct.error):
+            raise self.refuse(value) from None
+
+    def sort_key(self, value: Value) -> Any:
+        if self.order is None:
+            raise InputError(
+                f"values of type {self.name} have no order; use another type for keys and elements of sets"
+            )
+        return self.order(value)
+
+    def to_bytes(self, value: Value) -> bytes:
+        return self.encode(value)
+
+    def json(self, value: Value) -> object:
+        return value if value is None or self.show is None else self.show(value)
+
+    # The functions are no part of what a type is, and no two scalars share a name.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScalarType) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], ScalarType], tuple[str]]:
+        return get_scalar_type, (self.name,)
+
+
+def us_from_timeuuid(value: UUID) -> Microseconds:
+    """The time of a version 1 UUID, in µs since 1970."""
+    return Microseconds((value.time - GREGORIAN_OFFSET) // 10)
+
+
+GREGORIAN_OFFSET = 0x01B21DD213814000
+"""100 ns steps from the start of the Gregorian calendar, where timeuuids begin, to 1970."""
+
+
+def timeuuid_sort_key(value: UUID) -> tuple[int, tuple[int, ...]]:
+    """What orders timeuuids: the time, then the low bytes as signed ones."""
+    return value.time, struct.unpack("8b", value.bytes[8:])
+
+
+def _uuid_sort_key(value: UUID) -> tuple[Any, ...]:
+    version = value.bytes[6] >> 4
+    return (version, value.time, value.bytes[8:]) if version == 1 else (version, value.bytes)
+
+
+def _check_instance(*classes: type) -> Callable[[Value], Value]:
+    def check(value: Value) -> Value:
+        if not isinstance(value, classes):
+            raise TypeError
+        return value
+
+    return check
+
+
+def _check_integer(low: int | None, high: int | None) -> Callable[[Value], int]:
+    def check(value: Value) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise ValueError
+        return int(value)
+
+    return check
+
+
+def format_integer(value: int) -> str:
+    """An integer in decimal, however long; Python's own way ends at 4,300 digits."""
+    return f"{Decimal(value):f}"
+
+
+MAX_DIGITS = 100_000
+"""Digits of a number that somebody writes: to convert them takes quadratic time, a quarter of a second for so many."""
+
+
+def check_digit_count(number: str) -> None:
+    """Refuse a number as it is written, with more than `MAX_DIGITS` digits; raises InputError."""
+    if len(number) > MAX_DIGITS and sum(map(str.isdigit, number)) > MAX_DIGITS:
+        raise InputError(
+            f"{number[:20]}... has {len(number)} characters; write a number of at most {MAX_DIGITS} digits"
+        )
+
+
+def parse_integer(text: str) -> int:
+    """The integer of decimal digits, however many; raises ValueError."""
+    if not text.removeprefix("-").isdecimal() or not text.isascii():
+        raise ValueError(text[:40])
+    return int(Decimal(text))
+
+
+def _check_float(value: Value) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if math.isnan(value):
+        return NAN
+    number = float(value)
+    return NEGATIVE_ZERO if _is_negative_zero(number) else number
+
+
+def _is_negative_zero(number: float) -> bool:
+    return float.__eq__(number, 0.0) is True and math.copysign(1.0, number) < 0
+
+
+def _check_float32(value: Value) -> float:
+    wide = _check_float(value)
+    return (
+        wide if math.isnan(wide) or math.isinf(wide) else _check_float(struct.unpack(">f", struct.pack(">f", wide))[0])
+    )
+
+
+def _check_text(value: Value) -> str:
+    _check_instance(str)(value).encode()
+    return value
+
+
+def _check_ascii(value: Value) -> str:
+    _check_instance(str)(value).encode("ascii")
+    return value
+
+
+def _check_decimal(value: Value) -> Decimal:
+    number = (
+        Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else _check_instance(Decimal)(value)
+    )
+    if not number.is_finite() or not -(2**31) <= -int(number.as_tuple().exponent) < 2**31:
+        raise ValueError
+    return number
+
+
+def _check_timeuuid(value: Value) -> UUID:
+    if _check_instance(UUID)(value).bytes[6] >> 4 != 1:
+        raise ValueError
+    return value
+
+
+def _check_duration(value: Value) -> Duration:
+    duration = _check_instance(Duration)(value)
+    if min(duration) < 0 < max(duration):
+        raise ValueError
+    for count, bits in zip(duration, (31, 31, 63), strict=True):
+        _check_integer(-(2**bits), 2**bits - 1)(count)
+    return duration
+
+
+def _identity(value: Value) -> Value:
+    return value
+
+
+def _float_sort_key(value: float) -> tuple[bool, float, bool]:
+    """NaN behind all numbers, -0.0 in front of 0.0."""
+    return (True, 0.0, True) if math.isnan(value) else (False, value + 0.0, not _is_negative_zero(value))
+
+
+def _integer_encoder(size: int) -> Callable[[int], bytes]:
+    return lambda value: value.to_bytes(size, "big", signed=True)
+
+
+def _encode_varint(value: int) -> bytes:
+    return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    unscaled = parse_integer("".join(map(str, digits)))
+    return (-int(exponent)).to_bytes(4, "big", signed=True) + _encode_varint(-unscaled if sign else unscaled)
+
+
+def _encode_vint(value: int) -> bytes:
+    """A signed integer in the protocol's variable length: zigzag, the leading ones of the first byte count the rest."""
+    zigzag = (value << 1 if value >= 0 else (~value << 1) | 1).to_bytes(8, "big").lstrip(b"\0") or b"\0"
+    size = len(zigzag)
+    if size < 9 and zigzag[0] >> (8 - size) and size == 8:
+        return b"\xff" + zigzag
+    if zigzag[0] >> (8 - size):
+        zigzag, size = b"\0" + zigzag, size + 1
+    return bytes([zigzag[0] | (0xFF00 >> (size - 1) & 0xFF)]) + zigzag[1:]
+
+
+def _shortest_float32(value: float) -> float:
+    """The shortest decimal that is this 32-bit number, as CQL shows it."""
+    return value if not math.isfinite(value) else float(str(np.float32(value)))
+
+
+def _json_integer(value: int) -> object:
+    """An integer as JSON has it; one that is too long for Python to write is text."""
+    return value if value.bit_length() <= _MAX_NATIVE_BITS else format_integer(value)
+
+
+def _integer_type(name: str, bits: int) -> ScalarType:
+    bound = 1 << (bits - 1)
+    return ScalarType(name, _check_integer(-bound, bound - 1), _identity, _integer_encoder(bits // 8))
+
+
+ASCII = ScalarType("ascii", _check_ascii, str.encode, str.encode)
+TEXT = ScalarType("text", _check_text, str.encode, str.encode)
+TINYINT = _integer_type("tinyint", 8)
+SMALLINT = _integer_type("smallint", 16)
+INT = _integer_type("int", 32)
+BIGINT = _integer_type("bigint", 64)
+COUNTER = _integer_type("counter", 64)
+VARINT = ScalarType("varint", _check_integer(None, None), _identity, _encode_varint, _json_integer)
+DECIMAL = ScalarType("decimal", _check_decimal, _identity, _encode_decimal)
+FLOAT = ScalarType("float", _check_float32, _float_sort_key, lambda value: struct.pack(">f", value), _shortest_float32)
+DOUBLE = ScalarType("double", _check_float, _float_sort_key, lambda value: struct.pack(">d", value))
+BOOLEAN = ScalarType("boolean", _check_instance(bool), _identity, lambda value: b"\x01" if value else b"\x00")
+BLOB = ScalarType("blob", _check_instance(bytes), _identity, _identity)
+UUID_TYPE = ScalarType("uuid", _check_instance(UUID), _uuid_sort_key, lambda value: value.bytes)
+TIMEUUID = ScalarType("timeuuid", _check_timeuuid, timeuuid_sort_key, lambda value: value.bytes)
+INET = ScalarType(
+    "inet", _check_instance(IPv4Address, IPv6Address), lambda value: value.packed, lambda value: value.packed, str
+)
+DATE = ScalarType(
+    "date",
+    _check_integer(-(2**31), 2**31 - 1),
+    _identity,
+    lambda days: (days + 2**31).to_bytes(4, "big"),
+    format_date,
+)
+TIME = ScalarType("time", _check_integer(0, DAY_NS - 1), _identity, _integer_encoder(8), format_time)
+TIMESTAMP = ScalarType(
+    "timestamp", _check_integer(-(2**63), 2**63 - 1), _identity, _integer_encoder(8), format_timestamp
+)
+DURATION = ScalarType("duration", _check_duration, None, lambda value: b"".join(map(_encode_vint, value)), str)
+
+SCALAR_TYPES: Mapping[str, ScalarType] = {
+    kind.name: kind
+    for kind in (
+        ASCII,
+        BIGINT,
+        BLOB,
+        BOOLEAN,
+        COUNTER,
+        DATE,
+        DECIMAL,
+        DOUBLE,
+        DURATION,
+        FLOAT,
+        INET,
+        INT,
+        SMALLINT,
+        TEXT,
+        TIME,
+        TIMESTAMP,
+        TIMEUUID,
+        TINYINT,
+        UUID_TYPE,
+        VARINT,
+    )
+}
+"""The scalar types by name; `varchar` is another name of text."""
+
+
+def get_scalar_type(name: str) -> ScalarType:
+    """The scalar type of a name; raises InputError."""
+    kind = SCALAR_TYPES.get("text" if name == "varchar" else name)
+    if kind is None:
+        raise InputError(f"unknown type {name}; it is neither a scalar type of CQL nor one made with CREATE TYPE")
+    return kind
+
+
+@dataclass(frozen=True)
+class _CollectionType(CqlType):
     @property
     def cql(self) -> str:
         return self._name if self.multicell else f"frozen<{self._name}>"
@@ -112,7 +439,9 @@ class _Collection(CqlType):
     def to_bytes(self, value: Value) -> bytes:
         elements = list(self._flat(value))
         count = len(elements) // len(self.parts)
-        return count.to_bytes(4, "big") + b"".join(_with_length(kind.to_bytes(element)) for kind, element in elements)
+        return count.to_bytes(4, "big") + b"".join(
+            _prefix_with_length(kind.to_bytes(element)) for kind, element in elements
+        )
 
     def sort_key(self, value: Value) -> Any:
         return tuple(kind.sort_key(element) for kind, element in self._flat(value))
@@ -123,7 +452,7 @@ class _Collection(CqlType):
 
 
 @dataclass(frozen=True)
-class _OfElements(_Collection):
+class _ElementCollectionType(_CollectionType):
     """What lists and sets have in common: elements of one type."""
 
     _kind: ClassVar[str]
@@ -151,19 +480,19 @@ class _OfElements(_Collection):
 
 
 @dataclass(frozen=True)
-class ListType(_OfElements):
+class ListType(_ElementCollectionType):
     """`list<V>`; where it is not frozen, its cells are keyed by timeuuid."""
 
     _kind = "list"
 
     def canonical(self, value: Value) -> Value:
-        return tuple(self.element.canonical(element) for element in _elements(self, value))
+        return tuple(self.element.canonical(element) for element in _check_iterable(self, value))
 
     def json(self, value: Value) -> object:
         return None if value is None else [self.element.json(element) for element in value]
 
 
-MOST_DIMENSIONS = 16_000
+MAX_DIMENSIONS = 16_000
 """The most elements of a vector (cql3/cql3_type.cc, MAX_VECTOR_DIMENSION)."""
 
 
@@ -188,13 +517,13 @@ class VectorType(ListType):
 
 
 @dataclass(frozen=True)
-class SetType(_OfElements):
+class SetType(_ElementCollectionType):
     """`set<K>`."""
 
     _kind = "set"
 
     def canonical(self, value: Value) -> Value:
-        elements = (self.element.canonical(element) for element in _elements(self, value))
+        elements = (self.element.canonical(element) for element in _check_iterable(self, value))
         by_key = {self.element.sort_key(element): element for element in elements}
         return tuple(by_key[key] for key in sorted(by_key))
 
@@ -205,7 +534,7 @@ class SetType(_OfElements):
 
 
 @dataclass(frozen=True)
-class MapType(_Collection):
+class MapType(_CollectionType):
     """`map<K, V>`."""
 
     key: CqlType
@@ -229,7 +558,7 @@ class MapType(_Collection):
 
     def canonical(self, value: Value) -> Value:
         by_key: dict[Any, tuple[Value, Value]] = {}
-        for key, inner in _pairs(self, value):
+        for key, inner in _check_pairs(self, value):
             name = self.key.canonical(key)
             by_key[self.key.sort_key(name)] = (name, self.value.canonical(inner))
         return tuple(by_key[key] for key in sorted(by_key))
@@ -251,14 +580,14 @@ class MapType(_Collection):
 
 
 @dataclass(frozen=True)
-class _Components(CqlType):
+class _ComponentType(CqlType):
     """What tuples and user types have in common: a fixed number of components, each of which may be null.
 
     A value that was written before its type got another field has fewer of them.
     """
 
     def canonical(self, value: Value) -> Value:
-        components = list(_elements(self, value))
+        components = list(_check_iterable(self, value))
         if len(components) > len(self.parts):
             raise InputError(f"{len(components)} components; {self.cql} has {len(self.parts)}")
         components += [None] * (len(self.parts) - len(components))
@@ -275,13 +604,13 @@ class _Components(CqlType):
 
     def to_bytes(self, value: Value) -> bytes:
         return b"".join(
-            b"\xff\xff\xff\xff" if component is None else _with_length(kind.to_bytes(component))
+            b"\xff\xff\xff\xff" if component is None else _prefix_with_length(kind.to_bytes(component))
             for kind, component in zip(self.parts, value, strict=False)
         )
 
 
 @dataclass(frozen=True)
-class TupleType(_Components):
+class TupleType(_ComponentType):
     """`tuple<...>`, which is always one value."""
 
     components: tuple[CqlType, ...]
@@ -304,7 +633,7 @@ class TupleType(_Components):
 
 
 @dataclass(frozen=True)
-class UserType(_Components):
+class UserType(_ComponentType):
     """A type made with CREATE TYPE; a field's index is its place in `fields`, and never changes."""
 
     keyspace: str
@@ -314,7 +643,7 @@ class UserType(_Components):
 
     @property
     def cql(self) -> str:
-        name = quoted(self.name)
+        name = quote_name(self.name)
         return f"frozen<{name}>" if self.is_frozen else name
 
     @property
@@ -338,7 +667,8 @@ class UserType(_Components):
         if field not in self.field_names:
             name = f"{self.keyspace}.{self.name}"
             raise InputError(
-                f"type {name} has no field {field}; {listed(self.field_names)}", lacks=f"field {name}.{field}"
+                f"type {name} has no field {field}; {list_alternatives(self.field_names)}",
+                lacks=f"field {name}.{field}",
             )
         return self.field_names.index(field)
 
@@ -365,25 +695,25 @@ class UserType(_Components):
         yield from super().user_types()
 
 
-def listed(names: Iterable[str]) -> str:
+def list_alternatives(names: Iterable[str]) -> str:
     """What there is instead of an unknown name, for the end of an error."""
     known = list(names)
     return f"there is {', '.join(known)}" if known else "there is none"
 
 
-def _elements(kind: CqlType, value: Value) -> Iterable[Value]:
+def _check_iterable(kind: CqlType, value: Value) -> Iterable[Value]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise kind.refuse(value)
     return value
 
 
-def _pairs(kind: CqlType, value: Value) -> Iterable[tuple[Value, Value]]:
-    pairs = value.items() if isinstance(value, Mapping) else _elements(kind, value)
+def _check_pairs(kind: CqlType, value: Value) -> Iterable[tuple[Value, Value]]:
+    pairs = value.items() if isinstance(value, Mapping) else _check_iterable(kind, value)
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise kind.refuse(value)
         yield pair
 
 
-def _with_length(value: bytes) -> bytes:
+def _prefix_with_length(value: bytes) -> bytes:
     return len(value).to_bytes(4, "big") + value

@@ -1,7 +1,7 @@
-"""How much of the ring a generation colocates, as exact shares; and how much of it changes streams at a switch.
+"""Shares of the ring that a generation colocates, and the share that changes streams at a switch. All are exact.
 
-Shards repeat every window of the ring, so that the tokens which two shardings put on given shards are counted in
-closed form: no stream is made for it, and no window walked.
+Shards repeat in every window of the ring, so a closed formula counts the tokens that two shardings have in common.
+`compare_generations` cuts the ring at every boundary of either generation and weighs the pieces in tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +12,95 @@ from uuid import UUID
 
 import numpy as np
 
-from cdc_platform.generations.comparison import compare
-from cdc_platform.generations.description import RingLayout, TopologyDescription, generate, generate_streams
-from cdc_platform.ring.ring import Ring
-from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of, shard_starts
-from cdc_platform.ring.tokens import Int64s, UInt64s, are_among, distinct, unbias
+from cdc_platform.generations.description import RingLayout, TopologyDescription, generate_description, generate_streams
+from cdc_platform.generations.stream_ids import as_comparable_ids
+from cdc_platform.ring import (
+    LAST_TOKEN,
+    MAX_IGNORE_MSB,
+    MAX_SHARD_COUNT,
+    MINIMUM_TOKEN,
+    Int64s,
+    Ring,
+    UInt64s,
+    bias,
+    first_token_for_shard,
+    isin_sorted_tokens,
+    range_starts,
+    shard_of,
+    shard_starts,
+    unbias,
+    unique_tokens,
+)
+
+_RING_POSITIONS = 2**64
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationComparison:
+    """`ranges_added` and `ranges_removed` are range ends (int64[]); `changed_share` is the part (0 to 1) of the ring
+    whose writes go to another stream ID; `streams_kept` counts the stream IDs that both generations have.
+    """
+
+    ranges_added: Int64s
+    ranges_removed: Int64s
+    streams_kept: int
+    changed_share: float
+
+
+def compare_generations(old: TopologyDescription, new: TopologyDescription) -> GenerationComparison:
+    """What changes from `old` to `new`."""
+    kept = np.intersect1d(as_comparable_ids(old.streams), as_comparable_ids(new.streams)).size
+    # Generations draw fresh random bits: without a common stream ID there is nothing to look for.
+    share = _weigh_changed_pieces(old, new) if kept else 1.0
+    return GenerationComparison(
+        np.setdiff1d(new.range_ends, old.range_ends), np.setdiff1d(old.range_ends, new.range_ends), int(kept), share
+    )
+
+
+def _weigh_changed_pieces(old: TopologyDescription, new: TopologyDescription) -> float:
+    last_tokens = unique_tokens(_boundaries(old), _boundaries(new))
+    widths = unbias(last_tokens) - unbias(range_starts(last_tokens))
+    same = (old.streams_of(last_tokens) == new.streams_of(last_tokens)).all(axis=1)
+    if last_tokens.size == 1:
+        return 0.0 if same[0] else 1.0
+    return sum(widths[~same].tolist()) / _RING_POSITIONS
+
+
+def _boundaries(description: TopologyDescription) -> Int64s:
+    """Every token after which the next one may go to another stream: int64[], ascending."""
+    # Shards begin anew where the ring does: the wrapping range has a boundary at its top, whatever its sharding.
+    parts = [description.range_ends, np.array([LAST_TOKEN])]
+    sharding = np.unique(np.stack([description.stream_counts, description.ignore_msbs], axis=1), axis=0)
+    for shard_count, ignore_msb in sharding.tolist():
+        rows = np.flatnonzero((description.stream_counts == shard_count) & (description.ignore_msbs == ignore_msb))
+        parts.append(_shard_ends(description, rows, shard_count, ignore_msb))
+    return unique_tokens(*parts)
+
+
+def _shard_ends(description: TopologyDescription, rows: Int64s, shard_count: int, ignore_msb: int) -> Int64s:
+    """The last tokens of shards that lie inside the ranges `rows`, which share one sharding."""
+    starts = shard_starts(shard_count, ignore_msb)
+    found: list[Int64s] = []
+    for start, end in zip(description.range_starts[rows].tolist(), description.range_ends[rows].tolist(), strict=True):
+        pieces = [(start, end)] if start < end else [(start, LAST_TOKEN), (MINIMUM_TOKEN, end)]
+        for low, high in pieces:
+            found.append(
+                bias(_starts_between(starts, ignore_msb, low - MINIMUM_TOKEN, high - MINIMUM_TOKEN) - np.uint64(1))
+            )
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def _starts_between(starts: UInt64s, ignore_msb: int, low: int, high: int) -> UInt64s:
+    """Positions in (low + 1, high] at which a shard begins."""
+    to_window = 64 - ignore_msb
+    windows = [window << to_window for window in range(low >> to_window, (high >> to_window) + 1)]
+    positions = (np.array(windows, dtype=np.uint64)[:, None] + starts).ravel()
+    return positions[(positions > low + 1) & (positions <= high)] if high > low else positions[:0]
+
 
 # Position 0 is no key's token.
-_TOKENS = 2**64 - 1
-_LAST = np.uint64(2**64 - 1)
+_TOKEN_COUNT = 2**64 - 1
+_LAST_POSITION = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64(2**32 - 1)
 # Streams looked at together.
@@ -38,7 +118,7 @@ class Colocation:
     shard: float
 
 
-def colocation(layout: RingLayout, ring: Ring) -> Colocation:
+def compute_colocation(layout: RingLayout, ring: Ring) -> Colocation:
     """What a generation that was made from `layout` colocates while writes go by `ring`; neither may be empty.
 
     A range inside one vnode that is sharded as its owner is colocated whole: the stream of a shard lies on that shard,
@@ -48,18 +128,18 @@ def colocation(layout: RingLayout, ring: Ring) -> Colocation:
     whole = (
         (layout.shard_counts == ring.shard_counts[vnodes])
         & (layout.ignore_msbs == ring.ignore_msbs[vnodes])
-        & ~_split(layout, ring)
+        & ~_find_split_ranges(layout, ring)
     )
     if whole.all():
         return Colocation(1.0, 1.0)
     widths = unbias(layout.range_ends) - unbias(layout.range_starts)
-    certain = _total(widths[whole]) - int(whole[0])  # range 0 goes across position 0
+    certain = _sum_counts(widths[whole]) - int(whole[0])  # range 0 goes across position 0
     in_vnode = on_shard = certain
-    cuts = distinct(layout.range_ends, ring.tokens)
-    for rows, shards in _streams(layout, np.flatnonzero(~whole)):
-        vnode_count, shard_count = _colocated(layout, ring, cuts, rows, shards)
+    cuts = unique_tokens(layout.range_ends, ring.tokens)
+    for rows, shards in _iterate_streams(layout, np.flatnonzero(~whole)):
+        vnode_count, shard_count = _count_colocated(layout, ring, cuts, rows, shards)
         in_vnode, on_shard = in_vnode + vnode_count, on_shard + shard_count
-    return Colocation(in_vnode / _TOKENS, on_shard / _TOKENS)
+    return Colocation(in_vnode / _TOKEN_COUNT, on_shard / _TOKEN_COUNT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +157,8 @@ class ShardColocation:
     in_vnode: UInt64s
 
 
-def colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None = None) -> ShardColocation:
-    """What `colocation` says as one share, for each shard of each node; exact, and counted stream by stream.
+def compute_colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None = None) -> ShardColocation:
+    """What `compute_colocation` says as one share, for each shard of each node; exact, and counted stream by stream.
 
     `streams` int64[total] are the tokens that the streams have, range by range in shard order; None: those that the
     layout gives them. A stream outside its range colocates nothing.
@@ -89,10 +169,10 @@ def colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None =
     own = RingLayout.of(ring)
     # As if the generation had been made for this ring: then every key is colocated, and counted where it lies.
     for whose, into, vnodes, actual in ((own, tokens, None, None), (layout, on_shard, in_vnode, streams)):
-        cuts = distinct(whose.range_ends, ring.tokens)
-        for rows, shards in _streams(whose, np.arange(len(whose))):
-            placed = _placed(whose, rows, shards, actual)
-            for counted in _counts(whose, ring, cuts, *placed):
+        cuts = unique_tokens(whose.range_ends, ring.tokens)
+        for rows, shards in _iterate_streams(whose, np.arange(len(whose))):
+            placed = _streams_in_range(whose, rows, shards, actual)
+            for counted in _count_common_tokens(whose, ring, cuts, *placed):
                 owners = ring.owner_index[counted.vnodes]
                 np.add.at(into, (owners, counted.shards), counted.on_shard)
                 if vnodes is not None:
@@ -101,7 +181,7 @@ def colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None =
     return ShardColocation(nodes, shards, tokens[nodes, shards], on_shard[nodes, shards], in_vnode)
 
 
-def _placed(
+def _streams_in_range(
     layout: RingLayout, rows: Int64s, shards: Int64s, streams: Int64s | None
 ) -> tuple[Int64s, Int64s, Int64s | None]:
     """Those of these streams (row and shard, int64[k] each) that lie in their ranges, and the tokens that they have."""
@@ -115,35 +195,41 @@ def _placed(
     return rows[inside], shards[inside], tokens[inside]
 
 
-Streams = UUID | TopologyDescription
-"""Whose streams: those that `generate` makes for this UUID, or these."""
+StreamOrigin = UUID | TopologyDescription
+"""Whose streams: those that `generate_description` makes for this UUID, or these."""
 
 
-def changed_share(old: RingLayout, old_streams: Streams, new: RingLayout, new_streams: Streams) -> float:
+def compute_changed_share(
+    old: RingLayout, old_streams: StreamOrigin, new: RingLayout, new_streams: StreamOrigin
+) -> float:
     """The share (0 to 1) of the ring whose writes go to another stream ID in the new generation than in the old one.
 
     Exact. A stream ID holds the index of its range and its token: two generations can only share one where ranges of
     the same index overlap, so that only those streams are made. Fresh random bits make it 1 all but always.
     """
-    for lo, hi in _same_index(old, new):
-        if np.intersect1d(_low_words(old, old_streams, lo, hi), _low_words(new, new_streams, lo, hi)).size:
-            return compare(_whole(old, old_streams), _whole(new, new_streams)).changed_share
+    for lo, hi in _find_same_index_rows(old, new):
+        if np.intersect1d(
+            _stream_id_low_words(old, old_streams, lo, hi), _stream_id_low_words(new, new_streams, lo, hi)
+        ).size:
+            return compare_generations(
+                _full_description(old, old_streams), _full_description(new, new_streams)
+            ).changed_share
     return 1.0
 
 
-def _whole(layout: RingLayout, streams: Streams) -> TopologyDescription:
-    return streams if isinstance(streams, TopologyDescription) else generate(layout, streams)
+def _full_description(layout: RingLayout, streams: StreamOrigin) -> TopologyDescription:
+    return streams if isinstance(streams, TopologyDescription) else generate_description(layout, streams)
 
 
-def _split(layout: RingLayout, ring: Ring) -> np.ndarray:
+def _find_split_ranges(layout: RingLayout, ring: Ring) -> np.ndarray:
     """Which ranges (bool[n]) hold tokens of the ring before their end, and so belong to several vnodes."""
-    inner = ring.tokens[~are_among(ring.tokens, layout.range_ends)]
+    inner = ring.tokens[~isin_sorted_tokens(ring.tokens, layout.range_ends)]
     split = np.zeros(len(layout), dtype=bool)
     split[np.searchsorted(layout.range_ends, inner) % len(layout)] = True
     return split
 
 
-def _streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+def _iterate_streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
     """Every stream of these ranges as (row, shard), int64[k] each, in chunks."""
     step = max(1, _CHUNK // int(layout.shard_counts[rows].max()))
     for at in range(0, len(rows), step):
@@ -153,17 +239,17 @@ def _streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]
         yield np.repeat(part, counts), np.arange(int(counts.sum())) - np.repeat(starts, counts)
 
 
-def _colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> tuple[int, int]:
+def _count_colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> tuple[int, int]:
     """How many tokens have one of these streams and lie in its vnode, and how many of them on its shard too."""
     in_vnode = on_shard = 0
-    for counted in _counts(layout, ring, cuts, rows, shards):
-        in_vnode += _total(counted.in_vnode)
-        on_shard += _total(counted.on_shard)
+    for counted in _count_common_tokens(layout, ring, cuts, rows, shards):
+        in_vnode += _sum_counts(counted.in_vnode)
+        on_shard += _sum_counts(counted.on_shard)
     return in_vnode, on_shard
 
 
 @dataclass(frozen=True, eq=False)
-class _Counted:
+class _CommonTokens:
     """Of some streams: the vnode that each lies in and its shard there, and how many tokens it has there in common.
 
     `vnodes`, `shards` int64[k]; `in_vnode`, `on_shard` uint64[k]: tokens that have the stream and lie in its vnode,
@@ -176,9 +262,9 @@ class _Counted:
     on_shard: UInt64s
 
 
-def _counts(
+def _count_common_tokens(
     layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s, tokens: Int64s | None = None
-) -> Iterator[_Counted]:
+) -> Iterator[_CommonTokens]:
     counts, msbs = layout.shard_counts[rows], layout.ignore_msbs[rows]
     if len(rows) == 0:
         return
@@ -189,21 +275,23 @@ def _counts(
     vnode = np.searchsorted(ring.tokens, tokens) % len(ring.tokens)
     owner_counts, owner_msbs = ring.shard_counts[vnode], ring.ignore_msbs[vnode]
     owner_shards = shard_of(tokens, owner_counts, owner_msbs)
-    again, twice = _other_end(layout, ring, cuts, rows, piece)
-    for mine in _alike(counts, msbs, owner_counts, owner_msbs):
+    again, twice = _find_other_end(layout, ring, cuts, rows, piece)
+    for mine in _group_by_shardings(counts, msbs, owner_counts, owner_msbs):
         first = mine[0]
-        ours = _Shards.of(int(counts[first]), int(msbs[first]))
-        owners = _Shards.of(int(owner_counts[first]), int(owner_msbs[first]))
+        ours = _ShardWindows.of(int(counts[first]), int(msbs[first]))
+        owners = _ShardWindows.of(int(owner_counts[first]), int(owner_msbs[first]))
         for pieces, part in ((piece, mine), (again, mine[twice[mine]])):
             start, end = unbias(cuts[pieces[part] - 1]), unbias(cuts[pieces[part]])
-            any_shard = _Both.of(ours, shards[part], _ALL, np.zeros_like(part))
-            same_shard = _Both.of(ours, shards[part], owners, owner_shards[part])
-            yield _Counted(
+            any_shard = _ShardOverlap.of(ours, shards[part], _SINGLE_SHARD, np.zeros_like(part))
+            same_shard = _ShardOverlap.of(ours, shards[part], owners, owner_shards[part])
+            yield _CommonTokens(
                 vnode[part], owner_shards[part], any_shard.between(start, end), same_shard.between(start, end)
             )
 
 
-def _other_end(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, piece: Int64s) -> tuple[Int64s, np.ndarray]:
+def _find_other_end(
+    layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, piece: Int64s
+) -> tuple[Int64s, np.ndarray]:
     """The second piece that a range and the vnode of one of its pieces have in common (int64[k]), and where there is
     one (bool[k]): a vnode that goes round the rest of the ring meets a range at both of its ends.
     """
@@ -214,7 +302,7 @@ def _other_end(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, piece
     return np.where(piece == first, last, first), both & ((piece == first) | (piece == last))
 
 
-def _alike(counts: Int64s, msbs: Int64s, owner_counts: Int64s, owner_msbs: Int64s) -> Iterator[Int64s]:
+def _group_by_shardings(counts: Int64s, msbs: Int64s, owner_counts: Int64s, owner_msbs: Int64s) -> Iterator[Int64s]:
     """Indexes (int64[]) of the entries that are alike in all columns, group by group."""
     pair, width = MAX_IGNORE_MSB + 1, (MAX_SHARD_COUNT + 1) * (MAX_IGNORE_MSB + 1)
     keys = (counts * pair + msbs) * width + owner_counts * pair + owner_msbs
@@ -225,7 +313,7 @@ def _alike(counts: Int64s, msbs: Int64s, owner_counts: Int64s, owner_msbs: Int64
         yield np.flatnonzero(keys == key)
 
 
-def _divided(position: UInt64s, bits: int) -> tuple[UInt64s, UInt64s]:
+def _split_position(position: UInt64s, bits: int) -> tuple[UInt64s, UInt64s]:
     """The window of a position and its offset in it; a shift by 64 is undefined."""
     return (np.zeros_like(position) if bits == 64 else position >> np.uint64(bits)), position & _mask(bits)
 
@@ -235,7 +323,7 @@ def _mask(bits: int) -> np.uint64:
 
 
 @dataclass(frozen=True, eq=False)
-class _Shards:
+class _ShardWindows:
     """One sharding: its window is `2^bits` positions, shard j has the offsets first[j]..last[j] in each."""
 
     bits: int
@@ -243,28 +331,28 @@ class _Shards:
     last: UInt64s
 
     @classmethod
-    def of(cls, shard_count: int, ignore_msb: int) -> _Shards:
+    def of(cls, shard_count: int, ignore_msb: int) -> _ShardWindows:
         bits = 64 if shard_count == 1 else 64 - ignore_msb  # one shard has no windows
         first = shard_starts(shard_count, 64 - bits)
         return cls(bits, first, np.append(first[1:] - np.uint64(1), _mask(bits)))
 
 
-_ALL = _Shards.of(1, 0)
+_SINGLE_SHARD = _ShardWindows.of(1, 0)
 
 
 @dataclass(frozen=True, eq=False)
-class _Both:
+class _ShardOverlap:
     """Positions that a wide sharding puts on shards `wide[k]` and a narrow one, whose windows fit into the wide one's,
     on `narrow[k]`. All counts are uint64[k] modulo 2^64; true ones are below that.
     """
 
-    wide: _Shards
+    wide: _ShardWindows
     wide_shards: Int64s
-    narrow: _Shards
+    narrow: _ShardWindows
     narrow_shards: Int64s
 
     @classmethod
-    def of(cls, one: _Shards, one_shards: Int64s, other: _Shards, other_shards: Int64s) -> _Both:
+    def of(cls, one: _ShardWindows, one_shards: Int64s, other: _ShardWindows, other_shards: Int64s) -> _ShardOverlap:
         if one.bits >= other.bits:
             return cls(one, one_shards, other, other_shards)
         return cls(other, other_shards, one, one_shards)
@@ -272,21 +360,21 @@ class _Both:
     def between(self, start: UInt64s, end: UInt64s) -> UInt64s:
         """How many lie in `(start, end]`, which wraps where start >= end; position 0 is never counted."""
         count = self._up_to(end) - self._up_to(start)
-        around = self._up_to(np.full_like(end, _LAST)) - self._up_to(np.zeros_like(end))
+        around = self._up_to(np.full_like(end, _LAST_POSITION)) - self._up_to(np.zeros_like(end))
         return np.where(start < end, count, count + around)
 
     @np.errstate(over="ignore")
     def _up_to(self, position: UInt64s) -> UInt64s:
         """How many lie at or before a position."""
         first, last = self.wide.first[self.wide_shards], self.wide.last[self.wide_shards]
-        window, offset = _divided(position, self.wide.bits)
+        window, offset = _split_position(position, self.wide.bits)
         inside = self._narrow_from(first, np.minimum(offset, last))
         return window * self._narrow_from(first, last) + np.where(offset < first, np.uint64(0), inside)
 
     @np.errstate(over="ignore")
     def _narrow_from(self, first: UInt64s, last: UInt64s) -> UInt64s:
         """How many of first..last the narrow sharding puts on its shards."""
-        _, offset = _divided(first, self.narrow.bits)
+        _, offset = _split_position(first, self.narrow.bits)
         low, high = self.narrow.first[self.narrow_shards], self.narrow.last[self.narrow_shards]
         itself = ((offset >= low) & (offset <= high)).astype(np.uint64)
         return self._narrow_up_to(last) - self._narrow_up_to(first) + itself
@@ -294,17 +382,17 @@ class _Both:
     @np.errstate(over="ignore")
     def _narrow_up_to(self, position: UInt64s) -> UInt64s:
         low, high = self.narrow.first[self.narrow_shards], self.narrow.last[self.narrow_shards]
-        window, offset = _divided(position, self.narrow.bits)
+        window, offset = _split_position(position, self.narrow.bits)
         inside = np.minimum(offset, high) - low + np.uint64(1)
         return window * (high - low + np.uint64(1)) + np.where(offset < low, np.uint64(0), inside)
 
 
-def _total(counts: UInt64s) -> int:
+def _sum_counts(counts: UInt64s) -> int:
     """Their sum, which may be beyond 64 bits."""
     return (int((counts >> _HALF).sum()) << 32) + int((counts & _LOW_HALF).sum())
 
 
-def _same_index(old: RingLayout, new: RingLayout) -> Iterator[tuple[int, int]]:
+def _find_same_index_rows(old: RingLayout, new: RingLayout) -> Iterator[tuple[int, int]]:
     """Slices lo..hi-1 of the rows in which ranges of the same index overlap, each of a bounded number of streams."""
     count = min(len(old), len(new))
     overlap = (old.range_starts[:count] < new.range_ends[:count]) & (new.range_starts[:count] < old.range_ends[:count])
@@ -317,7 +405,7 @@ def _same_index(old: RingLayout, new: RingLayout) -> Iterator[tuple[int, int]]:
             yield at, min(at + step, hi)
 
 
-def _low_words(layout: RingLayout, streams: Streams, lo: int, hi: int) -> UInt64s:
+def _stream_id_low_words(layout: RingLayout, streams: StreamOrigin, lo: int, hi: int) -> UInt64s:
     """Version, index and random bits of the streams of rows lo..hi-1: what differs where two stream IDs do."""
     if isinstance(streams, TopologyDescription):
         ids = streams.streams[streams.offsets[lo] : streams.offsets[hi]]

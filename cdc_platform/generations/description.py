@@ -1,12 +1,12 @@
-"""Topology descriptions: which streams a generation has, and which stream a token is mapped to (design document 001).
+"""Topology descriptions: the streams of a generation, the stream of a token, serialized sizes, and the format to use.
 
-Knows how a ring becomes streams and how a token finds its stream; when a generation operates is `metadata`'s, where
-descriptions are kept is the lake's.
+Design document 001. ScyllaDB's serialized sizes (bytes) bound a node's memory and its commit log. A compressed
+Delta table needs less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
@@ -15,11 +15,59 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cdc_platform.errors import InputError
-from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, encode_into, random_bits
-from cdc_platform.ring.lookup import RangeLookup
-from cdc_platform.ring.ring import MAX_RANGES, Ring
-from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of
-from cdc_platform.ring.tokens import MINIMUM, Int64s, UInt8s, are_among, distinct, range_starts
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, STREAM_ID_VERSION, encode_stream_ids_into, random_bits
+from cdc_platform.ring import (
+    MAX_IGNORE_MSB,
+    MAX_RANGES,
+    MAX_SHARD_COUNT,
+    MINIMUM_TOKEN,
+    Int64s,
+    Node,
+    RangeLookup,
+    Ring,
+    UInt8s,
+    first_token_for_shard,
+    isin_sorted_tokens,
+    range_starts,
+    shard_of,
+    unique_tokens,
+)
+
+CDC_GENERATIONS_V2 = "CDC_GENERATIONS_V2"
+"""What a node that reads generations of the second format announces."""
+
+
+def supports_v2(features: Iterable[str] | None) -> bool:
+    """Whether a node that announces these features reads generations of the second format."""
+    return CDC_GENERATIONS_V2 in (features or ())
+
+
+def find_nodes_without_v2(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that do not understand generations of the second format, in the order of their host IDs.
+
+    One of them is enough: a generation is introduced in the second format only where every node can read it.
+    """
+    lacking = [node for node in nodes if not supports_v2(node.features)]
+    return sorted(lacking, key=lambda node: node.host_id.int)
+
+
+# A length, then the 16 bytes of the ID.
+_STREAM_BYTES = 20
+# How many streams the collection has.
+_COLLECTION_BYTES = 4
+# An entry of a V1 description has three fields with a length each: a token, the streams, a byte of ignore_msb.
+_V1_ENTRY_BYTES = 4 + (4 + 8) + (4 + _COLLECTION_BYTES) + (4 + 1)
+
+
+def estimate_rows_bytes(num_ranges: int, num_streams: int) -> int:
+    """Bytes of the `streams` of a generation with a row a range: V2 descriptions, or published streams."""
+    return num_ranges * _COLLECTION_BYTES + num_streams * _STREAM_BYTES
+
+
+def estimate_v1_cell_bytes(num_ranges: int, num_streams: int) -> int:
+    """Bytes of the one cell that a V1 description is."""
+    return _COLLECTION_BYTES + num_ranges * _V1_ENTRY_BYTES + num_streams * _STREAM_BYTES
+
 
 V1_STREAM_LIMIT = 4 * 1024 * 1024 // STREAM_ID_BYTES
 """Streams that fit into the one cell that a V1 description is."""
@@ -56,7 +104,7 @@ class RingLayout:
 
     def __post_init__(self) -> None:
         for name in ("range_ends", "range_starts", "shard_counts", "ignore_msbs"):
-            object.__setattr__(self, name, _column(name, getattr(self, name), len(self.range_ends)))
+            object.__setattr__(self, name, _check_column(name, getattr(self, name), len(self.range_ends)))
         _check_ring(self.range_ends)
         if not np.array_equal(self.range_starts, range_starts(self.range_ends)):
             raise InputError("range_starts are not the range ends before; each range starts where the one before ends")
@@ -97,7 +145,7 @@ class TopologyDescription:
 
     def __post_init__(self) -> None:
         for name in ("range_ends", "stream_counts", "ignore_msbs"):
-            object.__setattr__(self, name, _column(name, getattr(self, name), len(self.range_ends)))
+            object.__setattr__(self, name, _check_column(name, getattr(self, name), len(self.range_ends)))
         _check_ring(self.range_ends)
         _check_bounds("streams in a range:", self.stream_counts, 1, MAX_SHARD_COUNT)
         _check_bounds("ignore_msb", self.ignore_msbs, 0, MAX_IGNORE_MSB)
@@ -107,7 +155,7 @@ class TopologyDescription:
             raise InputError(f"streams of shape {streams.shape}; the ranges' stream counts make {due}")
         streams.flags.writeable = False
         object.__setattr__(self, "streams", streams)
-        legacy = np.flatnonzero((streams[:, -1] & 0x0F) > VERSION)
+        legacy = np.flatnonzero((streams[:, -1] & 0x0F) > STREAM_ID_VERSION)
         if len(legacy):
             raise InputError(
                 f"stream 0x{streams[legacy[0]].tobytes().hex()} is older than the version field;"
@@ -190,7 +238,7 @@ class TopologyDescription:
         )
 
 
-def generate(layout: RingLayout, generation_id: UUID) -> TopologyDescription:
+def generate_description(layout: RingLayout, generation_id: UUID) -> TopologyDescription:
     """The topology description of a ring for a new generation; the same bytes whenever it is called again.
 
     Raises:
@@ -203,7 +251,8 @@ def generate(layout: RingLayout, generation_id: UUID) -> TopologyDescription:
 def generate_streams(
     layout: RingLayout, generation_id: UUID, lo: int = 0, hi: int | None = None
 ) -> tuple[Int64s, UInt8s]:
-    """Entries lo..hi-1 of the description that `generate` gives: stream_counts int64[hi - lo] and streams uint8[k, 16].
+    """Entries lo..hi-1 of the description that `generate_description` gives: stream_counts int64[hi - lo] and streams
+    uint8[k, 16].
 
     Slices are independent of each other: workers generate theirs from the same layout.
 
@@ -218,7 +267,7 @@ def generate_streams(
     counts = layout.shard_counts[lo:hi]
     offsets = _offsets(counts)
     words = np.empty((offsets[-1], 2), dtype=">u8")
-    for rows, shard_count, ignore_msb in _alike(layout, lo, hi):
+    for rows, shard_count, ignore_msb in _group_by_sharding(layout, lo, hi):
         shards = np.arange(shard_count, dtype=np.int64)
         contiguous = len(rows) == hi - lo
         for chunk in _chunks(rows, shard_count):
@@ -228,10 +277,10 @@ def generate_streams(
             place = offsets[chunk - lo]
             if contiguous:
                 target = words[place[0] : place[-1] + shard_count].reshape(len(chunk), shard_count, 2)
-                encode_into(target, tokens, chunk[:, None], random)
+                encode_stream_ids_into(target, tokens, chunk[:, None], random)
             else:
                 block = np.empty((len(chunk), shard_count, 2), dtype=">u8")
-                encode_into(block, tokens, chunk[:, None], random)
+                encode_stream_ids_into(block, tokens, chunk[:, None], random)
                 words[place[:, None] + shards] = block
     return counts, words.view(np.uint8)
 
@@ -249,19 +298,19 @@ def limit_streams_for_v1(layout: RingLayout) -> RingLayout:
     return RingLayout(layout.range_ends, layout.range_starts, counts, layout.ignore_msbs)
 
 
-def layout_of(ring: Ring, *, v1: bool) -> RingLayout:
+def get_ring_layout(ring: Ring, *, v1: bool) -> RingLayout:
     """The layout that a generation over this ring is generated from: V1 has a limit on its streams."""
     layout = RingLayout.of(ring)
     return limit_streams_for_v1(layout) if v1 else layout
 
 
-def refines(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
+def find_uncovered_tokens(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
     """The ring tokens (int64[], in their order) that end no range; empty when the ranges refine every vnode."""
     tokens = np.asarray(ring_tokens, dtype=np.int64)
-    return tokens[~are_among(tokens, distinct(range_ends))]
+    return tokens[~isin_sorted_tokens(tokens, unique_tokens(range_ends))]
 
 
-def _alike(layout: RingLayout, lo: int, hi: int) -> Iterator[tuple[Int64s, int, int]]:
+def _group_by_sharding(layout: RingLayout, lo: int, hi: int) -> Iterator[tuple[Int64s, int, int]]:
     """The rows lo..hi-1 in groups of one sharding: (rows int64[], shard_count, ignore_msb)."""
     sharding = layout.shard_counts[lo:hi] * (MAX_IGNORE_MSB + 1) + layout.ignore_msbs[lo:hi]
     for value in np.unique(sharding):
@@ -281,7 +330,7 @@ def _offsets(counts: Int64s) -> Int64s:
     return offsets
 
 
-def _column(name: str, values: ArrayLike, length: int) -> Int64s:
+def _check_column(name: str, values: ArrayLike, length: int) -> Int64s:
     column = np.asarray(values, dtype=np.int64).view()
     if column.shape != (length,):
         raise InputError(f"{name} of shape {column.shape}; one value for each of {length} ranges is due")
@@ -292,8 +341,8 @@ def _column(name: str, values: ArrayLike, length: int) -> Int64s:
 def _check_ring(range_ends: Int64s) -> None:
     if len(range_ends) > MAX_RANGES:
         raise InputError(f"{len(range_ends)} ranges; a stream's index allows at most {MAX_RANGES}")
-    if len(range_ends) and range_ends[0] == MINIMUM:
-        raise InputError(f"range end {MINIMUM} is no key's token; tokens begin at {MINIMUM + 1}")
+    if len(range_ends) and range_ends[0] == MINIMUM_TOKEN:
+        raise InputError(f"range end {MINIMUM_TOKEN} is no key's token; tokens begin at {MINIMUM_TOKEN + 1}")
     falls = np.flatnonzero(range_ends[1:] <= range_ends[:-1])
     if len(falls):
         row = int(falls[0])

@@ -1,7 +1,7 @@
-"""When no CDC log can hold a row of a generation any more: from the TTL that rows were written with, never a newer one.
+"""When no CDC log can contain a row of a generation any more, and which V1 generations a rewrite still needs.
 
-Pure rule over arrays of generations. What is not known of a log stays unknown in its history; `held_until_us` is the
-one place that takes it for the worst case.
+The TTL with which a row was written counts, never a newer one. An unknown TTL stays unknown in the history; only
+`live_until_us` assumes the worst case. The rewrite follows design document 000, step 5.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cdc_platform.clock import Microseconds
+from cdc_platform.clock import Microseconds, Milliseconds
 from cdc_platform.errors import InputError
-from cdc_platform.generations.metadata import Policy
-from cdc_platform.ring.tokens import Int64s
+from cdc_platform.generations.acceptance import AcceptancePolicy
+from cdc_platform.ring import Bools, Int64s
 
-NEVER = Microseconds(2**63 - 1)
+NEVER_US = Microseconds(2**63 - 1)
 """A time that never comes, in µs."""
-ALWAYS = Microseconds(-(2**63))
+BEGINNING_US = Microseconds(-(2**63))
 """A time before all others, in µs."""
 
-Bools = np.ndarray
+_BoolArray = np.ndarray
 
 
 @dataclass(frozen=True)
-class Margins:
+class ClockMargins:
     """How far the clock of a write and the generation that it gets may be apart, in µs.
 
     `ahead_us`: how far a write's timestamp may be ahead of its coordinator's clock; `late_us`: for how long after
@@ -39,13 +39,13 @@ class Margins:
     skew_us: Microseconds
 
     @classmethod
-    def of(cls, policy: Policy, leeway_us: Microseconds, skew_us: Microseconds) -> Margins:
+    def of(cls, policy: AcceptancePolicy, leeway_us: Microseconds, skew_us: Microseconds) -> ClockMargins:
         """The margins of an acceptance policy: only `recent-past` takes writes to the generation before."""
         return cls(leeway_us, leeway_us if policy == "recent-past" else Microseconds(0), skew_us)
 
 
 @dataclass(frozen=True)
-class Change:
+class CdcSettingsChange:
     """How a table stood from `at_us` (µs) on.
 
     `ttl_us` 0: rows never expire. `created_us`: when the log was created; None: not known. `dropped`: its rows went
@@ -74,7 +74,7 @@ class TtlPeriod:
 
 
 @dataclass(frozen=True)
-class LogHistory:
+class LogTtlHistory:
     """A log as it stands: when it was created, if that is known, and the periods in which rows went into it.
 
     Periods are in the order of their begins. An unknown one may overlap a known one.
@@ -88,15 +88,15 @@ class LogHistory:
         """The periods whose TTL is not known."""
         return tuple(period for period in self.periods if period.ttl_us is None)
 
-    def as_seen(self) -> LogHistory:
+    def as_seen(self) -> LogTtlHistory:
         """The history with each unknown TTL taken for the one that was seen next: a guess, by which nothing may go."""
         guessed = (
             replace(period, ttl_us=period.seen_us) if period.ttl_us is None else period for period in self.periods
         )
-        return LogHistory(self.created_us, tuple(guessed))
+        return LogTtlHistory(self.created_us, tuple(guessed))
 
 
-def log_history(changes: Sequence[Change]) -> LogHistory | None:
+def build_log_ttl_history(changes: Sequence[CdcSettingsChange]) -> LogTtlHistory | None:
     """The history of a table's log, out of everything known of it, oldest first; None where the log was dropped.
 
     A log that was put back with a creation time before its drop has not lost its rows: what was in force before
@@ -111,23 +111,23 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
     if not changes or changes[-1].dropped:
         return None
     created_us = changes[-1].created_us
-    oldest_us = ALWAYS if created_us is None else created_us
-    ends = [change.at_us for change in changes[1:]] + [NEVER]
+    oldest_us = BEGINNING_US if created_us is None else created_us
+    ends = [change.at_us for change in changes[1:]] + [NEVER_US]
     periods: list[TtlPeriod] = []
-    before: Change | None = None
+    before: CdcSettingsChange | None = None
     for change, until_us in zip(changes, ends, strict=True):
         from_us = change.at_us
         if before is not None and before.dropped:
             before = None
         if change.seen:
-            periods += _unseen(change, before)
+            periods += _unobserved_periods(change, before)
         elif before is None and change.created_us is not None:
             # What is stated first of a log holds from its creation, however late it is stated.
             from_us = min(from_us, change.created_us)
         if change.enabled and not change.dropped:
             periods.append(TtlPeriod(from_us, until_us, change.ttl_us))
         before = change
-    return LogHistory(
+    return LogTtlHistory(
         created_us,
         tuple(
             replace(period, from_us=max(period.from_us, oldest_us)) for period in periods if period.until_us > oldest_us
@@ -135,10 +135,10 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
     )
 
 
-def _unseen(change: Change, before: Change | None) -> list[TtlPeriod]:
+def _unobserved_periods(change: CdcSettingsChange, before: CdcSettingsChange | None) -> list[TtlPeriod]:
     """Return the period before a change that was only observed: CDC may have been on throughout, with any TTL."""
     if before is None:
-        return [TtlPeriod(ALWAYS, change.at_us, None, change.ttl_us)]
+        return [TtlPeriod(BEGINNING_US, change.at_us, None, change.ttl_us)]
     if not before.enabled and not change.enabled and before.ttl_us == change.ttl_us:
         return []
     if before.ttl_us == change.ttl_us:
@@ -146,18 +146,18 @@ def _unseen(change: Change, before: Change | None) -> list[TtlPeriod]:
     return [TtlPeriod(before.at_us, change.at_us, None, change.ttl_us)]
 
 
-def written_until_us(times_us: ArrayLike, margins: Margins) -> Int64s:
+def written_until_us(times_us: ArrayLike, margins: ClockMargins) -> Int64s:
     """When (µs, int64[g]) the last row of each generation has been written, by any clock; NEVER for the newest one.
 
     `times_us` int64[g] ascend.
     """
     times = np.asarray(times_us, dtype=np.int64)
-    until = np.full(times.shape, NEVER, dtype=np.int64)
+    until = np.full(times.shape, NEVER_US, dtype=np.int64)
     until[:-1] = times[1:] + (margins.late_us + margins.skew_us)
     return until
 
 
-def held_until_us(times_us: ArrayLike, log: LogHistory, margins: Margins) -> Int64s:
+def live_until_us(times_us: ArrayLike, log: LogTtlHistory, margins: ClockMargins) -> Int64s:
     """Until when (µs, int64[g]) a log can hold rows of each generation; 0 where it cannot, NEVER where for ever.
 
     A row of k is written from T(k) on, less what its timestamp may run ahead, until T(k+1), and lives for the TTL in
@@ -170,27 +170,27 @@ def held_until_us(times_us: ArrayLike, log: LogHistory, margins: Margins) -> Int
     longest = np.full(times.shape, -1, dtype=np.int64)
     for period in log.periods:
         met = (period.from_us < until) & (period.until_us > begin)
-        longest[met] = np.maximum(longest[met], period.ttl_us or NEVER)
+        longest[met] = np.maximum(longest[met], period.ttl_us or NEVER_US)
     if log.created_us is not None:
         # Without the skew: a table that was created after T(k+1) has no row of k, and both times come from one clock.
         longest[log.created_us >= until - margins.skew_us] = -1
     held = np.zeros(times.shape, dtype=np.int64)
     some = longest >= 0
-    forever = some & ((longest == NEVER) | (until == NEVER))
+    forever = some & ((longest == NEVER_US) | (until == NEVER_US))
     held[some & ~forever] = until[some & ~forever] + longest[some & ~forever]
-    held[forever] = NEVER
+    held[forever] = NEVER_US
     return held
 
 
-def expires_at_us(times_us: ArrayLike, logs: Sequence[LogHistory], margins: Margins) -> Int64s:
+def expires_at_us(times_us: ArrayLike, logs: Sequence[LogTtlHistory], margins: ClockMargins) -> Int64s:
     """When (µs, int64[g]) no log can hold a row of each generation any more; NEVER for the newest one."""
     expiry = written_until_us(times_us, margins)
     for log in logs:
-        expiry = np.maximum(expiry, held_until_us(times_us, log, margins))
+        expiry = np.maximum(expiry, live_until_us(times_us, log, margins))
     return expiry
 
 
-def unread(times_us: ArrayLike, position_us: Microseconds) -> Bools:
+def find_unread_generations(times_us: ArrayLike, position_us: Microseconds) -> _BoolArray:
     """Which generations (bool[g]) a reader at `position_us` (everything at or before it is read) is not done with.
 
     It is done with k when it has reached T(k+1); with the newest one never.
@@ -199,3 +199,76 @@ def unread(times_us: ArrayLike, position_us: Microseconds) -> Bools:
     waiting = np.ones(times.shape, dtype=bool)
     waiting[:-1] = position_us < times[1:]
     return waiting
+
+
+_BEGINNING_MS = Milliseconds(-(2**63))
+
+
+@dataclass(frozen=True)
+class LogLifetime:
+    """How long a table's log rows live (`ttl_ms`, 0: for ever), and since when there are any (`created_at_ms`).
+
+    `created_at_ms` None: that is not known, so that there may be rows of any age. `until_ms`: up to when rows were
+    written that live so long; None: they still are.
+    """
+
+    ttl_ms: Milliseconds
+    created_at_ms: Milliseconds | None
+    until_ms: Milliseconds | None = None
+
+
+def may_have_live_rows(
+    times_ms: ArrayLike,
+    logs: Sequence[LogLifetime],
+    now_ms: Milliseconds,
+    *,
+    use_creation_time: bool = False,
+    clock_margin_ms: Milliseconds = Milliseconds(0),
+) -> Bools:
+    """Whether each generation (times int64[n], ascending) can hold rows that a log still has: bool[n].
+
+    A generation is too old if there is a greater timestamp T such that `now - ttl > T` for every table: rows of it
+    were written before T. The newest is never too old; with a TTL of 0 none is; without tables all are.
+
+    `use_creation_time`: a log holds nothing from before it was created, whatever its TTL. `clock_margin_ms`: the
+    writes of T's predecessor may have come that much later, by other clocks. With either of them T itself counts as
+    too old when it is exactly at the limit, as in the servers that have this refinement.
+
+    Raises:
+        InputError: the times do not ascend, a TTL or the margin is negative.
+    """
+    times = np.asarray(times_ms, dtype=np.int64)
+    if np.any(times[1:] <= times[:-1]):
+        raise InputError("the times of V1 generations have to ascend, each once")
+    if clock_margin_ms < 0 or any(log.ttl_ms < 0 for log in logs):
+        raise InputError("a TTL and the clock margin are 0 or more")
+    refined = use_creation_time or clock_margin_ms > 0
+    live = np.zeros(len(times), dtype=bool)
+    for log in logs:
+        limit = get_oldest_live_ms([log], now_ms, use_creation_time=use_creation_time, clock_margin_ms=clock_margin_ms)
+        reached = np.ones(len(times), dtype=bool)
+        if limit is not None:
+            reached[:-1] = times[1:] > limit if refined else times[1:] >= limit
+        if log.until_ms is not None:
+            reached &= times < log.until_ms + clock_margin_ms
+        live |= reached
+    return live
+
+
+def get_oldest_live_ms(
+    logs: Sequence[LogLifetime],
+    now_ms: Milliseconds,
+    *,
+    use_creation_time: bool = False,
+    clock_margin_ms: Milliseconds = Milliseconds(0),
+) -> Milliseconds | None:
+    """The time (ms) from which on some log (there is at least one) still has its rows; None: from the beginning."""
+    limits = [
+        max(
+            now_ms - log.ttl_ms if log.ttl_ms else _BEGINNING_MS,
+            log.created_at_ms if use_creation_time and log.created_at_ms is not None else _BEGINNING_MS,
+        )
+        for log in logs
+    ]
+    oldest = min(limits)
+    return None if oldest == _BEGINNING_MS else oldest - clock_margin_ms

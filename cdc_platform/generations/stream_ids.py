@@ -1,10 +1,12 @@
-"""Stream IDs: 16 bytes, big-endian, token first, then random bits, index and version (design document 001).
+"""Stream IDs: encoding, decoding, restoring shard order, and detecting missing rows.
 
-Knows the layout and how random bits are drawn; which streams a generation has is `description`'s.
+An ID has 16 bytes, big-endian: the token, 38 random bits, the vnode index, the version (design document 001). A CQL
+`set<blob>` arrives sorted by unsigned bytes, but the streams of a range only have meaning in shard order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -13,10 +15,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring.tokens import MINIMUM, Bools, Int64s, UInt8s, UInt64s
+from cdc_platform.ring import (
+    FIRST_TOKEN,
+    LAST_TOKEN,
+    MINIMUM_TOKEN,
+    Bools,
+    Int64s,
+    UInt8s,
+    UInt64s,
+    first_token_for_shard,
+    shard_of,
+)
 
 STREAM_ID_BYTES = 16
-VERSION = 1
+STREAM_ID_VERSION = 1
 """The only version there is. IDs older than the version field have random bits in its place."""
 INDEX_BITS = 22
 RANDOM_BITS = 38
@@ -27,7 +39,7 @@ _RANDOM_SHIFT = np.uint64(_VERSION_BITS + INDEX_BITS)
 _INDEX_MASK = (1 << INDEX_BITS) - 1
 _RANDOM_MASK = np.uint64((1 << RANDOM_BITS) - 1)
 _WORD = np.dtype(">u8")
-# Odd, hence invertible modulo 2^38: the low bits of the factors of `_mix`.
+# Odd, hence invertible modulo 2^38: the low bits of the factors of `_mix_word`.
 _FACTOR_1 = np.uint64(0x2D1CE4E5B9)
 _FACTOR_2 = np.uint64(0x3B133111EB)
 _HALF_RANDOM = np.uint64(RANDOM_BITS // 2)
@@ -45,10 +57,10 @@ class StreamIds:
     @property
     def legacy(self) -> Bools:
         """Which IDs are older than the version field: version above 1, so index and version mean nothing."""
-        return self.versions > VERSION
+        return self.versions > STREAM_ID_VERSION
 
 
-def encode(tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> UInt8s:
+def encode_stream_ids(tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> UInt8s:
     """Stream IDs (uint8[..., 16], broadcast) of tokens (int64), vnode indexes (int64) and random bits (uint64).
 
     Of `random` the low 38 bits are taken, as ScyllaDB does.
@@ -58,45 +70,45 @@ def encode(tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> UInt8s:
     """
     shape = np.broadcast_shapes(np.shape(tokens), np.shape(index), np.shape(random))
     words = np.empty((*shape, 2), dtype=_WORD)
-    encode_into(words, tokens, index, random)
+    encode_stream_ids_into(words, tokens, index, random)
     return words.view(np.uint8)
 
 
-def encode_into(words: UInt64s, tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> None:
-    """As `encode`, into a buffer of big-endian words (`>u8[..., 2]`) that is there already."""
+def encode_stream_ids_into(words: UInt64s, tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> None:
+    """As `encode_stream_ids`, into a buffer of big-endian words (`>u8[..., 2]`) that is there already."""
     tokens = np.asarray(tokens, dtype=np.int64)
-    if np.any(tokens == MINIMUM):
-        raise InputError(f"token {MINIMUM} is no key's token and cannot be in a stream ID")
+    if np.any(tokens == MINIMUM_TOKEN):
+        raise InputError(f"token {MINIMUM_TOKEN} is no key's token and cannot be in a stream ID")
     indexes = np.asarray(index, dtype=np.int64)
     wrong = (indexes < 0) | (indexes > _INDEX_MASK)
     if np.any(wrong):
         raise InputError(f"vnode index {indexes[wrong].flat[0]} does not fit into 22 bits; 0 to {_INDEX_MASK} do")
     low = np.asarray(random, dtype=np.uint64) << _RANDOM_SHIFT
     words[..., 0] = tokens.view(np.uint64)
-    words[..., 1] = low | (indexes << _INDEX_SHIFT | VERSION).view(np.uint64)
+    words[..., 1] = low | (indexes << _INDEX_SHIFT | STREAM_ID_VERSION).view(np.uint64)
 
 
-def decode(ids: UInt8s) -> StreamIds:
+def decode_stream_ids(ids: UInt8s) -> StreamIds:
     """The fields (1-D columns) of stream IDs (uint8[n, 16]). Legacy IDs are decoded too, see `StreamIds.legacy`.
 
     Raises:
         InputError: the IDs are not uint8[n, 16].
     """
-    high, low = ordered_words(ids).T
+    high, low = stream_id_words(ids).T
     return StreamIds(
         tokens=high.view(np.int64),
         versions=(low & np.uint64((1 << _VERSION_BITS) - 1)).view(np.int64),
-        indexes=indexes_of(low).view(np.int64),
+        indexes=get_vnode_indexes(low).view(np.int64),
         randoms=low >> _RANDOM_SHIFT,
     )
 
 
-def indexes_of(low: UInt64s) -> UInt64s:
-    """The vnode indexes in the less significant words of stream IDs, see `ordered_words`."""
+def get_vnode_indexes(low: UInt64s) -> UInt64s:
+    """The vnode indexes in the less significant words of stream IDs, see `stream_id_words`."""
     return low >> np.uint64(_INDEX_SHIFT) & np.uint64(_INDEX_MASK)
 
 
-def ordered_words(ids: UInt8s) -> UInt64s:
+def stream_id_words(ids: UInt8s) -> UInt64s:
     """Stream IDs (uint8[n, 16]) as numbers (uint64[n, 2], most significant first): what bytes order by, unsigned.
 
     Raises:
@@ -108,7 +120,7 @@ def ordered_words(ids: UInt8s) -> UInt64s:
     return np.asarray(np.ascontiguousarray(ids).view(_WORD), dtype=np.uint64, order="F")
 
 
-def comparable(ids: UInt8s) -> np.ndarray:
+def as_comparable_ids(ids: UInt8s) -> np.ndarray:
     """Streams (uint8[n, 16]) as one value each (S16[n]), which numpy orders and finds equal where all bytes are.
 
     numpy strips zeros at the end: of shorter ones, padded to this length, none becomes another.
@@ -125,7 +137,7 @@ def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -
     shards share a token.
     """
     high, low = (np.uint64(half) for half in divmod(generation_id.int, 1 << 64))
-    ranges = _mix(_mix(np.asarray(range_ends, dtype=np.int64).view(np.uint64) ^ _mix(high)) ^ low)
+    ranges = _mix_word(_mix_word(np.asarray(range_ends, dtype=np.int64).view(np.uint64) ^ _mix_word(high)) ^ low)
     numbers = np.asarray((ranges + np.asarray(shards, dtype=np.int64).view(np.uint64)) & _RANDOM_MASK)
     for factor in (_FACTOR_1, _FACTOR_2):
         numbers ^= numbers >> _HALF_RANDOM
@@ -135,7 +147,7 @@ def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -
     return numbers
 
 
-def _mix(x: UInt64s | np.uint64) -> UInt64s:
+def _mix_word(x: UInt64s | np.uint64) -> UInt64s:
     """Stafford's 64-bit finaliser: every input bit reaches every output bit."""
     x = np.asarray(x)
     with np.errstate(over="ignore"):  # modulo 2^64, in silence for arrays and with a warning for a single number
@@ -181,7 +193,7 @@ class StreamId:
 
     @property
     def _fields(self) -> StreamIds:
-        return decode(np.frombuffer(self.value, dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
+        return decode_stream_ids(np.frombuffer(self.value, dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
 
     @property
     def token(self) -> int:
@@ -206,10 +218,152 @@ class StreamId:
     @property
     def kind(self) -> Literal["versioned", "legacy"]:
         """`legacy` when the ID is older than the version field."""
-        return "legacy" if self.version > VERSION else "versioned"
+        return "legacy" if self.version > STREAM_ID_VERSION else "versioned"
 
     def __bytes__(self) -> bytes:
         return self.value
 
     def __str__(self) -> str:
         return f"0x{self.value.hex()}"
+
+
+UNKNOWN_IGNORE_MSB = -1
+"""Stands for an ignore_msb that is not known, in columns of int64."""
+
+
+@dataclass(frozen=True, eq=False)
+class RestoredOrder:
+    """Streams put back: `streams` uint8[total, 16]; `order_known` bool[n] a range; `settled` bool[total] a position.
+
+    Positions that are not settled hold, in unsigned byte order, the streams left over. A range's order is known when
+    every position that a write can reach is settled. Shards that own nothing in the range take no writes, and their
+    streams all have the range end's token: which of them comes first means nothing. That is so in almost every range
+    of a large ring, whose 64 shards don't all own a piece of each. A position that is settled may be relied on even
+    in a range whose order is not known.
+    """
+
+    streams: UInt8s
+    order_known: Bools
+    settled: Bools
+
+
+def restore_shard_order(start: int, end: int, streams: UInt8s, ignore_msb: int | None) -> tuple[UInt8s, bool]:
+    """The streams (uint8[k, 16], any order) of the range `(start, end]` in shard order, and whether that is certain.
+
+    It is not when `ignore_msb` is None (and k > 1), when a stream is not where its shard's stream lies, or when the
+    shard that owns the range end owns nothing before it and another shard owns nothing at all: their streams have
+    the same token. What is certain is put in place even then; the rest keeps unsigned byte order. A single stream is
+    always in order.
+
+    Raises:
+        InputError: the streams are not uint8[k, 16] with 1 <= k <= 4096, or ignore_msb is out of bounds.
+    """
+    known = UNKNOWN_IGNORE_MSB if ignore_msb is None else ignore_msb
+    restored = restore_shard_orders([start], [end], [len(streams)], streams, [known])
+    return restored.streams, bool(restored.order_known[0])
+
+
+def restore_shard_orders(
+    range_starts: ArrayLike, range_ends: ArrayLike, stream_counts: ArrayLike, streams: UInt8s, ignore_msbs: ArrayLike
+) -> RestoredOrder:
+    """As `restore_shard_order`, for many ranges at once: columns int64[n], streams one range after the other.
+
+    An ignore_msb of UNKNOWN (-1) stands for one that is not known.
+
+    Raises:
+        InputError: the columns don't fit each other, or a sharding is out of bounds.
+    """
+    starts, ends, counts, msbs = (
+        np.asarray(c, dtype=np.int64) for c in (range_starts, range_ends, stream_counts, ignore_msbs)
+    )
+    words = stream_id_words(streams)
+    if counts.sum() != len(streams) or np.any(counts < 1):
+        raise InputError(f"{len(streams)} streams for ranges of {counts.sum()}; every range has at least one stream")
+    rows = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    given = np.where(msbs == UNKNOWN_IGNORE_MSB, 0, msbs)
+    shards = np.arange(len(streams)) - first[rows]
+    expected = first_token_for_shard(starts[rows], ends[rows], shards, counts[rows], given[rows])
+    told = (msbs != UNKNOWN_IGNORE_MSB) | (counts == 1)
+    source = _find_certain_sources(words, rows, first, counts, given, ends, expected, told)
+    settled = source >= 0
+    settled_sources = source[settled]
+    left = np.ones(len(streams), dtype=bool)
+    left[settled_sources] = False
+    source[~settled] = _sort_by_bytes(words, rows, np.flatnonzero(left))
+    # One stream left for one place can only belong there, if it also lies where that place's stream lies.
+    open_places = np.bincount(rows[~settled], minlength=len(counts))
+    tokens = decode_stream_ids(streams).tokens[source]
+    settled |= (open_places == 1)[rows] & (tokens == expected)
+    settled |= (counts == 1)[rows]
+    reached = (expected != ends[rows]) | (shard_of(ends[rows], counts[rows], given[rows]) == shards) | ~told[rows]
+    order_known = np.bincount(rows[~settled & reached], minlength=len(counts)) == 0
+    return RestoredOrder(np.ascontiguousarray(streams)[source], order_known, settled)
+
+
+def _find_certain_sources(
+    words: UInt64s,
+    rows: Int64s,
+    first: Int64s,
+    counts: Int64s,
+    msbs: Int64s,
+    ends: Int64s,
+    expected: Int64s,
+    told: Bools,
+) -> Int64s:
+    """For each place the stream that belongs there beyond doubt, or -1."""
+    tokens = words[:, 0].view(np.int64)
+    place = first[rows] + shard_of(tokens, counts[rows], msbs[rows])
+    fits = (tokens == expected[place]) & (tokens != ends[rows]) & told[rows]
+    claims = np.bincount(place[fits], minlength=len(words))
+    fits &= claims[place] == 1
+    source = np.full(len(words), -1, dtype=np.int64)
+    source[place[fits]] = np.flatnonzero(fits)
+    return source
+
+
+def _sort_by_bytes(words: UInt64s, rows: Int64s, streams: Int64s) -> Int64s:
+    """Indexes of streams, sorted by range and then as unsigned bytes."""
+    return streams[np.lexsort((words[streams, 1], words[streams, 0], rows[streams]))]
+
+
+def explain_missing_rows(range_ends: Int64s, offsets: Int64s, streams: UInt8s) -> str | None:
+    """Why a generation has to have more rows than these, in words; None where its IDs do not tell.
+
+    `range_ends` int64[n] ascending; the streams (uint8[k, 16]) of range i begin at `offsets[i]` (int64[n + 1]). The
+    index of a stream is the rank of its row. A range's streams begin right after the end of the range before, so that
+    the first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
+    """
+    ids = decode_stream_ids(streams)
+    first = offsets[:-1]
+    if np.any(ids.versions != STREAM_ID_VERSION) or np.any(
+        np.repeat(ids.indexes[first], np.diff(offsets)) != ids.indexes
+    ):
+        return None
+    ranks = np.arange(len(range_ends))
+    indexes = ids.indexes[first]
+    if np.any(indexes >= len(range_ends)):
+        row = int(np.argmax(indexes != ranks))
+        return f"the range that ends with {range_ends[row]} has index {indexes[row]} and is row {row}"
+    # A single row with index 0 is too little to tell that its index is a rank.
+    if len(range_ends) == 1 or not np.array_equal(indexes, ranks):
+        return None
+    last = int(range_ends[-1])
+    expected = FIRST_TOKEN if last == LAST_TOKEN else last + 1
+    begin = min(ids.tokens[: offsets[1]].tolist(), key=_distance_from(expected))
+    if begin != expected and _is_between(begin, last, int(range_ends[0])):
+        return (
+            f"its first range begins with token {begin}, so its last range ends right before; the last row there is"
+            f" ends with {last}"
+        )
+    return None
+
+
+def _distance_from(start: int) -> Callable[[int], int]:
+    return lambda token: (token - start) % (1 << 64)
+
+
+def _is_between(token: int, start: int, end: int) -> bool:
+    """Whether the token lies in `(start, end]`, walking the ring upwards."""
+    from_start = _distance_from(start + 1)
+    return from_start(token) <= from_start(end)

@@ -1,8 +1,7 @@
 """The two-phase switch of generations: prepare, acknowledge with a lease, commit or abort. Pure transitions.
 
-A `Switch` is one row of the register of switches; a transition takes the row as it was read and answers with the row to
-put in its place, by compare-and-set. All times are ms since 1970 UTC; whoever makes a transition hands in its own
-clock's.
+A `GenerationSwitch` is one row of the register of switches. A transition takes a row and returns its replacement,
+which the caller writes by compare-and-set. Times are ms since 1970 UTC by the caller's clock.
 """
 
 from __future__ import annotations
@@ -11,13 +10,21 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cdc_platform.clock import MINUTE_MS, ONE_MS, SECOND_MS, Microseconds, Milliseconds, format_ms, ms_of
+from cdc_platform.clock import (
+    DEFAULT_LEEWAY_MS,
+    MINUTE_MS,
+    ONE_MS,
+    SECOND_MS,
+    Microseconds,
+    Milliseconds,
+    format_ms,
+    ms_from_us,
+)
 from cdc_platform.errors import InputError, NotFound, StateError
-from cdc_platform.generations.timestamp import next_generation_timestamp
-from cdc_platform.limits import LEEWAY_MS
+from cdc_platform.generations.generation_id import next_generation_timestamp
 
 
-class Phase(StrEnum):
+class SwitchPhase(StrEnum):
     """Where a switch stands. The last two are decisions: they never change."""
 
     PREPARING = "preparing"
@@ -39,7 +46,7 @@ class SwitchTimes:
             margin right before the acknowledgement would have its node promise what it has broken already.
     """
 
-    leeway_ms: Milliseconds = LEEWAY_MS
+    leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS
     lease_ms: Milliseconds = MINUTE_MS
     deadline_ms: Milliseconds = SECOND_MS * 30
     margin_ms: Milliseconds = SECOND_MS * 5
@@ -56,7 +63,7 @@ class SwitchTimes:
 
     def lease_end_ms(self, now_us: Microseconds) -> Milliseconds:
         """Where the lease ends of a participant whose clock shows `now_us` (µs): clock + leeway + lease."""
-        return ms_of(now_us) + self.leeway_ms + self.lease_ms
+        return ms_from_us(now_us) + self.leeway_ms + self.lease_ms
 
     @property
     def earliest_ms(self) -> Milliseconds:
@@ -65,7 +72,7 @@ class SwitchTimes:
 
 
 @dataclass(frozen=True)
-class Switch:
+class GenerationSwitch:
     """One switch as the register has it.
 
     `leases`: (host_id, lease end) of those who have acknowledged, by host_id. `time_ms`: the generation's timestamp,
@@ -77,7 +84,7 @@ class Switch:
     participants: tuple[str, ...]
     prepared_at_ms: Milliseconds
     deadline_ms: Milliseconds
-    phase: Phase = Phase.PREPARING
+    phase: SwitchPhase = SwitchPhase.PREPARING
     leases: tuple[tuple[str, Milliseconds], ...] = ()
     time_ms: Milliseconds | None = None
     decided_at_ms: Milliseconds | None = None
@@ -86,7 +93,7 @@ class Switch:
     @property
     def is_decided(self) -> bool:
         """Whether it is committed or aborted."""
-        return self.phase is not Phase.PREPARING
+        return self.phase is not SwitchPhase.PREPARING
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -99,8 +106,8 @@ class Switch:
         return dict(self.leases).get(host_id)
 
 
-def prepare(
-    known: Iterable[Switch],
+def prepare_switch(
+    known: Iterable[GenerationSwitch],
     generation_id: str,
     initiator: str,
     participants: Collection[str],
@@ -108,7 +115,7 @@ def prepare(
     *,
     now_ms: Milliseconds,
     newest_ms: Milliseconds | None,
-) -> Switch:
+) -> GenerationSwitch:
     """Begin the switch to a generation whose description is inserted. What is begun already stays as it is.
 
     `known` is the whole register; `newest_ms` the timestamp of the newest generation. The row may only be put into
@@ -118,7 +125,7 @@ def prepare(
         StateError: another switch is undecided, this one was aborted, or the clock is behind the newest generation.
         InputError: the initiator is no participant.
     """
-    others: list[Switch] = []
+    others: list[GenerationSwitch] = []
     for switch in known:
         if switch.generation_id == generation_id:
             return assert_not_aborted(switch)
@@ -133,12 +140,12 @@ def prepare(
     if initiator not in participants:
         raise InputError(f"host {initiator} begins the switch to {generation_id} and is none of its participants")
     next_generation_timestamp(now_ms + times.earliest_ms, newest_ms, times.earliest_ms)
-    return Switch(generation_id, initiator, tuple(sorted(participants)), now_ms, now_ms + times.deadline_ms)
+    return GenerationSwitch(generation_id, initiator, tuple(sorted(participants)), now_ms, now_ms + times.deadline_ms)
 
 
-def acknowledge(
-    switch: Switch, host_id: str, lease_end_ms: Milliseconds, times: SwitchTimes, now_ms: Milliseconds
-) -> Switch:
+def acknowledge_switch(
+    switch: GenerationSwitch, host_id: str, lease_end_ms: Milliseconds, times: SwitchTimes, now_ms: Milliseconds
+) -> GenerationSwitch:
     """A participant answers with the lease end that it has promised. A second answer changes nothing.
 
     Raises:
@@ -153,7 +160,7 @@ def acknowledge(
     if switch.lease_of(host_id) is not None:
         return switch
     if switch.is_decided:
-        raise StateError(f"{_told(switch)}; an acknowledgement comes too late")
+        raise StateError(f"{_describe_decision(switch)}; an acknowledgement comes too late")
     if now_ms >= switch.deadline_ms:
         raise StateError(
             f"the deadline of the switch to {switch.generation_id}, {format_ms(switch.deadline_ms)}, has passed "
@@ -169,9 +176,9 @@ def acknowledge(
     return replace(switch, leases=tuple(sorted((*switch.leases, (host_id, lease_end_ms)))))
 
 
-def commit(
-    switch: Switch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
-) -> Switch:
+def commit_switch(
+    switch: GenerationSwitch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
+) -> GenerationSwitch:
     """All have answered: the generation starts at the last lease end + margin, and after every other generation.
 
     The time is never before a lease end, so no participant can have taken a write that belongs to the generation.
@@ -179,10 +186,10 @@ def commit(
     Raises:
         StateError: it is aborted, or answers are missing.
     """
-    if switch.phase is Phase.COMMITTED:
+    if switch.phase is SwitchPhase.COMMITTED:
         return switch
-    if switch.phase is Phase.ABORTED:
-        raise StateError(f"{_told(switch)}; a decision is final: let the node draw a new generation")
+    if switch.phase is SwitchPhase.ABORTED:
+        raise StateError(f"{_describe_decision(switch)}; a decision is final: let the node draw a new generation")
     if switch.missing:
         raise StateError(
             f"the switch to {switch.generation_id} cannot be committed: {len(switch.missing)} of "
@@ -192,19 +199,19 @@ def commit(
     time_ms = max(end for _, end in switch.leases) + times.margin_ms
     if newest_ms is not None:
         time_ms = max(time_ms, newest_ms + ONE_MS)
-    return replace(switch, phase=Phase.COMMITTED, time_ms=time_ms, decided_at_ms=now_ms, decided_by=by)
+    return replace(switch, phase=SwitchPhase.COMMITTED, time_ms=time_ms, decided_at_ms=now_ms, decided_by=by)
 
 
-def abort(switch: Switch, *, now_ms: Milliseconds, by: str) -> Switch:
+def abort_switch(switch: GenerationSwitch, *, now_ms: Milliseconds, by: str) -> GenerationSwitch:
     """The deadline has passed and answers are missing: the old generation goes on. Anybody may say so.
 
     Raises:
         StateError: it is committed, the deadline has not passed, or no answer is missing.
     """
-    if switch.phase is Phase.ABORTED:
+    if switch.phase is SwitchPhase.ABORTED:
         return switch
-    if switch.phase is Phase.COMMITTED:
-        raise StateError(f"{_told(switch)}; a decision is final")
+    if switch.phase is SwitchPhase.COMMITTED:
+        raise StateError(f"{_describe_decision(switch)}; a decision is final")
     if now_ms < switch.deadline_ms:
         raise StateError(
             f"the switch to {switch.generation_id} may be aborted from its deadline on, "
@@ -215,43 +222,44 @@ def abort(switch: Switch, *, now_ms: Milliseconds, by: str) -> Switch:
             f"all {len(switch.participants)} participants of the switch to {switch.generation_id} have acknowledged; "
             f"commit it with: cdc-platform switch commit {switch.generation_id}"
         )
-    return replace(switch, phase=Phase.ABORTED, decided_at_ms=now_ms, decided_by=by)
+    return replace(switch, phase=SwitchPhase.ABORTED, decided_at_ms=now_ms, decided_by=by)
 
 
-def due(switch: Switch, now_ms: Milliseconds) -> Phase:
+def get_due_phase(switch: GenerationSwitch, now_ms: Milliseconds) -> SwitchPhase:
     """What anybody whose clock shows `now_ms` may make of an undecided switch; PREPARING means wait for answers."""
     if switch.is_decided:
         return switch.phase
     if not switch.missing:
-        return Phase.COMMITTED
-    return Phase.ABORTED if now_ms >= switch.deadline_ms else Phase.PREPARING
+        return SwitchPhase.COMMITTED
+    return SwitchPhase.ABORTED if now_ms >= switch.deadline_ms else SwitchPhase.PREPARING
 
 
-def decide(
-    switch: Switch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
-) -> Switch:
+def decide_switch(
+    switch: GenerationSwitch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
+) -> GenerationSwitch:
     """The switch after what is due; as it was where nothing is."""
-    outcome = due(switch, now_ms)
-    if outcome is Phase.COMMITTED:
-        return commit(switch, times, now_ms=now_ms, newest_ms=newest_ms, by=by)
-    return abort(switch, now_ms=now_ms, by=by) if outcome is Phase.ABORTED else switch
+    outcome = get_due_phase(switch, now_ms)
+    if outcome is SwitchPhase.COMMITTED:
+        return commit_switch(switch, times, now_ms=now_ms, newest_ms=newest_ms, by=by)
+    return abort_switch(switch, now_ms=now_ms, by=by) if outcome is SwitchPhase.ABORTED else switch
 
 
-def assert_not_aborted(switch: Switch) -> Switch:
+def assert_not_aborted(switch: GenerationSwitch) -> GenerationSwitch:
     """The switch as it is.
 
     Raises:
         StateError: it was aborted; says how the node tries again.
     """
-    if switch.phase is Phase.ABORTED:
+    if switch.phase is SwitchPhase.ABORTED:
         raise StateError(
-            f"{_told(switch)} and is not tried again; take its event back with bootstrap --withdraw and queue the node "
+            f"{_describe_decision(switch)} and is not tried again; take its event back with bootstrap "
+            "--withdraw and queue the node "
             "again: it draws a new generation"
         )
     return switch
 
 
-def _told(switch: Switch) -> str:
+def _describe_decision(switch: GenerationSwitch) -> str:
     when = "" if switch.decided_at_ms is None else f" at {format_ms(switch.decided_at_ms)} by {switch.decided_by}"
     time = "" if switch.time_ms is None else f" for {format_ms(switch.time_ms)}"
     return f"the switch to {switch.generation_id} was {switch.phase}{when}{time}"

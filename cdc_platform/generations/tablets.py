@@ -1,4 +1,4 @@
-"""Stream sets of tablet-based tables: one stream a tablet, and what a split, a merge or time does to them."""
+"""Stream sets of tablet-based tables: one per tablet, and the effect of splits, merges and collection."""
 
 from __future__ import annotations
 
@@ -10,16 +10,42 @@ from uuid import UUID, uuid5
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cdc_platform.clock import ONE_MS, Microseconds, Milliseconds, format_ms, format_us, ms_of_seconds, us_of
+from cdc_platform.clock import (
+    DEFAULT_LEEWAY_MS,
+    DEFAULT_RING_DELAY_MS,
+    ONE_MS,
+    Microseconds,
+    Milliseconds,
+    format_ms,
+    format_us,
+    ms_from_seconds,
+    us_from_ms,
+)
 from cdc_platform.errors import InputError
-from cdc_platform.generations.expiry import unread
-from cdc_platform.generations.metadata import LEEWAY_US, Decision, Verdict, operating_index
-from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, comparable, decode, encode, ordered_words, random_bits
-from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
-from cdc_platform.ring import LAST, MINIMUM, RangeLookup, bias, legal_tokens, unbias, uniform_last_tokens
-from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
+from cdc_platform.generations.acceptance import LEEWAY_US, WriteDecision, WriteVerdict, get_operating_index
+from cdc_platform.generations.expiry import find_unread_generations
+from cdc_platform.generations.stream_ids import (
+    STREAM_ID_BYTES,
+    as_comparable_ids,
+    decode_stream_ids,
+    encode_stream_ids,
+    random_bits,
+    stream_id_words,
+)
+from cdc_platform.ring import (
+    LAST_TOKEN,
+    MINIMUM_TOKEN,
+    Bools,
+    Int64s,
+    RangeLookup,
+    UInt8s,
+    bias,
+    check_tokens,
+    unbias,
+    uniform_last_tokens,
+)
 
-MOST_TABLETS = 1 << 20
+MAX_TABLETS = 1 << 20
 """Tablets that a table may have here: ten times what the largest real tables have, and a set still fits in memory."""
 
 
@@ -34,8 +60,8 @@ class StreamSet:
     @classmethod
     def of(cls, timestamp_ms: Milliseconds, ids: UInt8s) -> StreamSet:
         """A set of these streams (uint8[n, 16], in any order)."""
-        ordered = in_ring_order(ids)
-        return cls(timestamp_ms, np.ascontiguousarray(decode(ordered).tokens), ordered)
+        ordered = sort_in_ring_order(ids)
+        return cls(timestamp_ms, np.ascontiguousarray(decode_stream_ids(ordered).tokens), ordered)
 
     @cached_property
     def _lookup(self) -> RangeLookup:
@@ -48,53 +74,55 @@ class StreamSet:
             InputError: a token is behind the last stream, so that the set does not cover the ring.
         """
         tokens = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
-        last = int(self.tokens[-1]) if len(self.tokens) else MINIMUM
+        last = int(self.tokens[-1]) if len(self.tokens) else MINIMUM_TOKEN
         behind = tokens > last
         if behind.any():
             raise InputError(
                 f"no stream for token {tokens[behind][0]}: the set of {format_ms(self.timestamp_ms)} ends at {last} "
-                f"and does not cover the ring; its last tablet has to end at {LAST}"
+                f"and does not cover the ring; its last tablet has to end at {LAST_TOKEN}"
             )
         return self.ids[self._lookup.row_of(tokens)]
 
 
 @dataclass(frozen=True, eq=False)
-class StreamDifference:
+class StreamSetDifference:
     """What a set changes of the one before it: `closed` and `opened` streams, uint8[n, 16] each, in ring order."""
 
     closed: UInt8s
     opened: UInt8s
 
 
-def tablet_ends(values: Iterable[object], owner: str) -> Int64s:
+def check_tablet_ends(values: Iterable[object], owner: str) -> Int64s:
     """The last tokens (int64[n]) of a table's tablets, checked; `owner` names whose they are.
 
     Raises:
         InputError: there are none or too many, one is no token, they do not ascend, or the ring is not covered.
     """
-    ends = legal_tokens(values, owner)
-    if not 1 <= len(ends) <= MOST_TABLETS:
-        raise InputError(f"{owner}: {len(ends)} tablets; a table has 1 to {MOST_TABLETS}")
+    ends = check_tokens(values, owner)
+    if not 1 <= len(ends) <= MAX_TABLETS:
+        raise InputError(f"{owner}: {len(ends)} tablets; a table has 1 to {MAX_TABLETS}")
     falls = np.flatnonzero(ends[1:] <= ends[:-1])
     if falls.size:
         at = int(falls[0])
         raise InputError(f"{owner}: token {ends[at + 1]} after {ends[at]}; tablets' last tokens ascend, each once")
-    if ends[-1] != LAST:
-        raise InputError(f"{owner}: the last tablet ends at {ends[-1]}; it has to end at {LAST} to cover the ring")
+    if ends[-1] != LAST_TOKEN:
+        raise InputError(
+            f"{owner}: the last tablet ends at {ends[-1]}; it has to end at {LAST_TOKEN} to cover the ring"
+        )
     return ends
 
 
-def uniform_ends(count: int) -> Int64s:
+def uniform_tablet_ends(count: int) -> Int64s:
     """The last tokens (int64[count]) of tablets of one size.
 
     Raises:
         InputError: `count` is below 1 or above MOST_TABLETS.
     """
-    _check_count(count)
+    _check_tablet_count(count)
     return uniform_last_tokens(count)
 
 
-def split_ends(ends: Int64s, count: int) -> Int64s:
+def split_tablet_ends(ends: Int64s, count: int) -> Int64s:
     """The last tokens of `count` tablets after a split of those that end at `ends` (int64[n]).
 
     Where count is n times a power of two each tablet is halved, and halved again; else `count` has to be a power of
@@ -103,17 +131,17 @@ def split_ends(ends: Int64s, count: int) -> Int64s:
     Raises:
         InputError: fewer tablets than there are, a count that no split leads to, or a tablet of a single token.
     """
-    _check_count(count)
+    _check_tablet_count(count)
     if count < len(ends):
         raise InputError(f"{len(ends)} tablets cannot be split to {count}; a split makes more of them, a merge fewer")
     if _is_doubling(len(ends), count):
         while len(ends) < count:
-            ends = _halved(ends)
+            ends = _halve_tablets(ends)
         return ends
-    return _power_of_two("split", len(ends), count)
+    return _uniform_power_of_two_ends("split", len(ends), count)
 
 
-def merged_ends(ends: Int64s, count: int) -> Int64s:
+def merge_tablet_ends(ends: Int64s, count: int) -> Int64s:
     """The last tokens of `count` tablets after a merge of those that end at `ends` (int64[n]).
 
     Where n is count times a power of two neighbours are joined; else `count` has to be a power of two, and the tablets
@@ -122,81 +150,81 @@ def merged_ends(ends: Int64s, count: int) -> Int64s:
     Raises:
         InputError: more tablets than there are, or a count that no merge leads to.
     """
-    _check_count(count)
+    _check_tablet_count(count)
     if count > len(ends):
         raise InputError(f"{len(ends)} tablets cannot be merged to {count}; a merge makes fewer of them, a split more")
     if _is_doubling(count, len(ends)):
         step = len(ends) // count
         return ends[step - 1 :: step].copy()
-    return _power_of_two("merge", len(ends), count)
+    return _uniform_power_of_two_ends("merge", len(ends), count)
 
 
-def new_streams(table_id: UUID, timestamp_ms: Milliseconds, ends: Int64s) -> UInt8s:
+def generate_tablet_streams(table_id: UUID, timestamp_ms: Milliseconds, ends: Int64s) -> UInt8s:
     """The streams (uint8[n, 16]) of the tablets that end at `ends`: token = last token, index 0, version 1.
 
     The random bits are a hash of table, time and token: made again, the set has the same bytes, and at another time it
     has others for every tablet.
     """
-    return encode(ends, 0, random_bits(uuid5(table_id, str(timestamp_ms)), ends, 0))
+    return encode_stream_ids(ends, 0, random_bits(uuid5(table_id, str(timestamp_ms)), ends, 0))
 
 
-def in_ring_order(ids: UInt8s) -> UInt8s:
+def sort_in_ring_order(ids: UInt8s) -> UInt8s:
     """Streams (uint8[n, 16]) by signed token, then by their bytes."""
-    high, low = ordered_words(ids).T
+    high, low = stream_id_words(ids).T
     return ids[np.lexsort((low, unbias(high.view(np.int64))))]
 
 
-def difference(previous: UInt8s, following: UInt8s) -> StreamDifference:
+def compute_difference(previous: UInt8s, following: UInt8s) -> StreamSetDifference:
     """What has to be closed and opened to come from one set to the next (uint8[n, 16] each).
 
     By token, then by ID: a tablet whose ends stay but whose stream is another is both closed and opened.
     """
-    return StreamDifference(
-        closed=in_ring_order(previous[~among(previous, following)]),
-        opened=in_ring_order(following[~among(following, previous)]),
+    return StreamSetDifference(
+        closed=sort_in_ring_order(previous[~isin_streams(previous, following)]),
+        opened=sort_in_ring_order(following[~isin_streams(following, previous)]),
     )
 
 
-def apply(previous: UInt8s, change: StreamDifference) -> UInt8s:
+def apply_difference(previous: UInt8s, change: StreamSetDifference) -> UInt8s:
     """The set (uint8[n, 16], in ring order) that a difference, full or partial, makes of the one before it.
 
     Raises:
         InputError: a closed stream is not in the set before, or the new set has two streams of one token.
     """
-    foreign = ~among(change.closed, previous)
+    foreign = ~isin_streams(change.closed, previous)
     if foreign.any():
         raise InputError(f"stream 0x{change.closed[foreign][0].tobytes().hex()} is closed but was not open before")
-    opened = in_ring_order(change.opened)
+    opened = sort_in_ring_order(change.opened)
     # Every stream is replaced, as each split and merge does: then the opened ones are the set.
     if len(change.closed) == len(previous):
         following = opened
     else:
-        kept = in_ring_order(previous[~among(previous, change.closed)])
-        following = np.insert(kept, np.searchsorted(tokens_of(kept), tokens_of(opened)), opened, axis=0)
-    tokens = tokens_of(following)
+        kept = sort_in_ring_order(previous[~isin_streams(previous, change.closed)])
+        following = np.insert(kept, np.searchsorted(get_stream_tokens(kept), get_stream_tokens(opened)), opened, axis=0)
+    tokens = get_stream_tokens(following)
     repeated = np.flatnonzero(tokens[1:] == tokens[:-1])
     if repeated.size:
         raise InputError(f"two streams have token {tokens[repeated[0]]}; a tablet has one stream: close the other")
     return following
 
 
-def made_of(previous: UInt8s | None, change: StreamDifference) -> UInt8s:
+def apply_difference_unchecked(previous: UInt8s | None, change: StreamSetDifference) -> UInt8s:
     """What a difference makes of the set before it, whatever either has; the first set (None) opens all of itself.
 
     What a collection may have left closed in the first is no part of it.
     """
     if previous is None:
-        return in_ring_order(change.opened)
-    stayed = previous[~among(previous, np.concatenate([change.closed, change.opened]))]
-    return in_ring_order(np.concatenate([stayed, change.opened]))
+        return sort_in_ring_order(change.opened)
+    stayed = previous[~isin_streams(previous, np.concatenate([change.closed, change.opened]))]
+    return sort_in_ring_order(np.concatenate([stayed, change.opened]))
 
 
-def among(ids: UInt8s, others: UInt8s) -> Bools:
+def isin_streams(ids: UInt8s, others: UInt8s) -> Bools:
     """Which of the streams (uint8[n, 16]) are among the others (bool[n])."""
-    return np.isin(comparable(ids), comparable(others))
+    return np.isin(as_comparable_ids(ids), as_comparable_ids(others))
 
 
-def base_timestamp(now_ms: Milliseconds, leeway_ms: Milliseconds = LEEWAY_MS) -> Milliseconds:
+def first_set_timestamp(now_ms: Milliseconds, leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS) -> Milliseconds:
     """The time (ms) of a table's first set: a leeway ago, so that it can be written to at once."""
     return now_ms - leeway_ms
 
@@ -205,45 +233,49 @@ def next_set_timestamp(
     now_ms: Milliseconds,
     last_ms: Milliseconds,
     *,
-    ring_delay_ms: Milliseconds = RING_DELAY_MS,
-    leeway_ms: Milliseconds = LEEWAY_MS,
+    ring_delay_ms: Milliseconds = DEFAULT_RING_DELAY_MS,
+    leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS,
 ) -> Milliseconds:
     """The time (ms) of the set after the one of `last_ms`: late enough for every node to hear of it before."""
     return max(now_ms + ring_delay_ms * 2 + leeway_ms, last_ms + ONE_MS)
 
 
-def base_index_after_gc(times_ms: Sequence[Milliseconds], now_ms: Milliseconds, ttl_seconds: int) -> int:
+def first_set_index_after_gc(times_ms: Sequence[Milliseconds], now_ms: Milliseconds, ttl_seconds: int) -> int:
     """The index of the oldest set that has to be kept, of sets that start at `times_ms` (ascending).
 
     A set can go when the next one has operated for the TTL of the log: no row of it is left. TTL 0: rows stay for good.
     """
     if ttl_seconds == 0 or not times_ms:
         return 0
-    return max(int(operating_index(times_ms, now_ms - ms_of_seconds(ttl_seconds))), 0)
+    return max(int(get_operating_index(times_ms, now_ms - ms_from_seconds(ttl_seconds))), 0)
 
 
-def oldest_unread_index(times_ms: Sequence[Milliseconds], position_us: Microseconds) -> int:
+def oldest_unread_set_index(times_ms: Sequence[Milliseconds], position_us: Microseconds) -> int:
     """The index of the oldest set that a reader is not done with, of sets that start at `times_ms` (ascending).
 
     It is at `position_us` (everything at or before it is read), and done with a set when it has reached the next one:
     the rule of generations.
     """
-    return int(np.argmax(unread(us_of(np.asarray(times_ms, dtype=np.int64)), position_us))) if times_ms else 0
+    return (
+        int(np.argmax(find_unread_generations(us_from_ms(np.asarray(times_ms, dtype=np.int64)), position_us)))
+        if times_ms
+        else 0
+    )
 
 
-def decide_write(
+def decide_tablet_write(
     set_times_ms: Sequence[Milliseconds],
     write_ts_us: Microseconds,
     now_us: Microseconds,
     *,
     leeway_us: Microseconds = LEEWAY_US,
-) -> Decision:
+) -> WriteDecision:
     """Whether a write of `write_ts_us` (µs) gets a stream of the sets that start at `set_times_ms` (ascending).
 
     A timestamp beyond clock and leeway is refused; one of the past never is, however old, while a set operated then.
     """
-    times_us = [us_of(time) for time in set_times_ms]
-    row = int(operating_index(times_us, write_ts_us))
+    times_us = [us_from_ms(time) for time in set_times_ms]
+    row = int(get_operating_index(times_us, write_ts_us))
     first = times_us[0] if times_us else None
     write, now = f"write timestamp {format_us(write_ts_us)}", format_us(now_us)
     if write_ts_us > now_us + leeway_us:
@@ -251,17 +283,17 @@ def decide_write(
             f"{write} is from the future: at {now} it has to be at most {format_us(now_us + leeway_us)} (clock and"
             " leeway), because the tablets of later times are not known; let the server choose the timestamp"
         )
-        return Decision(Verdict.FUTURE, None, reason, first)
+        return WriteDecision(WriteVerdict.FUTURE, None, reason, first)
     if row < 0:
         usable = "the table has no stream set" if first is None else f"write from {format_us(first)} on"
-        return Decision(
-            Verdict.NO_STREAM, None, f"could not find any CDC stream for {write} (clock: {now}); {usable}", first
+        return WriteDecision(
+            WriteVerdict.NO_STREAM, None, f"could not find any CDC stream for {write} (clock: {now}); {usable}", first
         )
     reason = f"accepted: {write} at {now} belongs to the stream set of {format_us(times_us[row])}"
-    return Decision(Verdict.OK, times_us[row], reason, first)
+    return WriteDecision(WriteVerdict.OK, times_us[row], reason, first)
 
 
-def streams_for(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) -> tuple[UInt8s, Int64s]:
+def find_tablet_streams(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) -> tuple[UInt8s, Int64s]:
     """Streams for many writes: timestamps (µs) and tokens (int64[n]) to uint8[n, 16] and int64[n].
 
     The second is the index of the set (`sets` are oldest first) that operates at each timestamp, -1 where there is
@@ -271,7 +303,7 @@ def streams_for(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) 
         InputError: a set that is needed does not cover the ring.
     """
     tokens = np.asarray(tokens, dtype=np.int64)
-    rows = operating_index([us_of(each.timestamp_ms) for each in sets], ts_us)
+    rows = get_operating_index([us_from_ms(each.timestamp_ms) for each in sets], ts_us)
     streams = np.zeros((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
     for row in np.unique(rows[rows >= 0]):
         mine = rows == row
@@ -281,9 +313,9 @@ def streams_for(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) 
     return streams, rows
 
 
-def _check_count(count: int) -> None:
-    if not 1 <= count <= MOST_TABLETS:
-        raise InputError(f"{count} tablets; a table has 1 to {MOST_TABLETS}")
+def _check_tablet_count(count: int) -> None:
+    if not 1 <= count <= MAX_TABLETS:
+        raise InputError(f"{count} tablets; a table has 1 to {MAX_TABLETS}")
 
 
 def _is_doubling(few: int, many: int) -> bool:
@@ -292,16 +324,16 @@ def _is_doubling(few: int, many: int) -> bool:
     return rest == 0 and times & (times - 1) == 0
 
 
-def _power_of_two(what: str, there: int, count: int) -> Int64s:
+def _uniform_power_of_two_ends(what: str, there: int, count: int) -> Int64s:
     if count & (count - 1):
         raise InputError(
             f"{there} tablets and a {what} to {count}: it has to be a power of two, or {there} "
             f"{'times' if what == 'split' else 'divided by'} one; for other tablets give their last tokens"
         )
-    return uniform_ends(count)
+    return uniform_tablet_ends(count)
 
 
-def _halved(ends: Int64s) -> Int64s:
+def _halve_tablets(ends: Int64s) -> Int64s:
     """The ends with one in the middle of each tablet; of an odd number of tokens the second half has one more."""
     positions = unbias(ends)
     # The first tablet starts behind the minimum, which is position 0 and no key's token.
@@ -312,6 +344,6 @@ def _halved(ends: Int64s) -> Int64s:
     return np.column_stack([bias(positions - sizes + half), ends]).ravel()
 
 
-def tokens_of(ids: UInt8s) -> Int64s:
+def get_stream_tokens(ids: UInt8s) -> Int64s:
     """The tokens (int64[n]) of streams (uint8[n, 16])."""
-    return decode(ids).tokens
+    return decode_stream_ids(ids).tokens

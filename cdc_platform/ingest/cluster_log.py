@@ -14,31 +14,31 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from cdc_platform import failpoints
+from cdc_platform.cdclog import (
+    EXACT,
+    FROM_CLUSTER,
+    GAP_APPLICATION,
+    OnMessage,
+    Window,
+    ensure_log_columns,
+    log_table,
+    origin_application,
+)
 from cdc_platform.clock import ONE_US, Clock, Microseconds
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.ingest.marks import LATE, PARTS, PARTS_UNTIL
 from cdc_platform.ingest.planner import Estimate, Plan
 from cdc_platform.ingest.policy import Lifetimes, before_reading, died_before, gaps_between
 from cdc_platform.ingest.requests import empty_rows
 from cdc_platform.ingest.window_reader import WindowReader, WindowResult
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.reader import FROM_CLUSTER
-from cdc_platform.log.reading.retyped import fitted
-from cdc_platform.log.reading.stream_progress import origin_mark
-from cdc_platform.log.reading.windows import Window
-from cdc_platform.log.stored_names import EXACT, GAP
-from cdc_platform.records import log_gaps
-from cdc_platform.records.consumers import Consumer
-from cdc_platform.records.log_gaps import LogGap, Loss
+from cdc_platform.metastore import Consumer, LogGap, LogLoss, log_gaps
+from cdc_platform.spark import frames
+from cdc_platform.tables import Table
 from cdc_platform.timeline import StreamSource
 
-_ORIGIN = origin_mark(FROM_CLUSTER)
+_ORIGIN = origin_application(FROM_CLUSTER)
 TASKS_HERE = 8
 """Tasks of requests that are done sooner in the process that asks than Spark starts."""
 
@@ -96,8 +96,8 @@ class ClusterLogSource:
         reader: WindowReader,
         consumer: Consumer,
         read_until_us: Microseconds,
-        workers: Workers,
-        tell: Tell,
+        workers: TaskRunner,
+        tell: OnMessage,
     ) -> None:
         self.lake, self.clock, self.tell = lake, clock, tell
         self.windows: list[ReadWindow] = []
@@ -179,7 +179,7 @@ class ClusterLogSource:
             times = window.after_us, window.until_us, self.clock.now_us()
             died = None if self._rereads else Lifetimes.of(self.lake, schema).died_us(*times)
             if died is not None:
-                new.extend(log_gaps.record(self.lake, self.clock, [died_before(schema, window, died)]))
+                new.extend(log_gaps.record_log_gaps(self.lake, self.clock, [died_before(schema, window, died)]))
             return died
 
         def commit_part(rows: pa.Table, until_us: Microseconds) -> None:
@@ -189,7 +189,7 @@ class ClusterLogSource:
         result = self._reader.read(source, window, window.until_us, commit_part, drop_known=True)
         died = died_us()
         if died is not None:
-            marks = {**marks, GAP: max(died, self.lake.transaction(self.sink, GAP) or 0)}
+            marks = {**marks, GAP_APPLICATION: max(died, self.lake.transaction(self.sink, GAP_APPLICATION) or 0)}
         count = self.append(result.rows, marks, expected)
         if count is not None:
             count += result.committed
@@ -211,8 +211,8 @@ class ClusterLogSource:
 
     def append(self, rows: pa.Table, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Append rows of this process's memory to the log, with the marks; None where the first is not expected."""
-        sink = fitted(self.lake, self.clock, self.schema, exact=EXACT in rows.column_names)
-        failpoints.reached(failpoints.BEFORE_SINK)
+        sink = ensure_log_columns(self.lake, self.clock, self.schema, exact=EXACT in rows.column_names)
+        failpoints.kill_if_selected(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
     def _append_part(self, span: Window, rows: pa.Table, new: list[LogGap]) -> None:
@@ -225,7 +225,7 @@ class ClusterLogSource:
         number = self.lake.transaction(self.sink, PARTS)
         if self.append(rows, {PARTS: (number or 0) + 1, **marks}, number) is None:
             raise ConflictError(f"another process ingests {self.schema.full_name}; stop one of them")
-        failpoints.reached(failpoints.AFTER_PART)
+        failpoints.kill_if_selected(failpoints.AFTER_PART)
 
     def _report(self, gaps: list[LogGap]) -> None:
         for gap in gaps:
@@ -238,14 +238,14 @@ class ClusterLogSource:
         """Let tasks read the rows and write their files, which one commit puts behind the log's, with the marks."""
         (name, number), *rest = marks.items()
         while True:
-            sink = fitted(self.lake, self.clock, self.schema, exact=True)
+            sink = ensure_log_columns(self.lake, self.clock, self.schema, exact=True)
             if self.lake.transaction(sink, name) != expected:
                 return None
             tasks = self._reader.query().task_rows(plan.conditions)
             before = sum(each.rows for each in self.lake.slices(sink))
-            failpoints.reached(failpoints.BEFORE_SINK)
+            failpoints.kill_if_selected(failpoints.BEFORE_SINK)
             try:
-                done = frames.append(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
+                done = frames.append_to_table(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
             except StateError:
                 # A task cannot say by the class of its error that the table was altered.
                 known = self.schema
@@ -262,9 +262,13 @@ class ClusterLogSource:
         """
         lake, schema, now = self.lake, self.schema, self.clock.now_us()
         if window.number == 1:
-            log_gaps.record(lake, self.clock, [before_reading(lake, schema, now)])
+            log_gaps.record_log_gaps(lake, self.clock, [before_reading(lake, schema, now)])
             return marks
         gaps = gaps_between(lake, schema, window.after_us, window.until_us, now)
-        new += log_gaps.record(lake, self.clock, gaps)
-        died = [gap.until_us - ONE_US for gap in gaps if gap.what == Loss.DIED]
-        return {**marks, GAP: max(*died, self.lake.transaction(self.sink, GAP) or 0)} if died else marks
+        new += log_gaps.record_log_gaps(lake, self.clock, gaps)
+        died = [gap.until_us - ONE_US for gap in gaps if gap.what == LogLoss.DIED]
+        return (
+            {**marks, GAP_APPLICATION: max(*died, self.lake.transaction(self.sink, GAP_APPLICATION) or 0)}
+            if died
+            else marks
+        )

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, ms_of
-from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.observing import refresh
-from cdc_platform.cluster.session import LiveCluster, connected
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cdclog import (
+    FROM_CLUSTER,
+    OnMessage,
+    ReaderSets,
+    consume_windows,
+    ensure_consumer,
+    log_message,
+    read_log_gaps,
+    read_reader_sets,
+)
+from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, ms_from_us
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Lake, TaskRunner, allow_mirror_writes, lake_lock
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.ingest import policy as paces
 from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
@@ -25,18 +33,8 @@ from cdc_platform.ingest.replica.tables import assert_replicable, find_replica, 
 from cdc_platform.ingest.requests import serving
 from cdc_platform.ingest.second_pass import run_second_pass
 from cdc_platform.ingest.window_reader import WindowReader, definition
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.looking import mirroring
-from cdc_platform.lake.turns import turn
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.gaps import log_gaps_of
-from cdc_platform.log.reading.following import follow
-from cdc_platform.log.reading.left_out import Tell, tell_in_log
-from cdc_platform.log.reading.reader import FROM_CLUSTER, registered
-from cdc_platform.log.reading.sets import stream_sets
-from cdc_platform.log.reading.windows import Sets
-from cdc_platform.records import cluster_changes, consumers
-from cdc_platform.records.log_gaps import LogGap
+from cdc_platform.metastore import LogGap, cluster_changes, consumers
+from cdc_platform.scylla import ScyllaCluster, ScyllaSession, open_session, refresh_if_changed
 
 
 @dataclass
@@ -73,17 +71,17 @@ class NothingReadable(StateError):
     code = "nothing-readable"
 
 
-def ingest(
-    cluster: KnownCluster,
+def ingest_table(
+    cluster: ScyllaCluster,
     clock: Clock,
     keyspace: str,
     table: str,
-    workers: Workers,
+    workers: TaskRunner,
     *,
     pace: ReadPolicy | None = None,
     until_us: Microseconds | None = None,
     way: Way | None = None,
-    tell: Tell = tell_in_log,
+    tell: OnMessage = log_message,
     current: bool = False,
     copy_again: bool = False,
 ) -> IngestResult:
@@ -106,16 +104,16 @@ def ingest(
     pace = pace or ReadPolicy()
     lake = Lake(cluster.open_home().lake)
     with (
-        mirroring(),
-        turn(lake, f"ingest.{keyspace}.{table}"),
-        connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
+        allow_mirror_writes(),
+        lake_lock(lake, f"ingest.{keyspace}.{table}"),
+        open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),
     ):
         # Before generations are looked at: nodes know every one that begins up to then by now.
         horizon = paces.horizon_us(live, clock, pace, tell)
         if until_us is not None:
             horizon = min(horizon, until_us)
-        refreshed = refresh(live, cluster, clock)
+        refreshed = refresh_if_changed(live, cluster, clock)
         unheld_us = horizon
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{keyspace}.{table}", horizon)
@@ -126,9 +124,11 @@ def ingest(
         if copy_again or (wanted and not is_replicated(lake, schema)):
             assert_replicable(lake, schema)
         lives = Lifetimes.of(lake, schema)
-        sets = stream_sets(lake, schema, clock.now_us())
+        sets = read_reader_sets(lake, schema, clock.now_us())
         assert_readable(cluster.name, lake, schema, sets)
-        consumer = registered(lake, clock, schema, FROM_CLUSTER, tell, lambda: lives.first_us(sets, clock.now_us()))
+        consumer = ensure_consumer(
+            lake, clock, schema, FROM_CLUSTER, tell, lambda: lives.first_us(sets, clock.now_us())
+        )
         reader = WindowReader(live, cluster, clock, lake, schema, way, tell)
         log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, tell)
         begun_us, late_windows = consumer.position_us, list[ReadWindow]()
@@ -136,7 +136,7 @@ def ingest(
         first = second_pass_goes_first(begun_us, pace, lives, clock.now_us())
         if first:
             again, late_windows = run_second_pass(log, begun_us, pace, lives)
-        consumer, rows = follow(lake, clock, schema, consumer, log, horizon, tell)
+        consumer, rows = consume_windows(lake, clock, schema, consumer, log, horizon, tell)
         if not first:
             again, late_windows = run_second_pass(log, begun_us, pace, lives)
         windows = [*late_windows, *log.windows] if first else [*log.windows, *late_windows]
@@ -149,11 +149,11 @@ def ingest(
         if held is not None:
             tell(held)
         found = IngestResult(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, windows)
-        gaps = [gap for gap in log_gaps_of(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
+        gaps = [gap for gap in read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
         return replace(found, current=table_now, held=held, gaps=gaps)
 
 
-def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: Sets) -> None:
+def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderSets) -> None:
     """Refuse to read a log without any readable generation or stream set: no row would ever arrive.
 
     Raises:
@@ -175,21 +175,21 @@ def held_by(
     lake: Lake, schema: TableSchema, now_us: Microseconds, position_us: Microseconds, horizon_us: Microseconds
 ) -> str | None:
     """Return a line if the position waits at the start of a generation that nodes use and clients cannot read yet."""
-    awaited = stream_sets(lake, schema, now_us).awaited
+    awaited = read_reader_sets(lake, schema, now_us).awaited
     if awaited is None or awaited > horizon_us:
         return None
     return f"{schema.full_name} is held at {format_us(position_us)}: {_waiting_for(lake, awaited)}"
 
 
 def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
-    name = f"generation {format_ms(ms_of(awaited_us))}"
-    since = next((each.at_us for each in cluster_changes.noted(lake) if each.change.who == name), None)
+    name = f"generation {format_ms(ms_from_us(awaited_us))}"
+    since = next((each.at_us for each in cluster_changes.read_cluster_changes(lake) if each.change.who == name), None)
     known = "" if since is None else f", since {format_us(since)}"
     return f"{name} is committed and not published{known}"
 
 
 def _replicated(
-    live: LiveCluster, log: ClusterLogSource, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
+    live: ScyllaSession, log: ClusterLogSource, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
 ) -> ReplicationResult | None:
     """Replicate the table itself up to a time (µs); report and return None where its log does not tell enough."""
     lake, schema = log.lake, log.schema
@@ -206,6 +206,6 @@ def _replicated(
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:
     """How far (µs) the log of a table was brought in; None where it never was."""
     try:
-        return consumers.find(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
+        return consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
     except NotFound:
         return None

@@ -13,18 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from cdc_platform.clock import Microseconds, from_datetime
-from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.cql.timeuuid import earliest
+from cdc_platform.cdclog import WRITTEN_AT, Window, log_table
+from cdc_platform.clock import Microseconds, us_from_datetime
+from cdc_platform.cql import TableSchema, min_timeuuid, quote_name
+from cdc_platform.delta import Lake
 from cdc_platform.ingest.policy import Lifetimes
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.windows import Window
-from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.ring import LAST
-from cdc_platform.ring.tokens import UInt8s
+from cdc_platform.ring import LAST_TOKEN, UInt8s
+from cdc_platform.tables import Table
 from cdc_platform.timeline import StreamSource
 
 Way = Literal["streams", "ranges"]
@@ -194,7 +189,7 @@ def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
         return None
     count = 0.0
     for low, high, rows in lake.file_bounds(sink, WRITTEN_AT):
-        first, last = from_datetime(low), from_datetime(high)
+        first, last = us_from_datetime(low), us_from_datetime(high)
         if last >= since_us:
             count += rows * min(1.0, (last - since_us + 1) / (last - first + 1))
     return int(count)
@@ -209,7 +204,7 @@ def statement(schema: TableSchema, condition: str, bypass_cache: bool) -> str:
 
 def log_name(schema: TableSchema) -> str:
     """The log as CQL names it."""
-    return f"{quoted(schema.keyspace)}.{quoted(schema.log_name)}"
+    return f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
 
 
 def _of_streams(streams: UInt8s) -> list[str]:
@@ -221,14 +216,14 @@ def _of_streams(streams: UInt8s) -> list[str]:
 
 
 def _of_ranges(count: int) -> list[str]:
-    ends = [_FIRST_TOKEN + (LAST - _FIRST_TOKEN) * place // count for place in range(count + 1)]
+    ends = [_FIRST_TOKEN + (LAST_TOKEN - _FIRST_TOKEN) * place // count for place in range(count + 1)]
     key = 'token("cdc$stream_id")'
     return [f"{key} > {low} AND {key} <= {high}" for low, high in pairwise(ends)]
 
 
 def _between(after_us: Microseconds, until_us: Microseconds) -> str:
     """The rows with `after_us` < time <= `until_us`: between the least timeuuids of the microseconds behind both."""
-    low, high = (earliest(Microseconds(each + 1)) for each in (after_us, until_us))
+    low, high = (min_timeuuid(Microseconds(each + 1)) for each in (after_us, until_us))
     return f'"cdc$time" >= {low} AND "cdc$time" < {high}'
 
 

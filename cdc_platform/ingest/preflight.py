@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_platform.clock import SECOND_MS, machine_us, ms_of
-from cdc_platform.cluster import known, tables
-from cdc_platform.cluster.connection import Connection, tls_context
-from cdc_platform.cluster.knock import knock
-from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.refusals import NotGranted
-from cdc_platform.cluster.schemas import LoggedTable, created_ms, read_logged_tables
-from cdc_platform.cluster.session import LiveCluster, Member, connected, one
-from cdc_platform.cluster.tables import Layout, layout_of
-from cdc_platform.cluster.topology import read_topology
-from cdc_platform.cql.catalog import Catalog
-from cdc_platform.cql.names import quoted
+from cdc_platform.cdclog import load_table_schemas
+from cdc_platform.clock import SECOND_MS, ms_from_us, system_time_us
+from cdc_platform.cql import Catalog, quote_name
+from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.ingest.replica.snapshot import base_name, token
 from cdc_platform.ingest.replica.tables import is_replicated
-from cdc_platform.lake.lake import Lake
-from cdc_platform.log.ddl import known_tables
+from cdc_platform.preflight import PreflightResult
 from cdc_platform.ring import Node
-from cdc_platform.trial import Trial
+from cdc_platform.scylla import (
+    AvailableTables,
+    ClusterMember,
+    Connection,
+    LoggedTable,
+    NotGranted,
+    ScyllaCluster,
+    ScyllaSession,
+    create_tls_context,
+    created_ms_from_id,
+    detect_tables,
+    open_session,
+    probe_node,
+    read_logged_tables,
+    read_topology,
+    registry,
+    require_row,
+    system_tables,
+)
 
 CLOCK_TOLERANCE_MS = SECOND_MS
 """How far a node's clock may be off before it is told of; CDC takes no write from 5 s ahead."""
 _EITHER = (
-    ("published generations", (tables.TIMESTAMPS, tables.STREAMS_V2)),
-    ("descriptions", (tables.DESCRIPTIONS_V2, tables.DESCRIPTIONS_V3, tables.DESCRIPTIONS_V1)),
-    ("first format", (tables.STREAMS_V1,)),
-    ("what nodes keep", (tables.LOCAL,)),
-    ("stream sets of tablets", (tables.TABLET_TIMESTAMPS, tables.TABLET_STREAMS)),
+    ("published generations", (system_tables.TIMESTAMPS, system_tables.STREAMS_V2)),
+    ("descriptions", (system_tables.DESCRIPTIONS_V2, system_tables.DESCRIPTIONS_V3, system_tables.DESCRIPTIONS_V1)),
+    ("first format", (system_tables.STREAMS_V1,)),
+    ("what nodes keep", (system_tables.LOCAL,)),
+    ("stream sets of tablets", (system_tables.TABLET_TIMESTAMPS, system_tables.TABLET_STREAMS)),
 )
 
 
-def examine(cluster: KnownCluster) -> list[Trial]:
+def examine(cluster: ScyllaCluster) -> list[PreflightResult]:
     """Try everything that an observation needs. What cannot be tried because of what failed before is left out."""
     findings = list(_contacts(cluster.connection))
     if not any(finding.ok for finding in findings):
@@ -44,9 +53,9 @@ def examine(cluster: KnownCluster) -> list[Trial]:
         if not any(finding.ok for finding in known_nodes):
             return findings
     try:
-        with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
+        with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
             findings.append(
-                Trial(
+                PreflightResult(
                     "login",
                     True,
                     f"{'without a user' if live.role is None else f'as {live.role}'}, {len(live.members)} nodes",
@@ -58,26 +67,26 @@ def examine(cluster: KnownCluster) -> list[Trial]:
     return findings
 
 
-def _contacts(connection: Connection) -> Iterator[Trial]:
+def _contacts(connection: Connection) -> Iterator[PreflightResult]:
     try:
-        tls = tls_context(connection)
+        tls = create_tls_context(connection)
     except PlatformError as error:
         yield _failed("TLS", error)
         return
     for host, port in connection.endpoints:
         try:
-            knock(host, port, tls, connection.connect_timeout)
+            probe_node(host, port, tls, connection.connect_timeout)
         except PlatformError as error:
             yield _failed(f"contact {host}", error)
         else:
-            yield Trial(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
+            yield PreflightResult(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
 
 
-def _known_nodes(cluster: KnownCluster) -> Iterator[Trial]:
+def _known_nodes(cluster: ScyllaCluster) -> Iterator[PreflightResult]:
     """Try the nodes that were observed before, since no contact point answers; stop at the first that answers."""
     connection = cluster.connection
     try:
-        tls = tls_context(connection)
+        tls = create_tls_context(connection)
     except PlatformError:
         return  # told of already
     given = {host for host, _ in connection.endpoints}
@@ -85,18 +94,20 @@ def _known_nodes(cluster: KnownCluster) -> Iterator[Trial]:
         if address in given:
             continue
         try:
-            knock(address, connection.port, tls, connection.connect_timeout)
+            probe_node(address, connection.port, tls, connection.connect_timeout)
         except PlatformError as error:
             yield _failed(f"known node {address}", error)
         else:
-            yield Trial(f"known node {address}", True, f"speaks CQL at port {connection.port}; all else is asked by it")
+            yield PreflightResult(
+                f"known node {address}", True, f"speaks CQL at port {connection.port}; all else is asked by it"
+            )
             return
 
 
-def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Trial]:
+def _inside(cluster: ScyllaCluster, live: ScyllaSession) -> Iterator[PreflightResult]:
     for member in live.members:
         yield from _node(live, member)
-    layout = layout_of(live)
+    layout = detect_tables(live)
     try:
         topology = read_topology(live, layout, {})
     except PlatformError as error:
@@ -104,100 +115,107 @@ def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Trial]:
     else:
         changing = f"changing ({topology.changing}), its nodes are taken in when it has settled"
         counts = changing if topology.changing else _counted(topology.nodes)
-        yield Trial("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
+        yield PreflightResult("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
         yield _same(cluster, topology.identity)
     yield from _tables(layout)
     yield from _logs(cluster, live, layout)
 
 
-def _node(live: LiveCluster, member: Member) -> Iterator[Trial]:
+def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResult]:
     """Whether a node answers, what it says of its shards, and how far its clock is off."""
     check = f"node {member.address}"
     try:
         greeting = live.greeting(member.address)
-        before = ms_of(machine_us())
+        before = ms_from_us(system_time_us())
         rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
-        after = ms_of(machine_us())
+        after = ms_from_us(system_time_us())
     except PlatformError as error:
         yield _failed(check, error)
         return
     shards = "says nothing of shards" if greeting.shards is None else f"{greeting.shards} shards"
-    yield Trial(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
-    now = created_ms(one(rows, "system.local")["now"]) or 0
+    yield PreflightResult(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
+    now = created_ms_from_id(require_row(rows, "system.local")["now"]) or 0
     # Its clock was asked somewhere between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
     ok = abs(off) <= CLOCK_TOLERANCE_MS
     mend = None if ok else "keep its time by NTP: CDC takes no write whose time is 5 s ahead of the node's"
-    yield Trial(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
+    yield PreflightResult(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
 
 
-def _same(cluster: KnownCluster, seen: known.Identity) -> Trial:
+def _same(cluster: ScyllaCluster, seen: registry.ClusterIdentity) -> PreflightResult:
     try:
-        known.assert_same(cluster, seen)
+        registry.assert_same_cluster(cluster, seen)
     except PlatformError as error:
         return _failed("identity", error)
-    return Trial("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
+    return PreflightResult("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
 
 
-def _tables(layout: Layout) -> Iterator[Trial]:
+def _tables(layout: AvailableTables) -> Iterator[PreflightResult]:
     for what, names in _EITHER:
         refused = [layout.refused[name] for name in names if name in layout.refused]
         if refused:
-            yield Trial(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
+            yield PreflightResult(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
         there = [name for name in names if name in layout]
         if there and not refused:
-            yield Trial(what, True, ", ".join(there))
+            yield PreflightResult(what, True, ", ".join(there))
     told = {name for _, names in _EITHER for name in names}
     for table, refusal in layout.refused.items():
         if table not in told:
-            yield Trial(table, False, "may not be read", f"{refusal.grant};")
-    if not {tables.TIMESTAMPS, tables.STREAMS_V1, tables.TABLET_TIMESTAMPS} & {*layout.present, *layout.refused}:
-        yield Trial("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
+            yield PreflightResult(table, False, "may not be read", f"{refusal.grant};")
+    if not {system_tables.TIMESTAMPS, system_tables.STREAMS_V1, system_tables.TABLET_TIMESTAMPS} & {
+        *layout.present,
+        *layout.refused,
+    }:
+        yield PreflightResult(
+            "generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it"
+        )
 
 
-def _logs(cluster: KnownCluster, live: LiveCluster, layout: Layout) -> Iterator[Trial]:
+def _logs(cluster: ScyllaCluster, live: ScyllaSession, layout: AvailableTables) -> Iterator[PreflightResult]:
     """Whether each log may be read. A key that is no stream ID has no rows, and looking for it costs nothing."""
     logged = read_logged_tables(live, layout)
     if not logged:
-        yield Trial("logs", True, "no table has one")
+        yield PreflightResult("logs", True, "no table has one")
     lake = Lake(cluster.open_home().lake)
     for table in logged:
         yield from _base(lake, live, table)
-        name = f"{quoted(table.keyspace)}.{quoted(table.name + '_scylla_cdc_log')}"
+        name = f"{quote_name(table.keyspace)}.{quote_name(table.name + '_scylla_cdc_log')}"
         state = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
         try:
             live.select(name, '"cdc$time"', 'WHERE "cdc$stream_id" = 0x00')
-            yield Trial(f"log of {table.keyspace}.{table.name}", True, state)
+            yield PreflightResult(f"log of {table.keyspace}.{table.name}", True, state)
         except NotGranted as refusal:
-            yield Trial(f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};")
+            yield PreflightResult(
+                f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};"
+            )
         except PlatformError as error:
             yield _failed(f"log of {table.keyspace}.{table.name}", error)
 
 
-def _base(lake: Lake, live: LiveCluster, table: LoggedTable) -> Iterator[Trial]:
+def _base(lake: Lake, live: ScyllaSession, table: LoggedTable) -> Iterator[PreflightResult]:
     """Whether a table that is kept itself may be read; of another one only what `ingest --current` would lack."""
     told = table.as_told()
     try:
-        (schema,) = known_tables(Catalog(), [told])
+        (schema,) = load_table_schemas(Catalog(), [told])
     except StateError:
         return  # a definition that is not understood is told of as the cluster is observed
     check, needed = f"table {told.full_name}", is_replicated(lake, schema)
     name = base_name(schema)
     try:
-        live.select(name, quoted(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")
+        live.select(name, quote_name(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")
     except NotGranted as refusal:
         found = "may not be read, and is kept" if needed else "may not be read: ingest --current needs that alone"
-        yield Trial(check, not needed, found, f"{refusal.grant};")
+        yield PreflightResult(check, not needed, found, f"{refusal.grant};")
     except PlatformError as error:
         yield _failed(check, error)
     else:
-        yield from [Trial(check, True, "may be read, and is kept")] if needed else []
+        yield from [PreflightResult(check, True, "may be read, and is kept")] if needed else []
 
 
 def _counted(nodes: tuple[Node, ...]) -> str:
     return f"{len(nodes)} nodes with {sum(len(node.tokens) for node in nodes)} tokens"
 
 
-def _failed(check: str, error: PlatformError) -> Trial:
+def _failed(check: str, error: PlatformError) -> PreflightResult:
     found, _, mend = str(error).partition("; ")
-    return Trial(check, False, found, mend or "see the server's log")
+    return PreflightResult(check, False, found, mend or "see the server's log")

@@ -17,14 +17,18 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from cdc_platform.cluster.cells import log_rows
-from cdc_platform.cluster.connection import Connection
-from cdc_platform.cluster.raw import RawPage
-from cdc_platform.cluster.refusals import Unreachable
-from cdc_platform.cluster.session import LiveCluster, connected, tries
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Batches, TaskRows
 from cdc_platform.ingest.planner import log_name, statement
-from cdc_platform.lake.volume import Batches, TaskRows
+from cdc_platform.scylla import (
+    Connection,
+    RawPage,
+    ScyllaSession,
+    Unreachable,
+    decode_log_rows,
+    open_session,
+    retry_unreachable,
+)
 
 AT_ONCE = 4
 """Requests that a process has under way at once."""
@@ -34,7 +38,7 @@ Pages = Callable[[], Iterator[RawPage]]
 """Gives the pages of a request that was sent; a try of each."""
 Request = TypeVar("Request")
 
-_sessions: dict[tuple[str, Connection], LiveCluster] = {}
+_sessions: dict[tuple[str, Connection], ScyllaSession] = {}
 _opened = ExitStack()
 atexit.register(_opened.close)
 
@@ -70,7 +74,7 @@ class LogQuery:
         """The rows of requests, as the task of this number has them."""
         for pages in self.answers(conditions, number):
             if any(page.rows for page in pages):
-                yield from log_rows(self.schema, pages, exact=True).rows.to_batches()
+                yield from decode_log_rows(self.schema, pages, exact=True).rows.to_batches()
 
     def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
         """The pages of each request, in their order, while the next are under way.
@@ -121,7 +125,7 @@ def _answered(
 
 
 def _whole(request: Request, ask: Callable[[Request, int], Pages], first: Pages) -> list[RawPage]:
-    for attempt in tries():
+    for attempt in retry_unreachable():
         with attempt:
             number = attempt.retry_state.attempt_number
             return list((first if number == 1 else _sent(request, ask, number))())
@@ -142,7 +146,7 @@ def _sent(request: Request, ask: Callable[[Request, int], Pages], attempt: int) 
 
 
 @contextmanager
-def serving(live: LiveCluster) -> Iterator[None]:
+def serving(live: ScyllaSession) -> Iterator[None]:
     """Let what this process asks go through a session that is open already."""
     key = (live.name, live.connection)
     _sessions[key] = live
@@ -152,12 +156,12 @@ def serving(live: LiveCluster) -> Iterator[None]:
         del _sessions[key]
 
 
-def _session(name: str, connection: Connection, task: int) -> LiveCluster:
+def _session(name: str, connection: Connection, task: int) -> ScyllaSession:
     if (name, connection) not in _sessions:
-        _sessions[name, connection] = _opened.enter_context(connected(name, connection, one_node=task))
+        _sessions[name, connection] = _opened.enter_context(open_session(name, connection, one_node=task))
     return _sessions[name, connection]
 
 
 def empty_rows(schema: TableSchema) -> pa.Table:
     """No rows of a log."""
-    return log_rows(schema, []).rows
+    return decode_log_rows(schema, []).rows

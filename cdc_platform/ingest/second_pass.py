@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 
+from cdc_platform.cdclog import next_window, reader_sets_from_source
 from cdc_platform.clock import Microseconds
 from cdc_platform.errors import ConflictError
 from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
 from cdc_platform.ingest.marks import AGAIN, LATE
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy
-from cdc_platform.log.reading.sets import sets_of
-from cdc_platform.log.reading.windows import next_window
 from cdc_platform.timeline import StreamSources
 
 
@@ -35,7 +34,7 @@ def run_second_pass(
     if not after or not lake.exists(log.sink):
         return reached, []
     source = StreamSources(lake).of(schema.keyspace, schema.name)
-    sets = sets_of(source, now)
+    sets = reader_sets_from_source(source, now)
     begun = lives.first_us(sets, now)
     until = min(position_us, Microseconds(now - after))
     at_us = Microseconds(max(begun, done) if done is not None else begun)

@@ -31,13 +31,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, format_us, parse_time_us
-from cdc_platform.cluster import known
-from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.observing import Observation, refresh
-from cdc_platform.cluster.session import LiveCluster, connected
-from cdc_platform.cql.names import read_table_name
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cdclog import (
+    Window,
+    describe_skip,
+    iter_complete_windows,
+    log_table,
+    read_log_gaps,
+    read_reader_sets,
+    read_table_schema,
+    reader_sets_from_source,
+)
+from cdc_platform.clock import MAX_CDC_TTL_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, format_us, parse_time_us
+from cdc_platform.cql import TableSchema, parse_table_name
+from cdc_platform.delta import CommitAuthor, Lake, commit_as
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
 from cdc_platform.ingest import policy as paces
@@ -46,20 +52,9 @@ from cdc_platform.ingest.planner import RANGES, STREAMS, Plan, Way, WindowPlanne
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, died_before, gaps_between
 from cdc_platform.ingest.requests import REQUESTS_A_TASK, LogQuery
 from cdc_platform.ingest.worker_errors import in_one_line
-from cdc_platform.lake.envelope import Speaker, speaking_for
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import spark_struct
-from cdc_platform.limits import MAX_CDC_TTL
-from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.gaps import log_gaps_of
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.left_out import passing_over
-from cdc_platform.log.reading.reader import whole_windows
-from cdc_platform.log.reading.sets import sets_of, stream_sets
-from cdc_platform.log.reading.windows import Window
-from cdc_platform.records import log_gaps
-from cdc_platform.records.consumers import FROM_CLUSTER
-from cdc_platform.records.log_gaps import SPARK_STREAM, LogGap, Loss
+from cdc_platform.metastore import INGEST_CONSUMER, SPARK_STREAM_READER, LogGap, LogLoss, log_gaps
+from cdc_platform.scylla import Observation, ScyllaCluster, ScyllaSession, open_session, refresh_if_changed, registry
+from cdc_platform.spark import arrow_to_spark_schema
 from cdc_platform.timeline import StreamSources
 
 _log = logging.getLogger(__name__)
@@ -99,7 +94,7 @@ class _Asked:
             wrong = f"no option {unknown[0]}" if unknown else f"option {missing[0]} is missing"
             raise InputError(f"scylla_cdc: {wrong}; the options are {', '.join(_OPTIONS)}")
         try:
-            keyspace, table = read_table_name(given["table"])
+            keyspace, table = parse_table_name(given["table"])
         except InputError as error:
             raise InputError(f"scylla_cdc: {error}") from None
         way = given.get("by")
@@ -118,22 +113,22 @@ class _Asked:
             given["home"], given["cluster"], keyspace, table, first, until, ReadPolicy(confidence), found, refuses
         )
 
-    def find(self) -> KnownCluster:
+    def find(self) -> ScyllaCluster:
         """The cluster, as the home knows it."""
-        return known.find(open_home(self.home, create=False), self.cluster)
+        return registry.find_cluster(open_home(self.home, create=False), self.cluster)
 
     def schema(self) -> TableSchema:
         """The table, as the cluster was seen to have it last."""
         cluster = self.find()
-        with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
+        with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
             _refreshed(live, cluster)
-        return schema_of(Lake(cluster.open_home().lake), self.keyspace, self.table)
+        return read_table_schema(Lake(cluster.open_home().lake), self.keyspace, self.table)
 
 
-def _refreshed(live: LiveCluster, cluster: KnownCluster) -> Observation | None:
+def _refreshed(live: ScyllaSession, cluster: ScyllaCluster) -> Observation | None:
     """Observe the cluster if it changed; the history of the home names the Spark source as who has looked."""
-    with speaking_for(Speaker("Spark", "scylla_cdc")):
-        return refresh(live, cluster, Clock())
+    with commit_as(CommitAuthor("Spark", "scylla_cdc")):
+        return refresh_if_changed(live, cluster, Clock())
 
 
 def _confidence_us(text: str) -> Microseconds:
@@ -141,8 +136,10 @@ def _confidence_us(text: str) -> Microseconds:
         seconds = float(text)
     except ValueError:
         seconds = nan
-    if not 0 <= seconds <= MAX_CDC_TTL:
-        raise InputError(f"scylla_cdc: confidence is {text!r}; it is a number of seconds from 0 to {MAX_CDC_TTL}")
+    if not 0 <= seconds <= MAX_CDC_TTL_SECONDS:
+        raise InputError(
+            f"scylla_cdc: confidence is {text!r}; it is a number of seconds from 0 to {MAX_CDC_TTL_SECONDS}"
+        )
     return Microseconds(int(seconds * SECOND_US))
 
 
@@ -161,7 +158,7 @@ class ScyllaCdc(DataSource):
     @in_one_line()
     def schema(self) -> StructType:
         """The columns of the log, with the one for values that no native column holds."""
-        return spark_struct(log_table(self._asked.schema(), exact=True).schema)
+        return arrow_to_spark_schema(log_table(self._asked.schema(), exact=True).schema)
 
     @in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -188,10 +185,10 @@ class _Planner:
         self.lake = Lake(self.cluster.open_home().lake)
 
     @cached_property
-    def live(self) -> LiveCluster:
+    def live(self) -> ScyllaSession:
         """The connection, made when it is needed."""
         return self._opened.enter_context(
-            connected(self.cluster.name, self.cluster.connection, known_nodes=self.cluster.node_addresses)
+            open_session(self.cluster.name, self.cluster.connection, known_nodes=self.cluster.node_addresses)
         )
 
     def close(self) -> None:
@@ -200,7 +197,7 @@ class _Planner:
 
     def schema(self) -> TableSchema:
         """The table as the home has it."""
-        return schema_of(self.lake, self.asked.keyspace, self.asked.table)
+        return read_table_schema(self.lake, self.asked.keyspace, self.asked.table)
 
     def horizon_us(self) -> Microseconds:
         """Up to when (µs) can be read now; what the cluster has new is taken in."""
@@ -221,14 +218,14 @@ class _Planner:
         if self.asked.first_us is not None:
             return Microseconds(self.asked.first_us - ONE_US)
         schema, now = self.schema(), Clock().now_us()
-        sets = stream_sets(self.lake, schema, now)
+        sets = read_reader_sets(self.lake, schema, now)
         assert_readable(self.cluster.name, self.lake, schema, sets)
         return Lifetimes.of(self.lake, schema).first_us(sets, now)
 
     def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
         """The end (µs) of the last window from there on that can be read: no generation of it is awaited."""
         now, schema = Clock().now_us(), self.schema()
-        ends = [each.until_us for each in whole_windows(self.lake, schema, after_us, horizon_us, now)]
+        ends = [each.until_us for each in iter_complete_windows(self.lake, schema, after_us, horizon_us, now)]
         until = max(ends, default=after_us)
         held = held_by(self.lake, schema, now, until, horizon_us)
         if held is not None:
@@ -239,7 +236,7 @@ class _Planner:
         """Return when (µs) each set begins whose streams can be read and hold rows at or before a time (µs)."""
         schema, now = self.schema(), Clock().now_us()
         source = StreamSources(self.lake).of(schema.keyspace, schema.name)
-        sets = sets_of(source, now)
+        sets = reader_sets_from_source(source, now)
         begun = sorted(each for each in sets.seen if each <= until_us and each not in sets.passed)
         return [int(each) for each in begun if source.is_complete(each)]
 
@@ -262,7 +259,7 @@ class _Planner:
             StateError: something is, and that is not to be told alone.
         """
         schema = self.schema()
-        windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
+        windows = list(iter_complete_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
         self._tell_of_gaps(schema, windows, whole_us, missed)
         asking = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
         least = Lifetimes.of(self.lake, schema).least_us
@@ -279,13 +276,13 @@ class _Planner:
     def way(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Way:
         """Return how to read all windows of a batch, so that its offset can say what came with it."""
         schema, now = self.schema(), Clock().now_us()
-        windows = whole_windows(self.lake, schema, after_us, until_us, now, only)
+        windows = iter_complete_windows(self.lake, schema, after_us, until_us, now, only)
         first = next(self._plans(schema, [each for each in windows if not each.passed], self.asked.way), None)
         return STREAMS if first is None else first.chosen.way
 
     def scanned(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Iterator[_Interval]:
         """Yield the time of each window that a scan reads: with it come the rows of all streams, known or not."""
-        for each in whole_windows(self.lake, self.schema(), after_us, until_us, Clock().now_us(), only):
+        for each in iter_complete_windows(self.lake, self.schema(), after_us, until_us, Clock().now_us(), only):
             if not each.passed:
                 yield each.after_us, each.until_us
 
@@ -304,23 +301,23 @@ class _Planner:
         # No gap: ScyllaDB's own clients go on as well.
         for each in windows:
             if each.passed:
-                _log.warning(passing_over(f"scylla_cdc of {schema.full_name}", each, None))
+                _log.warning(describe_skip(f"scylla_cdc of {schema.full_name}", each, None))
         if lost and self._refuses:
             raise _refusal(list(map(str, lost)))
         for gap in lost:
             _log.warning(str(gap))
         if self._streams:
             because = f"option gaps = {_TELL}"
-            accepted = {"reader": SPARK_STREAM, "because": because, "accepted_at_us": Clock().now_us()}
-            log_gaps.record(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
+            accepted = {"reader": SPARK_STREAM_READER, "because": because, "accepted_at_us": Clock().now_us()}
+            log_gaps.record_log_gaps(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
 
     def _gaps(self, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> list[LogGap]:
         """Return what the rows of an interval may lack by now, and what `ingest` found missing of them before."""
         revealed = gaps_between(self.lake, schema, after_us, until_us, Clock().now_us())
         recorded = [
             gap
-            for gap in log_gaps_of(self.lake, [schema.full_name])
-            if gap.reader == FROM_CLUSTER and gap.what != Loss.BEFORE_READING
+            for gap in read_log_gaps(self.lake, [schema.full_name])
+            if gap.reader == INGEST_CONSUMER and gap.what != LogLoss.BEFORE_READING
             if gap.overlaps(Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US))
         ]
         same = [gap for gap in recorded if any(_is_same(gap, each) for each in revealed)]

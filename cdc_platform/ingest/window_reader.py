@@ -1,6 +1,7 @@
 """Reads the rows of windows from a cluster, each once: a window by its streams, or several windows by one scan.
 
-Memory holds at most `ROWS_AT_ONCE` rows. When a reading reaches that bound it hands the rows that have arrived to the
+Memory holds at most `MAX_ROWS_IN_MEMORY` rows. When a reading reaches that bound it hands the rows that have arrived
+to the
 caller, who commits them as a part, and goes on. The position moves only with the last rows of a window. After a kill
 the log's table says up to when parts may hold rows (`PARTS_UNTIL`), and what is read again up to there is added by key.
 """
@@ -15,25 +16,27 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cdclog import (
+    EXACT,
+    MAX_ROWS_IN_MEMORY,
+    WRITTEN_AT,
+    OnMessage,
+    Window,
+    exclude_stored_rows,
+    log_table,
+    next_window,
+    read_table_schema,
+    reader_sets_from_source,
+    sort_log_rows,
+)
 from cdc_platform.clock import Clock, Microseconds
-from cdc_platform.cluster.cells import OtherColumns, log_rows
-from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.observing import look
-from cdc_platform.cluster.session import LiveCluster
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Lake, choose_remedy
 from cdc_platform.errors import NotFound
 from cdc_platform.ingest.marks import PARTS_UNTIL
 from cdc_platform.ingest.planner import Estimate, Plan, Way, WindowPlanner
 from cdc_platform.ingest.requests import LogQuery, empty_rows
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirrors import mend
-from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.reader import ROWS_AT_ONCE, in_order, without_known
-from cdc_platform.log.reading.sets import sets_of
-from cdc_platform.log.reading.windows import Window, next_window
-from cdc_platform.log.stored_names import EXACT, WRITTEN_AT
+from cdc_platform.scylla import OtherColumns, ScyllaCluster, ScyllaSession, decode_log_rows, observe_session
 from cdc_platform.timeline import StreamSource
 
 _ATTEMPTS = 3
@@ -63,13 +66,13 @@ class WindowReader:
 
     def __init__(
         self,
-        live: LiveCluster,
-        cluster: KnownCluster,
+        live: ScyllaSession,
+        cluster: ScyllaCluster,
         clock: Clock,
         lake: Lake,
         schema: TableSchema,
         way: Way | None,
-        tell: Tell,
+        tell: OnMessage,
     ) -> None:
         self._live, self._cluster, self._clock, self._lake = live, cluster, clock, lake
         self._way: Way | None = way
@@ -139,7 +142,7 @@ class WindowReader:
 
     def learn(self) -> None:
         """Observe the cluster again, because the table was altered since it was last observed."""
-        look(self._live, self._cluster, self._clock)
+        observe_session(self._live, self._cluster, self._clock)
         self._schema = definition(self._lake, self._schema.keyspace, self._schema.name)
         self._planner = self._planner_for(self._schema)
 
@@ -151,7 +154,7 @@ class WindowReader:
 
     def _coming(self, source: StreamSource, window: Window, until_us: Microseconds) -> Iterator[Window]:
         """Yield the windows behind one that can be read by now."""
-        sets = sets_of(source, self._clock.now_us())
+        sets = reader_sets_from_source(source, self._clock.now_us())
         after: Window | None = window
         while after is not None:
             after = next_window(sets, after.until_us, after.number, until_us)
@@ -184,11 +187,11 @@ class WindowReader:
             ahead.requests += len(pages)
             if not any(page.rows for page in pages):
                 continue
-            part = log_rows(self._schema, pages)
+            part = decode_log_rows(self._schema, pages)
             unreadable.update(part.unreadable)
             self._refuse_unreadable(unreadable, doubtful=doubtful)
             ahead.add(part.rows)
-            if ahead.size > ROWS_AT_ONCE:
+            if ahead.size > MAX_ROWS_IN_MEMORY:
                 rows = self._taken(ahead, drop_known=drop_known)
                 commit_part(rows, plan.until_us)
                 ahead.note_committed(rows)
@@ -205,13 +208,13 @@ class WindowReader:
         """Take the rows that have arrived, sorted; those that are new where the table may have some of them."""
         if not ahead.parts:
             return empty_rows(self._schema)
-        rows = in_order(pa.concat_tables(_alike(ahead.parts)))
+        rows = sort_log_rows(pa.concat_tables(_alike(ahead.parts)))
         ahead.parts.clear()
         ahead.size = 0
         if not drop_known:
             return rows
         plan = ahead.plan
-        return without_known(
+        return exclude_stored_rows(
             self._lake, log_table(self._schema), rows, Window(0, Microseconds(0), plan.after_us, plan.until_us)
         )
 
@@ -271,9 +274,9 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
         NotFound: it has none with a log, or one that the platform does not understand.
     """
     try:
-        return schema_of(lake, keyspace, table)
+        return read_table_schema(lake, keyspace, table)
     except NotFound:
-        look = mend(lake, "cdc-platform cluster test", "cdc-platform cluster test {cluster}")
+        look = choose_remedy(lake, "cdc-platform cluster test", "cdc-platform cluster test {cluster}")
         raise NotFound(
             f"the cluster has no table {keyspace}.{table} with a CDC log whose definition is understood; look at what"
             f" there is with: {look}"

@@ -1,5 +1,5 @@
-"""What one node knows of generations: what it remembers, retries, promises, and restarts with.
+"""What one node does with generations: learning, reading, retrying, promising during a switch, and restarting.
 
-A node knows no lake, no clock and no thread. Whoever makes one hands in what it reads, what it keeps, the time and
-what it waits with (`given`). So a cluster of them runs in one thread, in simulated time, and always in the same way.
+A node knows no lake, no clock and no thread: its creator passes them in (`interfaces`). A simulation can therefore
+run a whole cluster deterministically, in one thread and in simulated time.
 """

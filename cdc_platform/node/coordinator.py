@@ -1,6 +1,7 @@
-"""A node as a coordinator of writes: it learns of generations, reads them, tries again, and keeps the newest ID.
+"""A coordinator of writes: it learns generation IDs, reads descriptions, retries, and stores the newest ID.
 
-Which writes it takes is `generations.metadata`'s rule; here is how its knowledge comes about and that threads share it.
+`generations.acceptance` decides on writes. `RetryLoop` owns no thread and no clock: a simulation calls `step`, a
+server runs `run` in its own thread.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_of, us_of
+from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds, format_ms, ms_from_us, seconds_from_us, us_from_ms
 from cdc_platform.errors import PlatformError, WriteRefused
-from cdc_platform.generations import Decision, GenerationId, Metadata, Policy, Verdict, parse_generation_id
-from cdc_platform.generations.metadata import LEEWAY_US, Undecided
-from cdc_platform.node.given import Disk, Now, Reader
+from cdc_platform.generations import (
+    LEEWAY_US,
+    AcceptancePolicy,
+    CdcMetadata,
+    GenerationId,
+    UndecidedSwitch,
+    WriteDecision,
+    WriteVerdict,
+    parse_generation_id,
+)
+from cdc_platform.node.interfaces import GenerationReader, MicrosecondClock, NodeDisk, RetryWaiter
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingGeneration:
     """A generation that is known by its ID and could not be read yet: how often that was tried, and the last error."""
 
     id: GenerationId
@@ -39,20 +48,20 @@ class Coordinator:
     def __init__(
         self,
         host_id: UUID,
-        reader: Reader,
-        disk: Disk,
-        now_us: Now,
+        reader: GenerationReader,
+        disk: NodeDisk,
+        now_us: MicrosecondClock,
         *,
         leeway_us: Microseconds = LEEWAY_US,
-        policy: Policy = "strict",
-        undecided: Iterable[Undecided] = (),
+        policy: AcceptancePolicy = "strict",
+        undecided: Iterable[UndecidedSwitch] = (),
     ) -> None:
         self.host_id = host_id
         self._reader = reader
         self._disk = disk
         self._now_us = now_us
-        self._metadata = Metadata(leeway_us, policy)
-        self._pending: dict[Milliseconds, Pending] = {}
+        self._metadata = CdcMetadata(leeway_us, policy)
+        self._pending: dict[Milliseconds, PendingGeneration] = {}
         self._undecided = {switch.generation_id: switch for switch in undecided}
         self._lock = threading.RLock()
         self._told: list[Callable[[], object]] = []
@@ -86,14 +95,14 @@ class Coordinator:
         if id is None:
             return False
         with self._lock:
-            to_read = self._metadata.prepare(us_of(id.time_ms), self._now_us())
+            to_read = self._metadata.prepare(us_from_ms(id.time_ms), self._now_us())
             # In this order, under one lock: no write is taken in between by the generation before.
             self._undecided.pop(str(id.uuid), None)
             if not to_read:
                 return self._is_read(id)
         return self._try(id)
 
-    def wait_for(self, switch: Undecided) -> None:
+    def wait_for(self, switch: UndecidedSwitch) -> None:
         """Promise to take no write from the switch's lease end on before its decision is known.
 
         That is a generation's ID, see `learn`, or `aborted`. Promised again, the earlier lease end holds.
@@ -116,12 +125,12 @@ class Coordinator:
             self._try(each.id)
         return len(self.pending())
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingGeneration]:
         """The generations that are known and not read, in the order of their times."""
         with self._lock:
             return [self._pending[time] for time in sorted(self._pending)]
 
-    def decide(self, write_ts_us: Microseconds) -> Decision:
+    def decide(self, write_ts_us: Microseconds) -> WriteDecision:
         """The verdict on a write with this timestamp (µs) now."""
         with self._lock:
             return self._metadata.decide(write_ts_us, self._now_us(), undecided=tuple(self._undecided.values()))
@@ -137,19 +146,19 @@ class Coordinator:
                 undecided = tuple(self._undecided.values())
                 return self._metadata.get_stream(write_ts_us, token, self._now_us(), undecided=undecided)
             except WriteRefused as refused:
-                why = self._why_not_read(write_ts_us) if refused.verdict == Verdict.NOT_RETRIEVED else None
+                why = self._why_not_read(write_ts_us) if refused.verdict == WriteVerdict.NOT_RETRIEVED else None
                 if why is None:
                     raise
                 raise WriteRefused(refused.verdict, f"{refused}; {why}") from None
 
     def _is_read(self, id: GenerationId) -> bool:
         times = self._metadata.times_us
-        return us_of(id.time_ms) in times and id.time_ms not in self._pending
+        return us_from_ms(id.time_ms) in times and id.time_ms not in self._pending
 
     def _try(self, id: GenerationId) -> bool:
         """Read a generation once; whatever the outcome, what is known afterwards says so."""
         with self._lock:
-            if self._metadata.known_or_obsolete(us_of(id.time_ms), self._now_us()):
+            if self._metadata.known_or_obsolete(us_from_ms(id.time_ms), self._now_us()):
                 self._give_up(id)
                 return self._is_read(id)
         try:
@@ -161,7 +170,7 @@ class Coordinator:
         if self._disk.keep(id):
             _log.info("node %s keeps generation %s, which starts at %s", self.host_id, id, format_ms(id.time_ms))
         with self._lock:
-            used = self._metadata.insert(us_of(id.time_ms), description, self._now_us())
+            used = self._metadata.insert(us_from_ms(id.time_ms), description, self._now_us())
             self._pending.pop(id.time_ms, None)
         if used:
             _log.info("node %s starts to use generation %s", self.host_id, id)
@@ -175,7 +184,7 @@ class Coordinator:
         with self._lock:
             before = self._pending.get(id.time_ms)
             attempts = 1 if before is None else before.attempts + 1
-            self._pending[id.time_ms] = Pending(id, attempts, reason)
+            self._pending[id.time_ms] = PendingGeneration(id, attempts, reason)
         how = "tries again" if before is None else "goes on trying"
         _log.warning("node %s cannot read generation %s yet and %s: %s", self.host_id, id, how, reason)
         for listener in self._told:
@@ -183,5 +192,54 @@ class Coordinator:
 
     def _why_not_read(self, write_ts_us: Microseconds) -> str | None:
         generation = self._metadata.generation_used_at(write_ts_us)
-        pending = None if generation is None else self._pending.get(ms_of(generation))
+        pending = None if generation is None else self._pending.get(ms_from_us(generation))
         return None if pending is None else f"tried {pending.attempts} times, at last: {pending.reason}"
+
+
+DEFAULT_RETRY_US = SECOND_US * 5
+"""How long a coordinator waits by default before it tries again to read a generation (µs)."""
+
+
+class RetryLoop:
+    """Retries a coordinator's pending generations, `retry_us` (µs) after each failure."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        now_us: MicrosecondClock,
+        waiter: RetryWaiter,
+        *,
+        retry_us: Microseconds = DEFAULT_RETRY_US,
+    ) -> None:
+        self._coordinator = coordinator
+        self._now_us = now_us
+        self._waiter = waiter
+        self._retry_us = retry_us
+        self._due_us: Microseconds | None = None
+        self._closed = False
+        coordinator.tell(waiter.set)
+
+    def step(self) -> Microseconds | None:
+        """Try again if it is time to; answers when (µs) the next attempt is due, None while nothing is pending."""
+        now_us = self._now_us()
+        if not self._coordinator.pending():
+            self._due_us = None
+        elif self._due_us is None:
+            self._due_us = now_us + self._retry_us
+        elif now_us >= self._due_us:
+            self._due_us = now_us + self._retry_us if self._coordinator.retry() else None
+        return self._due_us
+
+    def run(self) -> None:
+        """Step by step until `close` is called, waiting with the waiter in between; for a thread that is handed in."""
+        while not self._closed:
+            due_us = self.step()
+            self._waiter.wait(
+                None if due_us is None else seconds_from_us(max(due_us - self._now_us(), Microseconds(0)))
+            )
+            self._waiter.clear()
+
+    def close(self) -> None:
+        """Let `run` return, at the latest after the attempt it is in."""
+        self._closed = True
+        self._waiter.set()

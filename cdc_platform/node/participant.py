@@ -1,6 +1,6 @@
-"""A node's part in the two-phase switch: what it promises, which writes it takes meanwhile, how it routes them.
+"""A node's part in the two-phase switch: its promises, the writes it accepts meanwhile, and their routing.
 
-It remembers generations as `metadata` does, and the rings that belong to them.
+It stores generations like `generations.acceptance`, and the ring of each.
 """
 
 from __future__ import annotations
@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cdc_platform.clock import Microseconds, Milliseconds, us_of
+from cdc_platform.clock import Microseconds, Milliseconds, us_from_ms
 from cdc_platform.errors import WriteRefused
-from cdc_platform.generations.description import TopologyDescription
-from cdc_platform.generations.metadata import Metadata, Policy, Undecided, Verdict
-from cdc_platform.generations.switch import Switch, SwitchTimes
-from cdc_platform.ring.ring import Ring
+from cdc_platform.generations import (
+    AcceptancePolicy,
+    CdcMetadata,
+    GenerationSwitch,
+    SwitchTimes,
+    TopologyDescription,
+    UndecidedSwitch,
+    WriteVerdict,
+)
+from cdc_platform.ring import Ring
 
 
 @dataclass(frozen=True)
-class Promise:
+class LeasePromise:
     """To take no write with a timestamp of `lease_end_ms` or later until the decision on a generation is known.
 
     `since_ms` is when its switch was prepared; both in ms.
@@ -28,13 +34,13 @@ class Promise:
     since_ms: Milliseconds
 
     @property
-    def undecided(self) -> Undecided:
+    def undecided(self) -> UndecidedSwitch:
         """What the acceptance rule asks of it."""
-        return Undecided(self.generation_id, us_of(self.since_ms), us_of(self.lease_end_ms))
+        return UndecidedSwitch(self.generation_id, us_from_ms(self.since_ms), us_from_ms(self.lease_end_ms))
 
 
 @dataclass(frozen=True, eq=False)
-class Accepted:
+class AcceptedWrite:
     """A write that is taken: its generation's timestamp (µs), its stream's ID (16 bytes), the ring that routes it."""
 
     generation_us: Microseconds
@@ -42,24 +48,28 @@ class Accepted:
     ring: Ring
 
 
-class Participant:
+class SwitchParticipant:
     """One node. It knows nothing until it is told with `know` or `learn`, and then only what it was told.
 
     `promises` are those it kept before a restart. Not safe for use from several threads.
     """
 
     def __init__(
-        self, host_id: str, times: SwitchTimes, policy: Policy = "strict", promises: Iterable[Promise] = ()
+        self,
+        host_id: str,
+        times: SwitchTimes,
+        policy: AcceptancePolicy = "strict",
+        promises: Iterable[LeasePromise] = (),
     ) -> None:
         self.host_id = host_id
         self._times = times
-        self._metadata = Metadata(us_of(times.leeway_ms), policy)
+        self._metadata = CdcMetadata(us_from_ms(times.leeway_ms), policy)
         self._rings: dict[Microseconds, Ring] = {}
         self._prepared: dict[str, tuple[TopologyDescription, Ring]] = {}
         self._promises = {promise.generation_id: promise for promise in promises}
 
     @property
-    def promises(self) -> tuple[Promise, ...]:
+    def promises(self) -> tuple[LeasePromise, ...]:
         """The promises that hold: their decision is not known."""
         return tuple(self._promises.values())
 
@@ -70,25 +80,27 @@ class Participant:
 
     def know(self, time_ms: Milliseconds, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> None:
         """A committed generation, with the ring from its timestamp on."""
-        if self._metadata.insert(us_of(time_ms), description, now_us):
-            self._rings[us_of(time_ms)] = ring
+        if self._metadata.insert(us_from_ms(time_ms), description, now_us):
+            self._rings[us_from_ms(time_ms)] = ring
 
-    def promise(self, switch: Switch, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> Promise:
+    def promise(
+        self, switch: GenerationSwitch, description: TopologyDescription, ring: Ring, now_us: Microseconds
+    ) -> LeasePromise:
         """Keep the whole of a generation as prepared, and promise; asked again, the promise is the first one."""
         self._prepared[switch.generation_id] = (description, ring)
         if switch.generation_id not in self._promises:
             end = self._times.lease_end_ms(now_us)
-            self._promises[switch.generation_id] = Promise(switch.generation_id, end, switch.prepared_at_ms)
+            self._promises[switch.generation_id] = LeasePromise(switch.generation_id, end, switch.prepared_at_ms)
         return self._promises[switch.generation_id]
 
-    def learn(self, switch: Switch, now_us: Microseconds) -> bool:
+    def learn(self, switch: GenerationSwitch, now_us: Microseconds) -> bool:
         """What the register says of a switch. A decision ends the promise.
 
         Returns whether that was all: False where a committed generation has to be read first, then `promise` or
         `know` it and learn again; until then the promise holds.
         """
         time = switch.time_ms
-        if time is not None and not self._metadata.known_or_obsolete(us_of(time), now_us):
+        if time is not None and not self._metadata.known_or_obsolete(us_from_ms(time), now_us):
             prepared = self._prepared.get(switch.generation_id)
             if prepared is None:
                 return False
@@ -98,7 +110,7 @@ class Participant:
             self._prepared.pop(switch.generation_id, None)
         return True
 
-    def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> Accepted:
+    def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> AcceptedWrite:
         """Take a write: its timestamp chooses the generation, and with it the stream and the ring.
 
         Raises:
@@ -108,7 +120,7 @@ class Participant:
         stream = self._metadata.get_stream(write_ts_us, token, now_us, undecided=undecided)
         generation = self._metadata.generation_used_at(write_ts_us)
         if generation is None:
-            raise WriteRefused(Verdict.NO_STREAM, f"no generation operates at {write_ts_us} µs")
+            raise WriteRefused(WriteVerdict.NO_STREAM, f"no generation operates at {write_ts_us} µs")
         for time in self._rings.keys() - set(self._metadata.times_us):
             del self._rings[time]
-        return Accepted(generation, stream, self._rings[generation])
+        return AcceptedWrite(generation, stream, self._rings[generation])

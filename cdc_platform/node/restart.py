@@ -1,6 +1,6 @@
-"""A node restarts: it finds the generation that it gossiped before, whichever format that is in, or says it has none.
+"""Restart of a node: it finds the generation that it gossiped before, in either format, or reports that it has none.
 
-It knows who proposes a cluster's first generation. Making one is a repair, which `lifecycle.repair` does.
+It decides which node proposes a cluster's first generation. `lifecycle.repair` creates that generation.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from uuid import UUID
 
 from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.generations import GenerationId, TopologyDescription
-from cdc_platform.node.given import Disk, Reader
+from cdc_platform.node.interfaces import GenerationReader, NodeDisk
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Restarted:
+class RestartedNode:
     """What a node knows after a restart.
 
     `generation_id`: the ID that it gossips, None where it kept none. `description`: the generation's data, None where
@@ -38,7 +38,7 @@ def should_propose_first_generation(host_id: UUID, known: Iterable[UUID]) -> boo
     return all(other.int <= host_id.int for other in known)
 
 
-def restart(host_id: UUID, ring: Collection[UUID], disk: Disk, reader: Reader) -> Restarted:
+def restart_node(host_id: UUID, ring: Collection[UUID], disk: NodeDisk, reader: GenerationReader) -> RestartedNode:
     """What a node finds when it starts again; `ring` has the host IDs of the NORMAL nodes.
 
     Raises:
@@ -54,11 +54,11 @@ def restart(host_id: UUID, ring: Collection[UUID], disk: Disk, reader: Reader) -
             f"node {host_id} is a member of the ring and kept no generation in cdc_local, as after an upgrade from a "
             f"version without CDC; if the cluster has none, {mend} proposes the first: cdc-platform repair"
         )
-        log.warning(warning)
-        return Restarted(host_id, None, None, proposes, warning)
+        _log.warning(warning)
+        return RestartedNode(host_id, None, None, proposes, warning)
     try:
-        return Restarted(host_id, kept, reader(kept), False, None)
+        return RestartedNode(host_id, kept, reader(kept), False, None)
     except (PlatformError, OSError) as error:
         warning = f"node {host_id} knows generation {kept} and cannot read it: {error}"
-        log.warning(warning)
-        return Restarted(host_id, kept, None, False, warning)
+        _log.warning(warning)
+        return RestartedNode(host_id, kept, None, False, warning)

@@ -1,5 +1,16 @@
-"""Queries over the tables that change nothing: in this process (`embedded`), and on Spark for volume (`spark`).
+"""Read-only SQL over the tables: in the process with DuckDB, or on Spark for volume.
 
-Both run one statement of which the parser's tree was found to be a query (`read_only`, `spark_tree`), over the tables
-that it names (`names`), and hand out rows in Arrow batches (`rows`).
+Each engine runs one statement whose parse tree was checked to be a query.
 """
+
+from __future__ import annotations
+
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "names": ("TimeTravel",),
+        "result": ("QueryResult",),
+    },
+)

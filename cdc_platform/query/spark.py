@@ -1,4 +1,4 @@
-"""Queries on Spark, for volume: over views of the tables that a query names, as rows in Arrow batches.
+"""Queries on Spark over temporary views of the tables that a query names, as rows in Arrow batches.
 
 Nothing is created, and no name stays in Spark's catalog.
 """
@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import ipc
 
+from cdc_platform.delta import Lake, translate_errors
 from cdc_platform.errors import InputError
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.session import bounded_batches, spark_session
-from cdc_platform.lake.shape import spark_schema
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.translate import translated
-from cdc_platform.query.names import At, Names, Reference, Source
-from cdc_platform.query.rows import Rows
+from cdc_platform.query.names import QuerySource, TableNames, TableReference, TimeTravel
+from cdc_platform.query.result import QueryResult
+from cdc_platform.spark import frames, get_spark_session, limit_batch_bytes, table_to_spark_schema
+from cdc_platform.tables import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NOW = At()
+_NOW = TimeTravel()
 _SETTINGS = {
     "spark.sql.variable.substitute": "false",
     "spark.sql.runSQLOnFiles": "false",
@@ -38,7 +35,7 @@ _SETTINGS = {
 
 
 @contextmanager
-def answer(lake: Lake, text: str, *, at: At = _NOW, limit: int | None = None) -> Iterator[Rows]:
+def run_spark_query(lake: Lake, text: str, *, at: TimeTravel = _NOW, limit: int | None = None) -> Iterator[QueryResult]:
     """The rows that a query answers with, at most `limit`; Spark hands them out partition by partition, in the block.
 
     Raises:
@@ -47,62 +44,62 @@ def answer(lake: Lake, text: str, *, at: At = _NOW, limit: int | None = None) ->
         StateError: a file of a table is missing or damaged.
         EnvironmentProblem: there is no Spark.
     """
-    from cdc_platform.query import spark_tree
+    from cdc_platform.query import spark_guard
 
-    tree = spark_tree.judged(text)
-    names = Names(lake)
-    tables = {reference: _found(names, reference) for _, reference in spark_tree.tables_of(tree)}
+    tree = spark_guard.check_spark_query(text)
+    names = TableNames(lake)
+    tables = {reference: _find_table(names, reference) for _, reference in spark_guard.find_table_references(tree)}
     wanted = {table.full_name: table for table in tables.values()}
     sources = names.sources(wanted.values(), at)
     known = {name.lower() for source in sources for name in source.schema.names}
-    spark_tree.refuse_names_of_session(tree, known)
+    spark_guard.refuse_session_names(tree, known)
     run = uuid.uuid4().hex
     views = {source.table.full_name: f"sql_{run}_{number}" for number, source in enumerate(sources)}
-    columns = spark_tree.columns_of(tree)
-    query = spark_tree.rewritten(tree, lambda reference: views[tables[reference].full_name])
-    spark = spark_session()
-    with ExitStack() as stack, translated("the query"):
+    columns = spark_guard.find_column_names(tree)
+    query = spark_guard.rewrite_with_views(tree, lambda reference: views[tables[reference].full_name])
+    spark = get_spark_session()
+    with ExitStack() as stack, translate_errors("the query"):
         for source in sources:
             view = views[source.table.full_name]
-            _rows_of(spark, lake, source, columns).createOrReplaceTempView(view)
+            _source_frame(spark, lake, source, columns).createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
-        stack.enter_context(_set(spark, _SETTINGS))
-        stack.enter_context(bounded_batches(spark))
+        stack.enter_context(_session_settings(spark, _SETTINGS))
+        stack.enter_context(limit_batch_bytes(spark))
         result = spark.sql(query)
         yield _batches(result if limit is None else result.limit(limit))
 
 
-def _found(names: Names, reference: Reference) -> Table:
+def _find_table(names: TableNames, reference: TableReference) -> Table:
     table = names.find(reference)
     if table is None:
         raise InputError(f"there is no table {reference} in this home{names.close_to(reference)}")
     return table
 
 
-def _rows_of(spark: SparkSession, lake: Lake, source: Source, columns: Collection[str] | None) -> DataFrame:
+def _source_frame(spark: SparkSession, lake: Lake, source: QuerySource, columns: Collection[str] | None) -> DataFrame:
     if source.snapshot is None:
-        return spark.createDataFrame([], spark_schema(source.table))
-    return frames.read(spark, lake, source.table, source.snapshot.version, columns)
+        return spark.createDataFrame([], table_to_spark_schema(source.table))
+    return frames.read_table_frame(spark, lake, source.table, source.snapshot.version, columns)
 
 
-def _batches(result: DataFrame) -> Rows:
+def _batches(result: DataFrame) -> QueryResult:
     """The rows as the workers have them in Arrow: each batch comes as the bytes of Arrow's stream, in order."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(result.schema, timezone="UTC")
     # A query may call two columns the same, what is made of them here may not.
     columns = result.toDF(*(f"c{place}" for place in range(len(schema))))
-    streams = columns.mapInArrow(_as_bytes, "batch binary").toLocalIterator()
+    streams = columns.mapInArrow(_batch_to_bytes, "batch binary").toLocalIterator()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with translated("the query"):
+        with translate_errors("the query"):
             for row in streams:
                 yield from ipc.open_stream(row["batch"])
 
-    return Rows(schema, batches())
+    return QueryResult(schema, batches())
 
 
-def _as_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _batch_to_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each batch as one value; runs in Spark's workers."""
     for batch in batches:
         sink = pa.BufferOutputStream()
@@ -112,7 +109,7 @@ def _as_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
     """Settings of a session while a block runs: the platform's own statements name files."""
     before: Sequence[tuple[str, str | None]] = [(name, spark.conf.get(name, None)) for name in settings]
     try:

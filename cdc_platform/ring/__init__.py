@@ -1,61 +1,59 @@
-"""The token ring: tokens, murmur3, shards, nodes. Pure numpy; one implementation for one value and for millions.
+"""The token ring: tokens, murmur3, shards and nodes, with numpy only.
 
-Streams and generations are built on it in `cdc_platform.generations`.
+One implementation serves a single value and millions. `cdc_platform.generations` builds streams on it.
 """
 
-from cdc_platform.ring.lookup import RangeLookup
-from cdc_platform.ring.membership import Membership, changes_ring, node_membership, printed_membership
-from cdc_platform.ring.murmur3 import composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys
-from cdc_platform.ring.ring import MAX_RANGES, Node, Ring
-from cdc_platform.ring.sharding import (
-    MAX_IGNORE_MSB,
-    MAX_SHARD_COUNT,
-    first_token_for_shard,
-    shard_of,
-    shard_starts,
-    token_for_next_shard,
-)
-from cdc_platform.ring.tokens import (
-    FIRST,
-    LAST,
-    MINIMUM,
-    are_among,
-    bias,
-    distinct,
-    legal_tokens,
-    range_starts,
-    unbias,
-    uniform_last_tokens,
-)
+from __future__ import annotations
 
-__all__ = [
-    "FIRST",
-    "LAST",
-    "MAX_IGNORE_MSB",
-    "MAX_RANGES",
-    "MAX_SHARD_COUNT",
-    "MINIMUM",
-    "Membership",
-    "Node",
-    "RangeLookup",
-    "Ring",
-    "are_among",
-    "bias",
-    "changes_ring",
-    "composite_key",
-    "composite_keys",
-    "distinct",
-    "first_token_for_shard",
-    "hash128",
-    "legal_tokens",
-    "node_membership",
-    "printed_membership",
-    "range_starts",
-    "shard_of",
-    "shard_starts",
-    "token_for_next_shard",
-    "tokens_of_buffer",
-    "tokens_of_keys",
-    "unbias",
-    "uniform_last_tokens",
-]
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "membership": (
+            "Membership",
+            "is_ring_changing",
+            "membership_from_node_state",
+            "membership_from_printed_state",
+        ),
+        "murmur3": (
+            "GOLDEN_RATIO_64",
+            "hash128",
+            "mix_bits",
+            "serialize_composite_key",
+            "serialize_composite_keys",
+            "tokens_from_buffer",
+            "tokens_from_keys",
+        ),
+        "ring": (
+            "MAX_RANGES",
+            "Node",
+            "Ring",
+        ),
+        "sharding": (
+            "MAX_IGNORE_MSB",
+            "MAX_SHARD_COUNT",
+            "first_token_for_shard",
+            "shard_of",
+            "shard_starts",
+            "token_for_next_shard",
+        ),
+        "tokens": (
+            "Bools",
+            "FIRST_TOKEN",
+            "Int64s",
+            "LAST_TOKEN",
+            "MINIMUM_TOKEN",
+            "RangeLookup",
+            "UInt64s",
+            "UInt8s",
+            "bias",
+            "check_tokens",
+            "isin_sorted_tokens",
+            "range_starts",
+            "unbias",
+            "uniform_last_tokens",
+            "unique_tokens",
+        ),
+    },
+)

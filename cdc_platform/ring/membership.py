@@ -1,7 +1,7 @@
-"""What the states of nodes and of the topology mean for the ring, by the names that ScyllaDB gives them.
+"""Whether a node owns its tokens, from the state names of `system.topology` and nodetool.
 
-One rule for exports, printed rings and live clusters. The names are those of `system.topology` in all versions, and of
-`nodetool`. A name that is not listed here is refused: it says nothing about who owns tokens.
+Exports, printed rings and live clusters share these rules. An unknown state is refused, since it does not say who
+owns the tokens.
 """
 
 from __future__ import annotations
@@ -78,25 +78,25 @@ OTHER_TRANSITIONS = frozenset(
 """`transition_state` of `system.topology` while vnodes and generations stay as they are."""
 
 
-def node_membership(where: str, state: str | None) -> Membership:
+def membership_from_node_state(where: str, state: str | None) -> Membership:
     """Return what a node's `node_state` means; `where` names the node in messages.
 
     Raises:
         InputError: the state is not known.
     """
-    return _membership(where, state, NODE_STATES)
+    return _look_up_membership(where, state, NODE_STATES)
 
 
-def printed_membership(where: str, state: str) -> Membership:
+def membership_from_printed_state(where: str, state: str) -> Membership:
     """Return what a state that nodetool prints means; `where` names the node in messages.
 
     Raises:
         InputError: the state is not known.
     """
-    return _membership(where, state, PRINTED_STATES)
+    return _look_up_membership(where, state, PRINTED_STATES)
 
 
-def changes_ring(where: str, transition: str | None) -> bool:
+def is_ring_changing(where: str, transition: str | None) -> bool:
     """Return True if nodes or generations change while the topology is in this transition state; None is at rest.
 
     Raises:
@@ -104,7 +104,7 @@ def changes_ring(where: str, transition: str | None) -> bool:
     """
     if not transition:
         return False
-    name = _plain(transition)
+    name = _normalize_state(transition)
     if name in RING_TRANSITIONS:
         return True
     if name in OTHER_TRANSITIONS:
@@ -116,8 +116,8 @@ def changes_ring(where: str, transition: str | None) -> bool:
     )
 
 
-def _membership(where: str, state: str | None, states: Mapping[str, Membership]) -> Membership:
-    found = states.get(_plain(state or ""))
+def _look_up_membership(where: str, state: str | None, states: Mapping[str, Membership]) -> Membership:
+    found = states.get(_normalize_state(state or ""))
     if found is None:
         raise InputError(
             f"{where}: state {(state or '')[:60]!r} is not known, so whether the node owns its tokens cannot be told; "
@@ -126,6 +126,6 @@ def _membership(where: str, state: str | None, states: Mapping[str, Membership])
     return found
 
 
-def _plain(name: str) -> str:
+def _normalize_state(name: str) -> str:
     """The name as the tables spell it: ScyllaDB's documentation writes underscores for its spaces."""
     return name.replace("_", " ").lower()

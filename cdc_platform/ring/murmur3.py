@@ -1,4 +1,7 @@
-"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys."""
+"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys.
+
+`mix_bits` is a fast hash of integers for comparisons inside one process. No store and no cluster knows it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring.tokens import LAST, MINIMUM, Int64s, UInt8s, UInt64s
+from cdc_platform.ring.tokens import LAST_TOKEN, MINIMUM_TOKEN, Int64s, UInt8s, UInt64s
+
+GOLDEN_RATIO_64 = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number without a pattern: multiples of it differ in their first bits, and no two up to 2^64 are the same."""
+
+
+def mix_bits(numbers: UInt64s) -> UInt64s:
+    """Every bit of each number (uint64[n]) spread over all of them (Stafford's finaliser); no two give the same."""
+    shifted = numbers >> np.uint64(30)
+    found = numbers ^ shifted
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    found ^= np.right_shift(found, np.uint64(27), out=shifted)
+    found *= np.uint64(0x94D049BB133111EB)
+    found ^= np.right_shift(found, np.uint64(31), out=shifted)
+    return found
+
 
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
@@ -18,18 +36,18 @@ _FIRST_BYTES = np.array([2 ** (8 * min(max(count, 0), 8)) - 1 for count in range
 # A chunk's columns stay in the processor's second-level cache; long keys make a chunk shorter.
 _CHUNK_KEYS = 1 << 14
 _CHUNK_BYTES = 1 << 22
-_SHORT = 1 << 15
+_MANY_BLOCKS = 1 << 15
 """More blocks than keys have whose numbers of blocks fit into two bytes."""
 
 
-def tokens_of_keys(keys: Sequence[bytes]) -> Int64s:
+def tokens_from_keys(keys: Sequence[bytes]) -> Int64s:
     """Tokens (int64[n]) of serialized partition keys."""
     offsets = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum([len(key) for key in keys], out=offsets[1:])
-    return tokens_of_buffer(np.frombuffer(b"".join(keys), dtype=np.uint8), offsets)
+    return tokens_from_buffer(np.frombuffer(b"".join(keys), dtype=np.uint8), offsets)
 
 
-def tokens_of_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
+def tokens_from_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
     """Tokens (int64[n]) of the keys `values[offsets[i]:offsets[i + 1]]`; uint8[] and int[n + 1], Arrow's binary layout.
 
     The token is the signed first half of the hash; the hash that equals MINIMUM becomes LAST. The empty key has
@@ -39,12 +57,12 @@ def tokens_of_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
         InputError: the offsets fall or leave the buffer.
     """
     tokens = hash128(values, offsets)[0].view(np.int64)
-    tokens[tokens == MINIMUM] = LAST
+    tokens[tokens == MINIMUM_TOKEN] = LAST_TOKEN
     return tokens
 
 
 def hash128(values: UInt8s, offsets: ArrayLike, seed: int = 0) -> tuple[UInt64s, UInt64s]:
-    """Both halves (uint64[n] each) of the hash of the keys in a buffer laid out as for `tokens_of_buffer`."""
+    """Both halves (uint64[n] each) of the hash of the keys in a buffer laid out as for `tokens_from_buffer`."""
     offsets = np.asarray(offsets, dtype=np.int64)
     _check_layout(values, offsets)
     h1 = np.full(len(offsets) - 1, seed, dtype=np.uint64)
@@ -52,13 +70,13 @@ def hash128(values: UInt8s, offsets: ArrayLike, seed: int = 0) -> tuple[UInt64s,
     for chunk in _chunks(offsets):
         keys = slice(chunk.start, chunk.stop)
         base = offsets[chunk.start]
-        words = _words(values[base : offsets[chunk.stop]])
+        words = _words_from_bytes(values[base : offsets[chunk.stop]])
         begins = offsets[keys] - base
         _hash(words, begins, offsets[chunk.start + 1 : chunk.stop + 1] - base - begins, h1[keys], h2[keys])
     return h1, h2
 
 
-def composite_key(components: Sequence[bytes]) -> bytes:
+def serialize_composite_key(components: Sequence[bytes]) -> bytes:
     """The serialized partition key of several columns: each `uint16 length | bytes | 0x00`.
 
     Raises:
@@ -68,8 +86,8 @@ def composite_key(components: Sequence[bytes]) -> bytes:
     return b"".join(len(component).to_bytes(2, "big") + component + b"\x00" for component in components)
 
 
-def composite_keys(components: Sequence[tuple[UInt8s, ArrayLike]]) -> tuple[UInt8s, Int64s]:
-    """As `composite_key`, for columns: components and keys are laid out as for `tokens_of_buffer`.
+def serialize_composite_keys(components: Sequence[tuple[UInt8s, ArrayLike]]) -> tuple[UInt8s, Int64s]:
+    """As `serialize_composite_key`, for columns: components and keys are laid out as for `tokens_from_buffer`.
 
     Raises:
         InputError: a component is longer than 65,535 bytes; offsets differ in number, fall or leave their buffer.
@@ -114,7 +132,7 @@ def _chunks(offsets: Int64s) -> Iterator[range]:
         lo = hi
 
 
-def _words(values: UInt8s) -> UInt64s:
+def _words_from_bytes(values: UInt8s) -> UInt64s:
     """The bytes as little-endian words, with two words of zeros behind, so that any load stays inside."""
     words = np.zeros(len(values) // 8 + 3, dtype="<u8")
     words.view(np.uint8)[: len(values)] = values
@@ -127,7 +145,7 @@ def _hash(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt
     longest, shortest = int(blocks.max()), int(blocks.min())
     if longest != shortest:
         # Numbers of two bytes are sorted by their digits, in a fraction of the time.
-        order = np.argsort(-(blocks.astype(np.int16) if longest < _SHORT else blocks), kind="stable")
+        order = np.argsort(-(blocks.astype(np.int16) if longest < _MANY_BLOCKS else blocks), kind="stable")
         sorted1, sorted2 = h1[order], h2[order]
         _hash_sorted(words, begins[order], lengths[order], sorted1, sorted2)
         h1[order], h2[order] = sorted1, sorted2
@@ -194,11 +212,11 @@ def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s
         return
     loaded = _load(words, at, 2 if most > 8 else 1)
     if most > 8:
-        h2 ^= _scramble2(_sign_extended(_keep(loaded[1], left, 8)))
-    h1 ^= _scramble1(_sign_extended(_keep(loaded[0], left, 0)))
+        h2 ^= _scramble2(_sign_extended(_mask_tail(loaded[1], left, 8)))
+    h1 ^= _scramble1(_sign_extended(_mask_tail(loaded[0], left, 0)))
 
 
-def _keep(words: UInt64s, left: Int64s, before: int) -> UInt64s:
+def _mask_tail(words: UInt64s, left: Int64s, before: int) -> UInt64s:
     """Each word with the bytes that it has of a key's last `left` (0 to 15), the rest zeros; `before` are in others."""
     words &= _FIRST_BYTES[8 - before :].take(left)
     return words

@@ -1,4 +1,4 @@
-"""Nodes and the ring their tokens make: who owns which range, and how that owner shards it."""
+"""Nodes and the ring of their tokens: the owner of each range and how that owner shards it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT
-from cdc_platform.ring.tokens import Int64s, legal_tokens
+from cdc_platform.ring.tokens import Int64s, check_tokens
 
 MAX_RANGES = 1 << 22
 """A stream ID's index has 22 bits, so a generation describes at most 4,194,304 ranges."""
@@ -41,7 +41,7 @@ class Node:
     def __post_init__(self) -> None:
         _check_number(f"node {self.host_id}: shard_count", self.shard_count, 1, MAX_SHARD_COUNT)
         _check_number(f"node {self.host_id}: ignore_msb", self.ignore_msb, 0, MAX_IGNORE_MSB)
-        tokens = np.sort(legal_tokens(self.tokens, f"node {self.host_id}"))
+        tokens = np.sort(check_tokens(self.tokens, f"node {self.host_id}"))
         twice = np.flatnonzero(tokens[1:] == tokens[:-1])
         if len(twice):
             raise InputError(f"node {self.host_id}: token {tokens[twice[0]]} is there twice; name each token once")
@@ -79,7 +79,7 @@ class Ring:
         Raises:
             InputError: a host twice, a token with two owners, or more than 4,194,304 tokens.
         """
-        return _ring_of(tuple(nodes))
+        return _build_ring(tuple(nodes))
 
     def join(self, node: Node) -> Ring:
         """The ring once `node` has joined.
@@ -103,8 +103,8 @@ class Ring:
 
 # The steps of a join ask for the same two rings a dozen times; to draw one takes ten times as long as to know it again.
 @lru_cache(maxsize=4)
-def _ring_of(members: tuple[Node, ...]) -> Ring:
-    _check_hosts(members)
+def _build_ring(members: tuple[Node, ...]) -> Ring:
+    _check_unique_hosts(members)
     counts = np.array([len(node.tokens) for node in members], dtype=np.int64)
     if counts.sum() > MAX_RANGES:
         raise InputError(f"{counts.sum()} tokens on the ring; a stream's index allows at most {MAX_RANGES} ranges")
@@ -112,7 +112,7 @@ def _ring_of(members: tuple[Node, ...]) -> Ring:
     owners = np.repeat(np.arange(len(members), dtype=np.int64), counts)
     order = np.argsort(tokens, kind="stable")
     tokens, owners = tokens[order], owners[order]
-    _check_owned_once(members, tokens, owners)
+    _check_unique_owners(members, tokens, owners)
     shard_counts = np.array([node.shard_count for node in members], dtype=np.int64)
     ignore_msbs = np.array([node.ignore_msb for node in members], dtype=np.int64)
     columns = tokens, owners, shard_counts[owners], ignore_msbs[owners]
@@ -126,7 +126,7 @@ def _check_number(what: str, value: object, low: int, high: int) -> None:
         raise InputError(f"{what} {value!r} is out of range; it has to be a whole number {low} to {high}")
 
 
-def _check_hosts(nodes: tuple[Node, ...]) -> None:
+def _check_unique_hosts(nodes: tuple[Node, ...]) -> None:
     seen: set[UUID] = set()
     for node in nodes:
         if node.host_id in seen:
@@ -134,7 +134,7 @@ def _check_hosts(nodes: tuple[Node, ...]) -> None:
         seen.add(node.host_id)
 
 
-def _check_owned_once(nodes: tuple[Node, ...], tokens: Int64s, owners: Int64s) -> None:
+def _check_unique_owners(nodes: tuple[Node, ...], tokens: Int64s, owners: Int64s) -> None:
     twice = np.flatnonzero(tokens[1:] == tokens[:-1])
     if len(twice):
         row = int(twice[0])

@@ -1,6 +1,6 @@
-"""Which shard of a node owns a token, and where on the ring a shard's next token lies.
+"""The shard that owns a token, and the next token that a shard owns.
 
-Everything broadcasts: a single value is an array without dimensions. Tokens come from `murmur3` or a `Ring`.
+All functions broadcast: a single value is an array without dimensions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring.tokens import LAST, MINIMUM, Bools, Int64s, UInt64s, bias, unbias
+from cdc_platform.ring.tokens import LAST_TOKEN, MINIMUM_TOKEN, Bools, Int64s, UInt64s, bias, unbias
 
 MAX_SHARD_COUNT = 4096
 """The largest shard count taken in: far above any machine, and small enough for every product below to be exact."""
@@ -27,13 +27,13 @@ def shard_of(tokens: ArrayLike, shard_count: ArrayLike, ignore_msb: ArrayLike) -
     Raises:
         InputError: shard_count outside 1..4096 or ignore_msb outside 0..31.
     """
-    n, msb = _checked(shard_count, ignore_msb)
+    n, msb = _check_sharding(shard_count, ignore_msb)
     return _shard_at(unbias(tokens), n, msb).view(np.int64)
 
 
 def shard_starts(shard_count: int, ignore_msb: int) -> UInt64s:
     """The first position (uint64[shard_count]) of each shard within a window of `2^(64 - ignore_msb)` positions."""
-    n, msb = _checked(shard_count, ignore_msb)
+    n, msb = _check_sharding(shard_count, ignore_msb)
     return _start_in_window(np.arange(shard_count, dtype=np.uint64), n, msb)
 
 
@@ -51,8 +51,8 @@ def token_for_next_shard(
     """
     if spans < 1:
         raise InputError(f"spans {spans}: at least 1 boundary has to be stepped over")
-    n, msb = _checked(shard_count, ignore_msb)
-    target = _checked_shards(shard, n)
+    n, msb = _check_sharding(shard_count, ignore_msb)
+    target = _check_shards(shard, n)
     # A node with one shard has one boundary, whatever bits it ignores.
     msb = np.where(n == 1, np.uint64(0), msb)
     positions = unbias(tokens)
@@ -61,7 +61,7 @@ def token_for_next_shard(
     window = window + np.uint64(spans) - (target > _shard_at(positions, n, msb)).astype(np.uint64)
     beyond = window >= np.uint64(1) << msb
     boundary = ((window << to_window) << np.uint64(1)) | _start_in_window(target, n, msb)
-    return np.where(beyond, np.int64(LAST), bias(boundary)), np.asarray(beyond)
+    return np.where(beyond, np.int64(LAST_TOKEN), bias(boundary)), np.asarray(beyond)
 
 
 @np.errstate(over="ignore")
@@ -76,11 +76,11 @@ def first_token_for_shard(
     Raises:
         InputError: shard, shard_count or ignore_msb out of bounds, or an end that is no key's token.
     """
-    n, msb = _checked(shard_count, ignore_msb)
-    target = _checked_shards(shards, n)
+    n, msb = _check_sharding(shard_count, ignore_msb)
+    target = _check_shards(shards, n)
     ends = np.asarray(ends, dtype=np.int64)
-    if np.any(ends == MINIMUM):
-        raise InputError(f"range end {MINIMUM} is no key's token; tokens begin at {MINIMUM + 1}")
+    if np.any(ends == MINIMUM_TOKEN):
+        raise InputError(f"range end {MINIMUM_TOKEN} is no key's token; tokens begin at {MINIMUM_TOKEN + 1}")
     first = unbias(starts) + np.uint64(1)
     length = unbias(ends) - first
     # Shards repeat every window, and windows fit the ring without rest: the way to the next start of a shard is a
@@ -108,14 +108,14 @@ def _start_in_window(shards: UInt64s, n: UInt64s, msb: UInt64s) -> UInt64s:
     return (start + (np.uint64(1) << msb) - np.uint64(1)) >> msb
 
 
-def _checked(shard_count: ArrayLike, ignore_msb: ArrayLike) -> tuple[UInt64s, UInt64s]:
+def _check_sharding(shard_count: ArrayLike, ignore_msb: ArrayLike) -> tuple[UInt64s, UInt64s]:
     return (
-        _within("shard_count", shard_count, 1, MAX_SHARD_COUNT),
-        _within("ignore_msb", ignore_msb, 0, MAX_IGNORE_MSB),
+        _check_within("shard_count", shard_count, 1, MAX_SHARD_COUNT),
+        _check_within("ignore_msb", ignore_msb, 0, MAX_IGNORE_MSB),
     )
 
 
-def _within(name: str, values: ArrayLike, low: int, high: int) -> UInt64s:
+def _check_within(name: str, values: ArrayLike, low: int, high: int) -> UInt64s:
     array = np.asarray(values, dtype=np.int64)
     wrong = (array < low) | (array > high)
     if np.any(wrong):
@@ -123,7 +123,7 @@ def _within(name: str, values: ArrayLike, low: int, high: int) -> UInt64s:
     return array.astype(np.uint64)
 
 
-def _checked_shards(shards: ArrayLike, n: UInt64s) -> UInt64s:
+def _check_shards(shards: ArrayLike, n: UInt64s) -> UInt64s:
     array = np.asarray(shards, dtype=np.int64)
     if np.any(array < 0) or np.any(array >= n.view(np.int64)):
         raise InputError(f"shard out of range: {array.min()}..{array.max()}, shards are 0 to shard_count - 1")

@@ -1,45 +1,43 @@
-"""Which generations there are and in which state (`Timeline`), and which stream a write gets (`StreamSource`).
+"""Which generations exist and in which state (`Timeline`), and which stream a write gets (`StreamSource`).
 
-Everybody who asks either question asks here: commands, steps, readers, audits. It reads the records and writes nothing.
-`StreamSources` is the one place that knows whether a table's streams are those of the generations or of its tablets.
+Commands, steps, readers and audits all ask here. The package reads the metadata tables and writes nothing. Only
+`StreamSources` knows whether a table's streams are those of the generations or of its tablets.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from cdc_platform.exports import lazy_exports
 
-if TYPE_CHECKING:
-    from cdc_platform.timeline.generation import Generation, State
-    from cdc_platform.timeline.periods import KnownStreams, Period
-    from cdc_platform.timeline.stream_source import Answer, StreamsOf, StreamSource
-    from cdc_platform.timeline.stream_sources import StreamSources
-    from cdc_platform.timeline.timeline import Timeline
-
-__all__ = [
-    "Answer",
-    "Generation",
-    "KnownStreams",
-    "Period",
-    "State",
-    "StreamSource",
-    "StreamSources",
-    "StreamsOf",
-    "Timeline",
-]
-
-_HOLD = {
-    "generation": ("Generation", "State"),
-    "periods": ("KnownStreams", "Period"),
-    "stream_source": ("Answer", "StreamSource", "StreamsOf"),
-    "stream_sources": ("StreamSources",),
-    "timeline": ("Timeline",),
-}
-_MODULES = {name: module for module, names in _HOLD.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """A name out of its module, imported when it is asked for: who lists generations has no use for tablets."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "explain": ("VnodeExplanation",),
+        "generation_names": (
+            "GenerationDigests",
+            "GenerationKeys",
+            "GenerationNames",
+            "GenerationRows",
+            "get_generation_names",
+            "list_generation_names",
+            "read_generation_digest",
+            "resolve_generation",
+        ),
+        "sizes": (
+            "GenerationSize",
+            "read_generation_sizes",
+            "read_node_counts",
+        ),
+        "sources": ("StreamSources",),
+        "streams": (
+            "KnownStreams",
+            "StreamFinder",
+            "StreamPeriod",
+            "StreamSource",
+        ),
+        "timeline": (
+            "Generation",
+            "GenerationState",
+            "Timeline",
+        ),
+    },
+)

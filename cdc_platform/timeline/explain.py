@@ -1,6 +1,6 @@
-"""Where a generation puts a write: the range, the owner, the shard, the stream; and that as an answer for people.
+"""Explanation of a write to a table on vnodes: its range, owner, shard and stream, as a result for people.
 
-It finds the rows that the rules of `generations` need, one row of streams and not the whole description. No JVM.
+It reads one row of streams instead of a whole description, and needs no JVM.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from cdc_platform.clock import Microseconds, format_ms, format_us, ms_to_datetime
+from cdc_platform.clock import Microseconds, datetime_from_ms, format_ms, format_us
+from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shard_orders
-from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, decode
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.generations import (
+    STREAM_ID_BYTES,
+    AcceptancePolicy,
+    GenerationId,
+    WriteVerdict,
+    decode_stream_ids,
+    restore_shard_orders,
+)
+from cdc_platform.metastore import cluster_changes, generations, ring
+from cdc_platform.ring import Ring, first_token_for_shard, shard_of
+from cdc_platform.tables import (
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.records import cluster_changes, descriptions, generation_data, ring
-from cdc_platform.ring import Ring, first_token_for_shard, shard_of
-from cdc_platform.timeline.generation import Generation
+from cdc_platform.timeline.timeline import Generation
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPlacement:
     """Where a generation puts a token. `shard` and `stream_id` are None where they cannot be told; `note` says why.
 
     `misplaced`: there is a stream, and it is not where its range and shard put it; `note` says how.
@@ -45,15 +51,15 @@ class Place:
     misplaced: bool = False
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> WriteVerdict:
         """What the place adds to a write whose timestamp is accepted."""
         if self.stream_id is None:
-            return Verdict.STREAM_UNKNOWN
-        return Verdict.STREAM_MISPLACED if self.misplaced else Verdict.OK
+            return WriteVerdict.STREAM_UNKNOWN
+        return WriteVerdict.STREAM_MISPLACED if self.misplaced else WriteVerdict.OK
 
 
 @dataclass(frozen=True)
-class Lies:
+class CurrentOwner:
     """Where the ring as it stands puts a token: on which node, and on which of its shards."""
 
     owner: str
@@ -65,7 +71,7 @@ class Lies:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class VnodeExplanation:
     """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp.
 
     `row_lies` and `stream_lies`: where the base row and the log row are by the ring as it stands, None where that is
@@ -75,14 +81,14 @@ class Explanation:
     token: int
     at_us: Microseconds
     now_us: Microseconds
-    policy: Policy
+    policy: AcceptancePolicy
     generation: Generation | None
-    place: Place | None
-    verdict: Verdict
+    place: StreamPlacement | None
+    verdict: WriteVerdict
     reason: str
-    row_lies: Lies | None = None
-    stream_lies: Lies | None = None
-    others: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
+    row_lies: CurrentOwner | None = None
+    stream_lies: CurrentOwner | None = None
+    others: Mapping[str, tuple[WriteVerdict, str]] = field(default_factory=dict)
 
     @property
     def colocated(self) -> bool | None:
@@ -94,7 +100,7 @@ class Explanation:
     @property
     def accepted(self) -> bool:
         """Whether a coordinator whose clock shows `now_us` takes the write, and its stream is known and in place."""
-        return self.verdict is Verdict.OK
+        return self.verdict is WriteVerdict.OK
 
     def facts(self) -> dict[str, Any]:
         """The answer in plain values by name, in the order in which people read it."""
@@ -116,7 +122,7 @@ class Explanation:
             "verdict": str(self.verdict),
             "policy": self.policy,
             "other_policies": {
-                name: {"accepted": verdict is Verdict.OK, "verdict": str(verdict), "reason": reason}
+                name: {"accepted": verdict is WriteVerdict.OK, "verdict": str(verdict), "reason": reason}
                 for name, (verdict, reason) in self.others.items()
             },
             "at": format_us(self.at_us),
@@ -124,7 +130,7 @@ class Explanation:
         }
 
 
-def not_told(lake: Lake, now: Ring, place: Place | None) -> str | None:
+def explain_unknown_owner(lake: Lake, now: Ring, place: StreamPlacement | None) -> str | None:
     """Why the ring as it is known cannot say where a row of a place lies, and its stream; None where it can.
 
     While the topology of a live cluster changes the ring here is that of before: a range of a generation that ends at
@@ -132,40 +138,44 @@ def not_told(lake: Lake, now: Ring, place: Place | None) -> str | None:
     """
     if place is None or place.range_end in now.tokens:
         return None
-    found = cluster_changes.changing(lake)
+    found = cluster_changes.read_topology_transition(lake)
     if found is None:
         return None
     return f"{found}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
 
 
-def lies(now: Ring, token: int) -> Lies | None:
+def find_current_owner(now: Ring, token: int) -> CurrentOwner | None:
     """Where a ring puts a token; None where no node owns any."""
     if not now.has_tokens:
         return None
     node = now.owner_of(token)
-    return Lies(str(node.host_id), int(shard_of(token, node.shard_count, node.ignore_msb)))
+    return CurrentOwner(str(node.host_id), int(shard_of(token, node.shard_count, node.ignore_msb)))
 
 
-def lies_of(now: Ring, place: Place | None) -> Lies | None:
+def find_stream_owner(now: Ring, place: StreamPlacement | None) -> CurrentOwner | None:
     """Where a ring puts the stream of a place; None where the stream is not known."""
     if place is None or place.stream_id is None or len(place.stream_id) != STREAM_ID_BYTES:
         return None
-    return lies(now, int(decode(np.frombuffer(place.stream_id, dtype=np.uint8).reshape(1, 16)).tokens[0]))
+    return find_current_owner(
+        now, int(decode_stream_ids(np.frombuffer(place.stream_id, dtype=np.uint8).reshape(1, 16)).tokens[0])
+    )
 
 
-def try_place(lake: Lake, generation: Generation | None, token: int) -> tuple[Place | None, str | None]:
+def try_locate_stream(
+    lake: Lake, generation: Generation | None, token: int
+) -> tuple[StreamPlacement | None, str | None]:
     """Where a generation, if there is one, puts a token; or None, and why that cannot be told."""
     if generation is None:
         return None, None
     if generation.is_removed:
         return None, f"the generation of {format_ms(generation.time_ms)} was removed with its streams"
     try:
-        return place_of(lake, generation, token), None
+        return locate_stream(lake, generation, token), None
     except (NotFound, StateError) as error:
         return None, str(error)
 
 
-def place_of(lake: Lake, generation: Generation, token: int) -> Place:
+def locate_stream(lake: Lake, generation: Generation, token: int) -> StreamPlacement:
     """Where `generation` puts `token`: from its V2 descriptions, or from its streams rows where only those are known.
 
     Of a generation of the first format from its V1 description, which keeps the shard order.
@@ -175,52 +185,52 @@ def place_of(lake: Lake, generation: Generation, token: int) -> Place:
         StateError: its descriptions are partial.
     """
     if generation.format == "v1":
-        return _place_of_v1(lake, generation, token)
-    table, key, ends = _described_ends(lake, generation)
+        return _locate_v1_stream(lake, generation, token)
+    table, key, ends = _read_range_ends(lake, generation)
     row = int(np.searchsorted(ends, token)) % ends.size
     start, end = int(ends[row - 1]), int(ends[row])
     found = lake.read(table, filters=[key, ("range_end", "=", end)]).to_pylist()[0]
     streams: list[bytes] = found["streams"]
-    owner = _owner(lake, generation, end)
+    owner = _find_range_owner(lake, generation, end)
     msb = found.get("ignore_msb", owner.ignore_msb)
     if "ignore_msb" not in found and owner.shard_count not in (None, len(streams)):
         note = (
             f"the range has {len(streams)} streams, and its owner has {owner.shard_count} shards: the shard cannot be "
             "named; import its V2 descriptions"
         )
-        return Place(start, end, row, owner.host_id, None, None, note)
-    shard, note = _shard(start, end, streams, token, msb, _mark(lake, table, generation, end))
+        return StreamPlacement(start, end, row, owner.host_id, None, None, note)
+    shard, note = _find_shard(start, end, streams, token, msb, _read_unordered_reason(lake, table, generation, end))
     stream = None if shard is None else streams[shard]
-    where = None if shard is None else _misplacement(start, end, streams, shard, msb)
-    return Place(start, end, row, owner.host_id, shard, stream, where or note, misplaced=where is not None)
+    where = None if shard is None else _explain_misplacement(start, end, streams, shard, msb)
+    return StreamPlacement(start, end, row, owner.host_id, shard, stream, where or note, misplaced=where is not None)
 
 
-def _place_of_v1(lake: Lake, generation: Generation, token: int) -> Place:
-    description = generation_data.description_of(lake, GenerationId(generation.time_ms))
+def _locate_v1_stream(lake: Lake, generation: Generation, token: int) -> StreamPlacement:
+    description = generations.read_generation_description(lake, GenerationId(generation.time_ms))
     row = int(np.searchsorted(description.range_ends, token)) % len(description)
     entry = description.entry(row)
-    owner = _owner(lake, generation, entry.range_end)
+    owner = _find_range_owner(lake, generation, entry.range_end)
     shard = int(shard_of(token, len(entry.streams), entry.ignore_msb))
     streams = [stream.tobytes() for stream in entry.streams]
     ends = entry.range_start, entry.range_end
-    where = _misplacement(*ends, streams, shard, entry.ignore_msb)
-    return Place(*ends, row, owner.host_id, shard, streams[shard], where, misplaced=where is not None)
+    where = _explain_misplacement(*ends, streams, shard, entry.ignore_msb)
+    return StreamPlacement(*ends, row, owner.host_id, shard, streams[shard], where, misplaced=where is not None)
 
 
-def _described_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[str, str, object], np.ndarray]:
+def _read_range_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[str, str, object], np.ndarray]:
     if generation.format == "v2" and generation.id is not None:
         key = ("id", "=", generation.id)
-        return GENERATION_DESCRIPTIONS_V2, key, descriptions.complete_range_ends(lake, generation.id)
-    ends = descriptions.published_range_ends(lake, generation.time_ms)
+        return GENERATION_DESCRIPTIONS_V2, key, generations.read_v2_range_ends(lake, generation.id)
+    ends = generations.read_published_range_ends(lake, generation.time_ms)
     if ends.size == 0:
         raise NotFound(
             f"generation {format_ms(generation.time_ms)} is known by its timestamp alone; import its streams rows"
         )
-    return STREAMS_DESCRIPTIONS_V2, ("time", "=", ms_to_datetime(generation.time_ms)), ends
+    return STREAMS_DESCRIPTIONS_V2, ("time", "=", datetime_from_ms(generation.time_ms)), ends
 
 
 @dataclass(frozen=True)
-class _Owner:
+class _RangeOwner:
     """The owner of a range and how it shards, each None where it is not known."""
 
     host_id: str | None = None
@@ -228,22 +238,22 @@ class _Owner:
     shard_count: int | None = None
 
 
-def _owner(lake: Lake, generation: Generation, range_end: int) -> _Owner:
+def _find_range_owner(lake: Lake, generation: Generation, range_end: int) -> _RangeOwner:
     """The owner of the range: as described, else the node that has the range end as a token now."""
     if generation.id is not None:
         where = [("generation_id", "=", generation.id), ("range_end", "=", range_end)]
         described = lake.read(TOPOLOGY_DESCRIPTIONS, ["owner", "ignore_msb"], where).to_pylist()
         if described:
-            return _Owner(described[0]["owner"], described[0]["ignore_msb"])
-    node = ring.owner_of(lake, range_end)
-    return _Owner() if node is None else _Owner(str(node.host_id), node.ignore_msb, node.shard_count)
+            return _RangeOwner(described[0]["owner"], described[0]["ignore_msb"])
+    node = ring.read_token_owner(lake, range_end)
+    return _RangeOwner() if node is None else _RangeOwner(str(node.host_id), node.ignore_msb, node.shard_count)
 
 
-def _misplacement(start: int, end: int, streams: list[bytes], shard: int, msb: int | None) -> str | None:
+def _explain_misplacement(start: int, end: int, streams: list[bytes], shard: int, msb: int | None) -> str | None:
     """How the stream of a shard that a write goes to is not in the range or not on the shard; None where it is."""
     if len(streams[shard]) != STREAM_ID_BYTES:
         return f"its stream has {len(streams[shard])} bytes; a stream ID has {STREAM_ID_BYTES}"
-    ids = decode(np.frombuffer(streams[shard], dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
+    ids = decode_stream_ids(np.frombuffer(streams[shard], dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
     token = int(ids.tokens[0])
     if not (start < token <= end if start < end else token > start or token <= end):
         return f"its stream has token {token}, which is outside of its range"
@@ -254,7 +264,7 @@ def _misplacement(start: int, end: int, streams: list[bytes], shard: int, msb: i
     return None if token == due else f"its stream has token {token}, and that of its range and shard has token {due}"
 
 
-def _mark(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:
+def _read_unordered_reason(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:
     """Why the order of the row's streams could not be told when it was imported; None where it is known."""
     name = generation.id if table is GENERATION_DESCRIPTIONS_V2 else format_ms(generation.time_ms)
     where = [("table_name", "=", table.full_name), ("generation", "=", name), ("range_end", "=", end)]
@@ -262,7 +272,7 @@ def _mark(lake: Lake, table: Table, generation: Generation, end: int) -> str | N
     return reasons[0] if reasons else None
 
 
-def _shard(
+def _find_shard(
     start: int, end: int, streams: list[bytes], token: int, msb: int | None, mark: str | None
 ) -> tuple[int | None, str | None]:
     """The shard of `token` in its row, or a note that says why it cannot be named.

@@ -1,37 +1,169 @@
-"""The generations that there are and were, read once from everything that tells of them: small tables, never a stream.
+"""The timeline: every generation that exists or existed, and its state.
 
-Ledger, V1 and V2 tables, published timestamps, every node's `cdc_local`, switches and removals. What it says holds for
-the moment in which it was read.
+It is read once from small tables (ledger, V1 and V2 descriptions, published timestamps, every node's `cdc_local`,
+switches, removals) and never from streams. It describes the moment in which it was read.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 from uuid import UUID
 
 import numpy as np
 
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_of
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_from_ms
+from cdc_platform.delta import Lake, to_milliseconds, to_milliseconds_without_nulls
 from cdc_platform.errors import NotFound, UnknownGeneration
-from cdc_platform.generations import GenerationId, operating_index
-from cdc_platform.generations.metadata import Undecided
-from cdc_platform.generations.switch import Switch
-from cdc_platform.lake.arrow import known_milliseconds, milliseconds
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.generations import GenerationId, GenerationSwitch, UndecidedSwitch, get_operating_index
+from cdc_platform.metastore import GenerationRemoval, LedgerEntry, cdc_local, generations, switches
+from cdc_platform.ring import Int64s
+from cdc_platform.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
 )
-from cdc_platform.records import cdc_local, descriptions, ledger, removals, switches
-from cdc_platform.records.ledger import Entry
-from cdc_platform.records.removals import Removal
-from cdc_platform.ring.tokens import Int64s
-from cdc_platform.timeline.generation import Generation, Held
+
+
+class GenerationState(StrEnum):
+    """What is known of a generation."""
+
+    REMOVED = "removed"
+    """It was here and its rows are gone: no log could hold rows of it any more."""
+    NOT_RETRIEVABLE = "known but not retrievable"
+    """Something names it (a node's `cdc_local`, the ledger, a switch, the first format's readers); its data is not
+    here. A write that belongs to it is refused until its data is brought in.
+    """
+    NOT_EXPORTED = "not exported, so unknown"
+    """Readers have been shown its timestamp, perhaps its streams; its description was never brought here, so that
+    nobody can say how it was made. So is one that somebody names by its UUID while the table of such descriptions
+    was never brought here.
+    """
+    NOT_DESCRIBED = "published without a description"
+    """Clients can read its streams. The table of descriptions was imported and has no row of it."""
+    COMMITTED = "committed but not yet in the ledger"
+    """Its two-phase switch is decided, which is what counts; the join that introduces it has not gone on."""
+    ONLY_V1 = "only in V1"
+    """It is described in the first format alone, and nobody has rewritten or published it."""
+    INTRODUCED = "introduced"
+    """It has its timestamp and its data, and nodes know it; readers have not been shown it yet."""
+    PUBLISHED = "published"
+    """Readers have been shown its timestamp, and its description is here."""
+
+
+class StoredDescriptions(Protocol):
+    """What is here of descriptions; looked at when it is asked for."""
+
+    def describes(self, name: str | Milliseconds) -> bool:
+        """Whether rows of a description are here, by its UUID, or of the first format its time (ms)."""
+        ...
+
+    def shows(self, time_ms: Milliseconds) -> bool:
+        """Whether streams are here that readers see of this time."""
+        ...
+
+    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+        """Whether the table of descriptions of a format, None: of either, is here, were it without rows."""
+        ...
+
+
+class NoStoredDescriptions:
+    """Nothing is here."""
+
+    def describes(self, name: str | Milliseconds) -> bool:
+        """No."""
+        return False
+
+    def shows(self, time_ms: Milliseconds) -> bool:
+        """No."""
+        return False
+
+    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+        """No."""
+        return False
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation that nodes or readers know, or knew. Times in ms.
+
+    `id` is its UUID, None where only its time is known; a V1 generation has one only if it was made here: the UUID of
+    its event, which is no part of its V1 ID. `format` says where its data is or has to be: `v1` in a cell that its
+    time names, `v2` in rows that its UUID names, None where it has to be told from what readers see.
+    `published`: its timestamp is in `cdc_generation_timestamps`; `published_v1`: readers of the first format see it.
+    `entered`: it is in the ledger. `kept` is its ID as nodes' `cdc_local` has it, None where none names it.
+    `held` says what is here of its data.
+    """
+
+    time_ms: Milliseconds
+    id: str | None
+    format: Literal["v1", "v2"] | None = None
+    expired_ms: Milliseconds | None = None
+    published: bool = False
+    published_v1: bool = False
+    entered: bool = False
+    committed: bool = False
+    kept: GenerationId | None = None
+    removed_ms: Milliseconds | None = None
+    held: StoredDescriptions = field(default_factory=NoStoredDescriptions, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """How people name it: its UUID, or its time where it has none."""
+        return self.id or format_ms(self.time_ms)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether its rows are gone."""
+        return self.removed_ms is not None
+
+    @property
+    def generation_id(self) -> GenerationId | None:
+        """The ID that nodes find its data by; None where there is none to be found so."""
+        if self.format is None:
+            return None
+        return GenerationId(self.time_ms, uuid.UUID(self.id) if self.format == "v2" and self.id else None)
+
+    @property
+    def gossiped(self) -> GenerationId:
+        """The ID that nodes tell each other; without a UUID where none is known."""
+        return self.kept or self.generation_id or GenerationId(self.time_ms)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether something of its description is here; whether that is all of it only reading it can tell."""
+        name = self.time_ms if self.format == "v1" else self.id
+        return name is not None and self.held.describes(name)
+
+    @property
+    def is_brought(self) -> bool:
+        """Whether the table that would describe it is here: then what is not in it is missing, and not unknown.
+
+        Of the first format what readers see names the cell that has to be there.
+        """
+        return self.format == "v1" or self.held.was_brought(self.format)
+
+    @property
+    def state(self) -> GenerationState:
+        """The one word for what is known of it."""
+        if self.is_removed:
+            return GenerationState.REMOVED
+        if self.format is None:
+            if not self.is_brought:
+                return GenerationState.NOT_EXPORTED
+            return GenerationState.NOT_DESCRIBED if self.held.shows(self.time_ms) else GenerationState.NOT_RETRIEVABLE
+        if not self.has_data:
+            return GenerationState.NOT_RETRIEVABLE if self.is_brought else GenerationState.NOT_EXPORTED
+        if self.published:
+            return GenerationState.PUBLISHED
+        if self.committed and not self.entered:
+            return GenerationState.COMMITTED
+        return GenerationState.ONLY_V1 if self.format == "v1" and not self.entered else GenerationState.INTRODUCED
 
 
 @dataclass(frozen=True)
@@ -42,8 +174,8 @@ class Timeline:
     before a removed one would seem to go on. `undecided` are the switches whose decision writes have to wait for.
     """
 
-    undecided: tuple[Undecided, ...]
-    _told: _Told
+    undecided: tuple[UndecidedSwitch, ...]
+    _told: _GenerationRecords
 
     @classmethod
     def read(cls, lake: Lake) -> Timeline:
@@ -52,17 +184,22 @@ class Timeline:
         Each table is read once, those that are written last in a generation's life last: what is decided in between
         is seen as undecided, what is removed in between as there, and nothing is missed.
         """
-        known_switches = switches.switches(lake)
-        undecided = switches.undecided(lake, known_switches)
-        named = {time_ms: GenerationId(time_ms, UUID(id_)) for time_ms, id_ in ledger.committed_elsewhere(lake).items()}
-        kept = named | _kept(lake)
-        entries = ledger.entries(lake)
-        cells = descriptions.row_times(lake, GENERATION_DESCRIPTIONS)
-        shown_v1 = descriptions.row_times(lake, STREAMS_DESCRIPTIONS)
+        known_switches = switches.read_switches(lake)
+        undecided = switches.read_undecided_switches(lake, known_switches)
+        named = {
+            time_ms: GenerationId(time_ms, UUID(id_))
+            for time_ms, id_ in generations.read_committed_elsewhere(lake).items()
+        }
+        kept = named | _read_node_generation_ids(lake)
+        entries = generations.read_ledger(lake)
+        cells = generations.read_row_times(lake, GENERATION_DESCRIPTIONS)
+        shown_v1 = generations.read_row_times(lake, STREAMS_DESCRIPTIONS)
         times = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"])
-        listed = dict(zip(known_milliseconds(times["time"]), milliseconds(times["expired"]), strict=True))
-        gone = removals.decided(removals.noted(lake), listed)
-        told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Held(lake, cells))
+        listed = dict(zip(to_milliseconds_without_nulls(times["time"]), to_milliseconds(times["expired"]), strict=True))
+        gone = generations.decided_removals(generations.read_removals(lake), listed)
+        told = _GenerationRecords(
+            known_switches, kept, entries, cells, shown_v1, listed, gone, _LakeDescriptions(lake, cells)
+        )
         return cls(tuple(undecided), told)
 
     @cached_property
@@ -100,11 +237,11 @@ class Timeline:
     @cached_property
     def times_us(self) -> Int64s:
         """When each of `generations` starts: µs, int64[n] ascending."""
-        return np.array([us_of(each.time_ms) for each in self.generations], dtype=np.int64)
+        return np.array([us_from_ms(each.time_ms) for each in self.generations], dtype=np.int64)
 
     def index_at(self, at_us: Microseconds) -> int:
         """The index in `generations` of the one that operates at a time (µs); -1 before the first."""
-        return int(operating_index(self.times_us, at_us))
+        return int(get_operating_index(self.times_us, at_us))
 
     def operating(self, at_us: Microseconds) -> Generation | None:
         """The generation that operates at a time (µs): the newest that has started by then, removed since or not."""
@@ -167,25 +304,25 @@ class Timeline:
             if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
                 shown = name if isinstance(name, str) else format_ms(name)
                 raise UnknownGeneration(
-                    f"generation {shown} {Removal(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
+                    f"generation {shown} {GenerationRemoval(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
                 )
 
 
 @dataclass(frozen=True)
-class _Told:
+class _GenerationRecords:
     """What each of the tables says, by time (ms), before it is put together."""
 
-    known_switches: Iterable[Switch]
+    known_switches: Iterable[GenerationSwitch]
     kept: Mapping[Milliseconds, GenerationId]
-    entries: Iterable[Entry]
+    entries: Iterable[LedgerEntry]
     cells: Set[Milliseconds]
     shown_v1: Set[Milliseconds]
     listed: Mapping[Milliseconds, Milliseconds | None]
-    gone: Mapping[Milliseconds, Removal]
-    held: Held
+    gone: Mapping[Milliseconds, GenerationRemoval]
+    held: StoredDescriptions
 
     @cached_property
-    def entered(self) -> dict[Milliseconds, Entry]:
+    def entered(self) -> dict[Milliseconds, LedgerEntry]:
         """The ledger's. A V1 generation has its time before its data: without the data no node knows it yet."""
         return {
             entry.time_ms: entry
@@ -241,7 +378,7 @@ class _Told:
             held=self.held,
         )
 
-    def _format(self, time_ms: Milliseconds, entry: Entry | None, id_: str | None) -> Literal["v1", "v2"] | None:
+    def _format(self, time_ms: Milliseconds, entry: LedgerEntry | None, id_: str | None) -> Literal["v1", "v2"] | None:
         if (entry is not None and entry.format == "v2") or time_ms in self.committed:
             return "v2"
         if time_ms in self.cells:
@@ -251,10 +388,10 @@ class _Told:
         return "v1" if id_ is None else "v2"
 
 
-class _Held:
+class _LakeDescriptions:
     """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one.
 
-    See `Held`.
+    See `StoredDescriptions`.
     """
 
     def __init__(self, lake: Lake, cells: Set[Milliseconds]) -> None:
@@ -273,15 +410,17 @@ class _Held:
 
     @cached_property
     def _shown(self) -> frozenset[Milliseconds]:
-        return frozenset(descriptions.published_times(self._lake))
+        return frozenset(generations.read_published_times(self._lake))
 
     @cached_property
     def _inserted(self) -> frozenset[object]:
         return frozenset(part.key[0] for part in self._lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows)
 
 
-def _kept(lake: Lake) -> dict[Milliseconds, GenerationId]:
+def _read_node_generation_ids(lake: Lake) -> dict[Milliseconds, GenerationId]:
     """The IDs that nodes keep in `cdc_local`, by time (ms). A row without a time is as good as none."""
     # Of two names of one time the one with a UUID says more.
-    ordered = sorted(cdc_local.kept_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or "")))
+    ordered = sorted(
+        cdc_local.read_node_generation_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or ""))
+    )
     return {each.time_ms: each for each in ordered}

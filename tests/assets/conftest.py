@@ -12,8 +12,8 @@ from alembic import util
 from dagster import DagsterInstance
 from support.worlds.rehearsal import Rehearsal
 
-from cdc_platform.home import VARIABLE
-from cdc_platform.lake.lake import Lake
+from cdc_platform.delta import Lake
+from cdc_platform.home import HOME_VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,6 +32,6 @@ def revisions_read_once() -> Iterator[None]:
 @pytest.fixture
 def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
     """An empty platform."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     with DagsterInstance.ephemeral() as instance:
         yield Rehearsal(instance, Lake(tmp_path / "home" / "lake"))

@@ -19,16 +19,14 @@ from dagster import (
 )
 from support.worlds.rehearsal import Rehearsal, node_config
 
-from assets.join.inbox import JOIN_JOB, MOST_NEW_PARTITIONS, waiting_joins
-from assets.partitions import NAME
-from assets.runs import MOST_ATTEMPTS
+from assets.join.inbox import JOIN_JOB, MAX_NEW_PARTITIONS, waiting_joins
+from assets.partitions import GENERATIONS_NAME
+from assets.run_requests import MAX_ATTEMPTS
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
-from cdc_platform.home import VARIABLE
-from cdc_platform.lake.turns import MAKING, busy
-from cdc_platform.records import inbox
-from cdc_platform.records.inbox import WaitingJoin
-from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.delta import JOIN_COMMANDS_LOCK, shared_lock
+from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.metastore import JoinRequest, PendingEvent, inbox
 from resources.home import HomeResource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,8 +43,8 @@ def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
 
 def enqueue(rehearsal: Rehearsal, number: int) -> str:
     """Queue a node as the command line does, without adding its partition."""
-    inbox.queue(rehearsal.lake, Clock(), JoinRequest.model_validate(node_config(number)))
-    return inbox.waiting(rehearsal.lake)[-1].generation_id
+    inbox.queue_join(rehearsal.lake, Clock(), JoinRequest.model_validate(node_config(number)))
+    return inbox.read_pending_events(rehearsal.lake)[-1].generation_id
 
 
 def ended(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) -> DagsterRun:
@@ -66,7 +64,7 @@ def test_a_node_is_queued_once(rehearsal: Rehearsal) -> None:
     """The same config twice is one event; without config the inbox is only reported."""
     for config in (node_config(1), node_config(1), {}):
         assert rehearsal.bootstrap(config).success
-    waiting = inbox.waiting(rehearsal.lake)
+    waiting = inbox.read_pending_events(rehearsal.lake)
     assert [join.host_id for join in waiting] == [str(uuid.UUID(int=1))]
 
 
@@ -87,7 +85,7 @@ def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, val
     assert said is not None
     assert says in (said.description or "")
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
-    assert inbox.waiting(rehearsal.lake) == []
+    assert inbox.read_pending_events(rehearsal.lake) == []
 
 
 def test_nothing_waits(rehearsal: Rehearsal) -> None:
@@ -113,7 +111,7 @@ def test_a_repeated_event_changes_nothing(rehearsal: Rehearsal) -> None:
     generation_id = enqueue(rehearsal, 1)
     first = tick(rehearsal)
     assert rehearsal.bootstrap(node_config(1)).success
-    assert rehearsal.instance.get_dynamic_partitions(NAME) == [rehearsal.partition(generation_id)]
+    assert rehearsal.instance.get_dynamic_partitions(GENERATIONS_NAME) == [rehearsal.partition(generation_id)]
     second = tick(rehearsal)
     assert second.dynamic_partitions_requests in (None, [])
     assert [request.run_key for request in second.run_requests or []] == [
@@ -142,7 +140,7 @@ def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal) -> None:
     """Each attempt has a run key of its own; after some of them people are told what to do."""
     generation_id = enqueue(rehearsal, 1)
     last = None
-    for attempt in range(1, MOST_ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         asked = tick(rehearsal).run_requests or []
         assert [request.run_key for request in asked] == [f"{generation_id}/{attempt}"]
         assert asked[0].tags["dagster/max_retries"] == "0"
@@ -150,16 +148,16 @@ def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal) -> None:
     said = skipped(tick(rehearsal))
     assert last is not None
     assert last.run_id in said
-    assert f"bootstrap --withdraw {inbox.waiting(rehearsal.lake)[0].event_id}" in said
+    assert f"bootstrap --withdraw {inbox.read_pending_events(rehearsal.lake)[0].event_id}" in said
 
 
 def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None:
     """Whoever takes back the event that cannot join frees those behind it."""
     first, second = enqueue(rehearsal, 1), enqueue(rehearsal, 2)
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         ended(rehearsal, first, DagsterRunStatus.FAILURE)
-    stuck: WaitingJoin = inbox.waiting(rehearsal.lake)[0]
-    inbox.withdraw(rehearsal.lake, Clock(), stuck.event_id)
+    stuck: PendingEvent = inbox.read_pending_events(rehearsal.lake)[0]
+    inbox.withdraw_event(rehearsal.lake, Clock(), stuck.event_id)
     asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
     assert asked == [rehearsal.partition(second)]
 
@@ -167,9 +165,9 @@ def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None
 def test_what_a_command_makes_is_left_to_it(rehearsal: Rehearsal) -> None:
     """While a command makes joins, none is asked for; when it has ended, or was killed, what waits is."""
     generation_id = enqueue(rehearsal, 1)
-    with busy(rehearsal.lake, MAKING):
+    with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
         assert skipped(tick(rehearsal)).startswith("a command makes joins here")
-        with busy(rehearsal.lake, MAKING):
+        with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
             assert skipped(tick(rehearsal)).startswith("a command makes joins here")
     asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
     assert asked == [rehearsal.partition(generation_id)]
@@ -178,9 +176,9 @@ def test_what_a_command_makes_is_left_to_it(rehearsal: Rehearsal) -> None:
 def test_the_launchpads_example_alone_queues_nothing(rehearsal: Rehearsal) -> None:
     """Its fields are filled in but for the host_id; with that, and nothing else, the node is queued."""
     assert rehearsal.bootstrap({}).success
-    assert inbox.waiting(rehearsal.lake) == []
+    assert inbox.read_pending_events(rehearsal.lake) == []
     assert rehearsal.bootstrap({"host_id": str(uuid.UUID(int=7))}).success
-    assert [join.host_id for join in inbox.waiting(rehearsal.lake)] == [str(uuid.UUID(int=7))]
+    assert [join.host_id for join in inbox.read_pending_events(rehearsal.lake)] == [str(uuid.UUID(int=7))]
 
 
 def test_a_join_without_a_partition_says_so_in_one_line(rehearsal: Rehearsal) -> None:
@@ -201,10 +199,10 @@ import json, sys, uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 import pyarrow as pa
-from assets.join.inbox import next_join
-from assets.partitions import NAME
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
+from assets.join.inbox import request_join
+from assets.partitions import GENERATIONS_NAME
+from cdc_platform.delta.lake import Lake
+from cdc_platform.tables.nodes import BOOTSTRAP_EVENTS
 from dagster import DagsterInstance
 
 lake, start = Lake(sys.argv[1]), datetime(2026, 1, 1, tzinfo=UTC)
@@ -220,11 +218,11 @@ lake.merge(BOOTSTRAP_EVENTS, pa.Table.from_pylist(rows, schema=BOOTSTRAP_EVENTS.
 added = []
 with DagsterInstance.ephemeral() as instance:
     for _ in range(11):
-        found = next_join(lake, instance, None)
+        found = request_join(lake, instance, None)
         new = [key for request in found.dynamic_partitions_requests or [] for key in request.partition_keys]
-        instance.add_dynamic_partitions(NAME, new)
+        instance.add_dynamic_partitions(GENERATIONS_NAME, new)
         added.append(len(new))
-    known = len(instance.get_dynamic_partitions(NAME))
+    known = len(instance.get_dynamic_partitions(GENERATIONS_NAME))
 children = Path(f"/proc/self/task/{__import__('os').getpid()}/children")
 print(json.dumps({
     "added": added,
@@ -239,7 +237,7 @@ print(json.dumps({
 @pytest.mark.long("10,000 events")
 def test_ten_thousand_events(tmp_path: Path) -> None:
     """Ten thousand waiting events become partitions a batch a tick; no Spark is loaded and no process is started."""
-    nowhere = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}
+    nowhere = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", HOME_VARIABLE}}
     ran = subprocess.run(
         [sys.executable, "-c", _TEN_THOUSAND, str(tmp_path)],
         env=nowhere | {"PYTHONPATH": str(ROOT)},
@@ -250,7 +248,7 @@ def test_ten_thousand_events(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found == {
-        "added": [MOST_NEW_PARTITIONS] * 10 + [0],
+        "added": [MAX_NEW_PARTITIONS] * 10 + [0],
         "known": 10_000,
         "asked": ["1_a_00000000"],
         "spark": [],

@@ -9,16 +9,11 @@ from dagster import ExecuteInProcessResult
 from support.homes.log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.log.logs import LOGS_JOB, next_logs
+from assets.log.logs import LOGS_JOB, request_log_checks
 from assets.partitions import LOGS_NAME
+from cdc_platform.checks import LOG_BATCH_COMPLETE, LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY, STATE_MATCHES_LOG
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs
-from cdc_platform.invariants.findings import (
-    LOG_BATCH_COMPLETE,
-    LOG_INVARIANTS,
-    PASSED_OVER_STAYS_EMPTY,
-    STATE_IS_THE_LOGS,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +49,7 @@ def test_a_log_is_counted_and_checked(rehearsal: Rehearsal) -> None:
     assert sets == [{"since": format_us(each), "rows": str(ROWS // 2)} for each in (SWITCH_US, START_US)]
     checks = result.get_asset_check_evaluations()
     assert {check.check_name: check.passed for check in checks} == dict.fromkeys(
-        (*LOG_INVARIANTS, STATE_IS_THE_LOGS, PASSED_OVER_STAYS_EMPTY), True
+        (*LOG_INVARIANTS, STATE_MATCHES_LOG, PASSED_OVER_STAYS_EMPTY), True
     )
 
 
@@ -83,12 +78,12 @@ def test_a_partition_without_a_log_is_refused(rehearsal: Rehearsal) -> None:
 def test_a_tick_asks_for_what_has_changed(rehearsal: Rehearsal) -> None:
     """A partition for a new log, one look at each of its states, none where nothing has changed."""
     rehearsal.instance.delete_dynamic_partition(LOGS_NAME, "ks.tabs")
-    first = next_logs(rehearsal.lake, rehearsal.instance, None)
+    first = request_log_checks(rehearsal.lake, rehearsal.instance, None)
     (added,) = first.dynamic_partitions_requests or []
     (request,) = first.run_requests or []
     assert (list(added.partition_keys), request.partition_key) == (["ks.tabs"], "ks.tabs")
-    again = next_logs(rehearsal.lake, rehearsal.instance, first.cursor)
+    again = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor)
     assert (again.run_requests, again.cursor) == ([], first.cursor)
     put(rehearsal.lake, rows_of(rehearsal.lake, "tabs"), "tabs")
-    (other,) = next_logs(rehearsal.lake, rehearsal.instance, first.cursor).run_requests or []
+    (other,) = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor).run_requests or []
     assert other.run_key != request.run_key

@@ -13,17 +13,15 @@ from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.cluster.ingested import INGEST_JOB, INGESTED_NAME, scheduled_logs
-from assets.cluster.observed import CLUSTERS_NAME, OBSERVE_JOB, hooked, next_observations
-from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
-from cdc_platform.cluster import known
-from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.standing import StandingSessions
+from assets.cluster.ingest import INGEST_JOB, INGESTED_LOGS_NAME, request_scheduled_ingests
+from assets.cluster.observations import CLUSTERS_NAME, OBSERVE_JOB, build_hook_callback, request_observations
+from cdc_platform.cdclog import log_table
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
+from cdc_platform.delta import Lake
 from cdc_platform.home import Home, open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.log.log_table import log_table
-from cdc_platform.status import overview
+from cdc_platform.reporting import read_home_status
+from cdc_platform.scylla import ScyllaCluster, SessionPool, registry
 
 pytestmark = pytest.mark.cassandra
 
@@ -33,9 +31,9 @@ MOMENT = "2026-11-22T12:00:00+00:00"
 
 
 @pytest.fixture
-def sessions() -> Iterator[StandingSessions]:
+def sessions() -> Iterator[SessionPool]:
     """Sessions that end with the test."""
-    found = StandingSessions()
+    found = SessionPool()
     yield found
     found.close()
 
@@ -47,9 +45,9 @@ def home(rehearsal: Rehearsal) -> Home:
 
 
 @pytest.fixture
-def cluster(standin: StandIn, home: Home) -> KnownCluster:
+def cluster(standin: StandIn, home: Home) -> ScyllaCluster:
     """The stand-in under a name."""
-    return known.add(home, "prod", standin.connection())
+    return registry.add_cluster(home, "prod", standin.connection())
 
 
 def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
@@ -61,31 +59,31 @@ def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
 
 
 def test_a_cluster_is_looked_at_when_it_changes(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, sessions: StandingSessions
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
     """A partition and a run for a new cluster, none while it stays as it was, one for a schema that was altered."""
-    first = next_observations(home, rehearsal.instance, sessions)
+    first = request_observations(home, rehearsal.instance, sessions)
     (added,) = first.dynamic_partitions_requests or []
     assert list(added.partition_keys) == ["prod"]
     assert [request.partition_key for request in first.run_requests or []] == ["prod"]
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
     assert run(rehearsal, OBSERVE_JOB, "prod")
     standin.proxy.statements.clear()
-    second = next_observations(home, rehearsal.instance, sessions)
+    second = request_observations(home, rehearsal.instance, sessions)
     assert not second.run_requests
     assert len(standin.proxy.statements) <= 5
     standin.world.schema_changed()
-    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     for node in range(3):
         standin.proxy.kill(node)
-    gone = next_observations(home, rehearsal.instance, sessions)
+    gone = request_observations(home, rehearsal.instance, sessions)
     assert not gone.run_requests
     assert "prod" in str(gone.skip_reason)
     assert not run(rehearsal, OBSERVE_JOB, "prod")
 
 
 def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, sessions: StandingSessions
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
     """The run succeeds, says that nodes are as before and lets the sensor rest; what it found is in its event."""
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
@@ -93,9 +91,9 @@ def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled
     standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
     second = time_uuid(SECOND_MS)
     standin.world.generation(SECOND_MS, second, description(second, nodes(4)))
-    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     assert run(rehearsal, OBSERVE_JOB, "prod")
-    assert not next_observations(home, rehearsal.instance, sessions).run_requests
+    assert not request_observations(home, rehearsal.instance, sessions).run_requests
     told = rehearsal.instance.get_latest_materialization_event(AssetKey(["platform", "observed_cluster"]))
     assert told is not None
     assert told.asset_materialization is not None
@@ -109,17 +107,17 @@ def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled
     assert [each["who"] for each in changed] == ["generation 2026-09-21T15:13:20.000Z", "cluster"]
 
     standin.world.put("scylla.topology", key="topology", transition_state=None)
-    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     assert run(rehearsal, OBSERVE_JOB, "prod")
-    assert not next_observations(home, rehearsal.instance, sessions).run_requests
+    assert not request_observations(home, rehearsal.instance, sessions).run_requests
 
 
 def test_the_hook_of_the_settings_is_told_once_of_each_change(
     rehearsal: Rehearsal,
     home: Home,
     standin: StandIn,
-    cluster: KnownCluster,
-    sessions: StandingSessions,
+    cluster: ScyllaCluster,
+    sessions: SessionPool,
     tmp_path: Path,
 ) -> None:
     """Of what runs have noted and of outages; a tick that is repeated tells nothing twice, a wrong hook keeps all."""
@@ -130,8 +128,8 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
         (home.path / "settings.toml").write_text(f'cluster_hook = "{name}"\n', encoding="utf-8")
         told.write_text("", encoding="utf-8")
         for _ in range(2):
-            alerts = hooked(open_home(home.path), Clock(), warnings.append)
-            next_observations(home, rehearsal.instance, sessions, alerts)
+            alerts = build_hook_callback(open_home(home.path), Clock(), warnings.append)
+            request_observations(home, rehearsal.instance, sessions, alerts)
         found = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
         assert {each["cluster"] for each in found} <= {"prod"}
         return [(each["who"], each["what"]) for each in found]
@@ -164,7 +162,7 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
 
 
 def test_a_look_that_left_something_out_fails_its_check(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
     """The run looks and judges: what the cluster has not whole is a failed check of its partition, and in `status`."""
     time_ms = Milliseconds(FIRST_MS + 3_600_000)
@@ -183,36 +181,36 @@ def test_a_look_that_left_something_out_fails_its_check(
     assert result.success
     (judged,) = result.get_asset_check_evaluations()
     assert (judged.check_name, judged.passed) == ("observed_whole", False)
-    found = overview(Lake(home.lake), Clock(), home.settings).matters
+    found = read_home_status(Lake(home.lake), Clock(), home.settings).matters
     assert [each.do for each in found if each.code == "check-failed"] == ["cdc-platform observe prod"]
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
     """Partitions for all logs, runs for those that were begun; every row is there once, and a wrong name is refused."""
     log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
-    log.write([us_of(FIRST_MS) + 1, us_of(FIRST_MS) + 2])
-    assert isinstance(scheduled_logs(home, rehearsal.instance, MOMENT), SkipReason)
-    rehearsal.instance.add_dynamic_partitions(INGESTED_NAME, ["prod/shop.t", "prod/shop", "prod/shop.none"])
+    log.write([us_from_ms(FIRST_MS) + 1, us_from_ms(FIRST_MS) + 2])
+    assert isinstance(request_scheduled_ingests(home, rehearsal.instance, MOMENT), SkipReason)
+    rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, ["prod/shop.t", "prod/shop", "prod/shop.none"])
     assert run(rehearsal, INGEST_JOB, "prod/shop.t")
     lake = Lake(cluster.open_home().lake)
     assert keys_of(lake.read(log_table(log.schema))) == log.written_keys()
-    requests = scheduled_logs(home, rehearsal.instance, MOMENT)
+    requests = request_scheduled_ingests(home, rehearsal.instance, MOMENT)
     assert isinstance(requests, list)
     assert [request.partition_key for request in requests] == ["prod/shop.t"]
-    assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_NAME)
+    assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_LOGS_NAME)
     assert not run(rehearsal, INGEST_JOB, "prod/shop")
     assert not run(rehearsal, INGEST_JOB, "prod/shop.none")
 
 
 def test_no_secret_is_in_what_dagster_keeps(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, monkeypatch: pytest.MonkeyPatch
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of runs that are let in and of one that is not: no event, no tag and no setting of a run has the password."""
     LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
-    rehearsal.instance.add_dynamic_partitions(INGESTED_NAME, ["prod/shop.t"])
+    rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, ["prod/shop.t"])
     assert run(rehearsal, OBSERVE_JOB, "prod")
     assert run(rehearsal, INGEST_JOB, "prod/shop.t")
     monkeypatch.setenv(PASSWORD, "wrong-but-secret")

@@ -31,28 +31,27 @@ from support.drawing import examples
 from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
 from support.worlds.rehearsal import QUIET
 
-from assets.log.hours import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
+from assets.log.hourly import HOURS_JOB, MAX_HOUR_REQUESTS, hourly_logs, request_scheduled_hours
 from assets.partitions import HOURS_NAME
 from cdc_platform import failpoints
-from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, parse_time_us, to_datetime
+from cdc_platform.cdclog import audit_hours, log_table
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.consumer import hourly, reader
+from cdc_platform.cdclog.dataframe import get_stream_lookup
+from cdc_platform.cdclog.schema import GENERATION, typed_writes_schema
+from cdc_platform.checks import HOURS_HOLD_ROWS_ONCE, HOURS_MATCH_LOG
+from cdc_platform.checks.invariants import HOUR_INVARIANTS
+from cdc_platform.clock import ONE_US, Clock, Microseconds, datetime_from_us, format_us, parse_time_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
+from cdc_platform.delta import Lake
 from cdc_platform.errors import ConflictError, InputError, StateError
-from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.home import VARIABLE
-from cdc_platform.invariants.findings import HOUR_INVARIANTS, HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.lifecycle.tablets import changes, garbage
-from cdc_platform.log.audit.hours import audit_hours
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import log_table, writes_schema
-from cdc_platform.log.reading import hourly, reader
-from cdc_platform.log.stored_names import GENERATION
-from cdc_platform.log.volume import table_streams
-from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.generations import uniform_tablet_ends
+from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.lifecycle import expiry, tablets
+from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.settings import Settings
+from cdc_platform.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 
 HOUR = 3_600_000_000
 NOON, ONE, TWO, THREE = (parse_time_us(f"2026-01-31T{hour}:00:00Z") for hour in (12, 13, 14, 15))
@@ -73,7 +72,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lake(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A home of the test's own, as the assets find it, when the hour from 14:00 on can just be read."""
     shutil.copytree(template, tmp_path / "home")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     stand(READABLE_US, monkeypatch)
     return Lake(tmp_path / "home" / "lake")
 
@@ -85,7 +84,7 @@ def stand(now_us: Microseconds, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def partition(hour_us: Microseconds) -> str:
     """The hour's name in Dagster."""
-    return f"{to_datetime(hour_us):%Y-%m-%d-%H:%M}"
+    return f"{datetime_from_us(hour_us):%Y-%m-%d-%H:%M}"
 
 
 def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteInProcessResult:
@@ -121,7 +120,7 @@ def sink(lake: Lake, table: str = "t") -> Any:
 
 def position(lake: Lake, table: str = "t") -> int:
     """How far the consumer is (µs)."""
-    return consumers.find(lake, "hourly", "ks", table).position_us
+    return consumers.find_consumer(lake, "hourly", "ks", table).position_us
 
 
 def records(value: Any) -> list[Any]:
@@ -150,12 +149,12 @@ def test_the_order_of_hours_does_not_matter(lake: Lake, order: tuple[int, ...]) 
     """A backfill in any order, hours twice: the same rows, and a position behind the last of them."""
     for hour in order:
         assert copy(Microseconds(hour)).success
-    log = lake.read(log_table(schema(lake)), filters=[("cdc$timestamp", "<", to_datetime(THREE))])
+    log = lake.read(log_table(schema(lake)), filters=[("cdc$timestamp", "<", datetime_from_us(THREE))])
     assert times_of(log) == TIMES[:-1]
     copied = sink(lake).sort_by("cdc$time")
     assert copied.drop_columns([GENERATION]).equals(log.sort_by("cdc$time"))
-    switched = to_datetime(SWITCH_US)
-    begun = [switched if at >= switched else to_datetime(START_US) for at in copied["cdc$timestamp"].to_pylist()]
+    switched = datetime_from_us(SWITCH_US)
+    begun = [switched if at >= switched else datetime_from_us(START_US) for at in copied["cdc$timestamp"].to_pylist()]
     assert copied[GENERATION].to_pylist() == begun
     assert position(lake) == THREE - 1
 
@@ -164,7 +163,7 @@ def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch
     """Hours behind one that is missing are there, but hold no less: the first generation is not removed."""
 
     def holds() -> bool:
-        plan = purge_plan.plan(lake, Clock(Microseconds(READABLE_US + 10**13)), Settings())
+        plan = expiry.plan_expiry(lake, Clock(Microseconds(READABLE_US + 10**13)), Settings())
         return any("hourly" in reason for reason in plan[0].reasons)
 
     assert copy(TWO).success
@@ -192,7 +191,7 @@ def test_late_rows_are_found_and_come_with_the_next_materialisation(lake: Lake) 
     assert copy(ONE).success
     write(lake, [Microseconds(ONE + 5), Microseconds(ONE + 6)])
     assert {line.invariant: line.violations for line in audit_hours(lake)} == {
-        HOURS_HOLD_THE_LOG: 1,
+        HOURS_MATCH_LOG: 1,
         HOURS_HOLD_ROWS_ONCE: 0,
     }
     [line, _] = audit_hours(lake, ONE)
@@ -216,7 +215,7 @@ def test_rows_that_are_there_twice_are_found_and_mended(lake: Lake) -> None:
 def test_rows_that_the_log_has_no_longer_stay(lake: Lake) -> None:
     """An hour of a log that lost rows is not copied over what was read of it; the check says so."""
     assert copy(NOON).success
-    lake.delete(log_table(schema(lake)), [("cdc$timestamp", "=", to_datetime(START_US))])
+    lake.delete(log_table(schema(lake)), [("cdc$timestamp", "=", datetime_from_us(START_US))])
     assert "has 1 rows from" in refusal(copy(NOON))
     assert times_of(sink(lake)) == TIMES[:3]
     assert [line.violations for line in audit_hours(lake)] == [1, 0]
@@ -227,11 +226,11 @@ def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake, crea
     """Dropped with its log and created again: what was copied of the old one stays, and is no violation."""
     assert copy(NOON).success
     table = log_table(schema(lake))
-    cdc_tables.drop(lake, Clock(TWO), "ks", "t")
+    cdc_tables.drop_cdc_table(lake, Clock(TWO), "ks", "t")
     assert audit_hours(lake) == []
     shutil.rmtree(lake.path(table))
     at = Clock(Microseconds(TWO + 1))  # where nobody states when the new log was created, that was after the drop
-    cdc_tables.add(lake, at, "ks", "t", ttl_seconds=60, created_now=created_now, ddl=ddl("v"))
+    cdc_tables.add_cdc_table(lake, at, "ks", "t", ttl_seconds=60, created_now=created_now, ddl=ddl("v"))
     lake.ensure(table)
     write(lake, [Microseconds(TWO + 5_000)])
     assert [line.violations for line in audit_hours(lake)] == [0, 0]
@@ -243,20 +242,20 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     """An hour over a split; the first set is held for hours that are missing, and where it is gone they are refused."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
-    changes.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=60)
-    changes.split(lake, split, Settings(), "ks", "t", 4)
-    cdc_tables.alter(lake, split, "ks", "t", ddl=ddl("v"))
+    tablets.create_tablets(lake, created, Settings(), "ks", "t", uniform_tablet_ends(2), ttl_seconds=60)
+    tablets.split_tablets(lake, split, Settings(), "ks", "t", 4)
+    cdc_tables.alter_cdc_table(lake, split, "ks", "t", ddl=ddl("v"))
     lake.ensure(log_table(schema(lake)))
     write(lake, [SWITCH_US - ONE_US, SWITCH_US])
     later = Clock(Microseconds(READABLE_US + 100 * HOUR))
     [copied] = hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert (copied.rows, len(copied.sets_us)) == (2, 2)
-    found = garbage.collect(lake, later, "ks", "t")
+    found = tablets.collect_tablet_sets(lake, later, "ks", "t")
     (held,) = found.held_back
     assert (found.removed_ms, held.consumer.name) == ((), "hourly")
-    consumers.forget(lake, "hourly", "ks", "t")
-    assert len(garbage.collect(lake, later, "ks", "t").removed_ms) == 1
-    consumers.register(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
+    consumers.forget_consumer(lake, "hourly", "ks", "t")
+    assert len(tablets.collect_tablet_sets(lake, later, "ks", "t").removed_ms) == 1
+    consumers.register_consumer(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
     with pytest.raises(StateError, match="which has been removed"):
         hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert times_of(sink(lake)) == [SWITCH_US - ONE_US, SWITCH_US]
@@ -274,8 +273,8 @@ def test_an_hour_that_is_not_over_is_refused(lake: Lake, monkeypatch: pytest.Mon
 
 def test_a_generation_whose_streams_are_incomplete_is_refused(lake: Lake) -> None:
     """The hour of the switch waits whole, with what lies before the switch; the hour before it does not."""
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", to_datetime(SWITCH_US))])
-    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", to_datetime(SWITCH_US)), ("range_end", ">", 0)])
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_us(SWITCH_US))])
+    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", datetime_from_us(SWITCH_US)), ("range_end", ">", 0)])
     assert "not all published yet" in refusal(copy(ONE))
     assert not lake.exists(CONSUMERS)
     assert copy(NOON).success
@@ -291,17 +290,17 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     # All rows of the first generation have expired: one run marks it, and a run after the grace time removes it.
     later = READABLE_US + 3 * 24 * HOUR
     for now_us, known in ((later, 2), (later + 2 * HOUR, 1)):
-        removal.expire(lake, Clock(Microseconds(now_us)), Settings())
+        expiry.expire_generations(lake, Clock(Microseconds(now_us)), Settings())
         assert lake.read(GENERATION_TIMESTAMPS).num_rows == known
     assert "which has been removed" in refusal(copy(NOON))
-    consumers.forget(lake, "hourly", "ks", "t")
+    consumers.forget_consumer(lake, "hourly", "ks", "t")
     assert copy(ONE).success
     assert times_of(sink(lake)) == TIMES[:-1]
     assert position(lake) == THREE - 1
 
 
 @pytest.mark.grid("kills of hours", 1)
-@pytest.mark.parametrize("point", failpoints.HOURS)
+@pytest.mark.parametrize("point", failpoints.HOURLY_POINTS)
 def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
     """A real process that dies before the rows, before the note, or before the position."""
     program = (
@@ -310,7 +309,7 @@ def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
         f"defs.resolve_job_def({HOURS_JOB!r}).execute_in_process(instance=i, partition_key={partition(NOON)!r})"
     )
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, failpoints.VARIABLE: point, "DAGSTER_HOME": folder}
+        environment = {**os.environ, failpoints.KILL_AT_VARIABLE: point, "DAGSTER_HOME": folder}
         root = Path(__file__).resolve().parents[2]
         killed = subprocess.run(
             [sys.executable, "-c", program], env=environment, cwd=root, capture_output=True, timeout=120
@@ -347,12 +346,12 @@ def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
     """As many files at once as fit; again with other parts the hour is the same."""
     for part in range(3):
         write(lake, [Microseconds(ONE + 1000 * part + 10), Microseconds(ONE + 1000 * part + 20)])
-    monkeypatch.setattr(reader, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 1)
     assert checked(copy(ONE)) == GOOD
     version = lake.version(reader.sink_table(schema(lake), "hourly"))
     assert version is not None
     assert version > 2
-    monkeypatch.setattr(reader, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 4)
     write(lake, [Microseconds(ONE + 15)])
     assert checked(copy(ONE)) == GOOD
     assert len(times_of(sink(lake))) == 11
@@ -361,7 +360,7 @@ def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
 def test_columns_that_come_and_go(lake: Lake) -> None:
     """A sink gets a new column with the next hour; what it has of one that was dropped stays, late rows or not."""
     assert copy(NOON).success
-    cdc_tables.alter(lake, Clock(ONE), "ks", "t", ddl=ddl("v", "w"))
+    cdc_tables.alter_cdc_table(lake, Clock(ONE), "ks", "t", ddl=ddl("v", "w"))
     assert copy(NOON).success
     lake.widen(log_table(schema(lake)))
     table = log_table(schema(lake))
@@ -370,7 +369,7 @@ def test_columns_that_come_and_go(lake: Lake) -> None:
     late = rows_of_widened_log(lake, [Microseconds(NOON + 20 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
     assert [value for value in sink(lake)["w"].to_pylist() if value is not None] == late
-    cdc_tables.alter(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
+    cdc_tables.alter_cdc_table(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
     rows_of_widened_log(lake, [Microseconds(NOON + 21 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
     whole = lake.widen(reader.sink_table(schema(lake), "hourly"))
@@ -382,8 +381,8 @@ def rows_of_widened_log(lake: Lake, times_us: list[Microseconds]) -> list[int]:
     """Append rows with `w` to a log whose columns are in an order of their own; answers with the values."""
     known = schema(lake)
     typed = [{"operation": 2, "timestamp": when, "p": 7, "k": 7, "w": when % 1000 + 5} for when in times_us]
-    batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(known))
-    rows = pa.Table.from_batches([log_batch(known, batch, table_streams(lake, known))])
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(known))
+    rows = pa.Table.from_batches([encode_log_batch(known, batch, get_stream_lookup(lake, known))])
     as_stored = lake.widen(log_table(known))
     assert lake.append_once(as_stored, rows, {str(times_us): 1}, None)
     return [each["w"] for each in typed]
@@ -395,7 +394,7 @@ def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
     write(lake, [Microseconds(START_US + 7)], table="u")
     assert copy(NOON, ["ks.u"]).success
     assert not lake.exists(reader.sink_table(schema(lake), "hourly"))
-    assert hourly.due_hours(lake, Clock(READABLE_US), 2) == [NOON, ONE]
+    assert hourly.list_due_hours(lake, Clock(READABLE_US), 2) == [NOON, ONE]
     assert checked(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
     assert times_of(sink(lake, "u")) == [Microseconds(START_US + 7)]
@@ -414,7 +413,7 @@ def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
 )
 def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says: str) -> None:
     """All of them are checked before anything is written for one."""
-    cdc_tables.add(lake, Clock(START_US), "ks", "bare", ttl_seconds=60, ddl=ddl("v", table="bare"))
+    cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "bare", ttl_seconds=60, ddl=ddl("v", table="bare"))
     assert says in refusal(copy(NOON, tables))
     assert not lake.exists(CONSUMERS)
     assert not lake.exists(CONSUMED_HOURS)
@@ -423,10 +422,10 @@ def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says:
 def test_without_logs_there_is_nothing_to_do(tmp_path: Path) -> None:
     """An empty lake: no hour is due, none is wrong; and without a generation no hour is whole."""
     empty = Lake(tmp_path / "empty")
-    assert hourly.due_hours(empty, Clock(READABLE_US), 5) == []
+    assert hourly.list_due_hours(empty, Clock(READABLE_US), 5) == []
     assert audit_hours(empty) == []
     add_table(empty, "t")
-    assert hourly.due_hours(empty, Clock(READABLE_US), 5) == []
+    assert hourly.list_due_hours(empty, Clock(READABLE_US), 5) == []
     with pytest.raises(StateError, match="no generation is known"):
         hourly.copy_hour(empty, Clock(READABLE_US), [schema(empty)], NOON)
 
@@ -450,7 +449,7 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
                 tags = {"dagster/partition": partition(running)}
                 job = defs.resolve_job_def(HOURS_JOB)
                 instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=tags)
-            found = scheduled_hours(lake, Clock(now_us), instance, MOMENT)
+            found = request_scheduled_hours(lake, Clock(now_us), instance, MOMENT)
         if isinstance(found, SkipReason):
             return found.skip_message or ""
         assert all(isinstance(each, RunRequest) for each in found)
@@ -461,7 +460,7 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
     assert asked(READABLE_US) == [partition(NOON), partition(ONE), partition(TWO)]
     assert asked(READABLE_US, running=ONE) == [partition(NOON), partition(TWO)]
     late = asked(Microseconds(READABLE_US + 100 * HOUR))
-    assert late == [partition(Microseconds(NOON + place * HOUR)) for place in range(MOST_REQUESTS)]
+    assert late == [partition(Microseconds(NOON + place * HOUR)) for place in range(MAX_HOUR_REQUESTS)]
     for hour in (NOON, TWO):
         assert copy(hour).success
     assert asked(READABLE_US) == [partition(ONE)]

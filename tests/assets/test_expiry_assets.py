@@ -40,26 +40,20 @@ from support.worlds.rehearsal import QUIET
 from assets.expiry import (
     EXPIRE_JOB,
     PLAN_JOB,
+    describe_due_removal,
     hourly_expiry,
     hourly_expiry_plan,
-    removal_due,
-    scheduled_plan,
-    scheduled_removal,
+    request_scheduled_plan,
+    request_scheduled_removal,
 )
-from cdc_platform.clock import Microseconds, Milliseconds, machine_us, ms_of, us_of
+from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us, system_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
-from cdc_platform.home import VARIABLE
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
-    CDC_LOCAL,
-    GENERATION_TIMESTAMPS,
-    NODES,
-    STREAMS_DESCRIPTIONS_V2,
-    TABLES,
-)
-from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.delta import Lake
+from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.lifecycle import expiry
 from cdc_platform.settings import Settings
+from cdc_platform.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.timeline import Timeline
 
 EXPIRED_MS = Milliseconds(TIMES_MS[1] + SKEW_MS + Milliseconds(1000))
@@ -78,7 +72,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     lake = Lake(home / "lake")
     add_table(lake, 1)
     write(lake, NODES, node_fields(1, tokens=[1, 2], ignore_msb=0) | {"features": [], "status": "NORMAL"})
-    monkeypatch.setenv(VARIABLE, str(home))
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
     stand(EXPIRED_MS, monkeypatch)
     return lake
 
@@ -122,7 +116,7 @@ def test_the_plan_marks_and_shows_and_removes_nothing(lake: Lake) -> None:
 
 def test_the_plan_of_an_empty_platform_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn, nothing fails, and no table is made."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "empty"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "empty"))
     result = executed(PLAN_JOB)
     assert result.success
     assert (told(result)["generations"], told(result)["dagster/row_count"]) == (0, 0)
@@ -152,7 +146,7 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
         "mark_expired",
     ]
     assert [each.id for each in Timeline.read(lake).known] == list(IDS[1:])
-    assert removal.unfinished(lake) == []
+    assert expiry.read_unfinished_removals(lake) == []
     versions = [lake.version(table) for table in TABLES.values()]
     assert executed(EXPIRE_JOB).success
     assert [lake.version(table) for table in TABLES.values()] == versions
@@ -174,7 +168,7 @@ def test_a_run_of_the_job_removes_nothing_that_it_marks(
 def test_the_job_refuses_a_clock_that_is_ahead(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the machine's, by more than the grace time: nothing is marked or removed."""
     mark(lake, EXPIRED_MS)
-    stand(ms_of(Microseconds(machine_us() + us_of(GRACE_MS) + 60_000_000)), monkeypatch)
+    stand(ms_from_us(Microseconds(system_time_us() + us_from_ms(GRACE_MS) + 60_000_000)), monkeypatch)
     versions = [lake.version(table) for table in TABLES.values()]
     assert not executed(EXPIRE_JOB).success
     assert [lake.version(table) for table in TABLES.values()] == versions
@@ -185,7 +179,7 @@ def test_every_step_runs_in_the_pool_of_its_table() -> None:
     steps = {node.name: node.definition for node in defs.resolve_job_def(EXPIRE_JOB).nodes}
     pools = {name: step.pool for name, step in steps.items() if isinstance(step, OpDefinition)}
     assert set(pools) == set(steps)
-    for table in removal.SHRINKING:
+    for table in expiry.REMOVAL_TABLES:
         assert pools[f"remove_from_{table.name}"] == f"{table.keyspace}/{table.name}"
     assert pools["mark_expired"] == "system_distributed/cdc_generation_timestamps"
 
@@ -204,12 +198,12 @@ def test_what_is_half_removed_or_named_after_it_fails_the_checks(lake: Lake, mon
     """Rows that are left of a removed generation, a listed one without rows, and a node that names a removed one."""
     mark(lake, EXPIRED_MS)
     stand(EXPIRED_MS + GRACE_MS, monkeypatch)
-    plan = purge_plan.plan(lake, at(EXPIRED_MS + GRACE_MS), Settings())
-    begun = removal.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
-    removal.remove_from(lake, GENERATION_TIMESTAMPS, begun)
+    plan = expiry.plan_expiry(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    begun = expiry.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
+    expiry.remove_generation_rows(lake, GENERATION_TIMESTAMPS, begun)
     found = verdicts(executed(PLAN_JOB))
     assert found == FINE | {"none_half_removed": False}
-    removal.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    expiry.expire_generations(lake, at(EXPIRED_MS + GRACE_MS), Settings())
     assert all(verdicts(executed(PLAN_JOB)).values())
     local = {"host_id": str(uuid.UUID(int=1)), "key": "cdc_local", "streams_timestamp": TIMES_MS[0], "uuid": IDS[0]}
     write(lake, CDC_LOCAL, local)
@@ -234,25 +228,25 @@ def test_the_schedules_ask_when_there_is_something_to_do(lake: Lake, monkeypatch
     """Marking is on by default and removing is not; an hour in which nothing is due has no run."""
     assert hourly_expiry_plan.default_status is DefaultScheduleStatus.RUNNING
     assert hourly_expiry.default_status is DefaultScheduleStatus.STOPPED
-    assert isinstance(asked(scheduled_plan, lake, EXPIRED_MS), RunRequest)
-    assert isinstance(asked(scheduled_removal, lake, Milliseconds(EXPIRED_MS - 1)), SkipReason)
-    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS), RunRequest)
+    assert isinstance(asked(request_scheduled_plan, lake, EXPIRED_MS), RunRequest)
+    assert isinstance(asked(request_scheduled_removal, lake, Milliseconds(EXPIRED_MS - 1)), SkipReason)
+    assert isinstance(asked(request_scheduled_removal, lake, EXPIRED_MS), RunRequest)
     assert executed(PLAN_JOB).success
-    assert isinstance(asked(scheduled_plan, lake, EXPIRED_MS), SkipReason)
-    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS), SkipReason)
-    found = asked(scheduled_removal, lake, EXPIRED_MS + GRACE_MS)
+    assert isinstance(asked(request_scheduled_plan, lake, EXPIRED_MS), SkipReason)
+    assert isinstance(asked(request_scheduled_removal, lake, EXPIRED_MS), SkipReason)
+    found = asked(request_scheduled_removal, lake, EXPIRED_MS + GRACE_MS)
     assert isinstance(found, RunRequest)
     assert found.run_key == NOON.isoformat()
     stand(EXPIRED_MS + GRACE_MS, monkeypatch)
     assert executed(EXPIRE_JOB).success
-    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS + GRACE_MS), SkipReason)
+    assert isinstance(asked(request_scheduled_removal, lake, EXPIRED_MS + GRACE_MS), SkipReason)
 
 
 def test_a_schedule_waits_for_the_run_that_it_has_asked_for(lake: Lake) -> None:
     """Two runs of one job at once would only do the same twice."""
     with DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(defs.resolve_job_def(PLAN_JOB), status=DagsterRunStatus.STARTED)
-        found = scheduled_plan(lake, at(EXPIRED_MS), Settings(), instance, NOON)
+        found = request_scheduled_plan(lake, at(EXPIRED_MS), Settings(), instance, NOON)
     assert isinstance(found, SkipReason)
     assert run.run_id in (found.skip_message or "")
 
@@ -263,9 +257,9 @@ def test_the_vacuum_runs_once_a_day_until_the_files_are_gone(lake: Lake) -> None
     at_midnight, at_noon = (datetime(2026, 1, 5, hour, tzinfo=UTC) for hour in (0, 12))
     # A clock between the expiry of one generation and the next would ask for more than the vacuum.
     now = at(EXPIRED_MS + GRACE_MS)
-    assert "vacuum" in (removal_due(lake, now, Settings(), at_midnight) or "")
-    assert removal_due(lake, now, Settings(), at_noon) is None
+    assert "vacuum" in (describe_due_removal(lake, now, Settings(), at_midnight) or "")
+    assert describe_due_removal(lake, now, Settings(), at_noon) is None
     later = at(Milliseconds(EXPIRED_MS + GRACE_MS + 9 * DAY_MS))
     expire(lake, later.now_ms())
-    assert "vacuum" in (removal_due(lake, later, Settings(), at_midnight) or "")
-    assert removal_due(lake, at(Milliseconds(START_MS + 60 * DAY_MS)), Settings(), at_midnight) is None
+    assert "vacuum" in (describe_due_removal(lake, later, Settings(), at_midnight) or "")
+    assert describe_due_removal(lake, at(Milliseconds(START_MS + 60 * DAY_MS)), Settings(), at_midnight) is None

@@ -14,13 +14,12 @@ from support.homes.every_table import LOGS, every_table
 from support.worlds.rehearsal import QUIET
 
 from assets.checks import VIOLATED_TAG
-from assets.tables import AUDIT_JOB, scheduled_audit
+from assets.tables import AUDIT_JOB, request_scheduled_audit
+from cdc_platform.checks import DERIVED_TABLE_FAMILY, STORAGE_FAMILY
 from cdc_platform.definitions import defs
-from cdc_platform.home import VARIABLE
-from cdc_platform.invariants.findings import FOLLOWING, STORED
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, NODES, TABLES
-from cdc_platform.lake.versions import stored_names
+from cdc_platform.delta import Lake, list_stored_tables
+from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.tables import GENERATION_TIMESTAMPS, NODES, TABLES
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, in which the assets work."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     return shutil.copytree(packed, tmp_path / "home")
 
 
@@ -44,13 +43,13 @@ def audited(instance: DagsterInstance | None = None) -> ExecuteInProcessResult:
 def failed(run: ExecuteInProcessResult) -> dict[str, str]:
     """The checks that failed, with what they show of it; all are there."""
     results = {each.check_name: each for each in run.get_asset_check_evaluations()}
-    assert set(results) == {*STORED.invariants, *FOLLOWING.invariants}
+    assert set(results) == {*STORAGE_FAMILY.invariants, *DERIVED_TABLE_FAMILY.invariants}
     return {name: str(each.metadata["sample"].value) for name, each in results.items() if not each.passed}
 
 
 def test_every_table_is_listed_and_well(home: Path) -> None:
     """Declared ones, logs and sinks; with nothing amiss all seven checks pass."""
-    run, there = audited(), {".".join(each) for each in stored_names(Lake(home / "lake"))}
+    run, there = audited(), {".".join(each) for each in list_stored_tables(Lake(home / "lake"))}
     assert there > {*TABLES, *LOGS}
     (made,) = run.get_asset_materialization_events()
     metadata = made.materialization.metadata
@@ -92,19 +91,19 @@ def test_what_follows_is_not_judged_where_it_cannot_be_read(home: Path) -> None:
     for file in lake.files(GENERATION_TIMESTAMPS, []):
         Path(file).write_bytes(b"PAR1")
     found = failed(audited())
-    assert {"files_whole", *FOLLOWING.invariants} <= set(found)
-    assert all("not judged" in found[name] for name in FOLLOWING.invariants)
+    assert {"files_whole", *DERIVED_TABLE_FAMILY.invariants} <= set(found)
+    assert all("not judged" in found[name] for name in DERIVED_TABLE_FAMILY.invariants)
 
 
 def test_an_empty_home_has_nothing_to_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No table: the run lists none, its checks pass as there is nothing of it; the schedule asks for no run."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     assert failed(audited()) == {}
     with DagsterInstance.ephemeral() as instance:
         at = datetime(2026, 2, 1, 3, 30, tzinfo=UTC)
         lake = Lake(tmp_path / "home" / "lake")
-        assert isinstance(scheduled_audit(lake, instance, at), SkipReason)
+        assert isinstance(request_scheduled_audit(lake, instance, at), SkipReason)
         row = {"host_id": "a", "status": "NORMAL", "address": "a", "datacenter": "d", "rack": "r", "tokens": [1]}
         row |= {"shard_count": 2, "ignore_msb": 0, "features": []}
         lake.merge(NODES, pa.Table.from_pylist([row], schema=NODES.schema), update=False)
-        assert isinstance(scheduled_audit(lake, instance, at), RunRequest)
+        assert isinstance(request_scheduled_audit(lake, instance, at), RunRequest)

@@ -9,22 +9,24 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from support.nodes import join_request
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.declared import key
-from assets.partitions import GENERATIONS, NAME
-from assets.reconcile.held import OF_GENERATIONS
-from assets.reconcile.reconciling import reconcile
+from assets.catalog_sync.sync import sync_catalog
+from assets.catalog_sync.table_contents import GENERATION_TABLES
+from assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME
+from assets.specs import asset_key_from_table
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.records import inbox
+from cdc_platform.metastore import inbox
+from cdc_platform.tables import BOOTSTRAP_EVENTS, TOPOLOGY_DESCRIPTIONS
 
 GRAPH = defs.get_repository_def().asset_graph
 
 
 def all_at_once(instance: DagsterInstance) -> ExecuteInProcessResult:
     """What a backfill of all partitions of all assets of generations asks for: one run over their whole range."""
-    first, *_, last = instance.get_dynamic_partitions(NAME)
-    of_generations = [each for each in GRAPH.materializable_asset_keys if GRAPH.get(each).partitions_def == GENERATIONS]
+    first, *_, last = instance.get_dynamic_partitions(GENERATIONS_NAME)
+    of_generations = [
+        each for each in GRAPH.materializable_asset_keys if GRAPH.get(each).partitions_def == GENERATION_PARTITIONS
+    ]
     return (
         defs.get_repository_def()
         .get_implicit_global_asset_job_def()
@@ -41,7 +43,7 @@ def all_at_once(instance: DagsterInstance) -> ExecuteInProcessResult:
 def versions(instance: DagsterInstance, asset: AssetKey) -> dict[str, str]:
     """The data version of each partition's newest event."""
     found = {}
-    for partition in instance.get_dynamic_partitions(NAME):
+    for partition in instance.get_dynamic_partitions(GENERATIONS_NAME):
         record = instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
         if record is not None:
             found[partition] = (record.event_log_entry.tags or {})["dagster/data_version"]
@@ -54,12 +56,12 @@ def test_one_run_makes_all_finished_generations_again(rehearsal: Rehearsal) -> N
     generations = [rehearsal.queue(number) for number in (1, 2)]
     for generation in generations:
         assert rehearsal.join(generation).success
-    waits = inbox.queue(rehearsal.lake, Clock(), join_request(3, 4, 2)).generation_id
-    reconcile(rehearsal.lake, rehearsal.instance, GRAPH, most=None)
-    assets = [key(table) for table in OF_GENERATIONS]
+    waits = inbox.queue_join(rehearsal.lake, Clock(), join_request(3, 4, 2)).generation_id
+    sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=None)
+    assets = [asset_key_from_table(table) for table in GENERATION_TABLES]
     before = {asset: versions(rehearsal.instance, asset) for asset in assets}
-    assert len(before[key(BOOTSTRAP_EVENTS)]) == 3
-    assert len(set(before[key(TOPOLOGY_DESCRIPTIONS)].values())) == 2
+    assert len(before[asset_key_from_table(BOOTSTRAP_EVENTS)]) == 3
+    assert len(set(before[asset_key_from_table(TOPOLOGY_DESCRIPTIONS)].values())) == 2
     result = all_at_once(rehearsal.instance)
     assert result.success
     assert {asset: versions(rehearsal.instance, asset) for asset in assets} == before
@@ -70,14 +72,16 @@ def test_one_run_makes_all_finished_generations_again(rehearsal: Rehearsal) -> N
     inboxes = [(assets[0], partition) for partition in before[assets[0]]]
     assert sorted(made) == sorted([*((asset, each) for asset in assets[1:] for each in done), *inboxes])
     for partition in done:
-        checks = [each for each in GRAPH.asset_check_keys if each.asset_key == key(TOPOLOGY_DESCRIPTIONS)]
+        checks = [
+            each for each in GRAPH.asset_check_keys if each.asset_key == asset_key_from_table(TOPOLOGY_DESCRIPTIONS)
+        ]
         found = rehearsal.instance.event_log_storage.get_latest_asset_check_execution_by_key(
             checks, partition_filter=PartitionKeyFilter(key=partition)
         )
         assert {(record.run_id, record.status.value) for record in found.values()} == {
             (result.dagster_run.run_id, "SUCCEEDED")
         }
-    assert [join.generation_id for join in inbox.waiting(rehearsal.lake)] == [waits]
-    assert reconcile(rehearsal.lake, rehearsal.instance, GRAPH, most=None).events == 0
+    assert [join.generation_id for join in inbox.read_pending_events(rehearsal.lake)] == [waits]
+    assert sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=None).events == 0
     said = [entry.user_message for entry in rehearsal.instance.all_logs(result.dagster_run.run_id)]
     assert any(rehearsal.partition(waits) in line and "waiting_joins" in line for line in said)

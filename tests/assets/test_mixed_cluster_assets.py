@@ -7,14 +7,9 @@ from dagster import ExecuteInProcessResult
 from support.worlds.rehearsal import Rehearsal, node_config
 
 from cdc_platform.generations import GenerationId
-from cdc_platform.lake.tables import (
-    CDC_LOCAL,
-    GENERATION_DESCRIPTIONS,
-    GENERATION_DESCRIPTIONS_V2,
-    GENERATION_TIMESTAMPS,
-)
-from cdc_platform.records import descriptions, generation_data, ledger
-from cdc_platform.records.ring import current_ring
+from cdc_platform.metastore import generations as metastore_generations
+from cdc_platform.metastore import read_current_ring
+from cdc_platform.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS
 from cdc_platform.timeline import Timeline
 
 
@@ -46,10 +41,10 @@ def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
     assert [known.format for known in Timeline.read(lake).known] == ["v1", "v1"]
     for generation in generations:
-        id_ = ledger.introduced_id(lake, generation)
+        id_ = metastore_generations.read_generation_id(lake, generation)
         assert id_ is not None
-        description = generation_data.description_of(lake, GenerationId(id_.time_ms))
-        rows = descriptions.published_rows(lake, id_.time_ms)
+        description = metastore_generations.read_generation_description(lake, GenerationId(id_.time_ms))
+        rows = metastore_generations.read_published_rows(lake, id_.time_ms)
         flat = b"".join(stream for row in rows["streams"].to_pylist() for stream in row)
         assert flat == description.streams.tobytes()
-    assert len(current_ring(lake).nodes) == 2
+    assert len(read_current_ring(lake).nodes) == 2

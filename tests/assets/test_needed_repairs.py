@@ -25,10 +25,9 @@ from assets.repair import REPAIR_JOB, audit_named_generations, needed_repairs, s
 from cdc_platform.clock import Milliseconds
 from cdc_platform.definitions import defs
 from cdc_platform.generations import GenerationId
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.records import cdc_local, inbox
-from cdc_platform.records.ring import put_nodes
+from cdc_platform.metastore import cdc_local, inbox, write_nodes
 from cdc_platform.ring import Node
+from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -41,7 +40,7 @@ HOSTS = [
 @pytest.fixture
 def damaged(rehearsal: Rehearsal) -> Rehearsal:
     """A ring without any generation."""
-    put_nodes(rehearsal.lake, HOSTS)
+    write_nodes(rehearsal.lake, HOSTS)
     return rehearsal
 
 
@@ -97,7 +96,9 @@ def test_a_named_generation_that_cannot_be_read_is_told_of(damaged: Rehearsal) -
     """Where nobody names one there is nothing to judge; one of a node whose description is not here is a violation."""
     assert retrievable(damaged).passed
     damaged.lake.ensure(GENERATION_DESCRIPTIONS_V2)
-    cdc_local.keep(damaged.lake, HOSTS[0].host_id, GenerationId(Milliseconds(1_700_000_000_000), UUID(int=7)))
+    cdc_local.store_node_generation_id(
+        damaged.lake, HOSTS[0].host_id, GenerationId(Milliseconds(1_700_000_000_000), UUID(int=7))
+    )
     told = retrievable(damaged)
     assert (told.passed, told.metadata["violations"].value) == (False, 1)
     assert "its description cannot be read" in str(told.description)
@@ -107,8 +108,8 @@ def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> No
     """Run twice it is one event; the sensor of the inbox adds its partition and asks for the job that joins run."""
     ask(damaged)
     ask(damaged)
-    (waits,) = inbox.waiting(damaged.lake)
-    assert waits.kind == inbox.REPAIR
+    (waits,) = inbox.read_pending_events(damaged.lake)
+    assert waits.kind == inbox.REPAIR_EVENT
     with build_sensor_context(instance=damaged.instance, resources={"home": HomeResource()}) as context:
         asked = waiting_joins(context)
     assert isinstance(asked, SensorResult)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cdc_platform.clock import parse_time_us
-from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, dagster_home
+from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, prepare_dagster_home
 from cdc_platform.errors import InputError
-from cdc_platform.home import VARIABLE, open_home
+from cdc_platform.home import HOME_VARIABLE, open_home
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -31,7 +31,7 @@ def test_the_clock_stands_still_where_it_is_told_to(monkeypatch: pytest.MonkeyPa
 
 def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configured path goes before the environment's; nothing is made before it is asked for."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "environment"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "environment"))
     resource = HomeResource(path=str(tmp_path / "configured"))
     assert list(tmp_path.iterdir()) == []
     assert resource.lake().root == tmp_path / "configured" / "lake"
@@ -42,10 +42,10 @@ def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.Monk
 def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
     """The project's settings are copied once; what a person changes in the copy stays."""
     home = open_home(tmp_path)
-    settings = dagster_home(home) / INSTANCE_FILE
+    settings = prepare_dagster_home(home) / INSTANCE_FILE
     assert "enabled: false" in settings.read_text(encoding="utf-8")
     settings.write_text("telemetry: {enabled: false}\n", encoding="utf-8")
-    dagster_home(home)
+    prepare_dagster_home(home)
     assert settings.read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
 
 

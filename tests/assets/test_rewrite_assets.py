@@ -23,29 +23,23 @@ from dagster._core.loader import LoadingContextForTest
 from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.declared import key
-from assets.runs import MOST_ATTEMPTS
-from assets.upgrade import (
-    REWRITE_JOB,
-    hourly_rewrite,
-    next_rewrite,
-    scheduled_rewrite,
-    v1_leftovers,
-)
-from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_to_datetime, us_of
+from assets.run_requests import MAX_ATTEMPTS
+from assets.specs import asset_key_from_table
+from assets.v1_rewrite import REWRITE_JOB, hourly_rewrite, request_rewrite, request_scheduled_rewrite, v1_leftovers
+from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.lifecycle.upgrade.rewrite import rewrite
-from cdc_platform.records.cdc_local import marked_hosts
+from cdc_platform.delta import Lake
+from cdc_platform.lifecycle.join import publish
+from cdc_platform.lifecycle.rewrite import rewrite_streams_tables
+from cdc_platform.metastore.cdc_local import hosts_with_rewrite_marker
 from cdc_platform.settings import Settings
+from cdc_platform.tables import GENERATION_TIMESTAMPS
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
 NOW_MS = Milliseconds(START_MS + 5 * HOUR_MS)
-NOW = Clock(us_of(NOW_MS))
+NOW = Clock(us_from_ms(NOW_MS))
 HOSTS = {str(node.host_id) for node in nodes(3)}
 NOON, ONE = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 13, tzinfo=UTC)
 
@@ -74,7 +68,7 @@ def skipped(asked: SensorResult | RunRequest | SkipReason) -> str:
 
 def tick(lake: Lake, instance: DagsterInstance, cursor: str | None = None, **settings: Any) -> Any:
     """A tick of the sensor."""
-    return next_rewrite(lake, NOW, Settings(**settings), instance, cursor)
+    return request_rewrite(lake, NOW, Settings(**settings), instance, cursor)
 
 
 def evaluations(result: ExecuteInProcessResult) -> dict[str, tuple[bool, dict[str, Any]]]:
@@ -101,8 +95,8 @@ def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
             LoadingContextForTest(rehearsal.instance),
         )
         partition = format_ms(Milliseconds(time_ms))
-        assert resolver.get_status(key(GENERATION_TIMESTAMPS), partition) is StaleStatus.FRESH
-        assert resolver.get_stale_causes(key(GENERATION_TIMESTAMPS), partition) == []
+        assert resolver.get_status(asset_key_from_table(GENERATION_TIMESTAMPS), partition) is StaleStatus.FRESH
+        assert resolver.get_stale_causes(asset_key_from_table(GENERATION_TIMESTAMPS), partition) == []
     tags = rehearsal.instance.get_runs()[0].tags
     assert tags["cdc_platform/violated"] == "live_generations_rewritten"
     told = own.metadata
@@ -110,7 +104,7 @@ def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
     table = told["decisions"]
     assert isinstance(table, TableMetadataValue)
     assert [record.data["action"] for record in table.records] == ["rewrite", "rewrite", "missing-data"]
-    assert marked_hosts(rehearsal.lake) == HOSTS
+    assert hosts_with_rewrite_marker(rehearsal.lake) == HOSTS
     assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 2
     assert evaluations(result) == {
         "live_generations_rewritten": (False, {"population": 3, "violations": 1}),
@@ -138,7 +132,7 @@ def test_a_dry_run_of_the_job_writes_nothing(rehearsal: Rehearsal) -> None:
     old_cluster(rehearsal.lake, times(2))
     assert run(rehearsal, dry_run=True).success
     assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 0
-    assert marked_hosts(rehearsal.lake) == set()
+    assert hosts_with_rewrite_marker(rehearsal.lake) == set()
 
 
 def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None:
@@ -154,19 +148,19 @@ def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None
     assert "dont_rewrite_streams" in skipped(tick(lake, instance, dont_rewrite_streams=True))
     # Somebody publishes all of them: nothing is left, though no node is marked.
     for time_ms, each in made.items():
-        publish_v1.publish_streams(lake, Milliseconds(time_ms), each)
-        publish_v1.publish_timestamp(lake, Milliseconds(time_ms))
+        publish.write_published_streams(lake, Milliseconds(time_ms), each)
+        publish.write_published_timestamp(lake, Milliseconds(time_ms))
     quiet = tick(lake, instance)
     assert "every live V1 generation" in skipped(quiet)
     assert "nothing has changed" in skipped(tick(lake, instance, quiet.cursor))
     # One more is left, and another state is another run; then a node after the other is marked.
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(times(2)[0])))])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     again = tick(lake, instance, quiet.cursor)
     assert again.run_requests[0].run_key != asked.run_requests[0].run_key
-    rewrite(lake, NOW, Settings(), sorted(HOSTS)[:2])
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(times(2)[0])))])
+    rewrite_streams_tables(lake, NOW, Settings(), sorted(HOSTS)[:2])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     assert len(tick(lake, instance).run_requests) == 1
-    rewrite(lake, NOW, Settings(), again=True)
+    rewrite_streams_tables(lake, NOW, Settings(), again=True)
     assert "no node of the ring is unmarked" in skipped(tick(lake, instance))
 
 
@@ -175,12 +169,12 @@ def test_the_sensor_gives_up_after_some_runs(rehearsal: Rehearsal) -> None:
     lake, instance = rehearsal.lake, rehearsal.instance
     old_cluster(lake, times(1))
     keys = []
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         request = tick(lake, instance).run_requests[0]
         keys.append(request.run_key)
         failed = run(rehearsal, nodes=["00000000-0000-0000-0000-0000000000ff"], tags=request.tags)
         assert not failed.success
-    assert len(set(keys)) == MOST_ATTEMPTS
+    assert len(set(keys)) == MAX_ATTEMPTS
     assert "cdc-platform rewrite" in skipped(tick(lake, instance))
 
 
@@ -188,9 +182,9 @@ def test_sensor_and_schedule_on_at_once_ask_for_one_run(rehearsal: Rehearsal) ->
     """While a run is under way neither asks for another; without one both may, and two runs leave one result."""
     lake, instance = rehearsal.lake, rehearsal.instance
     made = old_cluster(lake, times(2))
-    assert isinstance(scheduled_rewrite(lake, Settings(), instance, NOON), RunRequest)
+    assert isinstance(request_scheduled_rewrite(lake, Settings(), instance, NOON), RunRequest)
     under_way = instance.create_run_for_job(defs.resolve_job_def(REWRITE_JOB), status=DagsterRunStatus.STARTED)
-    for asked in (tick(lake, instance), scheduled_rewrite(lake, Settings(), instance, NOON)):
+    for asked in (tick(lake, instance), request_scheduled_rewrite(lake, Settings(), instance, NOON)):
         assert f"run {under_way.run_id} is " in skipped(asked)
     instance.delete_run(under_way.run_id)
     assert run(rehearsal).success
@@ -202,21 +196,21 @@ def test_the_schedule_asks_until_every_node_is_marked(rehearsal: Rehearsal) -> N
     """Also where nothing is left to be rewritten: the markers are."""
     lake, instance = rehearsal.lake, rehearsal.instance
     old_cluster(lake, [])
-    assert isinstance(scheduled_rewrite(lake, Settings(), instance, NOON), SkipReason)
+    assert isinstance(request_scheduled_rewrite(lake, Settings(), instance, NOON), SkipReason)
     old_cluster(lake, times(2))
-    rewrite(lake, NOW, Settings(), sorted(HOSTS)[:1])
-    request = scheduled_rewrite(lake, Settings(), instance, NOON)
+    rewrite_streams_tables(lake, NOW, Settings(), sorted(HOSTS)[:1])
+    request = request_scheduled_rewrite(lake, Settings(), instance, NOON)
     assert isinstance(request, RunRequest)
     assert request.run_key == NOON.isoformat()
     assert run(rehearsal).success
-    assert isinstance(scheduled_rewrite(lake, Settings(), instance, ONE), SkipReason)
+    assert isinstance(request_scheduled_rewrite(lake, Settings(), instance, ONE), SkipReason)
 
 
 def test_both_are_wired_to_home_and_clock(rehearsal: Rehearsal, tmp_path: Path) -> None:
     """What Dagster calls is what was tested: same home, same clock."""
     old_cluster(rehearsal.lake, times(1))
     resources = {"home": HomeResource(), "clock": ClockResource()}
-    moment = ms_to_datetime(NOW_MS)
+    moment = datetime_from_ms(NOW_MS)
     (tmp_path / "dagster").mkdir()
     with DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         with build_sensor_context(instance=instance, resources=resources) as context:

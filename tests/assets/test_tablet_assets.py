@@ -9,19 +9,20 @@ from dagster import DagsterEventType, DagsterRunStatus, ExecuteInProcessResult, 
 from support.oracles import oracle, tablet_oracle
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.partitions import TABLES_NAME
-from assets.runs import MOST_ATTEMPTS
-from assets.tablets.sets import TABLETS_JOB
-from assets.tablets.upkeep import GC_JOB, next_changes, next_collections
-from cdc_platform.clock import Clock, parse_time_us, us_of
+from assets.partitions import TABLET_TABLES_NAME
+from assets.run_requests import MAX_ATTEMPTS
+from assets.tablets.maintenance import GC_JOB, request_collections, request_unfinished_changes
+from assets.tablets.stream_sets import TABLETS_JOB
+from cdc_platform.checks.invariants import TABLET_INVARIANTS
+from cdc_platform.clock import Clock, parse_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
-from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.invariants.findings import TABLET_INVARIANTS
-from cdc_platform.lake.tables import TABLET_STREAMS
-from cdc_platform.lifecycle.tablets import changes
-from cdc_platform.records import cdc_tables, consumers, tablet_ledger, tablet_sets
+from cdc_platform.generations import uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import cdc_tables, consumers
+from cdc_platform.metastore import tablets as metastore_tablets
 from cdc_platform.settings import Settings
+from cdc_platform.tables import TABLET_STREAMS
 
 NAME = ("ks", "t")
 NOON, ONE, LATER = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-03T12:00:00Z")
@@ -35,7 +36,7 @@ def clock(moment: str) -> Clock:
 @pytest.fixture(autouse=True)
 def table(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """One partition, and a clock that stands still."""
-    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["ks.t"])
+    rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["ks.t"])
     monkeypatch.setenv(CLOCK_VARIABLE, NOON)
 
 
@@ -65,7 +66,7 @@ def requests(found: SensorResult) -> list[tuple[str | None, str | None]]:
 
 def counts(rehearsal: Rehearsal) -> list[tuple[int, int, int]]:
     """(current, closed, opened) of every set, oldest first."""
-    found = tablet_sets.changes(rehearsal.lake, *NAME)
+    found = metastore_tablets.read_stream_set_changes(rehearsal.lake, *NAME)
     return [(len(each.current), len(each.closed), len(each.opened)) for each in found]
 
 
@@ -84,7 +85,7 @@ def test_a_table_is_created_split_and_merged(rehearsal: Rehearsal, monkeypatch: 
     ends = [str(token) for token in (-5, oracle.LAST)]
     assert run(rehearsal, {"ends": ends}).success
     assert counts(rehearsal) == [(2, 0, 2), (4, 2, 4), (1, 4, 1), (2, 1, 2)]
-    assert cdc_tables.find(rehearsal.lake, *NAME).ttl_seconds == 60
+    assert cdc_tables.find_cdc_table(rehearsal.lake, *NAME).ttl_seconds == 60
 
 
 @pytest.mark.parametrize(
@@ -101,21 +102,21 @@ def test_bad_tablets_are_refused_in_one_line(rehearsal: Rehearsal, config: dict[
     result = run(rehearsal, config)
     assert says in refusal(result)
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
-    assert cdc_tables.cdc_tables(rehearsal.lake) == []
+    assert cdc_tables.read_cdc_tables(rehearsal.lake) == []
 
 
 def test_a_partition_that_names_no_table_is_refused(rehearsal: Rehearsal) -> None:
     """Partitions can be typed by hand."""
-    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["table"])
+    rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["table"])
     assert "names no table" in refusal(run(rehearsal, {"count": 2}, partition="table"))
 
 
 def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal) -> None:
     """A stream of no tablet has got among those of a decided set: its timestamp waits, the check names it."""
     lake = rehearsal.lake
-    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    decided = changes.decide_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_ends(4)).layout
-    changes.write_streams(lake, decided)
+    tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
+    decided = tablets.decide_tablet_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_tablet_ends(4)).layout
+    tablets.write_set_streams(lake, decided)
     row = lake.read(TABLET_STREAMS, filters=[("stream_state", "=", 2)]).sort_by("timestamp").slice(5, 1)
     stray = row.set_column(4, "stream_id", [[tablet_oracle.make(77, 1)]])
     lake.merge(TABLET_STREAMS, stray.set_column(3, "stream_state", [[0]]), update=False)
@@ -123,99 +124,106 @@ def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal)
     failed = {check.check_name for check in result.get_asset_check_evaluations() if not check.passed}
     assert failed == {"tablet_sets_add_up", "tablet_stream_at_end"}
     assert not result.success
-    assert len(tablet_sets.stream_sets(lake, *NAME)) == 1
+    assert len(metastore_tablets.read_stream_sets(lake, *NAME)) == 1
 
 
 def test_the_sensor_finishes_what_was_left(rehearsal: Rehearsal) -> None:
     """A change that was decided and left gets its partition and a run, and then nothing is left."""
     lake = rehearsal.lake
-    changes.decide_create(lake, clock(NOON), Settings(), "ks", "u", uniform_ends(2))
-    found = next_changes(lake, rehearsal.instance, None)
+    tablets.decide_tablet_creation(lake, clock(NOON), Settings(), "ks", "u", uniform_tablet_ends(2))
+    found = request_unfinished_changes(lake, rehearsal.instance, None)
     assert requests(found) == [("ks.u", "ks.u/change 0/1")]
     assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [["ks.u"]]
-    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["ks.u"])
+    rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["ks.u"])
     assert run(rehearsal, partition="ks.u").success
-    assert tablet_ledger.unfinished(lake) == []
-    quiet = next_changes(lake, rehearsal.instance, None)
+    assert metastore_tablets.read_unfinished_layouts(lake) == []
+    quiet = request_unfinished_changes(lake, rehearsal.instance, None)
     assert requests(quiet) == []
-    assert next_changes(lake, rehearsal.instance, quiet.cursor).skip_reason is not None
+    assert request_unfinished_changes(lake, rehearsal.instance, quiet.cursor).skip_reason is not None
 
 
 def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> None:
     """A log that was dropped without a word to the tablets is noticed, and its sets go."""
     lake = rehearsal.lake
-    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    assert requests(next_changes(lake, rehearsal.instance, None)) == []
-    cdc_tables.drop(lake, clock(ONE), *NAME)
-    assert requests(next_changes(lake, rehearsal.instance, None)) == [("ks.t", "ks.t/change 0/1")]
+    tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
+    assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == []
+    cdc_tables.drop_cdc_table(lake, clock(ONE), *NAME)
+    assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == [("ks.t", "ks.t/change 0/1")]
     result = run(rehearsal)
     assert result.success
     assert {check.description for check in result.get_asset_check_evaluations()} == {"there are no stream sets"}
-    assert tablet_sets.tables(lake) == []
-    assert requests(next_changes(lake, rehearsal.instance, None)) == []
+    assert metastore_tablets.read_tables_with_stream_sets(lake) == []
+    assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == []
 
 
 def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> None:
     """Each attempt has a run key of its own; no run is asked for beside one that is under way."""
     lake = rehearsal.lake
-    changes.decide_create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    tablets.decide_tablet_creation(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
     job = defs.resolve_job_def(TABLETS_JOB)
     tags = {"dagster/partition": "ks.t", "cdc_platform/tablets": "change 0"}
     failed = None
-    for attempt in range(1, MOST_ATTEMPTS + 1):
-        assert requests(next_changes(lake, rehearsal.instance, None)) == [("ks.t", f"ks.t/change 0/{attempt}")]
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == [
+            ("ks.t", f"ks.t/change 0/{attempt}")
+        ]
         failed = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.FAILURE)
     assert failed is not None
-    given_up = next_changes(lake, rehearsal.instance, None)
+    given_up = request_unfinished_changes(lake, rehearsal.instance, None)
     assert requests(given_up) == []
     assert failed.run_id in str(given_up.skip_reason)
     active = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.STARTED)
-    assert active.run_id in str(next_changes(lake, rehearsal.instance, None).skip_reason)
+    assert active.run_id in str(request_unfinished_changes(lake, rehearsal.instance, None).skip_reason)
 
 
 def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """When no log can hold a row of a set any more, the sensor asks for its removal, and the job removes it."""
     lake = rehearsal.lake
-    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    changed = changes.split(lake, clock(ONE), Settings(), *NAME, 4).layout
-    assert requests(next_collections(lake, clock(ONE), rehearsal.instance)) == []
+    tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
+    changed = tablets.split_tablets(lake, clock(ONE), Settings(), *NAME, 4).layout
+    assert requests(request_collections(lake, clock(ONE), rehearsal.instance)) == []
     key = f"ks.t/base {changed.timestamp_ms}/1"
-    assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == [("ks.t", key)]
+    assert requests(request_collections(lake, clock(LATER), rehearsal.instance)) == [("ks.t", key)]
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)
     assert run(rehearsal, job=GC_JOB).success
     assert counts(rehearsal) == [(4, 0, 4)]
-    assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == []
+    assert requests(request_collections(lake, clock(LATER), rehearsal.instance)) == []
 
 
 def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick asks for a run in vain and the reader is named; a run removes what is read, and the next ticks rest."""
     lake, instance = rehearsal.lake, rehearsal.instance
-    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    second = changes.split(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
-    third = changes.split(lake, clock("2026-01-01T14:00:00Z"), Settings(), *NAME, 8).layout.timestamp_ms
+    tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
+    second = tablets.split_tablets(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
+    third = tablets.split_tablets(lake, clock("2026-01-01T14:00:00Z"), Settings(), *NAME, 8).layout.timestamp_ms
     assert second is not None
     assert third is not None
-    reader = consumers.register(lake, clock(NOON), "audit", *NAME, position_us=parse_time_us(NOON))
-    for _ in range(MOST_ATTEMPTS + 1):
-        quiet = next_collections(lake, clock(LATER), instance)
+    reader = consumers.register_consumer(lake, clock(NOON), "audit", *NAME, position_us=parse_time_us(NOON))
+    for _ in range(MAX_ATTEMPTS + 1):
+        quiet = request_collections(lake, clock(LATER), instance)
         assert requests(quiet) == []
         assert "2 stream sets are held back by consumer audit of ks.t, which has read up to" in str(quiet.skip_reason)
-    consumers.advance(
-        lake, clock(LATER), reader, position_us=us_of(second), set_timestamp_us=us_of(second), expected_window=0
+    consumers.advance_consumer(
+        lake,
+        clock(LATER),
+        reader,
+        position_us=us_from_ms(second),
+        set_timestamp_us=us_from_ms(second),
+        expected_window=0,
     )
-    assert requests(next_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {second}/1")]
+    assert requests(request_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {second}/1")]
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)
     assert run(rehearsal, job=GC_JOB).success
-    assert [each.timestamp_ms for each in tablet_sets.changes(lake, *NAME)] == [second, third]
+    assert [each.timestamp_ms for each in metastore_tablets.read_stream_set_changes(lake, *NAME)] == [second, third]
     line = "1 stream set is held back by consumer audit of ks.t, which has read up to 2026-01-01T13:01:05.000Z"
     for _ in range(2):
-        quiet = next_collections(lake, clock(LATER), instance)
+        quiet = request_collections(lake, clock(LATER), instance)
         assert requests(quiet) == []
         assert line in str(quiet.skip_reason)
     told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
     assert told["held_back"].value == line
-    consumers.forget(lake, "audit", *NAME)
-    assert requests(next_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {third}/1")]
+    consumers.forget_consumer(lake, "audit", *NAME)
+    assert requests(request_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {third}/1")]
     assert run(rehearsal, job=GC_JOB).success
     told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
     assert "held_back" not in told

@@ -12,22 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.timeuuid import (
-    FIRST_US,
-    LAST_US,
-    earliest,
-    high_half,
-    latest,
-    log_time,
-    low_half,
-    ticks_of,
-    timeuuid,
+from cdc_platform.cql import (
+    MAX_TIMEUUID_US,
+    MIN_TIMEUUID_US,
+    make_log_timeuuid,
+    make_timeuuid,
+    min_timeuuid,
+    ticks_from_high_half,
+    timeuuid_high_half,
+    timeuuid_low_half,
+    us_from_timeuuid,
 )
-from cdc_platform.cql.types import timeuuid_order, timeuuid_us
+from cdc_platform.cql.timeuuid import max_timeuuid
+from cdc_platform.cql.types import timeuuid_sort_key
 from cdc_platform.errors import InputError
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["timeuuid_micros"]
-times = st.integers(FIRST_US, LAST_US)
+times = st.integers(MIN_TIMEUUID_US, MAX_TIMEUUID_US)
 lows = st.integers(0, 2**64 - 1)
 
 
@@ -36,35 +37,35 @@ def test_the_time_is_that_of_the_vectors(vector: dict) -> None:
     """Both ways: the time of a timeuuid, and the timeuuid of that time and low half."""
     given_uuid = UUID(vector["timeuuid"])
     us = int(vector["micros"])
-    assert timeuuid_us(given_uuid) == us
-    assert timeuuid(Microseconds(us), given_uuid.int & (2**64 - 1)) == given_uuid
+    assert us_from_timeuuid(given_uuid) == us
+    assert make_timeuuid(Microseconds(us), given_uuid.int & (2**64 - 1)) == given_uuid
 
 
 @given(times, lows, st.integers(0, 9))
 def test_any_time_goes_in_and_comes_out(us: Microseconds, low: int, steps: int) -> None:
     """Python's own reading of the 60-bit time agrees, and steps of 100 ns stay within the microsecond."""
-    made = timeuuid(us, low, steps)
+    made = make_timeuuid(us, low, steps)
     assert made.bytes[6] >> 4 == 1
     assert made.time == us * 10 + steps + 0x01B21DD213814000
-    assert timeuuid_us(made) == us
+    assert us_from_timeuuid(made) == us
 
 
 @given(st.lists(st.tuples(times, lows), min_size=1, max_size=20))
 def test_many_at_once_are_as_one(given_times: list[tuple[int, int]]) -> None:
     """In arrays of uint64 the halves are those of Python's UUID, the highest bits too; their time comes out again."""
     ticks = np.array([us * 10 + 0x01B21DD213814000 for us, _ in given_times], dtype=np.uint64)
-    high, low = high_half(ticks), low_half(np.array([low for _, low in given_times], dtype=np.uint64))
+    high, low = timeuuid_high_half(ticks), timeuuid_low_half(np.array([low for _, low in given_times], dtype=np.uint64))
     made = [UUID(int=int(a) << 64 | int(b)) for a, b in zip(high, low, strict=True)]
     assert {each.version for each in made} == {1}
     assert {each.variant for each in made} == {RFC_4122}
-    assert [each.time for each in made] == ticks_of(high).tolist() == ticks.tolist()
+    assert [each.time for each in made] == ticks_from_high_half(high).tolist() == ticks.tolist()
 
 
-@pytest.mark.parametrize("us", [FIRST_US - 1, LAST_US + 1, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("us", [MIN_TIMEUUID_US - 1, MAX_TIMEUUID_US + 1, -(2**63), 2**63 - 1])
 def test_a_time_that_no_timeuuid_has_is_refused(us: Microseconds) -> None:
     """Not wrapped around, not cut off."""
     with pytest.raises(InputError, match=str(us)):
-        timeuuid(us, 0)
+        make_timeuuid(us, 0)
 
 
 @given(times, times, lows, lows)
@@ -72,19 +73,19 @@ def test_the_order_is_time_first_then_signed_bytes(
     us: Microseconds, other: Microseconds, low: int, other_low: int
 ) -> None:
     """The least and the greatest of a time enclose all of that time, and nothing of another."""
-    made, also = timeuuid(us, low), timeuuid(other, other_low)
-    assert timeuuid_order(earliest(us)) <= timeuuid_order(made) <= timeuuid_order(latest(us))
+    made, also = make_timeuuid(us, low), make_timeuuid(other, other_low)
+    assert timeuuid_sort_key(min_timeuuid(us)) <= timeuuid_sort_key(made) <= timeuuid_sort_key(max_timeuuid(us))
     signed = [
         tuple(byte - 256 if byte > 127 else byte for byte in each.to_bytes(8, "big")) for each in (low, other_low)
     ]
-    assert (timeuuid_order(made) < timeuuid_order(also)) == ((us, signed[0]) < (other, signed[1]))
+    assert (timeuuid_sort_key(made) < timeuuid_sort_key(also)) == ((us, signed[0]) < (other, signed[1]))
 
 
 def test_a_log_time_is_a_function_of_what_is_logged() -> None:
     """Same identity, same bytes; parts that only look the same when put together differ; the variant is RFC 4122's."""
-    one = log_time(Microseconds(1_606_390_225_588_947), b"ks", b"t")
-    assert one == log_time(Microseconds(1_606_390_225_588_947), b"ks", b"t")
+    one = make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
+    assert one == make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
     assert one == UUID("c72c7c3e-2fda-11eb-" + str(one)[19:])
-    assert one != log_time(Microseconds(1_606_390_225_588_947), b"k", b"st")
+    assert one != make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"k", b"st")
     assert one.variant == RFC_4122
     assert one.version == 1

@@ -14,137 +14,137 @@ from support.drawing import examples
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.errors import InputError
-from cdc_platform.generations.expiry import (
-    NEVER,
-    Change,
-    Margins,
+from cdc_platform.generations import (
+    NEVER_US,
+    AcceptancePolicy,
+    CdcSettingsChange,
+    ClockMargins,
+    build_log_ttl_history,
     expires_at_us,
-    held_until_us,
-    log_history,
-    unread,
+    find_unread_generations,
+    live_until_us,
     written_until_us,
 )
-from cdc_platform.generations.metadata import Policy
 
-STRICT = Margins(ahead_us=Microseconds(5), late_us=Microseconds(0), skew_us=Microseconds(2))
+STRICT = ClockMargins(ahead_us=Microseconds(5), late_us=Microseconds(0), skew_us=Microseconds(2))
 TIMES = [100, 200, 300]
 
 
-def expiry(*tables: list[Change], times: list[int] = TIMES, margins: Margins = STRICT) -> list[int]:
+def expiry(*tables: list[CdcSettingsChange], times: list[int] = TIMES, margins: ClockMargins = STRICT) -> list[int]:
     """When each generation expires, given everything said of each table."""
-    logs = [log for log in map(log_history, tables) if log is not None]
+    logs = [log for log in map(build_log_ttl_history, tables) if log is not None]
     return expires_at_us(times, logs, margins).tolist()
 
 
-def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Change:
+def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> CdcSettingsChange:
     """A table that is told of, with CDC on."""
-    return Change(at, Microseconds(at) if created is None else Microseconds(created), True, ttl)
+    return CdcSettingsChange(at, Microseconds(at) if created is None else Microseconds(created), True, ttl)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ([], [202, 302, NEVER]),
+        ([], [202, 302, NEVER_US]),
         # T(k+1) + skew + TTL; the newest generation never.
-        ([added(Microseconds(0), Microseconds(1000))], [1202, 1302, NEVER]),
+        ([added(Microseconds(0), Microseconds(1000))], [1202, 1302, NEVER_US]),
         # Told late of a log that was there: its TTL counts from its creation.
-        ([added(Microseconds(500), Microseconds(1000), created=50)], [1202, 1302, NEVER]),
+        ([added(Microseconds(500), Microseconds(1000), created=50)], [1202, 1302, NEVER_US]),
         # ttl 0 at any time while k operated.
-        ([added(Microseconds(0), Microseconds(0))], [NEVER, NEVER, NEVER]),
+        ([added(Microseconds(0), Microseconds(0))], [NEVER_US, NEVER_US, NEVER_US]),
         (
             [
                 added(Microseconds(0), Microseconds(0)),
-                Change(Microseconds(150), Microseconds(0), True, Microseconds(10)),
+                CdcSettingsChange(Microseconds(150), Microseconds(0), True, Microseconds(10)),
             ],
-            [NEVER, 312, NEVER],
+            [NEVER_US, 312, NEVER_US],
         ),
         (
             [
                 added(Microseconds(0), Microseconds(10)),
-                Change(Microseconds(250), Microseconds(0), True, Microseconds(0)),
+                CdcSettingsChange(Microseconds(250), Microseconds(0), True, Microseconds(0)),
             ],
-            [212, NEVER, NEVER],
+            [212, NEVER_US, NEVER_US],
         ),
         # Lowering shortens nothing that is written.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(150), Microseconds(0), True, Microseconds(10)),
+                CdcSettingsChange(Microseconds(150), Microseconds(0), True, Microseconds(10)),
             ],
-            [1202, 312, NEVER],
+            [1202, 312, NEVER_US],
         ),
         # Raising counts from the change on.
         (
             [
                 added(Microseconds(0), Microseconds(10)),
-                Change(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
+                CdcSettingsChange(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
             ],
-            [212, 1302, NEVER],
+            [212, 1302, NEVER_US],
         ),
         # A spell between two changes counts too.
         (
             [
                 added(Microseconds(0), Microseconds(10)),
-                Change(Microseconds(120), Microseconds(0), True, Microseconds(500)),
-                Change(Microseconds(130), Microseconds(0), True, Microseconds(10)),
+                CdcSettingsChange(Microseconds(120), Microseconds(0), True, Microseconds(500)),
+                CdcSettingsChange(Microseconds(130), Microseconds(0), True, Microseconds(10)),
             ],
-            [702, 312, NEVER],
+            [702, 312, NEVER_US],
         ),
         # Created after T(k+1), or at it: no row of k.
-        ([added(Microseconds(200), Microseconds(1000))], [202, 1302, NEVER]),
-        ([added(Microseconds(201), Microseconds(1000))], [202, 1302, NEVER]),
-        ([added(Microseconds(199), Microseconds(1000))], [1202, 1302, NEVER]),
+        ([added(Microseconds(200), Microseconds(1000))], [202, 1302, NEVER_US]),
+        ([added(Microseconds(201), Microseconds(1000))], [202, 1302, NEVER_US]),
+        ([added(Microseconds(199), Microseconds(1000))], [1202, 1302, NEVER_US]),
         # While CDC is off no rows are written.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
+                CdcSettingsChange(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
             ],
-            [202, 302, NEVER],
+            [202, 302, NEVER_US],
         ),
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(150), Microseconds(0), False, Microseconds(1000)),
+                CdcSettingsChange(Microseconds(150), Microseconds(0), False, Microseconds(1000)),
             ],
-            [1202, 302, NEVER],
+            [1202, 302, NEVER_US],
         ),
         (
             [
                 added(Microseconds(0), Microseconds(10)),
-                Change(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
-                Change(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
+                CdcSettingsChange(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
+                CdcSettingsChange(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
             ],
-            [202, 1302, NEVER],
+            [202, 1302, NEVER_US],
         ),
         # A dropped log lets go, and a new one of the same name holds from its creation.
         (
             [
                 added(Microseconds(0), Microseconds(0)),
-                Change(Microseconds(400), Microseconds(0), True, Microseconds(0), dropped=True),
+                CdcSettingsChange(Microseconds(400), Microseconds(0), True, Microseconds(0), dropped=True),
             ],
-            [202, 302, NEVER],
+            [202, 302, NEVER_US],
         ),
         (
             [
                 added(Microseconds(0), Microseconds(0)),
-                Change(Microseconds(250), Microseconds(0), True, Microseconds(0), dropped=True),
+                CdcSettingsChange(Microseconds(250), Microseconds(0), True, Microseconds(0), dropped=True),
                 added(Microseconds(260), Microseconds(10)),
             ],
-            [202, 312, NEVER],
+            [202, 312, NEVER_US],
         ),
         # Put back with its old creation it has lost nothing.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(150), Microseconds(0), True, Microseconds(1000), dropped=True),
+                CdcSettingsChange(Microseconds(150), Microseconds(0), True, Microseconds(1000), dropped=True),
                 added(Microseconds(400), Microseconds(10), created=0),
             ],
-            [1202, 312, NEVER],
+            [1202, 312, NEVER_US],
         ),
     ],
 )
-def test_worked_examples(said: list[Change], expected: list[int]) -> None:
+def test_worked_examples(said: list[CdcSettingsChange], expected: list[int]) -> None:
     """One table at a time, under the strict policy."""
     assert expiry(said) == expected
 
@@ -155,19 +155,19 @@ def test_the_table_that_holds_longest_decides() -> None:
         [added(Microseconds(0), Microseconds(10))],
         [added(Microseconds(150), Microseconds(500))],
         [added(Microseconds(250), Microseconds(900))],
-    ) == [702, 1202, NEVER]
+    ) == [702, 1202, NEVER_US]
     assert expiry([added(Microseconds(0), Microseconds(10))], [added(Microseconds(0), Microseconds(0))]) == [
-        NEVER,
-        NEVER,
-        NEVER,
+        NEVER_US,
+        NEVER_US,
+        NEVER_US,
     ]
 
 
 def test_writes_to_the_generation_before_are_waited_for() -> None:
     """Only `recent-past` takes them, a leeway long; a table that comes in that time holds the generation before."""
-    margins = Margins.of("recent-past", Microseconds(5), Microseconds(2))
-    assert (margins.late_us, Margins.of("strict", Microseconds(5), Microseconds(2)).late_us) == (5, 0)
-    assert expiry([added(Microseconds(0), Microseconds(1000))], margins=margins) == [1207, 1307, NEVER]
+    margins = ClockMargins.of("recent-past", Microseconds(5), Microseconds(2))
+    assert (margins.late_us, ClockMargins.of("strict", Microseconds(5), Microseconds(2)).late_us) == (5, 0)
+    assert expiry([added(Microseconds(0), Microseconds(1000))], margins=margins) == [1207, 1307, NEVER_US]
     assert expiry([added(Microseconds(204), Microseconds(1000))], margins=margins)[0] == 1207
     assert expiry([added(Microseconds(205), Microseconds(1000))], margins=margins)[0] == 207
 
@@ -178,7 +178,7 @@ def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
         expiry(
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(94), Microseconds(0), True, Microseconds(10)),
+                CdcSettingsChange(Microseconds(94), Microseconds(0), True, Microseconds(10)),
             ]
         )[0]
         == 1202
@@ -187,7 +187,7 @@ def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
         expiry(
             [
                 added(Microseconds(0), Microseconds(1000)),
-                Change(Microseconds(93), Microseconds(0), True, Microseconds(10)),
+                CdcSettingsChange(Microseconds(93), Microseconds(0), True, Microseconds(10)),
             ]
         )[0]
         == 212
@@ -197,14 +197,16 @@ def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
 @pytest.mark.parametrize("times", [[], [100]])
 def test_without_a_successor_nothing_expires(times: list[int]) -> None:
     """However short the TTLs are."""
-    assert expiry([added(Microseconds(0), Microseconds(1))], times=times) == [NEVER] * len(times)
-    assert written_until_us(times, STRICT).tolist() == [NEVER] * len(times)
-    assert unread(times, NEVER).tolist() == [True] * len(times)
+    assert expiry([added(Microseconds(0), Microseconds(1))], times=times) == [NEVER_US] * len(times)
+    assert written_until_us(times, STRICT).tolist() == [NEVER_US] * len(times)
+    assert find_unread_generations(times, NEVER_US).tolist() == [True] * len(times)
 
 
 def test_a_reader_holds_what_it_has_not_read() -> None:
     """It is done with k when it has reached T(k+1), and never with the newest."""
-    assert [unread(TIMES, Microseconds(position)).tolist() for position in (0, 199, 200, 299, 300)] == [
+    assert [
+        find_unread_generations(TIMES, Microseconds(position)).tolist() for position in (0, 199, 200, 299, 300)
+    ] == [
         [True, True, True],
         [True, True, True],
         [False, True, True],
@@ -216,17 +218,17 @@ def test_a_reader_holds_what_it_has_not_read() -> None:
 def test_changes_out_of_order_are_refused() -> None:
     """Which TTL is in force follows from the order alone."""
     with pytest.raises(InputError, match="grow in time"):
-        log_history([added(Microseconds(10), Microseconds(1)), added(Microseconds(10), Microseconds(2))])
+        build_log_ttl_history([added(Microseconds(10), Microseconds(1)), added(Microseconds(10), Microseconds(2))])
 
 
 def test_ten_thousand_generations_take_no_time_per_generation() -> None:
     """All generations are one array: fifty tables of ten changes each are five hundred passes."""
     times = np.arange(10_000, dtype=np.int64) * 1_000_000
     said = [
-        Change(Microseconds(at), Microseconds(0), True, Microseconds(1 + at % 7))
+        CdcSettingsChange(Microseconds(at), Microseconds(0), True, Microseconds(1 + at % 7))
         for at in range(0, 10_000_000_000, 1_000_000_000)
     ]
-    log = log_history(said)
+    log = build_log_ttl_history(said)
     assert log is not None
     found = expires_at_us(times, [log] * 50, STRICT)
     assert found.shape == (10_000,)
@@ -242,7 +244,13 @@ class Row:
 
 
 def written(
-    times: list[int], said: list[Change], at: int, skew: int, ahead: int, policy: Policy, leeway: int
+    times: list[int],
+    said: list[CdcSettingsChange],
+    at: int,
+    skew: int,
+    ahead: int,
+    policy: AcceptancePolicy,
+    leeway: int,
 ) -> Row | None:
     """The row that a coordinator writes at a true time, if it takes the write and the table is logged then.
 
@@ -268,27 +276,34 @@ generations = st.lists(st.integers(0, 400), min_size=1, max_size=6, unique=True)
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[list[int], list[Change]]:
+def lives(draw: st.DrawFn) -> tuple[list[int], list[CdcSettingsChange]]:
     """Generations, and everything said of one table: it is added, altered, dropped and added again, often near them."""
     times = draw(generations)
     near = st.builds(lambda time, away: max(time + away, 0), st.sampled_from(times), st.integers(-12, 12))
     moments = draw(st.lists(st.one_of(near, st.integers(0, 450)), min_size=1, max_size=6, unique=True).map(sorted))
-    said: list[Change] = []
+    said: list[CdcSettingsChange] = []
     for at in moments:
         ttl = draw(st.sampled_from([0, 1, 3, 20, 150]))
         if not said or said[-1].dropped:
-            said.append(Change(Microseconds(at), Microseconds(at), draw(st.integers(0, 3)) > 0, Microseconds(ttl)))
+            said.append(
+                CdcSettingsChange(Microseconds(at), Microseconds(at), draw(st.integers(0, 3)) > 0, Microseconds(ttl))
+            )
         else:
             dropped = draw(st.integers(0, 5)) == 0
             said.append(
-                Change(Microseconds(at), said[-1].created_us, draw(st.integers(0, 3)) > 0, Microseconds(ttl), dropped)
+                CdcSettingsChange(
+                    Microseconds(at), said[-1].created_us, draw(st.integers(0, 3)) > 0, Microseconds(ttl), dropped
+                )
             )
     return times, said
 
 
 AHEAD = (
     [50, 100, 130],
-    [added(Microseconds(0), Microseconds(150)), Change(Microseconds(96), Microseconds(0), True, Microseconds(1))],
+    [
+        added(Microseconds(0), Microseconds(150)),
+        CdcSettingsChange(Microseconds(96), Microseconds(0), True, Microseconds(1)),
+    ],
 )
 
 
@@ -302,11 +317,11 @@ AHEAD = (
     skew=st.integers(0, 6),
 )
 def test_no_row_outlives_its_generation(
-    life: tuple[list[int], list[Change]], policy: Policy, leeway: Microseconds, skew: Microseconds
+    life: tuple[list[int], list[CdcSettingsChange]], policy: AcceptancePolicy, leeway: Microseconds, skew: Microseconds
 ) -> None:
     """Whatever is written, by clocks that are off, around any change: it is gone when its generation has expired."""
     times, said = life
-    found = expiry(said, times=times, margins=Margins.of(policy, leeway, skew))
+    found = expiry(said, times=times, margins=ClockMargins.of(policy, leeway, skew))
     turns = [*times, *(change.at_us for change in said)]
     last_drop = max((change.at_us for change in said if change.dropped), default=-1)
     moments = sorted({turn + away for turn in turns for away in range(-12, 13)})
@@ -316,64 +331,68 @@ def test_no_row_outlives_its_generation(
                 row = written(times, said, at, off, ahead, policy, leeway)
                 if row is None or at < last_drop:  # a drop takes its rows with it
                     continue
-                assert found[row.generation] == NEVER or row.lives_until is not None
+                assert found[row.generation] == NEVER_US or row.lives_until is not None
                 assert row.lives_until is None or row.lives_until <= found[row.generation]
 
 
 @given(life=lives())
-def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[Change]]) -> None:
+def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[CdcSettingsChange]]) -> None:
     """Without margins: T(k+1) and the largest TTL in force in [T(k), T(k+1)), looked up moment by moment."""
     times, said = life
     assume(not said[-1].dropped)
     created = said[-1].created_us
     assert created is not None
-    found = expiry(said, times=times, margins=Margins(Microseconds(0), Microseconds(0), Microseconds(0)))
+    found = expiry(said, times=times, margins=ClockMargins(Microseconds(0), Microseconds(0), Microseconds(0)))
     for k, (begin, end) in enumerate(pairwise(times)):
         standing = [[c for c in said if c.at_us <= moment][-1:] for moment in range(max(begin, created), end)]
         ttls = [change.ttl_us for [change] in filter(None, standing) if change.enabled]
-        assert found[k] == (NEVER if 0 in ttls else end + max(ttls, default=0))
-    assert found[-1] == NEVER
+        assert found[k] == (NEVER_US if 0 in ttls else end + max(ttls, default=0))
+    assert found[-1] == NEVER_US
 
 
 @given(life=lives(), policy=st.sampled_from(["strict", "recent-past"]))
-def test_what_holds_nothing_is_not_named(life: tuple[list[int], list[Change]], policy: Policy) -> None:
+def test_what_holds_nothing_is_not_named(
+    life: tuple[list[int], list[CdcSettingsChange]], policy: AcceptancePolicy
+) -> None:
     """A log that cannot hold rows of a generation answers 0 for it, any other at least the end of its writes."""
     times, said = life
-    log = log_history(said)
+    log = build_log_ttl_history(said)
     assume(log is not None)
     assert log is not None
-    margins = Margins.of(policy, Microseconds(5), Microseconds(2))
-    held = held_until_us(times, log, margins)
+    margins = ClockMargins.of(policy, Microseconds(5), Microseconds(2))
+    held = live_until_us(times, log, margins)
     assert ((held == 0) | (held >= written_until_us(times, margins))).all()
 
 
 def test_what_is_not_known_counts_as_the_worst_case() -> None:
     """Unknown age: older than every generation. Unknown TTL: rows never expire; each only where it is not known."""
-    seen = Change(Microseconds(250), None, True, Microseconds(10), seen=True)
-    assert expiry([seen]) == [NEVER, NEVER, NEVER]
-    assert expiry([replace(seen, created_us=Microseconds(250))]) == [202, 312, NEVER]
-    assert expiry([replace(seen, created_us=Microseconds(240))]) == [202, NEVER, NEVER]
+    seen = CdcSettingsChange(Microseconds(250), None, True, Microseconds(10), seen=True)
+    assert expiry([seen]) == [NEVER_US, NEVER_US, NEVER_US]
+    assert expiry([replace(seen, created_us=Microseconds(250))]) == [202, 312, NEVER_US]
+    assert expiry([replace(seen, created_us=Microseconds(240))]) == [202, NEVER_US, NEVER_US]
     # A log of unknown age whose TTL is known since before the first generation.
-    assert expiry([replace(seen, at_us=Microseconds(0))]) == [212, 312, NEVER]
-    assert expiry([Change(Microseconds(0), None, True, Microseconds(10))]) == [212, 312, NEVER]
+    assert expiry([replace(seen, at_us=Microseconds(0))]) == [212, 312, NEVER_US]
+    assert expiry([CdcSettingsChange(Microseconds(0), None, True, Microseconds(10))]) == [212, 312, NEVER_US]
     # A detached log: its CDC is off when it is seen, and nobody knows for how long.
-    assert expiry([replace(seen, enabled=False)]) == [NEVER, NEVER, NEVER]
-    before = Change(Microseconds(0), Microseconds(0), True, Microseconds(10))
-    assert expiry([before, replace(seen, created_us=Microseconds(0), enabled=False)]) == [212, 312, NEVER]
+    assert expiry([replace(seen, enabled=False)]) == [NEVER_US, NEVER_US, NEVER_US]
+    before = CdcSettingsChange(Microseconds(0), Microseconds(0), True, Microseconds(10))
+    assert expiry([before, replace(seen, created_us=Microseconds(0), enabled=False)]) == [212, 312, NEVER_US]
 
 
-@pytest.mark.parametrize(("ttl", "expected"), [(10, [212, 312, NEVER]), (20, [212, NEVER, NEVER])])
+@pytest.mark.parametrize(("ttl", "expected"), [(10, [212, 312, NEVER_US]), (20, [212, NEVER_US, NEVER_US])])
 def test_a_change_that_was_only_seen_may_have_come_at_any_time(ttl: Microseconds, expected: list[int]) -> None:
     """Between two looks at another TTL it may have been any TTL; at the same TTL it was that one, whether on or off."""
-    first = Change(Microseconds(210), Microseconds(0), True, Microseconds(10))
+    first = CdcSettingsChange(Microseconds(210), Microseconds(0), True, Microseconds(10))
     known = replace(first, at_us=Microseconds(0))
     for enabled in (True, False):
-        last = Change(Microseconds(400), Microseconds(0), enabled, ttl, seen=True)
+        last = CdcSettingsChange(Microseconds(400), Microseconds(0), enabled, ttl, seen=True)
         assert expiry([known, replace(first, enabled=False), last]) == expected
 
 
 @given(life=lives(), forgotten=st.sets(st.integers(0, 5)), aged=st.booleans())
-def test_knowing_less_frees_nothing(life: tuple[list[int], list[Change]], forgotten: set[int], aged: bool) -> None:
+def test_knowing_less_frees_nothing(
+    life: tuple[list[int], list[CdcSettingsChange]], forgotten: set[int], aged: bool
+) -> None:
     """Whatever of a history is not known, no generation expires earlier than by all of it."""
     times, said = life
     less = [

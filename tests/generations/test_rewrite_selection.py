@@ -8,31 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_platform.clock import Milliseconds, us_of
+from cdc_platform.clock import Milliseconds, us_from_ms
 from cdc_platform.errors import InputError
-from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
+from cdc_platform.generations import LogLifetime, get_oldest_live_ms, may_have_live_rows
 
 times = st.lists(st.integers(0, 400), unique=True, max_size=12).map(sorted)
-logs = st.lists(st.builds(LogLife, st.integers(0, 300), st.integers(0, 400)), min_size=1, max_size=4)
+logs = st.lists(st.builds(LogLifetime, st.integers(0, 300), st.integers(0, 400)), min_size=1, max_size=4)
 
 
-def selected(generations: list[int], tables: list[LogLife], now: Milliseconds, **options: Any) -> list[int]:
+def selected(generations: list[int], tables: list[LogLifetime], now: Milliseconds, **options: Any) -> list[int]:
     """The generations that the rule keeps."""
-    mask = may_hold_rows(generations, tables, now, **options)
+    mask = may_have_live_rows(generations, tables, now, **options)
     return [time for time, kept in zip(generations, mask.tolist(), strict=True) if kept]
 
 
 def test_the_refinement_gives_the_vectors(vectors: dict[str, Any]) -> None:
     """With creation times and a margin of ten seconds: every vector, given in seconds."""
     for vector in vectors["rewrite_v1_selection_seconds"]:
-        tables = [LogLife(table["ttl"] * 1000, table["creation"] * 1000) for table in vector["tables"]]
-        generations = [us_of(time) for time in vector["generations"]]
-        found = selected(generations, tables, us_of(vector["now"]), use_creation_time=True, clock_margin_ms=10_000)
-        assert found == [us_of(time) for time in vector["rewritten"]], vector
+        tables = [LogLifetime(table["ttl"] * 1000, table["creation"] * 1000) for table in vector["tables"]]
+        generations = [us_from_ms(time) for time in vector["generations"]]
+        found = selected(generations, tables, us_from_ms(vector["now"]), use_creation_time=True, clock_margin_ms=10_000)
+        assert found == [us_from_ms(time) for time in vector["rewritten"]], vector
 
 
 @given(times, logs, st.integers(0, 800))
-def test_the_default_is_the_documents_sentence(generations: list[int], tables: list[LogLife], now: int) -> None:
+def test_the_default_is_the_documents_sentence(generations: list[int], tables: list[LogLifetime], now: int) -> None:
     """Too old: some greater timestamp T has `now - ttl > T` for every table; where a TTL is 0 nothing ever expires."""
     expected = [
         time
@@ -48,7 +48,7 @@ def test_the_default_is_the_documents_sentence(generations: list[int], tables: l
 
 @given(times, logs, st.integers(0, 800), st.integers(0, 50))
 def test_the_refinement_is_the_servers_rule(
-    generations: list[int], tables: list[LogLife], now: int, margin: int
+    generations: list[int], tables: list[LogLifetime], now: int, margin: int
 ) -> None:
     """From the generation that operates at the smallest limit on: the last at or before it, and all after it."""
     limit = min(
@@ -61,7 +61,7 @@ def test_the_refinement_is_the_servers_rule(
 
 @given(times, logs, st.integers(0, 800), st.booleans(), st.integers(0, 50))
 def test_what_is_kept_is_a_tail_with_the_newest(
-    generations: list[int], tables: list[LogLife], now: int, creation: bool, margin: int
+    generations: list[int], tables: list[LogLifetime], now: int, creation: bool, margin: int
 ) -> None:
     """The newest generation is always rewritten, and no generation is skipped between two that are."""
     kept = selected(generations, tables, Milliseconds(now), use_creation_time=creation, clock_margin_ms=margin)
@@ -71,7 +71,7 @@ def test_what_is_kept_is_a_tail_with_the_newest(
 
 def test_at_the_limit_the_two_rules_differ() -> None:
     """The documents say `now - ttl > T`; the servers also take T at the limit itself, with a margin before it."""
-    table = LogLife(ttl_ms=Milliseconds(500), created_at_ms=Milliseconds(0))
+    table = LogLifetime(ttl_ms=Milliseconds(500), created_at_ms=Milliseconds(0))
     assert selected([100, 500], [table], Milliseconds(1000)) == [100, 500]
     assert selected([100, 500], [table], Milliseconds(1001)) == [500]
     assert selected([100, 500], [table], Milliseconds(1000), use_creation_time=True) == [500]
@@ -86,15 +86,15 @@ def test_without_tables_nothing_is_kept() -> None:
 def test_a_log_that_never_expires_keeps_everything() -> None:
     """A TTL of 0: rows from the beginning are live; with its creation time, rows from then on."""
     assert (
-        oldest_live_ms(
-            [LogLife(Milliseconds(0), Milliseconds(700)), LogLife(Milliseconds(10), Milliseconds(0))],
+        get_oldest_live_ms(
+            [LogLifetime(Milliseconds(0), Milliseconds(700)), LogLifetime(Milliseconds(10), Milliseconds(0))],
             Milliseconds(1000),
         )
         is None
     )
     assert (
-        oldest_live_ms(
-            [LogLife(Milliseconds(0), Milliseconds(700))],
+        get_oldest_live_ms(
+            [LogLifetime(Milliseconds(0), Milliseconds(700))],
             Milliseconds(1000),
             use_creation_time=True,
             clock_margin_ms=Milliseconds(5),
@@ -106,13 +106,13 @@ def test_a_log_that_never_expires_keeps_everything() -> None:
 @pytest.mark.parametrize(
     ("generations", "tables", "margin"),
     [
-        ([2, 1], [LogLife(Milliseconds(1), Milliseconds(0))], 0),
-        ([1, 1], [LogLife(Milliseconds(1), Milliseconds(0))], 0),
-        ([1], [LogLife(Milliseconds(-1), Milliseconds(0))], 0),
+        ([2, 1], [LogLifetime(Milliseconds(1), Milliseconds(0))], 0),
+        ([1, 1], [LogLifetime(Milliseconds(1), Milliseconds(0))], 0),
+        ([1], [LogLifetime(Milliseconds(-1), Milliseconds(0))], 0),
         ([1], [], -1),
     ],
 )
-def test_nonsense_is_refused(generations: list[int], tables: list[LogLife], margin: Milliseconds) -> None:
+def test_nonsense_is_refused(generations: list[int], tables: list[LogLifetime], margin: Milliseconds) -> None:
     """Times that do not ascend, negative TTLs, a negative margin."""
     with pytest.raises(InputError):
-        may_hold_rows(generations, tables, Milliseconds(10), clock_margin_ms=margin)
+        may_have_live_rows(generations, tables, Milliseconds(10), clock_margin_ms=margin)

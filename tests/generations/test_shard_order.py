@@ -14,13 +14,13 @@ from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.generations import (
+    UNKNOWN_IGNORE_MSB,
     RingLayout,
     TopologyDescription,
-    generate,
+    generate_description,
     restore_shard_order,
     restore_shard_orders,
 )
-from cdc_platform.generations.shard_order import UNKNOWN
 from cdc_platform.ring import range_starts
 
 GENERATION = UUID("5f3d9c1e-8a6b-4c2d-9e0f-1a2b3c4d5e6f")
@@ -31,7 +31,7 @@ def description_of(owners: Owners) -> TopologyDescription:
     """The generation of a ring given as token -> (shard_count, ignore_msb)."""
     ends = np.array(sorted(owners), dtype=np.int64)
     counts, msbs = np.array([owners[int(end)] for end in ends], dtype=np.int64).T
-    return generate(RingLayout(ends, range_starts(ends), counts, msbs), GENERATION)
+    return generate_description(RingLayout(ends, range_starts(ends), counts, msbs), GENERATION)
 
 
 def as_cql_sorts(streams: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_whole_generations_as_range_by_range(owners: Owners) -> None:
     description = description_of(owners)
     rows = entries(description)
     given = np.concatenate([as_cql_sorts(streams) for _, _, streams, _ in rows])
-    msbs = np.where(np.arange(len(rows)) % 3 == 2, UNKNOWN, description.ignore_msbs)
+    msbs = np.where(np.arange(len(rows)) % 3 == 2, UNKNOWN_IGNORE_MSB, description.ignore_msbs)
     starts, ends, counts = description.range_starts, description.range_ends, description.stream_counts
     restored = restore_shard_orders(starts, ends, counts, given, msbs)
     for i, (start, end, streams, _) in enumerate(rows):

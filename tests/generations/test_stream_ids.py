@@ -13,8 +13,8 @@ from support.histories.strategies import tokens
 from support.oracles import oracle
 
 from cdc_platform.errors import InputError
-from cdc_platform.generations import StreamId, decode, encode, random_bits
-from cdc_platform.ring import MINIMUM
+from cdc_platform.generations import StreamId, decode_stream_ids, encode_stream_ids, random_bits
+from cdc_platform.ring import MINIMUM_TOKEN
 
 LARGEST_INDEX = 2**22 - 1
 GENERATION = UUID("5f3d9c1e-8a6b-4c2d-9e0f-1a2b3c4d5e6f")
@@ -28,7 +28,7 @@ def column(hexes: list[str]) -> np.ndarray:
 def test_fields_of_the_vectors(vectors: dict[str, Any]) -> None:
     """All vectors as one column, and each by itself; IDs without a version are legacy."""
     rows = vectors["stream_id_decode"]
-    ids = decode(column([row["hex"] for row in rows]))
+    ids = decode_stream_ids(column([row["hex"] for row in rows]))
     for name, field in (
         ("token", ids.tokens),
         ("version", ids.versions),
@@ -45,7 +45,7 @@ def test_fields_of_the_vectors(vectors: dict[str, Any]) -> None:
 def test_bytes_of_the_vectors(vectors: dict[str, Any]) -> None:
     """All vectors as one column."""
     rows = vectors["stream_id_encode"]
-    ids = encode(*([row[name] for row in rows] for name in ("token", "index", "random_input")))
+    ids = encode_stream_ids(*([row[name] for row in rows] for name in ("token", "index", "random_input")))
     assert [str(StreamId.from_bytes(value.tobytes())) for value in ids] == [row["hex"] for row in rows]
 
 
@@ -53,9 +53,9 @@ def test_bytes_of_the_vectors(vectors: dict[str, Any]) -> None:
 def test_fields_survive_the_bytes(rows: list[tuple[int, int, int]]) -> None:
     """The bytes are the oracle's, of the random bits the low 38 are kept, and decoding gives the fields back."""
     fields = [np.array(values, dtype=kind) for values, kind in zip(zip(*rows, strict=True), "qqQ", strict=True)]
-    ids = encode(*fields)
+    ids = encode_stream_ids(*fields)
     assert [value.tobytes() for value in ids] == [oracle.pack_stream_id(*row) for row in rows]
-    back = decode(ids)
+    back = decode_stream_ids(ids)
     columns = (back.tokens, back.versions, back.indexes, back.randoms)
     expected = [oracle.unpack_stream_id(value.tobytes()) for value in ids]
     assert list(zip(*(field.tolist() for field in columns), strict=True)) == expected
@@ -65,17 +65,18 @@ def test_order_of_bytes_is_not_order_of_tokens(vectors: dict[str, Any]) -> None:
     """CQL orders IDs as unsigned bytes, the ring orders them by their signed tokens."""
     by_bytes, by_token = (vectors["ordering"][name] for name in ("blob_unsigned_order", "token_order"))
     assert sorted(by_token, key=lambda text: StreamId.from_hex(text).value) == by_bytes
-    ids = decode(column(by_bytes))
+    ids = decode_stream_ids(column(by_bytes))
     assert [by_bytes[i] for i in np.argsort(ids.tokens, kind="stable")] == by_token
 
 
 @pytest.mark.parametrize(
-    ("token", "index", "rule"), [(0, -1, "22 bits"), (0, LARGEST_INDEX + 1, "22 bits"), (MINIMUM, 0, "no key's token")]
+    ("token", "index", "rule"),
+    [(0, -1, "22 bits"), (0, LARGEST_INDEX + 1, "22 bits"), (MINIMUM_TOKEN, 0, "no key's token")],
 )
 def test_fields_out_of_bounds_are_refused(token: int, index: int, rule: str) -> None:
     """An index that does not fit would end up in the random bits."""
     with pytest.raises(InputError, match=rule):
-        encode([7, token], [0, index], 0)
+        encode_stream_ids([7, token], [0, index], 0)
 
 
 @pytest.mark.parametrize("text", ["", "0x", "0x00", "0x" + "0" * 31, "0x" + "0" * 34, "0x" + "g" * 32, "hello"])
@@ -93,7 +94,7 @@ def test_bytes_that_are_no_stream_ids_are_refused() -> None:
     wrong_ids: list[Any] = [np.zeros((2, 15), np.uint8), np.zeros(16, np.uint8), np.zeros((2, 16), np.int8)]
     for wrong in wrong_ids:
         with pytest.raises(InputError, match="16 bytes"):
-            decode(wrong)
+            decode_stream_ids(wrong)
 
 
 def test_a_stream_id_reads_as_cql_prints_it() -> None:

@@ -26,9 +26,9 @@ from support.worlds.switch_world import (
     random_history,
 )
 
-from cdc_platform.clock import Microseconds, Milliseconds, ms_of, us_of
-from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
-from cdc_platform.node.participant import Participant
+from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us, us_from_ms
+from cdc_platform.generations import GenerationSwitch, SwitchPhase, SwitchTimes
+from cdc_platform.node.participant import SwitchParticipant
 
 SKEW_US = SECOND * 2
 """How far the clocks of this file are apart at most."""
@@ -36,7 +36,7 @@ DEADLINE_MS = Milliseconds(20_000)
 # From its promise on, a node that is well hears of the decision within the deadline and a heartbeat, clocks aside; a
 # lease that is longer never makes it refuse anything, whoever else is ill.
 LONG_LEASE_MS, SHORT_LEASE_MS = Milliseconds(40_000), Milliseconds(8_000)
-assert DEADLINE_MS + HEARTBEAT_MS + ms_of(SKEW_US) * 2 < LONG_LEASE_MS
+assert DEADLINE_MS + HEARTBEAT_MS + ms_from_us(SKEW_US) * 2 < LONG_LEASE_MS
 
 CAP = st.integers(0, 8)
 AILMENTS = st.sampled_from(["deaf", "deaf", "paused", "restarted"])
@@ -51,7 +51,9 @@ class Cluster(RuleBasedStateMachine):
     checked: int
     known: dict[int, Microseconds]
 
-    @initialize(lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, ms_of(SKEW_US)]))
+    @initialize(
+        lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, ms_from_us(SKEW_US)])
+    )
     def begin(self, lease: Milliseconds, margin: Milliseconds) -> None:
         """Three nodes, one generation."""
         self.world = self.kind(SwitchTimes(Milliseconds(5_000), lease, DEADLINE_MS, margin))
@@ -95,7 +97,7 @@ class Cluster(RuleBasedStateMachine):
     def time_comes_to_a_boundary(self, moment: int, before_us: Microseconds) -> None:
         """Writes near a lease end or the start of a generation are taken, or not, from now on."""
         moments = self.world.moments_us()
-        self.world.tick(ms_of(moments[-1 - moment % len(moments)] - before_us - self.world.now_us))
+        self.world.tick(ms_from_us(moments[-1 - moment % len(moments)] - before_us - self.world.now_us))
 
     @rule(index=CAP, what=AILMENTS)
     def something_happens(self, index: int, what: str) -> None:
@@ -156,7 +158,7 @@ class Cluster(RuleBasedStateMachine):
         world = self.world
         if isinstance(world, SwitchWorld) and machine.hears and not late:
             for switch in world.register.values():
-                overdue = ms_of(world.clock_us(machine)) >= switch.deadline_ms
+                overdue = ms_from_us(world.clock_us(machine)) >= switch.deadline_ms
                 assert switch.is_decided or not overdue, f"node {machine.number} left {switch} undecided"
 
     def excused(self, machine: Machine) -> None:
@@ -165,7 +167,7 @@ class Cluster(RuleBasedStateMachine):
         assert isinstance(world, SwitchWorld)
         assert not world.calm, "refused though nobody was ill"
         if world.times.lease_ms == LONG_LEASE_MS:
-            since = us_of(min(promise.since_ms for promise in world.nodes[machine.number].promises))
+            since = us_from_ms(min(promise.since_ms for promise in world.nodes[machine.number].promises))
             assert machine.ill_at_us >= since - SKEW_US, f"node {machine.number} was well and refused"
 
     @invariant()
@@ -208,7 +210,7 @@ class Cluster(RuleBasedStateMachine):
             return
         world = self.world
         world.heal()
-        world.tick(Milliseconds(DEADLINE_MS + ms_of(SKEW_US) * 2 + HEARTBEAT_MS))
+        world.tick(Milliseconds(DEADLINE_MS + ms_from_us(SKEW_US) * 2 + HEARTBEAT_MS))
         self.decisions_are_one()
         assert all(switch.is_decided for switch in world.register.values())
         for machine in world.machines.values():
@@ -223,7 +225,7 @@ Cluster.TestCase.settings = settings(settings.get_profile("histories"), stateful
 TestTwoPhase = Cluster.TestCase
 
 
-class NoPromiseNode(Participant):
+class NoPromiseNode(SwitchParticipant):
     """Acknowledges, and takes writes as if it had promised nothing."""
 
     def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds):
@@ -252,9 +254,9 @@ class PromisesForgotten(SwitchWorld):
 class TooEarly(SwitchWorld):
     """The generation starts at the first lease end instead of after the last."""
 
-    def decide(self, switch: Switch, now_ms: Milliseconds, by: str) -> Switch:
+    def decide(self, switch: GenerationSwitch, now_ms: Milliseconds, by: str) -> GenerationSwitch:
         decided = super().decide(switch, now_ms, by)
-        if decided.phase is not Phase.COMMITTED or decided is switch:
+        if decided.phase is not SwitchPhase.COMMITTED or decided is switch:
             return decided
         return replace(decided, time_ms=min(end for _, end in switch.leases))
 
@@ -262,7 +264,7 @@ class TooEarly(SwitchWorld):
 class NoCompare(SwitchWorld):
     """The register takes whatever is written last."""
 
-    def arrive(self, version: int, switch: Switch) -> None:
+    def arrive(self, version: int, switch: GenerationSwitch) -> None:
         super().arrive(self.version, switch)
 
 
@@ -333,7 +335,7 @@ def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], w
 
 def counted(kind: type[World], *, faults: bool) -> dict[str, int]:
     """What 300 random histories of 80 steps come to."""
-    times = SwitchTimes(Milliseconds(5_000), LONG_LEASE_MS, DEADLINE_MS, ms_of(SKEW_US))
+    times = SwitchTimes(Milliseconds(5_000), LONG_LEASE_MS, DEADLINE_MS, ms_from_us(SKEW_US))
     totals: dict[str, int] = dict.fromkeys(COUNTED, 0)
     for seed in range(300):
         world = random_history(kind(times), random.Random(seed), 80, faults=faults)

@@ -11,17 +11,25 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, ms_of, us_of
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, ms_from_us, us_from_ms
+from cdc_platform.delta import Lake
 from cdc_platform.errors import EnvironmentProblem, InputError, WriteRefused
-from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, Verdict, generate
-from cdc_platform.generations.metadata import LEEWAY_US, Policy, Undecided, decide
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.node.background import Background
-from cdc_platform.node.coordinator import Coordinator
-from cdc_platform.records import cdc_local, generation_data
-from cdc_platform.records.cdc_local import LocalDisk, kept_id
+from cdc_platform.generations import (
+    LEEWAY_US,
+    AcceptancePolicy,
+    GenerationId,
+    RingLayout,
+    TopologyDescription,
+    UndecidedSwitch,
+    WriteVerdict,
+    decide_write,
+    generate_description,
+)
+from cdc_platform.metastore import cdc_local, generations
+from cdc_platform.metastore.cdc_local import LocalDisk, read_node_generation_id
+from cdc_platform.node.coordinator import Coordinator, RetryLoop
 from cdc_platform.ring import Node, Ring
+from cdc_platform.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
 
 HOST = UUID(int=1)
 T1, T2, T3 = Milliseconds(1_700_000_000_000), Milliseconds(1_700_000_600_000), Milliseconds(1_700_001_200_000)
@@ -38,11 +46,11 @@ class MovingClock(Clock):
 
     def __init__(self, now_ms: Milliseconds) -> None:
         super().__init__()
-        object.__setattr__(self, "now", us_of(now_ms))
+        object.__setattr__(self, "now", us_from_ms(now_ms))
 
     def at(self, now_ms: Milliseconds) -> None:
         """Set the clock."""
-        object.__setattr__(self, "now", us_of(now_ms))
+        object.__setattr__(self, "now", us_from_ms(now_ms))
 
     def now_us(self) -> Microseconds:
         return getattr(self, "now")  # noqa: B009
@@ -51,7 +59,7 @@ class MovingClock(Clock):
 def description(id: GenerationId) -> TopologyDescription:
     """The description of one of the three generations."""
     assert id.uuid is not None
-    return generate(RingLayout.of(RINGS[id]), id.uuid)
+    return generate_description(RingLayout.of(RINGS[id]), id.uuid)
 
 
 def insert(lake: Lake, id: GenerationId, rows: slice = slice(None)) -> None:
@@ -71,16 +79,16 @@ def insert(lake: Lake, id: GenerationId, rows: slice = slice(None)) -> None:
     lake.merge(GENERATION_DESCRIPTIONS_V2, pa.Table.from_pylist(table), update=False)
 
 
-def coordinator(lake: Lake, clock: Clock, *, policy: Policy = "strict") -> Coordinator:
+def coordinator(lake: Lake, clock: Clock, *, policy: AcceptancePolicy = "strict") -> Coordinator:
     """A node of the lake: it reads both formats there, and keeps its ID in its row of `cdc_local`."""
-    reader = partial(generation_data.description_of, lake)
+    reader = partial(generations.read_generation_description, lake)
     return Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, policy=policy)
 
 
 def verdict(node: Coordinator, at_ms: Milliseconds, token: int = 3) -> str:
     """OK if the write is taken, in the stream that its generation gives it; else why not."""
     try:
-        stream = node.get_stream(us_of(at_ms), token)
+        stream = node.get_stream(us_from_ms(at_ms), token)
     except WriteRefused as refused:
         return refused.verdict
     generation = max((id for id in RINGS if id.time_ms <= at_ms), key=lambda id: id.time_ms)
@@ -107,12 +115,12 @@ def test_rows_that_come_late(node: Coordinator, lake: Lake, clock: MovingClock) 
     """Known and not there: its writes are refused, earlier ones are not; once it is there they are taken at once."""
     assert not node.learn(NEW.gossip_text)
     clock.at(Milliseconds(T2 - 1_000))
-    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
+    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", WriteVerdict.NOT_RETRIEVED]
     clock.at(T2)
     assert node.retry() == 1
-    assert verdict(node, T2) == Verdict.NOT_RETRIEVED
+    assert verdict(node, T2) == WriteVerdict.NOT_RETRIEVED
     insert(lake, NEW)
-    assert verdict(node, T2) == Verdict.NOT_RETRIEVED
+    assert verdict(node, T2) == WriteVerdict.NOT_RETRIEVED
     assert node.retry() == 0
     assert verdict(node, T2) == "OK"
 
@@ -125,7 +133,7 @@ def test_rows_that_come_one_by_one(node: Coordinator, lake: Lake, clock: MovingC
         insert(lake, NEW, slice(count, count + 1))
         assert node.retry() == 1
         with pytest.raises(WriteRefused, match=f"num_ranges claims 5 rows, {count + 1} are there"):
-            node.get_stream(us_of(T2), 3)
+            node.get_stream(us_from_ms(T2), 3)
     insert(lake, NEW, slice(4, 5))
     assert node.retry() == 0
     assert verdict(node, T2) == "OK"
@@ -154,7 +162,7 @@ def test_every_attempt_is_counted_and_its_error_told(node: Coordinator, clock: M
     assert (pending.id, pending.attempts) == (NEW, 2)
     clock.at(T2)
     with pytest.raises(WriteRefused, match=r"tried 2 times, at last: generation .*-00000000000b has no V2"):
-        node.get_stream(us_of(T2), 3)
+        node.get_stream(us_from_ms(T2), 3)
 
 
 def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: MovingClock) -> None:
@@ -179,22 +187,22 @@ def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake
     insert(lake, NEW)
     node = coordinator(lake, clock)
     with pytest.raises(WriteRefused, match=r"could not find any CDC stream .* no generation is known yet") as nothing:
-        node.get_stream(us_of(T1), 3)
-    assert nothing.value.verdict == Verdict.NO_STREAM
+        node.get_stream(us_from_ms(T1), 3)
+    assert nothing.value.verdict == WriteVerdict.NO_STREAM
     node.learn(NEW)
     with pytest.raises(WriteRefused, match=f"could not find any CDC stream .* write from {format_ms(T2)} on"):
-        node.get_stream(us_of(T1), 3)
-    assert node.decide(us_of(T1)).first_usable_us == us_of(T2)
+        node.get_stream(us_from_ms(T1), 3)
+    assert node.decide(us_from_ms(T1)).first_usable_us == us_from_ms(T2)
 
 
 def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """What was read is kept, an older one never replaces it; a restarted node starts from it."""
-    assert kept_id(lake, HOST) == OLD
+    assert read_node_generation_id(lake, HOST) == OLD
     insert(lake, NEWEST)
     insert(lake, NEW)
     node.learn(NEWEST)
     node.learn(NEW)
-    assert kept_id(lake, HOST) == NEWEST
+    assert read_node_generation_id(lake, HOST) == NEWEST
     assert lake.read(CDC_LOCAL).num_rows == 1
     clock.at(T3)
     again = coordinator(lake, clock)
@@ -205,30 +213,34 @@ def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake
 def test_an_id_that_cannot_be_read_is_not_kept(node: Coordinator, lake: Lake) -> None:
     """A node keeps what it can use: otherwise a restart would find an ID without data."""
     node.learn(NEW)
-    assert kept_id(lake, HOST) == OLD
+    assert read_node_generation_id(lake, HOST) == OLD
     insert(lake, NEW)
     node.retry()
-    assert kept_id(lake, HOST) == NEW
+    assert read_node_generation_id(lake, HOST) == NEW
 
 
 def test_both_formats_are_learnt(lake: Lake, clock: MovingClock) -> None:
     """`<ms>` is a V1 ID whose data is one cell, `v2;<ms>;<uuid>` has rows; the empty text is no generation."""
-    lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(T1, description(OLD)), update=True)
+    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(T1, description(OLD)), update=True)
     node = coordinator(lake, clock)
     assert not node.learn("")
     assert node.learn(str(T1))
-    assert kept_id(lake, HOST) == GenerationId(T1)
+    assert read_node_generation_id(lake, HOST) == GenerationId(T1)
     insert(lake, NEW)
     assert node.learn(f"v2;{T2};{NEW.uuid}")
     clock.at(T2)
-    assert [verdict(node, T2), kept_id(lake, HOST)] == ["OK", NEW]
+    assert [verdict(node, T2), read_node_generation_id(lake, HOST)] == ["OK", NEW]
     with pytest.raises(InputError, match="not a generation ID: 'v3;1;2'"):
         node.learn("v3;1;2")
 
 
 def test_a_node_that_keeps_nothing_says_so(lake: Lake, clock: MovingClock, caplog: pytest.LogCaptureFixture) -> None:
     """As after an upgrade from before CDC: a warning, and no error; a row without a time counts as nothing."""
-    lake.merge(CDC_LOCAL, cdc_local.rows_of([cdc_local.KeptRow(str(HOST), cdc_local.GENERATION, None)]), update=True)
+    lake.merge(
+        CDC_LOCAL,
+        cdc_local.cdc_local_rows([cdc_local.NodeLocalRow(str(HOST), cdc_local.GENERATION_KEY, None)]),
+        update=True,
+    )
     with caplog.at_level(logging.WARNING):
         assert coordinator(lake, clock).start() is None
     assert "keeps no generation ID" in caplog.text
@@ -239,7 +251,7 @@ def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> N
     insert(lake, OLD)
     insert(lake, NEW)
     told = {}
-    policies: tuple[Policy, ...] = ("strict", "recent-past")
+    policies: tuple[AcceptancePolicy, ...] = ("strict", "recent-past")
     for policy in policies:
         node = coordinator(lake, clock, policy=policy)
         clock.at(T1)
@@ -247,12 +259,12 @@ def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> N
         node.learn(NEW)
         clock.at(Milliseconds(T2 + 1_000))
         told[policy] = verdict(node, Milliseconds(T2 - 1))
-    assert told == {"strict": Verdict.EARLIER, "recent-past": "OK"}
+    assert told == {"strict": WriteVerdict.EARLIER, "recent-past": "OK"}
 
 
 def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """Without a thread: an attempt every interval of the node's clock and none in between, until all is read."""
-    background = Background(node, clock.now_us, threading.Event(), retry_us=Microseconds(5_000_000))
+    background = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(5_000_000))
     assert background.step() is None
     clock.at(T2)
     node.learn(NEW)
@@ -263,17 +275,19 @@ def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, cloc
         if rows.stop:
             insert(lake, NEW, rows)
         due = background.step()
-        told.append((node.pending()[0].attempts if node.pending() else 0, None if due is None else ms_of(due) - T2))
+        told.append(
+            (node.pending()[0].attempts if node.pending() else 0, None if due is None else ms_from_us(due) - T2)
+        )
     assert told == [(1, 5_000), (2, 10_000), (2, 10_000), (0, None)]
     assert verdict(node, T2) == "OK"
 
 
 @pytest.fixture
-def in_a_thread() -> Iterator[Callable[[Background], threading.Thread]]:
+def in_a_thread() -> Iterator[Callable[[RetryLoop], threading.Thread]]:
     """Starts a background in a thread that is handed in; at the end of the test it is closed and the thread is gone."""
-    started: list[tuple[Background, threading.Thread]] = []
+    started: list[tuple[RetryLoop, threading.Thread]] = []
 
-    def start(background: Background) -> threading.Thread:
+    def start(background: RetryLoop) -> threading.Thread:
         thread = threading.Thread(target=background.run)
         thread.start()
         started.append((background, thread))
@@ -287,7 +301,7 @@ def in_a_thread() -> Iterator[Callable[[Background], threading.Thread]]:
 
 
 def test_a_thread_reads_until_it_succeeds(
-    node: Coordinator, lake: Lake, clock: MovingClock, in_a_thread: Callable[[Background], threading.Thread]
+    node: Coordinator, lake: Lake, clock: MovingClock, in_a_thread: Callable[[RetryLoop], threading.Thread]
 ) -> None:
     """In a thread that is handed in, woken by what is learnt: nothing there, a part, everything, and then no more."""
     clock.at(T2)
@@ -309,22 +323,22 @@ def test_a_thread_reads_until_it_succeeds(
             clock.at(Milliseconds(Milliseconds(clock.now_ms() + round(timeout * 1000))))
             return True
 
-    in_a_thread(Background(node, clock.now_us, Steps(), retry_us=Microseconds(5_000_000)))
+    in_a_thread(RetryLoop(node, clock.now_us, Steps(), retry_us=Microseconds(5_000_000)))
     node.learn(NEW)
     for _ in range(600):
         if not node.pending():
             break
         threading.Event().wait(0.1)
-    assert (waits, told) == ([5.0, 5.0], [Verdict.NOT_RETRIEVED] * 2)
+    assert (waits, told) == ([5.0, 5.0], [WriteVerdict.NOT_RETRIEVED] * 2)
     assert verdict(node, T2) == "OK"
 
 
 def test_a_background_ends_when_it_is_closed(
-    node: Coordinator, clock: MovingClock, in_a_thread: Callable[[Background], threading.Thread]
+    node: Coordinator, clock: MovingClock, in_a_thread: Callable[[RetryLoop], threading.Thread]
 ) -> None:
     """Closed in the middle of a long wait it ends at once; it starts no thread by itself."""
     before = threading.active_count()
-    background = Background(node, clock.now_us, threading.Event(), retry_us=Microseconds(600_000_000))
+    background = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(600_000_000))
     assert threading.active_count() == before
     thread = in_a_thread(background)
     node.learn(NEW)
@@ -334,7 +348,7 @@ def test_a_background_ends_when_it_is_closed(
     assert not thread.is_alive()
 
 
-SWITCH = Undecided(str(NEW.uuid), us_of(T1), us_of(Milliseconds(T1 + 65_000)))
+SWITCH = UndecidedSwitch(str(NEW.uuid), us_from_ms(T1), us_from_ms(Milliseconds(T1 + 65_000)))
 """A switch to NEW, whose first lease ends 65 s after T1."""
 
 
@@ -343,7 +357,7 @@ def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, l
     node.wait_for(SWITCH)
     clock.at(Milliseconds(T1 + 70_000))
     told = [verdict(node, Milliseconds(at)) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
-    assert told == [Verdict.EARLIER, "OK", Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FUTURE]
+    assert told == [WriteVerdict.EARLIER, "OK", WriteVerdict.UNDECIDED, WriteVerdict.UNDECIDED, WriteVerdict.FUTURE]
     with pytest.raises(WriteRefused, match="a generation switch is undecided since 2023-11-14T22:13:20"):
         node.get_stream(SWITCH.lease_end_us, 3)
     assert node.get_stream(Microseconds(SWITCH.lease_end_us - 1), 3)
@@ -352,13 +366,13 @@ def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, l
 def test_a_switch_that_is_aborted_holds_nothing_up(node: Coordinator, clock: MovingClock) -> None:
     """The old generation goes on at once; of two switches the other is still waited for."""
     node.wait_for(SWITCH)
-    node.wait_for(Undecided("other", us_of(T1), us_of(Milliseconds(T1 + 68_000))))
+    node.wait_for(UndecidedSwitch("other", us_from_ms(T1), us_from_ms(Milliseconds(T1 + 68_000))))
     clock.at(Milliseconds(T1 + 70_000))
     node.aborted(SWITCH.generation_id)
     assert [verdict(node, Milliseconds(T1 + after)) for after in (65_000, 67_999, 68_000)] == [
         "OK",
         "OK",
-        Verdict.UNDECIDED,
+        WriteVerdict.UNDECIDED,
     ]
     node.aborted("other")
     assert verdict(node, Milliseconds(T1 + 68_000)) == "OK"
@@ -368,10 +382,10 @@ def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, la
     """Its ID is the decision: from its timestamp on the new one, refused until it is read; the old one before."""
     node.wait_for(SWITCH)
     clock.at(T2)
-    assert verdict(node, Milliseconds(T2 - 1)) == Verdict.UNDECIDED
+    assert verdict(node, Milliseconds(T2 - 1)) == WriteVerdict.UNDECIDED
     assert not node.learn(NEW.gossip_text)
     clock.at(Milliseconds(T2 - 1_000))
-    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
+    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", WriteVerdict.NOT_RETRIEVED]
     insert(lake, NEW)
     assert node.retry() == 0
     assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", "OK"]
@@ -380,23 +394,23 @@ def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, la
 def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: MovingClock) -> None:
     """Handed in again it holds again; promised again with a later lease, the first one counts."""
     insert(lake, OLD)
-    reader = partial(generation_data.description_of, lake)
+    reader = partial(generations.read_generation_description, lake)
     node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, undecided=[SWITCH])
     node.learn(OLD)
-    node.wait_for(Undecided(SWITCH.generation_id, SWITCH.since_us, Microseconds(SWITCH.lease_end_us + 1_000_000)))
+    node.wait_for(UndecidedSwitch(SWITCH.generation_id, SWITCH.since_us, Microseconds(SWITCH.lease_end_us + 1_000_000)))
     clock.at(Milliseconds(T1 + 70_000))
-    assert [verdict(node, Milliseconds(T1 + after)) for after in (64_999, 65_000)] == ["OK", Verdict.UNDECIDED]
+    assert [verdict(node, Milliseconds(T1 + after)) for after in (64_999, 65_000)] == ["OK", WriteVerdict.UNDECIDED]
 
 
 @pytest.mark.parametrize("policy", ["strict", "recent-past"])
-def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, policy: Policy) -> None:
+def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, policy: AcceptancePolicy) -> None:
     """With and without a switch that is undecided, at every edge, it says what the rule says of the same facts."""
     for id in (OLD, NEW):
         insert(lake, id)
     node = coordinator(lake, clock, policy=policy)
     for id in (OLD, NEW):
         node.learn(id)
-    later = Undecided("later", us_of(T2), us_of(Milliseconds(T2 + 65_000)))
+    later = UndecidedSwitch("later", us_from_ms(T2), us_from_ms(Milliseconds(T2 + 65_000)))
     facts = {"leeway_us": LEEWAY_US, "policy": policy}
     for waiting in ([], [later]):
         for switch in waiting:
@@ -405,10 +419,10 @@ def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, p
             clock.at(Milliseconds(now_ms))
             edges = {T1, T2, now_ms, now_ms - 5_000, now_ms + 5_000, T2 + 65_000}
             for at_us in map(Microseconds, sorted(edge * 1000 + near for edge in edges for near in (-1, 0, 1))):
-                expected = decide(
-                    [Microseconds(us_of(T1)), Microseconds(us_of(T2))],
+                expected = decide_write(
+                    [Microseconds(us_from_ms(T1)), Microseconds(us_from_ms(T2))],
                     at_us,
-                    us_of(Milliseconds(now_ms)),
+                    us_from_ms(Milliseconds(now_ms)),
                     undecided=waiting,
                     **facts,
                 )
@@ -424,7 +438,7 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
     def write() -> None:
         go.wait(60)
         try:
-            wrong.extend({verdict(node, T2) for _ in range(300)} - {"OK", Verdict.NOT_RETRIEVED})
+            wrong.extend({verdict(node, T2) for _ in range(300)} - {"OK", WriteVerdict.NOT_RETRIEVED})
         except AssertionError as error:
             wrong.append(f"the stream of another generation: {error}")
 
@@ -444,5 +458,5 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
 def test_time_is_in_whole_milliseconds(lake: Lake, clock: MovingClock) -> None:
     """A kept ID comes back to the millisecond."""
     id = GenerationId(Milliseconds(T1 + 123), UUID(int=5))
-    assert cdc_local.keep(lake, HOST, id)
-    assert kept_id(lake, HOST) == id
+    assert cdc_local.store_node_generation_id(lake, HOST, id)
+    assert read_node_generation_id(lake, HOST) == id

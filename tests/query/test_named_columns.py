@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_platform.query.spark_tree import columns_of, judged
+from cdc_platform.query.spark_guard import check_spark_query, find_column_names
 
 ALL = "all"
 CASES = {
@@ -25,7 +25,7 @@ CASES = {
 @pytest.mark.parametrize("query", CASES)
 def test_what_a_query_names_is_among_them(query: str) -> None:
     """Every column that it reads, and no more than its names; all where it has a star or joins by what is alike."""
-    found, due = columns_of(judged(query)), CASES[query]
+    found, due = find_column_names(check_spark_query(query)), CASES[query]
     assert (found is None) == (due == ALL)
     if found is not None:
         assert found >= set(due)

@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 from support.oracles import oracle
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import LAST, composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys
+from cdc_platform.ring import (
+    LAST_TOKEN,
+    hash128,
+    serialize_composite_key,
+    serialize_composite_keys,
+    tokens_from_buffer,
+    tokens_from_keys,
+)
 from cdc_platform.ring import murmur3 as implementation
 
 
 def test_tokens_of_the_vectors(vectors: dict[str, Any]) -> None:
     """All key vectors at once, as one column."""
     rows = vectors["murmur3_tokens"]
-    tokens = tokens_of_keys([bytes.fromhex(row["key_hex"]) for row in rows])
+    tokens = tokens_from_keys([bytes.fromhex(row["key_hex"]) for row in rows])
     assert tokens.tolist() == [row["token"] for row in rows]
 
 
@@ -37,13 +44,13 @@ def test_every_length_and_byte_as_the_driver() -> None:
     """Keys of 0 to 70 bytes, each byte value at each place: the driver's C implementation agrees."""
     keys = [bytes((i * 7 + first) % 256 for i in range(length)) for length in range(71) for first in range(0, 256, 3)]
     keys += [bytes([value]) * length for value in range(256) for length in (1, 7, 8, 9, 15, 17)]
-    assert tokens_of_keys(keys).tolist() == [driver_murmur3(key) for key in keys]
+    assert tokens_from_keys(keys).tolist() == [driver_murmur3(key) for key in keys]
 
 
 @given(st.lists(st.binary(max_size=70)))
 def test_columns_of_keys_as_oracle_and_driver(keys: list[bytes]) -> None:
     """Keys of different lengths in one column don't disturb each other."""
-    tokens = tokens_of_keys(keys).tolist()
+    tokens = tokens_from_keys(keys).tolist()
     assert tokens == [oracle.token_of(key) for key in keys] == [driver_murmur3(key) for key in keys]
 
 
@@ -53,36 +60,36 @@ def test_chunks_do_not_show(keys: list[bytes], chunk_keys: int, chunk_bytes: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(implementation, "_CHUNK_KEYS", chunk_keys)
         patch.setattr(implementation, "_CHUNK_BYTES", chunk_bytes)
-        assert tokens_of_keys(keys).tolist() == [oracle.token_of(key) for key in keys]
+        assert tokens_from_keys(keys).tolist() == [oracle.token_of(key) for key in keys]
 
 
 def test_a_slice_of_a_column() -> None:
     """Offsets that begin inside the buffer, as those of a sliced Arrow column."""
     values = np.frombuffer(b"skipped|one|three|rest", dtype=np.uint8)
-    assert tokens_of_buffer(values, [8, 11, 12, 17]).tolist() == tokens_of_keys([b"one", b"|", b"three"]).tolist()
+    assert tokens_from_buffer(values, [8, 11, 12, 17]).tolist() == tokens_from_keys([b"one", b"|", b"three"]).tolist()
 
 
 def test_the_empty_key_and_the_empty_column() -> None:
     """ScyllaDB gives the empty key token 0."""
-    assert tokens_of_keys([b""]).tolist() == [0]
-    assert tokens_of_keys([]).tolist() == []
+    assert tokens_from_keys([b""]).tolist() == [0]
+    assert tokens_from_keys([]).tolist() == []
 
 
 def test_the_minimum_is_no_keys_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hash that equals the minimum becomes the last token; no known key hashes to it, so the hash is put in."""
     halves = np.array([2**63, 2**63 + 1], dtype=np.uint64)
     monkeypatch.setattr(implementation, "hash128", lambda values, offsets: (halves, halves))
-    assert tokens_of_buffer(np.zeros(0, dtype=np.uint8), [0, 0, 0]).tolist() == [LAST, -(2**63) + 1]
+    assert tokens_from_buffer(np.zeros(0, dtype=np.uint8), [0, 0, 0]).tolist() == [LAST_TOKEN, -(2**63) + 1]
 
 
 def test_composite_keys(vectors: dict[str, Any]) -> None:
     """Each component with its length before and a zero behind."""
     by_name = {row["name"]: row for row in vectors["murmur3_tokens"]}
-    ints = composite_key([(143).to_bytes(4, "big"), (234).to_bytes(4, "big")])
+    ints = serialize_composite_key([(143).to_bytes(4, "big"), (234).to_bytes(4, "big")])
     assert ints.hex() == by_name["composite (int 143, int 234)"]["key_hex"]
-    assert composite_key([b"a", b"\0\0\0\1"]).hex() == by_name["composite (text 'a', int 1)"]["key_hex"]
+    assert serialize_composite_key([b"a", b"\0\0\0\1"]).hex() == by_name["composite (text 'a', int 1)"]["key_hex"]
     with pytest.raises(InputError, match="65535"):
-        composite_key([b"x" * 65536])
+        serialize_composite_key([b"x" * 65536])
 
 
 @given(st.integers(1, 3).flatmap(lambda count: st.lists(st.tuples(*[st.binary(max_size=9)] * count), min_size=1)))
@@ -95,22 +102,22 @@ def test_columns_of_composite_keys(rows: list[tuple[bytes, ...]]) -> None:
         )
         for column in zip(*rows, strict=True)
     ]
-    keys, offsets = composite_keys(columns)
+    keys, offsets = serialize_composite_keys(columns)
     found = [keys[low:high].tobytes() for low, high in pairwise(offsets)]
-    assert found == [composite_key(row) for row in rows]
+    assert found == [serialize_composite_key(row) for row in rows]
 
 
 def test_composite_columns_that_cannot_be_are_refused() -> None:
     """A component that is too long, and columns of which one has fewer rows."""
     long, short = (np.zeros(70_000, dtype=np.uint8), [0, 65_536]), (np.zeros(4, dtype=np.uint8), [0, 2, 4])
     with pytest.raises(InputError, match="key component of 65536 bytes"):
-        composite_keys([long])
+        serialize_composite_keys([long])
     with pytest.raises(InputError, match="one value each"):
-        composite_keys([long, short])
+        serialize_composite_keys([long, short])
 
 
 @pytest.mark.parametrize("offsets", [[0, 5], [2, 1], [-1, 2], []])
 def test_offsets_outside_the_buffer_are_refused(offsets: list[int]) -> None:
     """A broken column is told, not read."""
     with pytest.raises(InputError, match="offsets"):
-        tokens_of_buffer(np.zeros(4, dtype=np.uint8), offsets)
+        tokens_from_buffer(np.zeros(4, dtype=np.uint8), offsets)

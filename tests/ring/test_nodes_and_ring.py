@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.histories.strategies import tokens
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import FIRST, LAST, MAX_RANGES, MINIMUM, Node, Ring
+from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, MAX_RANGES, MINIMUM_TOKEN, Node, Ring
 from cdc_platform.ring import ring as implementation
 
 
@@ -45,7 +45,7 @@ def test_tokens_of_a_node_are_kept_ascending() -> None:
 def test_owners_hold_what_comes_before_their_tokens() -> None:
     """A token on the boundary belongs to the range that ends there; the first token's owner holds the wrap."""
     ring = Ring.of([node(1, -100, 100), node(2, 0)])
-    held = [FIRST, -100, -99, 0, 1, 100, 101, LAST]
+    held = [FIRST_TOKEN, -100, -99, 0, 1, 100, 101, LAST_TOKEN]
     assert [ring.owner_of(token).host_id.int for token in held] == [1, 1, 2, 2, 1, 1, 1, 1]
 
 
@@ -85,8 +85,8 @@ def test_rings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "rule"),
     [
         ({"tokens": (1, 2, 1)}, "token 1 is there twice"),
-        ({"tokens": (MINIMUM,)}, "out of range"),
-        ({"tokens": (LAST + 1,)}, "out of range"),
+        ({"tokens": (MINIMUM_TOKEN,)}, "out of range"),
+        ({"tokens": (LAST_TOKEN + 1,)}, "out of range"),
         ({"tokens": (0.5,)}, "no integer"),
         ({"shard_count": 0}, "shard_count 0"),
         ({"shard_count": 4097}, "shard_count 4097"),

@@ -13,15 +13,15 @@ from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import (
-    LAST,
-    MINIMUM,
+    LAST_TOKEN,
+    MINIMUM_TOKEN,
     first_token_for_shard,
     shard_of,
     shard_starts,
     token_for_next_shard,
 )
 
-ENDS = {"MIN": MINIMUM, "MAX": LAST}
+ENDS = {"MIN": MINIMUM_TOKEN, "MAX": LAST_TOKEN}
 
 
 def column(rows: list[dict[str, Any]], name: str) -> list[int]:
@@ -45,7 +45,7 @@ def test_shards_as_the_oracle(rows: list[tuple[int, int, int]]) -> None:
 
 def test_the_minimum_is_on_shard_0() -> None:
     """Before all keys is where shard 0 begins."""
-    assert shard_of(MINIMUM, 7, 12) == 0
+    assert shard_of(MINIMUM_TOKEN, 7, 12) == 0
 
 
 @given(st.integers(1, 200), ignored_bits)
@@ -73,7 +73,7 @@ def test_next_boundaries_of_the_vectors(vectors: dict[str, Any]) -> None:
 
 
 @given(
-    tokens | st.just(MINIMUM), shard_counts.flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
+    tokens | st.just(MINIMUM_TOKEN), shard_counts.flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))),
     ignored_bits, st.integers(1, 5),
 )  # fmt: skip
 def test_next_boundaries_as_the_oracle(token: int, sharding: tuple[int, int], ignore_msb: int, spans: int) -> None:
@@ -109,7 +109,7 @@ def test_first_tokens_across_the_end_of_the_ring(start: int, length: int, n: int
     """Around the place where the last token meets the first one."""
 
     def token(distance: int) -> int:
-        return LAST + distance if distance <= 0 else -(2**63) + distance
+        return LAST_TOKEN + distance if distance <= 0 else -(2**63) + distance
 
     ends = (token(start), token(start + length))
     found = first_token_for_shard(*ends, np.arange(n), n, ignore_msb)
@@ -149,4 +149,4 @@ def test_shards_that_are_not_there_are_refused() -> None:
     with pytest.raises(InputError, match="spans"):
         token_for_next_shard(0, 0, 4, 12, spans=0)
     with pytest.raises(InputError, match="range end"):
-        first_token_for_shard(0, MINIMUM, 0, 4, 12)
+        first_token_for_shard(0, MINIMUM_TOKEN, 0, 4, 12)

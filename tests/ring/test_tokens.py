@@ -11,20 +11,20 @@ from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import (
-    FIRST,
-    LAST,
-    MINIMUM,
-    are_among,
+    FIRST_TOKEN,
+    LAST_TOKEN,
+    MINIMUM_TOKEN,
     bias,
-    distinct,
-    legal_tokens,
+    check_tokens,
+    isin_sorted_tokens,
     range_starts,
     unbias,
     uniform_last_tokens,
+    unique_tokens,
 )
 
 
-@given(st.lists(st.integers(MINIMUM, LAST)))
+@given(st.lists(st.integers(MINIMUM_TOKEN, LAST_TOKEN)))
 def test_positions_count_tokens_from_zero(values: list[int]) -> None:
     """A position is the token moved up by 2^63, and moving it down again gives the token."""
     positions = unbias(np.array(values, dtype=np.int64))
@@ -35,21 +35,21 @@ def test_positions_count_tokens_from_zero(values: list[int]) -> None:
 @given(st.lists(tokens), st.lists(tokens))
 def test_distinct_tokens_come_once_ascending(some: list[int], others: list[int]) -> None:
     """Of one column or of several, empty ones too."""
-    assert distinct(some).tolist() == sorted(set(some))
-    assert distinct(some, others).tolist() == sorted({*some, *others})
+    assert unique_tokens(some).tolist() == sorted(set(some))
+    assert unique_tokens(some, others).tolist() == sorted({*some, *others})
 
 
 @given(st.lists(st.integers(-3, 3) | tokens), st.lists(st.integers(-3, 3) | tokens))
 def test_tokens_are_among_others_as_in_a_set(some: list[int], others: list[int]) -> None:
     """In their order, repeated ones too; none is among none."""
-    assert are_among(some, distinct(others)).tolist() == [each in set(others) for each in some]
+    assert isin_sorted_tokens(some, unique_tokens(others)).tolist() == [each in set(others) for each in some]
 
 
 def test_one_value_is_an_array_without_dimensions() -> None:
     """The same functions serve one value."""
-    assert unbias(MINIMUM) == 0
-    assert unbias(LAST) == 2**64 - 1
-    assert bias(np.uint64(1)) == FIRST
+    assert unbias(MINIMUM_TOKEN) == 0
+    assert unbias(LAST_TOKEN) == 2**64 - 1
+    assert bias(np.uint64(1)) == FIRST_TOKEN
 
 
 def test_each_range_starts_where_the_one_before_ends() -> None:
@@ -62,18 +62,24 @@ def test_each_range_starts_where_the_one_before_ends() -> None:
 @given(st.lists(tokens))
 def test_legal_tokens_keep_their_order(values: list[int]) -> None:
     """Checking changes nothing."""
-    assert legal_tokens(values, "node a").tolist() == values
-    assert legal_tokens(np.array(values, dtype=np.int64), "node a").tolist() == values
+    assert check_tokens(values, "node a").tolist() == values
+    assert check_tokens(np.array(values, dtype=np.int64), "node a").tolist() == values
 
 
 @pytest.mark.parametrize(
     ("value", "rule"),
-    [(MINIMUM, "range"), (LAST + 1, "range"), (1.0, "no integer"), ("7", "no integer"), (True, "no integer")],
+    [
+        (MINIMUM_TOKEN, "range"),
+        (LAST_TOKEN + 1, "range"),
+        (1.0, "no integer"),
+        ("7", "no integer"),
+        (True, "no integer"),
+    ],
 )
 def test_illegal_tokens_are_refused(value: object, rule: str) -> None:
     """The message names owner, token and rule."""
     with pytest.raises(InputError, match=rule) as refused:
-        legal_tokens([1, value], "node a")
+        check_tokens([1, value], "node a")
     assert "node a" in str(refused.value)
     assert repr(value) in str(refused.value)
 
@@ -89,7 +95,7 @@ def test_tablets_end_as_the_oracle_says(count: int) -> None:
     """Every count divides as whole numbers do, and the last tablet ends the ring."""
     ends = uniform_last_tokens(count).tolist()
     assert ends == oracle.uniform_last_tokens(count)
-    assert ends[-1] == LAST
+    assert ends[-1] == LAST_TOKEN
 
 
 @pytest.mark.parametrize("count", [0, -1, 2**31 + 1])

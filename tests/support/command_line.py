@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
-from cdc_platform.commands.program import program
+from cdc_platform.cli import program
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 from support.command_line import Answer
 
-from cdc_platform.commands.program import program
+from cdc_platform.cli import program
 
 
 def lines_of(answer: Answer) -> list[str]:

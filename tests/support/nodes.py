@@ -7,8 +7,8 @@ import uuid
 
 import numpy as np
 
-from cdc_platform.records.join_request import JoinRequest
-from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.importing import parse_join_request
+from cdc_platform.metastore import JoinRequest
 
 
 def node_fields(number: int, **said: object) -> dict[str, object]:

@@ -9,15 +9,14 @@ import pyarrow as pa
 from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
-from cdc_platform.clock import Clock, Microseconds, ms_of, parse_time_us
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.lake.lake import Lake
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import log_table, writes_schema
-from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.log.volume import table_streams
-from cdc_platform.records import cdc_tables
+from cdc_platform.cdclog import WRITTEN_AT, log_table, read_table_schema
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.dataframe import get_stream_lookup
+from cdc_platform.cdclog.schema import typed_writes_schema
+from cdc_platform.clock import Clock, Microseconds, ms_from_us, parse_time_us
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Lake
+from cdc_platform.metastore import cdc_tables
 
 START_US = parse_time_us("2026-01-31T12:10:00Z")
 SWITCH_US = parse_time_us("2026-01-31T13:30:00Z")
@@ -31,20 +30,22 @@ def ddl(*columns: str, table: str = "t") -> str:
 
 def home_with_log(folder: Path) -> Path:
     """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
-    home = home_with_generations(folder, {ID: ms_of(START_US), OTHER_ID: ms_of(SWITCH_US)})
+    home = home_with_generations(folder, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
     add_table(Lake(home / "lake"), "t")
     return home
 
 
 def add_table(lake: Lake, table: str) -> None:
     """Make `ks.<table> (p, k, v)` with an empty log, which is created at the start of the first generation."""
-    cdc_tables.add(lake, Clock(START_US), "ks", table, ttl_seconds=86_400, created_now=True, ddl=ddl("v", table=table))
+    cdc_tables.add_cdc_table(
+        lake, Clock(START_US), "ks", table, ttl_seconds=86_400, created_now=True, ddl=ddl("v", table=table)
+    )
     lake.ensure(log_table(schema(lake, table)))
 
 
 def schema(lake: Lake, table: str = "t") -> TableSchema:
     """What the platform knows of the table now."""
-    return schema_of(lake, "ks", table)
+    return read_table_schema(lake, "ks", table)
 
 
 def write(lake: Lake, times_us: Sequence[Microseconds], *, table: str = "t", value: str = "v") -> None:
@@ -55,8 +56,8 @@ def write(lake: Lake, times_us: Sequence[Microseconds], *, table: str = "t", val
         {"operation": 2, "timestamp": when, "p": place, "k": number, value: when // 1_000_000 % 3600}
         for place, when in enumerate(times_us)
     ]
-    batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(known))
-    rows = pa.Table.from_batches([log_batch(known, batch, table_streams(lake, known))])
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(known))
+    rows = pa.Table.from_batches([encode_log_batch(known, batch, get_stream_lookup(lake, known))])
     assert lake.append_once(log_table(known), rows, {"writer": number + 1}, number or None)
 
 

@@ -10,22 +10,20 @@ import pyarrow as pa
 import pytest
 from support.oracles import oracle
 
-from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime, us_of
-from cdc_platform.generations import RingLayout, Verdict, generate
-from cdc_platform.lake.arrow import stream_lists
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.clock import Milliseconds, datetime_from_ms, format_ms, us_from_ms
+from cdc_platform.delta import Lake, stream_lists_to_arrow
+from cdc_platform.generations import RingLayout, WriteVerdict, generate_description
+from cdc_platform.metastore import write_nodes
+from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, Node, Ring
+from cdc_platform.settings import Policy
+from cdc_platform.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.records.ring import put_nodes
-from cdc_platform.ring import FIRST, LAST, Node, Ring
-from cdc_platform.settings import Policy
-from cdc_platform.timeline import StreamSources
-from cdc_platform.timeline.explain import Explanation
+from cdc_platform.timeline import StreamSources, VnodeExplanation
 
 OLD, NEW = UUID(int=0xA), UUID(int=0xB)
 T1, T2 = Milliseconds(1_700_000_000_000), Milliseconds(1_700_000_600_000)
@@ -36,9 +34,9 @@ def write_generation(
     lake: Lake, generation_id: UUID, nodes: list[Node], time_ms: Milliseconds, *, rows: slice = slice(None)
 ) -> None:
     """Put a generation into the lake as publishing would; `rows` leaves some of its V2 rows out."""
-    made = generate(RingLayout.of(Ring.of(nodes)), generation_id)
+    made = generate_description(RingLayout.of(Ring.of(nodes)), generation_id)
     count = len(made)
-    streams = stream_lists(made.stream_counts, made.streams)
+    streams = stream_lists_to_arrow(made.stream_counts, made.streams)
     v2 = pa.table(
         {
             "id": pa.array([str(generation_id)] * count),
@@ -48,7 +46,7 @@ def write_generation(
             "streams": streams,
         }
     )
-    when = ms_to_datetime(time_ms)
+    when = datetime_from_ms(time_ms)
     ledger = {
         "generation_id": str(generation_id),
         "time": when,
@@ -73,16 +71,20 @@ def lake(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path / "lake")
     write_generation(lake, OLD, HOSTS[:1], T1)
     write_generation(lake, NEW, HOSTS, T2)
-    put_nodes(lake, HOSTS)
+    write_nodes(lake, HOSTS)
     return lake
 
 
-def ask(lake: Lake, token: int, at_ms: Milliseconds, now_ms: Milliseconds, policy: Policy = "strict") -> Explanation:
+def ask(
+    lake: Lake, token: int, at_ms: Milliseconds, now_ms: Milliseconds, policy: Policy = "strict"
+) -> VnodeExplanation:
     """Explain a write of `token` with timestamp `at_ms` when the clock shows `now_ms`."""
-    return StreamSources(lake).generations.explain(token, us_of(at_ms), us_of(now_ms), policy)
+    return StreamSources(lake).generations.explain(token, us_from_ms(at_ms), us_from_ms(now_ms), policy)
 
 
-@pytest.mark.parametrize("token", [FIRST, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST])
+@pytest.mark.parametrize(
+    "token", [FIRST_TOKEN, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST_TOKEN]
+)
 def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
     """Range, owner, shard and stream agree with the oracle, on both sides of every range end and where ranges wrap."""
     told = ask(lake, token, Milliseconds(T2 + 1), Milliseconds(T2 + 1))
@@ -91,7 +93,7 @@ def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
     row = next((i for i, end in enumerate(ends) if end >= token), 0)
     owner = tokens[ends[row]]
     shard = oracle.shard_of(token, owner.shard_count, owner.ignore_msb)
-    expected = generate(RingLayout.of(Ring.of(HOSTS)), NEW).entry(row)
+    expected = generate_description(RingLayout.of(Ring.of(HOSTS)), NEW).entry(row)
     place = told.place
     assert place is not None
     assert told.accepted
@@ -112,7 +114,7 @@ def test_the_timestamp_of_the_write_chooses_the_generation(lake: Lake) -> None:
 def test_a_write_before_the_current_generation_is_refused_but_explained(lake: Lake) -> None:
     """Under the documents' rule an earlier write is refused; the answer still names where it would have gone."""
     told = ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1))
-    assert (told.verdict, told.generation and told.generation.id) == (Verdict.EARLIER, str(OLD))
+    assert (told.verdict, told.generation and told.generation.id) == (WriteVerdict.EARLIER, str(OLD))
     assert told.place is not None
     assert told.place.stream_id is not None
     assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1), "recent-past").accepted
@@ -120,7 +122,7 @@ def test_a_write_before_the_current_generation_is_refused_but_explained(lake: La
 
 def test_the_leeway_is_half_open_under_the_strict_policy(lake: Lake) -> None:
     """Clock + leeway is refused by the documents' rule and taken by the later one."""
-    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2).verdict is Verdict.FUTURE
+    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2).verdict is WriteVerdict.FUTURE
     assert ask(lake, 3, Milliseconds(T2 + 4_999), T2).accepted
     assert ask(lake, 3, Milliseconds(T2 + 5_000), T2, "recent-past").accepted
 
@@ -128,7 +130,7 @@ def test_the_leeway_is_half_open_under_the_strict_policy(lake: Lake) -> None:
 def test_before_the_first_generation_the_first_usable_time_is_named(lake: Lake) -> None:
     """The message users search for, with the time from which on it will work."""
     told = ask(lake, 3, Milliseconds(T1 - 1), Milliseconds(T1 - 1))
-    assert (told.verdict, told.generation, told.place) == (Verdict.NO_STREAM, None, None)
+    assert (told.verdict, told.generation, told.place) == (WriteVerdict.NO_STREAM, None, None)
     assert "could not find any CDC stream" in told.reason
     assert format_ms(T1) in told.reason
 
@@ -136,7 +138,7 @@ def test_before_the_first_generation_the_first_usable_time_is_named(lake: Lake) 
 def test_an_empty_lake_has_an_answer(tmp_path: Path) -> None:
     """Nothing is known yet: refused, and no error."""
     told = ask(Lake(tmp_path), 3, T1, T1)
-    assert told.verdict is Verdict.NO_STREAM
+    assert told.verdict is WriteVerdict.NO_STREAM
     assert "let a node join" in told.reason
 
 
@@ -146,7 +148,7 @@ def test_a_partial_generation_refuses_the_writes_that_need_it(tmp_path: Path) ->
     write_generation(lake, OLD, HOSTS[:1], T1)
     write_generation(lake, NEW, HOSTS, T2, rows=slice(0, 4))
     told = ask(lake, 3, T2, T2)
-    assert told.verdict is Verdict.NOT_RETRIEVED
+    assert told.verdict is WriteVerdict.NOT_RETRIEVED
     assert told.place is None
     assert "num_ranges claims 5 rows, 4 are there" in told.reason
     assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 - 1)).accepted
@@ -165,7 +167,7 @@ def test_a_range_of_unknown_order_names_no_shard_where_the_order_decides_it(tmp_
     }
     lake.merge(UNORDERED_RANGES, pa.Table.from_pylist([mark]), update=False)
     told = ask(lake, end, T2, T2)
-    assert (told.verdict, told.accepted) == (Verdict.STREAM_UNKNOWN, False)
+    assert (told.verdict, told.accepted) == (WriteVerdict.STREAM_UNKNOWN, False)
     assert told.place is not None
     assert (told.place.shard, told.place.stream_id) == (None, None)
     assert "the shard cannot be named: two streams have the token of the range end" in told.reason

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cdc_platform.clock import Microseconds, Milliseconds, ms_to_datetime, to_datetime
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
-    GENERATION_TIMESTAMPS,
-    GENERATIONS,
-    STREAMS_DESCRIPTIONS_V2,
-)
-from cdc_platform.timeline.generation_sizes import generation_sizes
+from cdc_platform.clock import Microseconds, Milliseconds, datetime_from_ms, datetime_from_us
+from cdc_platform.delta import Lake
+from cdc_platform.tables import GENERATION_TIMESTAMPS, GENERATIONS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.timeline import read_generation_sizes
 
 LEDGER_MS, IMPORTED_MS, BARE_MS = Milliseconds(1_000_000), 2_000_000, 3_000_000
 
@@ -22,17 +18,17 @@ def test_a_size_is_looked_up_before_it_is_counted(tmp_path: Path) -> None:
     """The ledger comes first; a generation that it lacks is counted by its rows; one without rows has none."""
     lake = Lake(tmp_path / "lake")
     for time_ms in (LEDGER_MS, IMPORTED_MS, BARE_MS):
-        row = {"key": "timestamps", "time": ms_to_datetime(Milliseconds(time_ms))}
+        row = {"key": "timestamps", "time": datetime_from_ms(Milliseconds(time_ms))}
         lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([row]), update=False)
     streams = [
-        {"time": ms_to_datetime(Milliseconds(time_ms)), "range_end": end, "streams": [bytes([end]) * 16] * end}
+        {"time": datetime_from_ms(Milliseconds(time_ms)), "range_end": end, "streams": [bytes([end]) * 16] * end}
         for time_ms in (LEDGER_MS, IMPORTED_MS)
         for end in (1, 2, 3)
     ]
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.Table.from_pylist(streams), update=False)
-    told = {"generation_id": "00000000-0000-0000-0000-00000000000a", "time": ms_to_datetime(LEDGER_MS)}
-    told |= {"num_ranges": 7, "num_streams": 70, "created_at": to_datetime(Microseconds(0))}
+    told = {"generation_id": "00000000-0000-0000-0000-00000000000a", "time": datetime_from_ms(LEDGER_MS)}
+    told |= {"num_ranges": 7, "num_streams": 70, "created_at": datetime_from_us(Microseconds(0))}
     lake.merge(GENERATIONS, pa.Table.from_pylist([told]), update=False)
-    sizes = [(each.time_ms, each.num_ranges, each.num_streams) for each in generation_sizes(lake)]
+    sizes = [(each.time_ms, each.num_ranges, each.num_streams) for each in read_generation_sizes(lake)]
     assert sizes == [(LEDGER_MS, 7, 70), (IMPORTED_MS, 3, 6), (BARE_MS, 0, 0)]
-    assert generation_sizes(Lake(tmp_path / "empty")) == []
+    assert read_generation_sizes(Lake(tmp_path / "empty")) == []

@@ -12,29 +12,29 @@ import pytest
 from support.homes import timelines
 from support.homes.timelines import FIRST_MS, HOMES, SECOND_MS, THIRD_MS, uuid_of
 
-from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime
+from cdc_platform.clock import Milliseconds, datetime_from_ms, format_ms
+from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import GenerationId
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, GENERATIONS, STREAMS_DESCRIPTIONS, Table
-from cdc_platform.timeline import State, Timeline
+from cdc_platform.tables import CDC_LOCAL, GENERATIONS, STREAMS_DESCRIPTIONS, Table
+from cdc_platform.timeline import GenerationState, Timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = {
-    "plain": [State.PUBLISHED],
-    "three": [State.PUBLISHED] * 3,
-    "introduced": [State.PUBLISHED, State.INTRODUCED],
-    "undecided": [State.PUBLISHED],
-    "committed": [State.PUBLISHED, State.COMMITTED],
-    "removed": [State.REMOVED, State.PUBLISHED],
-    "only_v1": [State.ONLY_V1],
-    "timestamp_only": [State.NOT_EXPORTED],
-    "named_by_node": [State.PUBLISHED, State.NOT_RETRIEVABLE],
-    "named_by_group": [State.PUBLISHED, State.NOT_RETRIEVABLE],
-    "bare_in_ledger": [State.PUBLISHED, State.NOT_RETRIEVABLE],
-    "bare_timestamp": [State.PUBLISHED, State.NOT_RETRIEVABLE],
-    "bare_in_v1": [State.PUBLISHED, State.NOT_RETRIEVABLE],
-    "with_tablets": [State.PUBLISHED],
+    "plain": [GenerationState.PUBLISHED],
+    "three": [GenerationState.PUBLISHED] * 3,
+    "introduced": [GenerationState.PUBLISHED, GenerationState.INTRODUCED],
+    "undecided": [GenerationState.PUBLISHED],
+    "committed": [GenerationState.PUBLISHED, GenerationState.COMMITTED],
+    "removed": [GenerationState.REMOVED, GenerationState.PUBLISHED],
+    "only_v1": [GenerationState.ONLY_V1],
+    "timestamp_only": [GenerationState.NOT_EXPORTED],
+    "named_by_node": [GenerationState.PUBLISHED, GenerationState.NOT_RETRIEVABLE],
+    "named_by_group": [GenerationState.PUBLISHED, GenerationState.NOT_RETRIEVABLE],
+    "bare_in_ledger": [GenerationState.PUBLISHED, GenerationState.NOT_RETRIEVABLE],
+    "bare_timestamp": [GenerationState.PUBLISHED, GenerationState.NOT_RETRIEVABLE],
+    "bare_in_v1": [GenerationState.PUBLISHED, GenerationState.NOT_RETRIEVABLE],
+    "with_tablets": [GenerationState.PUBLISHED],
 }
 
 
@@ -47,28 +47,32 @@ def test_every_generation_has_one_state(lake: Lake, name: str) -> None:
 
 def test_what_readers_of_the_first_format_see_is_known(lake: Lake) -> None:
     """A row of streams without a description: known, and not to be retrieved."""
-    row = {"time": ms_to_datetime(FIRST_MS), "streams": [bytes(16)]}
+    row = {"time": datetime_from_ms(FIRST_MS), "streams": [bytes(16)]}
     lake.merge(STREAMS_DESCRIPTIONS, pa.Table.from_pylist([row]), update=False)
     (only,) = Timeline.read(lake).known
-    assert (only.state, only.published_v1, only.gossiped) == (State.NOT_RETRIEVABLE, True, GenerationId(FIRST_MS))
+    assert (only.state, only.published_v1, only.gossiped) == (
+        GenerationState.NOT_RETRIEVABLE,
+        True,
+        GenerationId(FIRST_MS),
+    )
 
 
 def test_the_ledger_without_rows_is_not_enough(lake: Lake) -> None:
     """A generation whose V2 rows are lost is still named, and no longer to be retrieved."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
-    lost = row | {"generation_id": uuid_of(SECOND_MS), "time": ms_to_datetime(SECOND_MS)}
+    lost = row | {"generation_id": uuid_of(SECOND_MS), "time": datetime_from_ms(SECOND_MS)}
     lake.merge(GENERATIONS, pa.Table.from_pylist([lost], schema=GENERATIONS.schema), update=False)
     newest = Timeline.read(lake).newest
     assert newest is not None
-    assert (newest.name, newest.state) == (uuid_of(SECOND_MS), State.NOT_RETRIEVABLE)
+    assert (newest.name, newest.state) == (uuid_of(SECOND_MS), GenerationState.NOT_RETRIEVABLE)
 
 
 def test_a_v1_generation_that_waits_for_its_data_is_no_generation_yet(lake: Lake) -> None:
     """No node knows it before; but its time is given, and nobody else gets one before it."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
-    waits = row | {"generation_id": uuid_of(THIRD_MS), "time": ms_to_datetime(THIRD_MS), "format": "v1"}
+    waits = row | {"generation_id": uuid_of(THIRD_MS), "time": datetime_from_ms(THIRD_MS), "format": "v1"}
     lake.merge(GENERATIONS, pa.Table.from_pylist([waits], schema=GENERATIONS.schema), update=False)
     timeline = Timeline.read(lake)
     assert [each.time_ms for each in timeline.generations] == [FIRST_MS]
@@ -80,12 +84,12 @@ def test_names_are_uuids_or_times(lake: Lake) -> None:
     timelines.timestamp_only(lake)
     (only,) = Timeline.read(lake).known
     assert (only.name, only.gossiped) == (format_ms(FIRST_MS), GenerationId(FIRST_MS))
-    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": ms_to_datetime(FIRST_MS)}
+    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": datetime_from_ms(FIRST_MS)}
     rows = pa.Table.from_pylist([kept | {"uuid": uuid_of(FIRST_MS)}], schema=CDC_LOCAL.schema)
     lake.merge(CDC_LOCAL, rows, update=False)
     timeline = Timeline.read(lake)
     (only,) = timeline.known
-    assert (only.name, only.state) == (uuid_of(FIRST_MS), State.NOT_EXPORTED)
+    assert (only.name, only.state) == (uuid_of(FIRST_MS), GenerationState.NOT_EXPORTED)
     assert only.gossiped == GenerationId(FIRST_MS, UUID(uuid_of(FIRST_MS)))
     assert timeline.find(uuid_of(FIRST_MS)) == timeline.find(FIRST_MS) == only
 
@@ -132,9 +136,9 @@ def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: p
 
 
 ALLOWED = {
-    "cdc_platform/timeline/stream_sources.py": "the one place",
-    "cdc_platform/commands/demo_report.py": "whether the chapter's table is still there",
-    "assets/tablets/sets.py": "whether a tablet-based table has its first set yet",
+    "cdc_platform/timeline/sources.py": "the one place",
+    "cdc_platform/cli/demo_report.py": "whether the chapter's table is still there",
+    "assets/tablets/stream_sets.py": "whether a tablet-based table has its first set yet",
 }
 """Where it may be asked whether a table has stream sets, and why."""
 
@@ -153,10 +157,10 @@ def _tells_apart(node: ast.AST) -> bool:
         called = ast.unparse(node.func)
         if called in ("isinstance", "issubclass"):
             return any(kind in ast.unparse(node) for kind in ("VnodeStreams", "TabletStreams", "StreamSet"))
-        return called.endswith("has_sets")
+        return called.endswith("has_stream_sets")
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return any(
             place in ast.unparse(node.comparators[0])
-            for place in ("tablet_sets.tables", "_with_tablets", "tablet_tables", "listed_sets")
+            for place in ("read_tables_with_stream_sets", "_with_tablets", "tablet_tables", "listed_sets")
         )
     return False

@@ -1,38 +1,38 @@
-"""Rows that are read again from the cluster, since what was seen of them before says no longer what they are.
+"""Rows that the cluster is asked for again, because the log alone does not determine their current state.
 
-A row of which nobody knows whether its marker keeps it; a list that was changed by keys that nobody told; a row that
-has lost something to a TTL, and has more of which no TTL was told.
+They are rows whose marker may or may not keep them, lists changed by unknown keys, rows that lost values to a TTL, and
+rows of late changes: what those wrote may have been deleted before the log reported it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cdclog import STATE_SCHEMA, SelectedRows, StateRowKind, merge_states, split_components, state_from_log
 from cdc_platform.clock import ONE_US, Microseconds
-from cdc_platform.cluster.session import LiveCluster
-from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import Column, TableSchema
-from cdc_platform.cql.types import ListType
-from cdc_platform.ingest.replica.snapshot import base_name
-from cdc_platform.ingest.replica.snapshot_cells import SOLE, elements
+from cdc_platform.cql import Column, ListType, TableSchema, quote_name
+from cdc_platform.delta import compute
+from cdc_platform.ingest.replica.snapshot import SOLE, SyntheticTimestamps, base_name, elements, seen, selection
 from cdc_platform.ingest.requests import Pages, in_turn
-from cdc_platform.lake.arrow import compute
-from cdc_platform.log.state.selecting import Shown
-from cdc_platform.log.state.shape import STATE, Kind
-from cdc_platform.log.state.wire import components
+from cdc_platform.scylla import ScyllaSession
 
 Place = tuple[bytes, bytes | None]
 """A row: its serialized partition key, and its clustering key as a state has it; None of the static row."""
 _Row = dict[str, Any]
-_DELETIONS = (Kind.PARTITION_TOMBSTONE, Kind.RANGE_TOMBSTONE, Kind.ROW_TOMBSTONE)
+_DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTONE, StateRowKind.ROW_TOMBSTONE)
 
 
 def touched(
-    schema: TableSchema, state: pa.Table, changes: pa.Table, found: Shown, expired: tuple[Microseconds, Microseconds]
+    schema: TableSchema,
+    state: pa.Table,
+    changes: pa.Table,
+    found: SelectedRows,
+    expired: tuple[Microseconds, Microseconds],
 ) -> set[Place]:
     """The rows of a merged state to read again, `changes` being what came last into it and `found` what it shows.
 
@@ -58,7 +58,7 @@ def touched(
 
 
 def read_again(
-    live: LiveCluster, schema: TableSchema, state: pa.Table, places: set[Place], now_us: Microseconds
+    live: ScyllaSession, schema: TableSchema, state: pa.Table, places: set[Place], now_us: Microseconds
 ) -> pa.Table:
     """What rows of a state come to (`shape.STATE`), not merged, as the cluster has them now (µs)."""
     unsure = state.filter(state["inexact"])
@@ -71,7 +71,7 @@ def read_again(
     rows: list[_Row] = []
     for place, values in _answers(live, schema, sorted(known, key=lambda each: (each[0], each[1] or b""))):
         rows += _now(schema, known[place], values, now_us, static=place[1] is None)
-    return pa.Table.from_pylist(rows, schema=STATE)
+    return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)
 
 
 def places_of(partitions: Any, clusterings: Any) -> Iterator[Place]:
@@ -111,7 +111,7 @@ def _changed(names: list[str], unsure: pa.Table, changes: pa.Table) -> set[Place
 
 
 def _answers(
-    live: LiveCluster, schema: TableSchema, places: Sequence[Place]
+    live: ScyllaSession, schema: TableSchema, places: Sequence[Place]
 ) -> Iterator[tuple[Place, dict[str, bytes | None] | None]]:
     """Each row's values by column, None where it is not there, while the next are asked for."""
     for place, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
@@ -120,21 +120,22 @@ def _answers(
         yield place, None if row is None else dict(zip(names, row, strict=True))
 
 
-def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Pages:
+def _ask(live: ScyllaSession, schema: TableSchema, place: Place) -> Pages:
     columns = _columns(schema, static=place[1] is None)
-    return asked_by_key(live, schema, place, ", ".join(quoted(column.name) for column in columns))
+    return asked_by_key(live, schema, place, ", ".join(quote_name(column.name) for column in columns))
 
 
-def asked_by_key(live: LiveCluster, schema: TableSchema, place: Place, selected: str) -> Pages:
+def asked_by_key(live: ScyllaSession, schema: TableSchema, place: Place, selected: str) -> Pages:
     """What is selected of a row; of a static one with one row of its partition."""
     partition, clustering = place
     keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
     if clustering is not None and schema.clustering_key:
         keys += schema.clustering_key
         values += [
-            each[0].as_py() for each in components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
+            each[0].as_py()
+            for each in split_components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
         ]
-    where = " AND ".join(f"{quoted(key.name)} = ?" for key in keys)
+    where = " AND ".join(f"{quote_name(key.name)} = ?" for key in keys)
     limit = " LIMIT 1" if clustering is None else ""
     end = " BYPASS CACHE" if live.is_scylla else ""
     text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
@@ -144,7 +145,9 @@ def asked_by_key(live: LiveCluster, schema: TableSchema, place: Place, selected:
 def _key_parts(partition: bytes, count: int) -> list[bytes]:
     if count == 1:
         return [partition]
-    return [each[0].as_py() for each in components(pa.array([partition], pa.binary()), count, header=2, trailer=1)]
+    return [
+        each[0].as_py() for each in split_components(pa.array([partition], pa.binary()), count, header=2, trailer=1)
+    ]
 
 
 def _columns(schema: TableSchema, *, static: bool) -> list[Column]:
@@ -171,17 +174,85 @@ def _now(
     lists = dict[str, _Row]()
     for row in known:
         name = row["column"]
-        if row["kind"] == Kind.MARKER:
+        if row["kind"] == StateRowKind.MARKER:
             if values is None:
                 yield row | {"dead": True, "value": None}
             elif bare:
                 yield row | {"value": SOLE}
         elif name in shown and isinstance(schema.column(name).type, ListType):
             lists[name] = row
-        elif row["kind"] == Kind.CELL and name in shown and row["path"] not in shown[name]:
+        elif row["kind"] == StateRowKind.CELL and name in shown and row["path"] not in shown[name]:
             yield row | {"dead": True, "value": None}
     for name, row in lists.items():
-        overwritten = {"kind": int(Kind.COLLECTION_TOMBSTONE), "path": None, "value": None, "dead": False}
+        overwritten = {"kind": int(StateRowKind.COLLECTION_TOMBSTONE), "path": None, "value": None, "dead": False}
         yield row | overwritten | {"timestamp": now_us - ONE_US}
         for path, value in shown[name].items():
-            yield row | {"kind": int(Kind.CELL), "path": path, "value": value, "timestamp": now_us, "dead": False}
+            yield row | {
+                "kind": int(StateRowKind.CELL),
+                "path": path,
+                "value": value,
+                "timestamp": now_us,
+                "dead": False,
+            }
+
+
+_LATE_DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTONE, StateRowKind.ROW_TOMBSTONE)
+
+
+@dataclass(frozen=True)
+class LateChanges:
+    """What late log rows come to. `changes` is to be merged (`shape.STATE`); `rows` are the log's.
+
+    `places` were written to, and of `partitions` anything was deleted.
+    """
+
+    changes: pa.Table
+    rows: int = 0
+    places: frozenset[Place] = frozenset()
+    partitions: frozenset[bytes] = frozenset()
+
+    @staticmethod
+    def none() -> LateChanges:
+        """There are no such rows."""
+        return LateChanges(STATE_SCHEMA.empty_table())
+
+    @staticmethod
+    def read(
+        live: ScyllaSession, schema: TableSchema, logs: Sequence[pa.Table], orders: SyntheticTimestamps
+    ) -> LateChanges:
+        """What rows of the log (one table or more) come to, their rows of the base table being read as of a copy.
+
+        Raises:
+            NotGranted, Unreachable: the table could not be read.
+        """
+        state = merge_states(schema, [state_from_log(schema, pa.concat_tables(logs, promote_options="default"))])
+        kinds = np.asarray(state["kind"])
+        deletes = np.isin(kinds, _LATE_DELETIONS)
+        gone = deletes | np.asarray(state["dead"]) | (kinds == StateRowKind.COLLECTION_TOMBSTONE)
+        written = state.filter(pa.array(~deletes))
+        places = frozenset(places_of(written["partition"], written["clustering"]))
+        partitions = frozenset(state["partition"].filter(pa.array(deletes)).to_pylist())
+        ordered = sorted(places, key=lambda place: (place[0], place[1] or b""))
+        columns = selection(schema)
+        answers = in_turn(ordered, lambda place, _: asked_by_key(live, schema, place, columns))
+        found = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
+        changes = merge_states(schema, [state.filter(pa.array(gone)), *found])
+        return LateChanges(changes, sum(each.num_rows for each in logs), places, partitions)
+
+    def forgotten(self, state: pa.Table) -> pa.Table:
+        """A state without what was seen before of rows that were read again, where its times are but an order."""
+        if not self.places:
+            return state
+        unsure = np.flatnonzero(np.asarray(state["inexact"]))
+        some = state.select(["partition", "clustering"]).take(pa.array(unsure))
+        keep = np.ones(state.num_rows, bool)
+        keep[unsure] = [place not in self.places for place in places_of(some["partition"], some["clustering"])]
+        return state.filter(pa.array(keep))
+
+    def touched(self, state: pa.Table) -> set[Place]:
+        """The rows of a merged state of which CQL does not tell what deletions have left of them."""
+        if not self.partitions:
+            return set()
+        unsure = state.filter(state["inexact"])
+        found = set(places_of(unsure["partition"], unsure["clustering"]))
+        return {place for place in found - self.places if place[0] in self.partitions}

@@ -15,40 +15,41 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, format_us, to_datetime, us_of_seconds
-from cdc_platform.cluster.session import LiveCluster
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cdclog import (
+    AS_OF_APPLICATION,
+    INEXACT,
+    INEXACT_APPLICATION,
+    STATE_SCHEMA,
+    WRITTEN_AT,
+    OnMessage,
+    SelectedRows,
+    assert_full_delta,
+    log_table,
+    merge_states,
+    purge_state,
+    select_with_details,
+    state_from_log,
+)
+from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, datetime_from_us, format_us, us_from_seconds
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Batches, Lake, PartialReplacement, TaskRows, TaskRunner, compute, read_changes_since
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.ingest.marks import AGAIN
 from cdc_platform.ingest.replica import tables
-from cdc_platform.ingest.replica.affected_rows import reached
-from cdc_platform.ingest.replica.late_changes import LateChanges
-from cdc_platform.ingest.replica.refresh import read_again, touched
-from cdc_platform.ingest.replica.snapshot import SnapshotQuery, of_slices
-from cdc_platform.ingest.replica.snapshot_cells import SyntheticTimestamps
+from cdc_platform.ingest.replica.refresh import LateChanges, read_again, touched
+from cdc_platform.ingest.replica.snapshot import SnapshotQuery, SyntheticTimestamps, of_slices
 from cdc_platform.ingest.replica.tables import (
     Replica,
     cells_table,
     current_table,
     find_replica,
     for_readers,
+    reached,
     with_slices,
 )
-from cdc_platform.lake import frames
-from cdc_platform.lake.appended import appended
-from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.parted import Parted
-from cdc_platform.lake.tables import TIMESTAMP, Table
-from cdc_platform.lake.volume import Batches, TaskRows, Workers
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.state.merging import merged
-from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
-from cdc_platform.log.state.purging import purged
-from cdc_platform.log.state.selecting import Shown, shown
-from cdc_platform.log.state.shape import STATE
-from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
+from cdc_platform.scylla import ScyllaSession
+from cdc_platform.spark import frames
+from cdc_platform.tables import TIMESTAMP, Table
 
 _COMMITS = "current:commits"
 ROWS_AT_ONCE = 1 << 20
@@ -85,7 +86,7 @@ class TableReplicator:
     """Keeps one table. Whoever calls has the turn of its log."""
 
     def __init__(
-        self, live: LiveCluster, lake: Lake, clock: Clock, schema: TableSchema, workers: Workers, tell: Tell
+        self, live: ScyllaSession, lake: Lake, clock: Clock, schema: TableSchema, workers: TaskRunner, tell: OnMessage
     ) -> None:
         assert_full_delta(schema)
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
@@ -144,7 +145,7 @@ class TableReplicator:
     def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Replica:
         lake, schema, live = self._lake, self._schema, self._live
         began = self._clock.now_us()
-        reach = ttl_us or us_of_seconds(DAY_SECONDS)
+        reach = ttl_us or us_from_seconds(DAY_SECONDS)
         since = Microseconds(max(whole_since_us, began - reach))
         orders = SyntheticTimestamps(Microseconds(since - 1), began)
         scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, orders)
@@ -161,8 +162,8 @@ class TableReplicator:
         if not lake.exists(self._cells):
             lake.ensure(self._cells)
         rows = scan.cells(slices, one_by_one=self._workers.work_here(slices))
-        frames.replace_all(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
-        failpoints.reached(failpoints.AFTER_COPY)
+        frames.replace_all_rows(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
+        failpoints.kill_if_selected(failpoints.AFTER_COPY)
         made = find_replica(lake, schema)
         assert made is not None
         return made
@@ -174,26 +175,26 @@ class TableReplicator:
         counts_from = Microseconds(max(now.since_us, now.sure_us + 1)) if logs is fresh else now.since_us
         self._late = self._came_late(fresh, counts_from)
         changes = [self._of_log(logs, counts_from), self._late.changes]
-        changes = with_slices(merged(self._schema, changes) if self._late.rows else changes[0], now.slices)
+        changes = with_slices(merge_states(self._schema, changes) if self._late.rows else changes[0], now.slices)
         as_of = max(as_of_us, now.as_of_us or as_of_us)
-        marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF: as_of}
+        marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF_APPLICATION: as_of}
         marks[tables.SURE] = self._lake.transaction(log_table(self._schema), AGAIN) or 0
         if now.log is None:
             chosen = list(range(now.slices))
             several, found = list(self._groups(chosen)), None
-            marks[MARKED] = 0
+            marks[INEXACT_APPLICATION] = 0
             for group in several:
                 version, held = self._lake.version(self._cells), self._held(self._cells, group)
-                parted = Parted(held, np.ones(held.num_rows, bool))
+                parted = PartialReplacement(held, np.ones(held.num_rows, bool))
                 found = self._state_of(group, parted, version, of_slices(changes, group), now, as_of)
-                marks[MARKED] += int(found.inexact.sum())
+                marks[INEXACT_APPLICATION] += int(found.inexact.sum())
             self._show_all(now, as_of, marks, found if len(several) == 1 else None)
         else:
             self._lake.widen(self._current)
             chosen = sorted({*np.unique(np.asarray(changes[tables.SLICE])).tolist(), *self._due(as_of)})
             for group in self._groups(chosen):
                 self._bring(group, changes, now, as_of)
-            failpoints.reached(failpoints.BEFORE_CURRENT_MARK)
+            failpoints.kill_if_selected(failpoints.BEFORE_CURRENT_MARK)
             number = self._lake.transaction(self._current, _COMMITS)
             marks = {_COMMITS: (number or 0) + 1, **marks}
             if not self._lake.append_once(self._current, self._current.schema.empty_table(), marks, number):
@@ -206,12 +207,12 @@ class TableReplicator:
         if version is None:
             return [], []
         if now.log is not None and now.log <= version:
-            found = appended(self._lake, log, now.log, version)
+            found = read_changes_since(self._lake, log, now.log, version)
             if found is not None:
                 return found, found
         rows = self._lake.read_version(log, version)
         behind = None if now.log is not None or now.behind == version else now.behind
-        fresh = None if behind is None else appended(self._lake, log, behind, version)
+        fresh = None if behind is None else read_changes_since(self._lake, log, behind, version)
         return [rows] if rows.num_rows else [], fresh or []
 
     def _came_late(self, fresh: Sequence[pa.Table], since_us: Microseconds) -> LateChanges:
@@ -219,7 +220,7 @@ class TableReplicator:
 
         Those are of times from which the log counts on, and later than the time up to which spent ones were removed.
         """
-        schema, since = self._schema, pa.scalar(to_datetime(since_us), TIMESTAMP)
+        schema, since = self._schema, pa.scalar(datetime_from_us(since_us), TIMESTAMP)
         older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in fresh]
         older = [each for each in older if each.num_rows]
         if not older:
@@ -234,15 +235,17 @@ class TableReplicator:
         return late
 
     def _of_log(self, logs: Sequence[pa.Table], since_us: Microseconds) -> pa.Table:
-        since = pa.scalar(to_datetime(since_us), TIMESTAMP)
+        since = pa.scalar(datetime_from_us(since_us), TIMESTAMP)
         found = [each.filter(compute.greater_equal(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in logs]
         found = [each for each in found if each.num_rows]
         if not found:
-            return STATE.empty_table()
+            return STATE_SCHEMA.empty_table()
         whole = pa.concat_tables(found, promote_options="default")
-        return merged(self._schema, [state_of_log(self._schema, whole)])
+        return merge_states(self._schema, [state_from_log(self._schema, whole)])
 
-    def _show_all(self, now: Replica, as_of: Microseconds, marks: Mapping[str, int], known: Shown | None) -> None:
+    def _show_all(
+        self, now: Replica, as_of: Microseconds, marks: Mapping[str, int], known: SelectedRows | None
+    ) -> None:
         """Put all slices of the state in place of what readers have, by one commit; `known`: what all of it shows."""
         lake, schema, cells = self._lake, self._schema, self._cells
 
@@ -250,14 +253,14 @@ class TableReplicator:
             found = known
             if found is None:
                 state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
-                found = shown(schema, state, as_of)
+                found = select_with_details(schema, state, as_of)
             yield from for_readers(schema, found, now.slices).combine_chunks().to_batches(_ROWS_A_BATCH)
 
         if not lake.exists(self._current):
             lake.ensure(self._current)
         number = (lake.transaction(self._current, _COMMITS) or 0) + 1
         rows = TaskRows(now.slices if known is None else 1, batches)
-        frames.replace_all(Workers.alone(), lake, self._current, rows, (_COMMITS, number), marks)
+        frames.replace_all_rows(TaskRunner.alone(), lake, self._current, rows, (_COMMITS, number), marks)
 
     def _due(self, as_of_us: Microseconds) -> Iterator[int]:
         """The slices in which something has expired by then, told from the bounds of the readers' files."""
@@ -286,7 +289,7 @@ class TableReplicator:
     def _bring(self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds) -> None:
         """Merge changes into slices, and put what they show as of a time (µs) in place of what readers have of them."""
         lake, mine = self._lake, of_slices(changes, group)
-        marked = lake.transaction(self._current, MARKED) or 0
+        marked = lake.transaction(self._current, INEXACT_APPLICATION) or 0
         versions = lake.version(self._cells), lake.version(self._current)
         cells, rows = self._parted(group, mine, now, as_of)
         found = self._state_of(group, cells, versions[0], mine, now, as_of)
@@ -297,15 +300,17 @@ class TableReplicator:
             for_readers(self._schema, found, now.slices),
             group,
             versions[1],
-            {MARKED: marked + more},
+            {INEXACT_APPLICATION: marked + more},
         )
 
-    def _parted(self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds) -> tuple[Parted, Parted]:
+    def _parted(
+        self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds
+    ) -> tuple[PartialReplacement, PartialReplacement]:
         """Both tables' rows of slices, those apart that changes reach, or the time that has passed."""
         cells, rows = self._held(self._cells, group), self._held(self._current, group)
         passed = now.as_of_us or _FIRST, as_of
         found = reached(self._schema, cells, rows, changes, passed, now.sure_us)
-        return Parted(cells, found.cells), Parted(rows, found.rows)
+        return PartialReplacement(cells, found.cells), PartialReplacement(rows, found.rows)
 
     def _held(self, table: Table, group: list[int]) -> pa.Table:
         return self._lake.read(table, filters=[(tables.SLICE, "in", group)])
@@ -313,34 +318,34 @@ class TableReplicator:
     def _state_of(
         self,
         group: list[int],
-        cells: Parted,
+        cells: PartialReplacement,
         version: int | None,
         changes: pa.Table,
         now: Replica,
         as_of: Microseconds,
-    ) -> Shown:
+    ) -> SelectedRows:
         """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""
         schema, held = self._schema, self._late.forgotten(cells.gone.drop_columns([tables.SLICE]))
-        state = merged(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
-        found = shown(schema, state, as_of)
+        state = merge_states(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
+        found = select_with_details(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)
         places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of)) | self._late.touched(state)
         if places:
             seen_us = Microseconds(self._clock.now_us() + _LEAD_US)
-            state = merged(schema, [state, read_again(self._live, schema, state, places, seen_us)])
-            found = shown(schema, state, as_of)
+            state = merge_states(schema, [state, read_again(self._live, schema, state, places, seen_us)])
+            found = select_with_details(schema, state, as_of)
             self._again += len(places)
         if places or changes.num_rows:
             # By what was sure before these changes: who is killed here is followed by one that merges them again.
-            state = purged(state, found, now.sure_us, as_of)
+            state = purge_state(state, found, now.sure_us, as_of)
             self._replace(self._cells, cells, with_slices(state, now.slices), group, version)
-            failpoints.reached(failpoints.AFTER_CURRENT_STATE)
+            failpoints.kill_if_selected(failpoints.AFTER_CURRENT_STATE)
         return found
 
     def _replace(
         self,
         table: Table,
-        parted: Parted,
+        parted: PartialReplacement,
         rows: pa.Table,
         group: list[int],
         version: int | None,

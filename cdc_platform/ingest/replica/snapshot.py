@@ -1,6 +1,7 @@
-"""The first copy of a table: its token ranges are read one by one, in this process or in tasks of Spark.
+"""The first copy of a table: its token ranges are read one by one, here or in tasks of Spark.
 
-How large a table is nobody tells; it is thought to be as dense everywhere as at the beginning of the ring.
+Rows become rows of a state, with the write times that CQL reports. CQL reports those of atomic columns only; row
+markers, elements of collections and keys of lists are inexact, and get a time that the reader assigns.
 """
 
 from __future__ import annotations
@@ -11,15 +12,234 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cluster.raw import RawPage
-from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.ingest.replica.snapshot_cells import SyntheticTimestamps, seen, selection
+from cdc_platform.cdclog import STATE_SCHEMA, StateRowKind, join_components, merge_states, normalize_key_forms
+from cdc_platform.clock import MILLISECOND_US, ONE_US, SECOND_US, Microseconds
+from cdc_platform.cql import (
+    SMALLINT,
+    Column,
+    ListType,
+    MapType,
+    SetType,
+    TableSchema,
+    UserType,
+    min_timeuuid,
+    quote_name,
+)
+from cdc_platform.delta import Batches, TaskRows, composite_keys_to_arrow, get_binary_buffers
 from cdc_platform.ingest.replica.tables import SLICE, ranges, with_slices
 from cdc_platform.ingest.requests import LogQuery
-from cdc_platform.lake.volume import Batches, TaskRows
-from cdc_platform.log.state.forms import in_one_form
-from cdc_platform.log.state.merging import merged
+from cdc_platform.scylla import RawPage
+
+SOLE = b"\1"
+"""The value of a seen marker that was all that its row had: so there is one. Without it nobody knows."""
+_LISTS_BEGIN = Microseconds(1_262_304_000_000_000)
+"""What was put in front of a list has a key before this time, what was put behind it one after it."""
+_NOW = "tounixtimestamp(now())"
+_SOLE_OR_NOT = pa.array([None, SOLE], pa.binary())
+
+
+@dataclass(frozen=True)
+class SyntheticTimestamps:
+    """At which times (µs) what has none of its own stands: below all that the log tells, or at the time of reading."""
+
+    unknown_us: Microseconds
+    lists_us: Microseconds
+
+
+def selection(schema: TableSchema) -> str:
+    """What is selected of a base table: keys, the server's time, and each column with the time and TTL that it has."""
+    found = [quote_name(column.name) for column in _keys(schema)] + [_NOW]
+    for column in _others(schema):
+        name = quote_name(column.name)
+        found += [name] if column.type.multicell else [name, f"writetime({name})", f"ttl({name})"]
+    return ", ".join(found)
+
+
+def seen(schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> pa.Table:
+    """The rows of a state (`shape.STATE`), not merged, that pages of `selection` tell of."""
+    rows = _Rows(schema, pages, orders)
+    return pa.concat_tables([STATE_SCHEMA.empty_table(), *rows.state()])
+
+
+def elements(column: Column, value: bytes) -> list[tuple[bytes, bytes | None]]:
+    """The elements of a collection's or user type's value: the path of each, and its value."""
+    kind = column.type
+    if isinstance(kind, UserType):
+        return [(SMALLINT.to_bytes(at), part) for at, part in enumerate(_parts(value, 0)) if part is not None]
+    parts = [part or b"" for part in _parts(value, 4)]
+    if isinstance(kind, SetType):
+        return [(part, None) for part in parts]
+    if isinstance(kind, MapType):
+        return list(zip(parts[::2], parts[1::2], strict=True))
+    assert isinstance(kind, ListType)
+    return [(min_timeuuid(Microseconds(_LISTS_BEGIN + at)).bytes, part) for at, part in enumerate(parts)]
+
+
+def _parts(value: bytes, at: int) -> Iterator[bytes | None]:
+    while at < len(value):
+        size = int.from_bytes(value[at : at + 4], "big", signed=True)
+        at += 4
+        yield None if size < 0 else value[at : at + size]
+        at += max(size, 0)
+
+
+def _keys(schema: TableSchema) -> list[Column]:
+    return [*schema.partition_key, *schema.clustering_key]
+
+
+def _others(schema: TableSchema) -> list[Column]:
+    return [*schema.statics, *schema.regulars]
+
+
+class _Rows:
+    """The answered rows, and the keys of each."""
+
+    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> None:
+        self._schema, self._orders = schema, orders
+        self._columns: list[pa.BinaryArray] = [
+            several[0] if len(several) == 1 else pa.concat_arrays(several)
+            for several in zip(*(page.columns for page in pages), strict=True)
+        ]
+        self._size = sum(page.rows for page in pages)
+
+    def state(self) -> Iterator[pa.Table]:
+        """What they tell of."""
+        if not self._size:
+            return
+        schema = self._schema
+        parts = self._columns[: len(schema.partition_key)]
+        self._partition = parts[0] if len(parts) == 1 else composite_keys_to_arrow(parts)
+        place = len(parts)
+        keys = self._columns[place : place + len(schema.clustering_key)]
+        place += len(keys)
+        # A static row that stands alone has no clustering key.
+        self._whole = np.ones(self._size, bool) if not keys else np.asarray(keys[0].is_valid())
+        found = join_components([key.drop_null() if key.null_count else key for key in keys], int(self._whole.sum()))
+        places = np.cumsum(self._whole) - 1
+        self._clustering = found if self._whole.all() else found.take(pa.array(places, mask=~self._whole))
+        self._now_us = _numbers(self._columns[place], ">i8")[1] * MILLISECOND_US
+        place += 1
+        bare = self._whole.copy()
+        for column in _others(schema):
+            chosen = np.ones(self._size, bool) if column.kind == "static" else self._whole
+            cells = self._columns[place]
+            there = np.asarray(cells.is_valid()) & chosen
+            if column.kind != "static":
+                bare &= ~there
+            if column.type.multicell:
+                yield from self._collection(column, np.flatnonzero(there))
+                place += 1
+                continue
+            yield self._atomic(column, np.flatnonzero(there), cells, *self._columns[place + 1 : place + 3])
+            place += 3
+        yield self._markers(bare)
+
+    def _markers(self, bare: np.ndarray) -> pa.Table:
+        rows = np.flatnonzero(self._whole)
+        values = _SOLE_OR_NOT.take(pa.array(bare[rows].astype(np.int8)))
+        return self._part(StateRowKind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
+
+    def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: pa.Array, ttls: pa.Array) -> pa.Table:
+        there, lives = _numbers(ttls, ">i4")
+        written = _numbers(times, ">i8")[1][rows]
+        seconds = self._now_us[rows] // SECOND_US + lives[rows]
+        expires = np.where(there[rows], seconds * SECOND_US, 0)
+        ttl = np.where(there[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
+        static = column.kind == "static"
+        return self._part(
+            StateRowKind.CELL,
+            rows,
+            written,
+            column=column.name,
+            value=_taken(cells, rows),
+            ttl=ttl,
+            expires=expires,
+            sure=True,
+            static=static,
+        )
+
+    def _collection(self, column: Column, rows: np.ndarray) -> Iterator[pa.Table]:
+        cells = _taken(self._columns[self._columns_place(column)], rows)
+        owners, paths, values = list[int](), list[bytes](), list[bytes | None]()
+        for row, value in zip(rows.tolist(), cells.to_pylist(), strict=True):
+            for path, inner in elements(column, value):
+                owners.append(row)
+                paths.append(path)
+                values.append(inner)
+        static, is_list = column.kind == "static", isinstance(column.type, ListType)
+        order = self._orders.lists_us if is_list else self._orders.unknown_us
+        if is_list:
+            # What the log has of the time before has the keys that are not told here: it would come twice.
+            before = self._at(Microseconds(order - ONE_US), rows)
+            yield self._part(StateRowKind.COLLECTION_TOMBSTONE, rows, before, column=column.name, static=static)
+        found = np.array(owners, np.int64)
+        yield self._part(
+            StateRowKind.CELL,
+            found,
+            self._at(order, found),
+            column=column.name,
+            path=pa.array(paths, pa.binary()),
+            value=pa.array(values, pa.binary()),
+            static=static,
+        )
+
+    def _columns_place(self, column: Column) -> int:
+        place = len(_keys(self._schema)) + 1
+        for each in _others(self._schema):
+            if each is column:
+                break
+            place += 1 if each.type.multicell else 3
+        return place
+
+    def _at(self, time_us: Microseconds, rows: np.ndarray) -> np.ndarray:
+        return np.full(len(rows), time_us, np.int64)
+
+    def _part(
+        self,
+        kind: StateRowKind,
+        rows: np.ndarray,
+        timestamps: np.ndarray,
+        *,
+        column: str | None = None,
+        path: pa.Array | None = None,
+        value: pa.Array | None = None,
+        ttl: np.ndarray | None = None,
+        expires: np.ndarray | None = None,
+        sure: bool = False,
+        static: bool = False,
+    ) -> pa.Table:
+        size = len(rows)
+        none = np.zeros(size, np.int64)
+        found = {
+            "partition": _taken(self._partition, rows),
+            "clustering": pa.nulls(size, pa.binary()) if static else _taken(self._clustering, rows),
+            "kind": pa.array(np.full(size, kind, dtype=np.int8)),
+            "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
+            "path": pa.nulls(size, pa.binary()) if path is None else path,
+            "timestamp": pa.array(timestamps, pa.int64()),
+            "ttl": pa.array(none if ttl is None else ttl, pa.int64()),
+            "expires": pa.array(none if expires is None else expires, pa.int64()),
+            "dead": pa.repeat(False, size),
+            "value": pa.nulls(size, pa.binary()) if value is None else value,
+            "inexact": pa.repeat(not sure, size),
+        }
+        return pa.table(found, schema=STATE_SCHEMA)
+
+
+def _taken(values: pa.Array, rows: np.ndarray) -> pa.Array:
+    """The values at these places, themselves where these are all of them in their order."""
+    if len(rows) == len(values) and np.array_equal(rows, np.arange(len(rows))):
+        return values
+    return values.take(pa.array(rows))
+
+
+def _numbers(cells: pa.Array, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of the protocol (int64), 0 for null, and where there is one (bool)."""
+    there, values = np.asarray(cells.is_valid()), np.zeros(len(cells), np.int64)
+    raw, bounds = get_binary_buffers(cells)
+    values[there] = raw[bounds[0] : bounds[-1]].view(kind)
+    return there, values
+
 
 ROWS_A_SLICE = 50_000
 MOST_SLICES = 4_096
@@ -91,8 +311,8 @@ class SnapshotQuery(LogQuery):
         """What was seen, merged: a static cell comes with each row of its partition, an element with a tombstone."""
         schema = self.schema
         if schema.statics or any(column.type.multicell for column in schema.regulars):
-            return merged(schema, [state])
-        return in_one_form(schema, state)
+            return merge_states(schema, [state])
+        return normalize_key_forms(schema, state)
 
 
 class _Sample(LogQuery):
@@ -108,12 +328,12 @@ class _Sample(LogQuery):
 
 def token(schema: TableSchema) -> str:
     """The token of a row, in CQL."""
-    return f"token({', '.join(quoted(each.name) for each in schema.partition_key)})"
+    return f"token({', '.join(quote_name(each.name) for each in schema.partition_key)})"
 
 
 def base_name(schema: TableSchema) -> str:
     """The base table as CQL names it."""
-    return f"{quoted(schema.keyspace)}.{quoted(schema.name)}"
+    return f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
 
 
 def of_slices(rows: pa.Table, chosen: Sequence[int]) -> pa.Table:

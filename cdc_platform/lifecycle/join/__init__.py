@@ -1,1 +1,1 @@
-"""A join: a node's generation is described, audited, inserted, given its timestamp, and published, in either format."""
+"""Joins: a generation is described, audited, inserted, given its timestamp and published, in either format."""

@@ -1,46 +1,140 @@
-"""A node joins: its generation is described, inserted as V2 descriptions, and only then given its timestamp."""
+"""Bootstrap of a node: describe its generation, insert the description, choose its timestamp, admit the node.
+
+In V2 the timestamp is chosen after the insert, as late as possible; in V1 it comes first, because it is the key of
+the data. Spark tasks generate the rows of a description where they write them, about a million streams (16 MB) per
+task.
+"""
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, to_datetime
-from cdc_platform.errors import NotFound, StateError
+from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, datetime_from_us, format_ms
+from cdc_platform.delta import (
+    JOINS_LOCK,
+    Lake,
+    TaskRows,
+    TaskRunner,
+    exclusive,
+    flatten_stream_lists,
+    stream_lists_to_arrow,
+)
+from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import (
+    CDC_GENERATIONS_V2,
     GenerationId,
     RingLayout,
+    TopologyDescription,
     choose_generation_timestamp,
-    layout_of,
+    find_nodes_without_v2,
+    generate_streams,
+    get_ring_layout,
+    supports_v2,
 )
-from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_without_v2, understands_v2
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
-    GENERATION_DESCRIPTIONS_V2,
-    GENERATIONS,
-    TOPOLOGY_DESCRIPTIONS,
+from cdc_platform.lifecycle import switch
+from cdc_platform.metastore import (
+    STATUS_NORMAL,
+    JoinRequest,
+    cdc_local,
+    generations,
+    inbox,
+    read_current_ring,
+    read_node_features,
+    switches,
+    write_nodes,
 )
-from cdc_platform.lake.turns import JOINS, in_turn
-from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.join.description_rows import as_v2, description_rows
-from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger, switches
-from cdc_platform.records.join_request import JoinRequest
-from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
+from cdc_platform.spark import frames
+from cdc_platform.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, GENERATIONS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.timeline import Timeline
+
+# One task generates about a million streams: 16 MB of stream IDs, a second of one core with the write.
+_STREAMS_A_TASK = 1 << 20
+# One Arrow batch: 4 MB of stream IDs, which stay in the cache between the rules and the writer.
+_STREAMS_A_BATCH = 1 << 18
+
+
+def description_rows(ring: Ring, generation_id: str, layout: RingLayout | None = None) -> TaskRows:
+    """The rows of `platform.topology_descriptions` for a generation over `ring`, generated on the executors.
+
+    Only the layout (by default that of the ring) travels, a few bytes a range; the streams are made where they are
+    written.
+    """
+    layout = RingLayout.of(ring) if layout is None else layout
+    owners = np.array([str(node.host_id) for node in ring.nodes])
+    bounds = _cut_bounds(layout.shard_counts, _STREAMS_A_TASK)
+    return TaskRows(
+        len(bounds) - 1, _description_batches(layout, owners, ring.owner_index, uuid.UUID(generation_id), bounds)
+    )
+
+
+def v2_description_rows(rows: TaskRows, generation_id: str, num_ranges: int) -> TaskRows:
+    """Rows of the V2 descriptions, out of rows that have at least range_end, ignore_msb and streams."""
+    return rows.map(to_v2_batch(generation_id, num_ranges))
+
+
+def to_v2_batch(generation_id: str, num_ranges: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """What makes rows of the V2 descriptions, a batch at a time, out of such rows."""
+
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {
+            "id": pa.repeat(generation_id, batch.num_rows),
+            "num_ranges": pa.repeat(pa.scalar(num_ranges, pa.int32()), batch.num_rows),
+            **{name: batch.column(name) for name in ("range_end", "ignore_msb", "streams")},
+        }
+        return pa.RecordBatch.from_pydict({name: columns[name] for name in GENERATION_DESCRIPTIONS_V2.schema.names})
+
+    return change
+
+
+def _cut_bounds(stream_counts: np.ndarray, size: int) -> np.ndarray:
+    """Row bounds that cut a description into pieces of about `size` streams, int64[pieces + 1]."""
+    totals = np.cumsum(stream_counts)
+    pieces = max(1, -(-int(totals[-1]) // size)) if totals.size else 1
+    inner = np.searchsorted(totals, totals[-1] * np.arange(1, pieces) / pieces) if totals.size else []
+    return np.unique(np.concatenate([[0], inner, [totals.size]]).astype(np.int64))
+
+
+def _description_batches(
+    layout: RingLayout, owners: np.ndarray, owner_index: np.ndarray, generation_id: uuid.UUID, bounds: np.ndarray
+) -> Callable[[int], Iterator[pa.RecordBatch]]:
+    def batches(task: int) -> Iterator[pa.RecordBatch]:
+        first, last = int(bounds[task]), int(bounds[task + 1])
+        cuts = first + _cut_bounds(layout.shard_counts[first:last], _STREAMS_A_BATCH)
+        for lo, hi in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            yield _description_batch(layout, owners[owner_index[lo:hi]], generation_id, lo, hi)
+
+    return batches
+
+
+def _description_batch(
+    layout: RingLayout, owners: np.ndarray, generation_id: uuid.UUID, lo: int, hi: int
+) -> pa.RecordBatch:
+    counts, streams = generate_streams(layout, generation_id, lo, hi)
+    columns = {
+        "generation_id": pa.repeat(str(generation_id), hi - lo),
+        "range_end": pa.array(layout.range_ends[lo:hi]),
+        "range_start": pa.array(layout.range_starts[lo:hi]),
+        "vnode_index": pa.array(np.arange(lo, hi, dtype=np.int32)),
+        "owner": pa.array(owners),
+        "streams": stream_lists_to_arrow(counts, streams),
+        "ignore_msb": pa.array(layout.ignore_msbs[lo:hi].astype(np.int8)),
+    }
+    schema = TOPOLOGY_DESCRIPTIONS.schema
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], names=schema.names)
 
 
 @dataclass(frozen=True)
-class Described:
-    """What `describe` wrote: the ring without and with the joining node, and the table's version.
+class DescribedGeneration:
+    """What `describe_generation` wrote: the ring without and with the joining node, and the table's version.
 
     `warning`: what to do after the upgrade, where the cluster does not understand V2 yet.
     """
@@ -53,7 +147,7 @@ class Described:
     warning: str | None = None
 
 
-def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
+def read_rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
     """The ring before and after the join that introduces this generation; a repair makes it for the ring as it is.
 
     Until the generation has its timestamp this is the ring as it stands; from then on it is the one that the
@@ -63,45 +157,45 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
         NotFound: no bootstrap event introduces this generation.
         InputError: the node cannot join the ring as it stands, say because a token has an owner by now.
     """
-    event = inbox.event(lake, generation_id=generation_id)
-    joining = replace(event.node, status=NORMAL)
-    introduced = ledger.introduced_at_ms(lake, generation_id) is not None
-    if introduced and is_v1(lake, generation_id):
+    event = inbox.find_event(lake, generation_id=generation_id)
+    joining = replace(event.node, status=STATUS_NORMAL)
+    introduced = generations.read_generation_time_ms(lake, generation_id) is not None
+    if introduced and is_v1_generation(lake, generation_id):
         # The limit on streams may have changed what the event says of the node: the description alone tells.
-        after = descriptions.described_ring(lake, generation_id)
+        after = generations.read_described_ring(lake, generation_id)
         if event.is_repair:
             return after, after
         return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
     if event.is_repair:
-        ring = descriptions.described_ring(lake, generation_id) if introduced else current_ring(lake)
+        ring = generations.read_described_ring(lake, generation_id) if introduced else read_current_ring(lake)
         return ring, ring
     if not introduced:
-        ring = current_ring(lake)
+        ring = read_current_ring(lake)
         before = Ring.of(node for node in ring.nodes if node.host_id != joining.host_id)
         return before, before.join(joining)
-    after = descriptions.described_ring(lake, generation_id, joining)
+    after = generations.read_described_ring(lake, generation_id, joining)
     return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
 
 
-def is_v1(lake: Lake, generation_id: str) -> bool:
+def is_v1_generation(lake: Lake, generation_id: str) -> bool:
     """Whether the generation is one of the first format; until it has its timestamp, whether it would become one.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
     """
-    id_ = ledger.introduced_id(lake, generation_id)
+    id_ = generations.read_generation_id(lake, generation_id)
     if id_ is not None:
         return id_.format == "v1"
-    understood = [*features(lake), inbox.event(lake, generation_id=generation_id).node.features]
-    return not all(map(understands_v2, understood))
+    understood = [*read_node_features(lake), inbox.find_event(lake, generation_id=generation_id).node.features]
+    return not all(map(supports_v2, understood))
 
 
 def mixed_cluster_warning(ring: Ring) -> str | None:
     """What to know and to do about a generation that is introduced while not every node understands V2; else None."""
-    lacking = nodes_without_v2(ring.nodes)
+    lacking = find_nodes_without_v2(ring.nodes)
     if not lacking:
         return None
-    fewer = layout_of(ring, v1=False).stream_total - layout_of(ring, v1=True).stream_total
+    fewer = get_ring_layout(ring, v1=False).stream_total - get_ring_layout(ring, v1=True).stream_total
     loss = f", with {fewer} streams fewer than there are shards, which loses shard colocation" if fewer else ""
     return (
         f"{len(lacking)} of {len(ring.nodes)} nodes lack the feature {CDC_GENERATIONS_V2}, the first "
@@ -111,15 +205,15 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
 
 
 @dataclass(frozen=True)
-class JoinedWithoutTokens:
+class ZeroTokenJoin:
     """A zero-token node of the ring, and the newest generation, which it learned of; None where there is none."""
 
     node: Node
     generation: GenerationId | None
 
 
-@in_turn(JOINS)
-def join_zero_token(lake: Lake, request: JoinRequest) -> JoinedWithoutTokens:
+@exclusive(JOINS_LOCK)
+def join_zero_token_node(lake: Lake, request: JoinRequest) -> ZeroTokenJoin:
     """Let a zero-token node join at once. It makes no generation and learns of the newest one before it is a member.
 
     The same request again changes nothing.
@@ -129,17 +223,17 @@ def join_zero_token(lake: Lake, request: JoinRequest) -> JoinedWithoutTokens:
         StateError: no node owns tokens yet, or a switch is undecided, of which it would not be a participant.
     """
     assert request.is_zero_token
-    node = inbox.requested_node(request, (), NORMAL)
-    ring = current_ring(lake)
+    node = inbox.node_from_request(request, (), STATUS_NORMAL)
+    ring = read_current_ring(lake)
     if node in ring.nodes:
-        return JoinedWithoutTokens(node, cdc_local.kept_id(lake, node.host_id))
-    inbox.assert_new_host(node.host_id, inbox.ring_to_come(lake))
+        return ZeroTokenJoin(node, cdc_local.read_node_generation_id(lake, node.host_id))
+    inbox.assert_new_host(node.host_id, inbox.read_future_ring(lake))
     if not ring.has_tokens:
         raise StateError(
             f"host {node.host_id} has no tokens, and no node of the ring owns any yet; the first node of a cluster "
             "owns tokens: give it num_tokens"
         )
-    under_way = switches.unfinished(lake)
+    under_way = switches.read_unfinished_switches(lake)
     if under_way:
         raise StateError(
             f"host {node.host_id} cannot join while nodes switch to generation {under_way[0].generation_id}, of which "
@@ -148,14 +242,14 @@ def join_zero_token(lake: Lake, request: JoinRequest) -> JoinedWithoutTokens:
     newest = Timeline.read(lake).newest
     learned = None if newest is None else newest.gossiped
     if learned is not None:
-        cdc_local.keep_at_maker(lake, node.host_id, learned, joins=True)
-    put_nodes(lake, [node])
-    return JoinedWithoutTokens(node, learned)
+        cdc_local.store_introduced_generation_id(lake, node.host_id, learned, joins=True)
+    write_nodes(lake, [node])
+    return ZeroTokenJoin(node, learned)
 
 
-def describe(
-    workers: Workers, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
-) -> Described:
+def describe_generation(
+    workers: TaskRunner, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
+) -> DescribedGeneration:
     """Write the topology description of a joining node's generation; every range ends with a token of the ring after.
 
     `layout`: of the ring after the join, what the streams are generated from.
@@ -165,28 +259,28 @@ def describe(
         StateError: an earlier join is unfinished.
         InputError: the node cannot join the ring as it stands.
     """
-    inbox.assert_next(lake, generation_id)
-    before, after = rings(lake, generation_id)
+    inbox.assert_next_event(lake, generation_id)
+    before, after = read_rings(lake, generation_id)
     made_from = layout(after)
     rows = description_rows(after, generation_id, made_from)
-    version = frames.replace_slice(workers, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
-    failpoints.reached(failpoints.AFTER_DESCRIPTION)
-    return Described(before, after, after.tokens.size, made_from.stream_total, version)
+    version = frames.replace_partition(workers, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
+    failpoints.kill_if_selected(failpoints.AFTER_DESCRIPTION)
+    return DescribedGeneration(before, after, after.tokens.size, made_from.stream_total, version)
 
 
-def insert_descriptions(workers: Workers, lake: Lake, generation_id: str) -> int:
+def insert_descriptions(workers: TaskRunner, lake: Lake, generation_id: str) -> int:
     """Insert the audited description as V2 descriptions, each row with `num_ranges`; answers with the table's version.
 
     Raises:
         StateError: the description is missing or does not have a row a range of the ring after the join.
     """
-    inbox.assert_next(lake, generation_id)
-    expected = rings(lake, generation_id)[1].tokens
+    inbox.assert_next_event(lake, generation_id)
+    expected = read_rings(lake, generation_id)[1].tokens
     assert_described(lake, generation_id, expected)
-    described = frames.committed_rows(lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
-    rows = described.changed(as_v2(generation_id, int(expected.size)))
-    version = frames.replace_slice(workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
-    failpoints.reached(failpoints.AFTER_V2_INSERT)
+    described = frames.get_verified_partition_rows(lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
+    rows = described.changed(to_v2_batch(generation_id, int(expected.size)))
+    version = frames.replace_partition(workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+    failpoints.kill_if_selected(failpoints.AFTER_V2_INSERT)
     return version
 
 
@@ -205,8 +299,8 @@ def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> No
         )
 
 
-@in_turn(JOINS)
-def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
+@exclusive(JOINS_LOCK)
+def introduce_generation(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give the inserted generation its timestamp (ms), as late as possible and once; keep its ID at the joining node.
 
     The ledger decides: whoever writes the generation's row first has chosen, everybody else takes that timestamp.
@@ -214,46 +308,46 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
     Raises:
         StateError: not all of its V2 descriptions are there, or the clock is behind the newest generation.
     """
-    event = inbox.event(lake, generation_id=generation_id)
-    num_ranges = descriptions.complete_range_ends(lake, generation_id).size
-    chosen = ledger.introduced_at_ms(lake, generation_id)
+    event = inbox.find_event(lake, generation_id=generation_id)
+    num_ranges = generations.read_v2_range_ends(lake, generation_id).size
+    chosen = generations.read_generation_time_ms(lake, generation_id)
     if chosen is None:
-        inbox.assert_next(lake, generation_id)
-        after = rings(lake, generation_id)[1]
+        inbox.assert_next_event(lake, generation_id)
+        after = read_rings(lake, generation_id)[1]
         hosts = [str(node.host_id) for node in after.nodes]
-        chosen = register.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
+        chosen = switch.run_switch(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
         if chosen is None:
-            chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+            chosen = _choose_timestamp(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))
-        failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
-        chosen = ledger.introduced_at_ms(lake, generation_id)
+        failpoints.kill_if_selected(failpoints.AFTER_SWITCH_LEDGER)
+        chosen = generations.read_generation_time_ms(lake, generation_id)
     assert chosen is not None
     id_ = GenerationId(chosen, uuid.UUID(generation_id))
-    cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
-    failpoints.reached(failpoints.AFTER_TIMESTAMP)
+    cdc_local.store_introduced_generation_id(lake, event.node.host_id, id_, joins=not event.is_repair)
+    failpoints.kill_if_selected(failpoints.AFTER_TIMESTAMP)
     return chosen
 
 
-@in_turn(JOINS)
+@exclusive(JOINS_LOCK)
 def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give a generation of the first format its timestamp (ms), once: it is the key that its data is inserted under.
 
     Raises:
         StateError: an earlier join is unfinished, or the clock is behind the newest generation.
     """
-    event = inbox.event(lake, generation_id=generation_id)
-    chosen = ledger.introduced_at_ms(lake, generation_id)
+    event = inbox.find_event(lake, generation_id=generation_id)
+    chosen = generations.read_generation_time_ms(lake, generation_id)
     if chosen is None:
-        inbox.assert_next(lake, generation_id)
-        layout = layout_of(rings(lake, generation_id)[1], v1=True)
-        chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+        inbox.assert_next_event(lake, generation_id)
+        layout = get_ring_layout(read_rings(lake, generation_id)[1], v1=True)
+        chosen = _choose_timestamp(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
-        chosen = ledger.introduced_at_ms(lake, generation_id)
+        chosen = generations.read_generation_time_ms(lake, generation_id)
     assert chosen is not None
     return chosen
 
 
-def introduce_v1(lake: Lake, generation_id: str) -> Milliseconds:
+def introduce_v1_generation(lake: Lake, generation_id: str) -> Milliseconds:
     """Keep the ID of a generation of the first format at its node; answers with its timestamp (ms).
 
     The timestamp was chosen before the insert, and is refused without its data.
@@ -261,32 +355,32 @@ def introduce_v1(lake: Lake, generation_id: str) -> Milliseconds:
     Raises:
         NotFound: it was not inserted yet.
     """
-    event = inbox.event(lake, generation_id=generation_id)
-    id_ = ledger.introduced_id(lake, generation_id)
+    event = inbox.find_event(lake, generation_id=generation_id)
+    id_ = generations.read_generation_id(lake, generation_id)
     if id_ is None:
         raise NotFound(f"generation {generation_id} has no V1 description; insert it first")
-    generation_data.complete_range_ends(lake, id_)
-    cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
-    failpoints.reached(failpoints.AFTER_TIMESTAMP)
+    generations.read_generation_range_ends(lake, id_)
+    cdc_local.store_introduced_generation_id(lake, event.node.host_id, id_, joins=not event.is_repair)
+    failpoints.kill_if_selected(failpoints.AFTER_TIMESTAMP)
     return id_.time_ms
 
 
-def admit(lake: Lake, generation_id: str) -> Node:
+def admit_node(lake: Lake, generation_id: str) -> Node:
     """The joining node becomes a NORMAL node of the ring; a repair leaves the ring as it is.
 
     Raises:
         StateError: its generation has no timestamp yet: the ring must not grow before the generation is known.
     """
-    event = inbox.event(lake, generation_id=generation_id)
-    node = replace(event.node, status=NORMAL)
-    if ledger.introduced_at_ms(lake, generation_id) is None:
+    event = inbox.find_event(lake, generation_id=generation_id)
+    node = replace(event.node, status=STATUS_NORMAL)
+    if generations.read_generation_time_ms(lake, generation_id) is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
-    if not event.is_repair and ledger.published_at_ms(lake, generation_id) is None:
-        put_nodes(lake, [node])
+    if not event.is_repair and generations.read_published_at_ms(lake, generation_id) is None:
+        write_nodes(lake, [node])
     return node
 
 
-def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> Milliseconds:
+def _choose_timestamp(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> Milliseconds:
     return choose_generation_timestamp(
         clock.now_ms(),
         Timeline.read(lake).last_given_ms,
@@ -307,13 +401,77 @@ def _enter_ledger(
 ) -> None:
     row = {
         "generation_id": event.generation_id,
-        "time": ms_to_datetime(time_ms),
+        "time": datetime_from_ms(time_ms),
         "host_id": str(event.node.host_id),
         "event_id": event.event_id,
         "num_ranges": num_ranges,
         "num_streams": num_streams,
-        "created_at": to_datetime(clock.now_us()),
+        "created_at": datetime_from_us(clock.now_us()),
         "published_at": None,
         "format": format,
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=False)
+
+
+log = logging.getLogger(__name__)
+
+
+def describe_v1_generation(workers: TaskRunner, lake: Lake, generation_id: str) -> DescribedGeneration:
+    """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
+    described = describe_generation(workers, lake, generation_id, lambda ring: get_ring_layout(ring, v1=True))
+    # Of nodes as they were when it was introduced the features are not known any more.
+    introduced = generations.read_generation_id(lake, generation_id) is not None
+    warning = None if introduced else mixed_cluster_warning(described.ring_after)
+    if warning:
+        log.warning("Generation %s: %s", generation_id, warning)
+    return replace(described, warning=warning)
+
+
+def insert_v1_description(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
+    """Choose the timestamp (ms) of a described generation and insert it as the one row of that time; answers with it.
+
+    Started again it takes the timestamp that was chosen. The time that the insert takes is lost for telling the
+    other nodes, which is why the second format has it the other way round.
+
+    No Spark: the limit on its streams keeps a description within a few MB.
+
+    Raises:
+        StateError: the description is missing or not what was committed, an earlier join is unfinished, or another
+            generation has the same time.
+    """
+    inbox.assert_next_event(lake, generation_id)
+    ring = read_rings(lake, generation_id)[1]
+    assert_described(lake, generation_id, ring.tokens)
+    frames.assert_partition_as_committed(
+        TaskRunner.alone(), lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}
+    )
+    description = read_topology_description(lake, generation_id)
+    time_ms = choose_v1_timestamp(lake, clock, settings, generation_id)
+    failpoints.kill_if_selected(failpoints.AFTER_V1_TIMESTAMP)
+    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(time_ms, description), update=False)
+    cell = generations.read_v1_cell(lake, time_ms)
+    if cell is None or not generations.parse_v1_cell(time_ms, cell).equals(description):
+        raise StateError(
+            f"generation {generation_id}: cdc_generation_descriptions has another generation at "
+            f"{format_ms(time_ms)}; take the join back with bootstrap --withdraw, or import into another --home"
+        )
+    failpoints.kill_if_selected(failpoints.AFTER_V1_INSERT)
+    return time_ms
+
+
+def read_topology_description(lake: Lake, generation_id: str) -> TopologyDescription:
+    """The description that was generated, from `platform.topology_descriptions`.
+
+    Raises:
+        StateError: a row of it is damaged.
+    """
+    columns = ["range_end", "ignore_msb", "streams"]
+    rows = lake.read(TOPOLOGY_DESCRIPTIONS, columns, [("generation_id", "=", generation_id)])
+    rows = rows.sort_by("range_end").combine_chunks()
+    try:
+        counts, streams = flatten_stream_lists(rows["streams"])
+        return TopologyDescription(rows["range_end"].to_numpy(), counts, rows["ignore_msb"].to_numpy(), streams)
+    except InputError as error:
+        raise StateError(
+            f"generation {generation_id}: its topology description is damaged: {error}; materialise it again"
+        ) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from cdc_platform.commands.program import program
+from cdc_platform.cli import program
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from cdc_platform.clock import Microseconds, Milliseconds, ms_of
-from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us
+from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
 from cdc_platform.ring import Node, Ring
 
 ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001"
@@ -58,7 +58,7 @@ NARROW_END = 101
 
 def generation(id_: str = ID, nodes: tuple[Node, ...] = NODES) -> TopologyDescription:
     """The generation with this ID over these nodes."""
-    return generate(RingLayout.of(Ring.of(nodes)), UUID(id_))
+    return generate_description(RingLayout.of(Ring.of(nodes)), UUID(id_))
 
 
 def v2_csv(
@@ -156,7 +156,7 @@ def blob_set(streams: Iterable[Any]) -> str:
 def cql_time(ms: Milliseconds) -> str:
     """A time as cqlsh writes it."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms_of(Microseconds(moment.microsecond)):03d}+0000"
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms_from_us(Microseconds(moment.microsecond)):03d}+0000"
 
 
 def iso_time(ms: Milliseconds) -> str:

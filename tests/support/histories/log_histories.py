@@ -8,10 +8,25 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from cdc_platform.clock import ONE_US, Microseconds
-from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
-from cdc_platform.cql.ranges import Bound, RangeTombstone
-from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql import (
+    INT,
+    TEXT,
+    CdcOptions,
+    Cell,
+    CollectionChange,
+    Column,
+    CqlType,
+    ListType,
+    MapType,
+    Mutation,
+    RangeBound,
+    RangeTombstone,
+    RowChange,
+    RowMarker,
+    SetType,
+    TableSchema,
+    UserType,
+)
 
 EPOCH_US = Microseconds(1_600_000_000_000_000)
 TIMES = st.integers(EPOCH_US, EPOCH_US + 6)
@@ -113,16 +128,18 @@ def ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> Ran
     columns = schema.clustering_key
     equal = _key(draw, columns[: draw(st.integers(0, len(columns) - 1))])
     rest = columns[len(equal)]
-    whole = Bound(equal, True) if equal else None
+    whole = RangeBound(equal, True) if equal else None
     start, end = (
         draw(
             st.just(whole)
-            | st.builds(lambda value, inclusive: Bound((*equal, value), inclusive), values(rest.type), st.booleans())
+            | st.builds(
+                lambda value, inclusive: RangeBound((*equal, value), inclusive), values(rest.type), st.booleans()
+            )
         )
         for _ in range(2)
     )
     if start is None and end is None:
-        end = Bound((draw(values(rest.type)),), True)
+        end = RangeBound((draw(values(rest.type)),), True)
     return RangeTombstone(start, end, timestamp)
 
 
@@ -141,7 +158,7 @@ def mutations(draw: st.DrawFn, schema: TableSchema, partition_key: tuple) -> Mut
     static = _columns(draw, schema.statics, timestamp, ttl) if kind == "static" or draw(st.booleans()) else {}
     if kind == "static":
         return Mutation(schema, partition_key, static=static)
-    marker = Marker(timestamp, ttl) if draw(st.booleans()) else None
+    marker = RowMarker(timestamp, ttl) if draw(st.booleans()) else None
     cells = _columns(draw, schema.regulars, timestamp, ttl)
     if marker is None and not cells:
         return Mutation(schema, partition_key, static=static) if static else empty

@@ -14,10 +14,23 @@ from hypothesis import strategies as st
 from support.histories.log_histories import LIST_KEYS, values
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
-from cdc_platform.cql.ranges import Bound, RangeTombstone
-from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql import (
+    CdcOptions,
+    Cell,
+    CollectionChange,
+    Column,
+    CqlType,
+    ListType,
+    MapType,
+    Mutation,
+    RangeBound,
+    RangeTombstone,
+    RowChange,
+    RowMarker,
+    SetType,
+    TableSchema,
+    UserType,
+)
 
 
 @dataclass(frozen=True)
@@ -270,9 +283,9 @@ class _Drawing:
         given += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
         names, texts = zip(*given, strict=True)
         text = f"INSERT INTO ks.t ({', '.join(names)}) VALUES ({', '.join(texts)}){self._using(ttl)};"
-        return Written(text, (self._upsert(key, Marker(Microseconds(self.timestamp), ttl), changes),))
+        return Written(text, (self._upsert(key, RowMarker(Microseconds(self.timestamp), ttl), changes),))
 
-    def _upsert(self, key: tuple, marker: Marker | None, changes: dict[str, Change]) -> Mutation:
+    def _upsert(self, key: tuple, marker: RowMarker | None, changes: dict[str, Change]) -> Mutation:
         static = {column.name for column in self.schema.statics}
         cells = {name: change for name, (_, change) in changes.items() if name not in static}
         rows = {key: RowChange(marker, cells)} if marker is not None or cells else {}
@@ -332,12 +345,12 @@ class _Drawing:
         columns = self.schema.clustering_key
         equal = self._key(columns[: self.draw(st.integers(0, len(columns) - 1))])
         column = columns[len(equal)]
-        bounds: dict[str, Bound | None] = dict.fromkeys("><", Bound(equal, True) if equal else None)
+        bounds: dict[str, RangeBound | None] = dict.fromkeys("><", RangeBound(equal, True) if equal else None)
         where = _where((*self.schema.partition_key, *columns), (*self.partition, *equal))
         sides = self.draw(st.sampled_from([">", "<", "><"] + ["="] * bool(equal)))
         for side in sides.replace("=", ""):
             value, inclusive = self.draw(values(column.type)), self.draw(st.booleans())
-            bounds[side] = Bound((*equal, value), inclusive)
+            bounds[side] = RangeBound((*equal, value), inclusive)
             where.append(f"{column.name} {side}{'=' * inclusive} {literal(column.type, value)}")
         start, end = (bounds["<"], bounds[">"]) if column.descending else (bounds[">"], bounds["<"])
         text = f"DELETE FROM ks.t{self._using()} WHERE {' AND '.join(where)};"

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLES, Table
+from cdc_platform.delta import Lake
+from cdc_platform.tables import TABLES, Table
 
 BY_THE_MACHINE = frozenset({"machine_marked_at"})
 """Columns that no clock which is handed in reaches."""

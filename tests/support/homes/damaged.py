@@ -20,9 +20,8 @@ from deltalake import DeltaTable
 from support.command_line import run
 from support.homes.every_table import every_table
 
-from cdc_platform.lake.envelope import Speaker, speaking_for
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import LEFT_OUT, TABLES
+from cdc_platform.delta import CommitAuthor, Lake, commit_as
+from cdc_platform.tables import LEFT_OUT, TABLES
 
 _LOGGED = (("shop", "carts"), ("shop", "visits"), ("tabs", "sessions"))
 BESIDE_LOGS = (
@@ -48,7 +47,7 @@ _NESTED = 5_000
 def healthy_home(folder: Path) -> Path:
     """A home with rows in every table, and a state beside each log, in which every invariant holds."""
     home, script = every_table(folder), folder / "script.cql"
-    with speaking_for(Speaker("a test", "healthy home")):
+    with commit_as(CommitAuthor("a test", "healthy home")):
         Lake(home / "lake").delete(LEFT_OUT, [("said", "!=", "")])
     script.write_text(_SCRIPT, encoding="utf-8")
     answer = run("--home", home, "--clock", "2026-11-01T14:00:10Z", "log", "--keep", script)

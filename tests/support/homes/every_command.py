@@ -16,12 +16,11 @@ from support.homes.timelines import FIRST_MS
 from support.nodes import node_text
 from support.worlds.switch_lake import NOON_MS, host, switching
 
+from cdc_platform.cli import program
 from cdc_platform.clock import DAY_MS, MINUTE_MS, SECOND_MS, Milliseconds
-from cdc_platform.commands.program import program
+from cdc_platform.delta import Lake, list_stored_tables
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.versions import stored_names
+from cdc_platform.tables import Table
 
 _SCRIPT = """
 CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
@@ -161,7 +160,7 @@ def write_files(files: Path, beside: Path) -> None:
 def rows_of(lake: Lake) -> dict[str, list[str]]:
     """Every row of every table of a lake, without what is drawn at random."""
     found = {}
-    for keyspace, name in stored_names(lake):
+    for keyspace, name in list_stored_tables(lake):
         table = Table(keyspace, name, pa.schema([]), (), "")
         some = lake.read_version(table, lake.version(table) or 0).to_pylist()
         kept = ({n: v for n, v in row.items() if n not in _OWN} for row in some)

@@ -11,14 +11,22 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from support.homes.packed import unpack
 
+from cdc_platform.checks import FILES_WHOLE, CheckResult, uniqueness
 from cdc_platform.clock import HOUR_US, ONE_US, Clock
-from cdc_platform.invariants import known_streams
-from cdc_platform.invariants.findings import FILES_WHOLE
-from cdc_platform.invariants.judge import Judgement
-from cdc_platform.lake import only_observed
-from cdc_platform.lake.envelope import Speaker, speaking_for
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.delta import CommitAuthor, Lake, commit_as, observed_home
+from cdc_platform.metastore import (
+    CLUSTER_SUBJECT,
+    CheckRun,
+    ClusterChange,
+    LogGap,
+    LogLoss,
+    cluster_changes,
+    expiry_marks,
+    generations,
+    log_gaps,
+    store_check_results,
+)
+from cdc_platform.tables import (
     CDC_LOCAL,
     COMMITTED_GENERATIONS,
     CONSUMERS,
@@ -29,10 +37,6 @@ from cdc_platform.lake.tables import (
     VERDICTS,
     Table,
 )
-from cdc_platform.records import cluster_changes, descriptions, expiry_marks, left_out, log_gaps
-from cdc_platform.records.cluster_changes import CLUSTER, Change
-from cdc_platform.records.judgements import Judging, keep
-from cdc_platform.records.log_gaps import LogGap, Loss
 
 RELEASE = "2026-11"
 LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.carts_scylla_cdc_log_hourly")
@@ -46,7 +50,7 @@ def every_table(folder: Path) -> Path:
         if (old / file).exists():
             (home / file).write_bytes((old / file).read_bytes())
     before, lake = Lake(old / "lake"), Lake(home / "lake")
-    with speaking_for(Speaker("a test", "every table")):
+    with commit_as(CommitAuthor("a test", "every table")):
         for place in sorted(before.root.glob("*/*/")):
             table = _table(place)
             lake.ensure(table)
@@ -57,16 +61,20 @@ def every_table(folder: Path) -> Path:
         lake.merge(VERDICTS, _verdict(lake), update=False)
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
         lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
-        left_out.keep(lake, Clock(), ["prod: half of it is missing"])
-        known_streams.keep(lake, at_least=1)
-        expiry_marks.write(lake, Clock(), [(time_ms, time_ms) for time_ms in descriptions.listed_times(lake)])
-        cluster_changes.note(lake, Clock(), lambda before: [Change(CLUSTER, "", "there", "came: there")])
-        log_gaps.record(
-            lake, Clock(), [LogGap("shop", "carts", Loss.BEFORE_READING, ONE_US, HOUR_US, "a test says so")]
+        cluster_changes.store_omitted_items(lake, Clock(), ["prod: half of it is missing"])
+        uniqueness.store_fingerprints(lake, at_least=1)
+        expiry_marks.write_expiry_marks(
+            lake, Clock(), [(time_ms, time_ms) for time_ms in generations.read_listed_times(lake)]
         )
-        only_observed.mark(lake, Clock(), ["a row is missing"])
-        only_observed.lift(lake, Clock())
-        keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])
+        cluster_changes.record_cluster_changes(
+            lake, Clock(), lambda before: [ClusterChange(CLUSTER_SUBJECT, "", "there", "came: there")]
+        )
+        log_gaps.record_log_gaps(
+            lake, Clock(), [LogGap("shop", "carts", LogLoss.BEFORE_READING, ONE_US, HOUR_US, "a test says so")]
+        )
+        observed_home.mark_as_observed(lake, Clock(), ["a row is missing"])
+        observed_home.lift_observed_mark(lake, Clock())
+        store_check_results(CheckRun.begin(lake, Clock(), "a test"), [CheckResult(FILES_WHOLE, 1, 0, passed=True)])
     return home
 
 

@@ -11,13 +11,12 @@ import pyarrow.types as pat
 from support.command_line import run
 from support.files.export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, to_datetime, us_of
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.lifecycle.expiry.removal import Expired
-from cdc_platform.records import cdc_tables
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, datetime_from_us, us_from_ms
+from cdc_platform.delta import Lake
+from cdc_platform.lifecycle import ExpiryResult, expiry
+from cdc_platform.metastore import cdc_tables
 from cdc_platform.settings import Settings
+from cdc_platform.tables import Table
 
 HOUR_MS = Milliseconds(3_600_000)
 DAY_MS = HOUR_MS * 24
@@ -48,19 +47,19 @@ def import_generations(folder: Path, count: int = 4) -> Path:
 
 def at(ms: Milliseconds) -> Clock:
     """A clock that stands at this time."""
-    return Clock(us_of(ms))
+    return Clock(us_from_ms(ms))
 
 
-def expire(lake: Lake, now_ms: Milliseconds, settings: Settings = Settings()) -> Expired:  # noqa: B008 a constant
+def expire(lake: Lake, now_ms: Milliseconds, settings: Settings = Settings()) -> ExpiryResult:  # noqa: B008 a constant
     """Mark what can be marked a grace time before, as an earlier run would, then run at `now_ms`."""
     mark(lake, Milliseconds(now_ms - settings.expiry_grace_ms), settings)
-    return removal.expire(lake, at(now_ms), settings)
+    return expiry.expire_generations(lake, at(now_ms), settings)
 
 
 def mark(lake: Lake, now_ms: Milliseconds, settings: Settings = Settings()) -> int:  # noqa: B008 a constant
     """Mark what has expired at a time and remove nothing, as the hourly plan does."""
     clock = at(now_ms)
-    return removal.mark(lake, clock, purge_plan.plan(lake, clock, settings))
+    return expiry.mark_expired(lake, clock, expiry.plan_expiry(lake, clock, settings))
 
 
 def iso(ms: Milliseconds) -> str:
@@ -70,7 +69,7 @@ def iso(ms: Milliseconds) -> str:
 
 def add_table(lake: Lake, ttl_seconds: int, *, name: str = "t", created_ms: Milliseconds = START_MS - DAY_MS) -> None:
     """A table that has a log since before the first generation, with this TTL ever since."""
-    cdc_tables.add(
+    cdc_tables.add_cdc_table(
         lake, at(Milliseconds(START_MS + 30 * DAY_MS)), "ks", name, ttl_seconds=ttl_seconds, created_at_ms=created_ms
     )
 
@@ -80,7 +79,7 @@ def write(lake: Lake, table: Table, *rows: dict[str, Any]) -> None:
     times = {field.name for field in table.schema if pat.is_timestamp(field.type)}
     made = [
         {
-            name: to_datetime(Microseconds(value * 1000)) if name in times and isinstance(value, int) else value
+            name: datetime_from_us(Microseconds(value * 1000)) if name in times and isinstance(value, int) else value
             for name, value in row.items()
         }
         for row in rows

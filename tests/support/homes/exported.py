@@ -10,8 +10,8 @@ from support.homes.v1_tables import nodes, old_cluster
 from support.nodes import node_fields
 
 from cdc_platform.clock import MINUTE_MS, Clock, Milliseconds, format_ms
+from cdc_platform.delta import Lake
 from cdc_platform.home import open_home
-from cdc_platform.lake.lake import Lake
 
 TABLE, OF_TABLETS = "exported_shop.orders", "exported_stock.items"
 CHANGES = 12

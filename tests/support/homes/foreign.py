@@ -11,11 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from cdc_platform.invariants.findings import ROWS_AS_COMMITTED
-from cdc_platform.invariants.stored import audit_stored
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
-from cdc_platform.lake.verification import verify
+from cdc_platform.checks import ROWS_AS_COMMITTED, audit_stored
+from cdc_platform.delta import Lake, verify_tables
+from cdc_platform.tables import Table
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -63,7 +61,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 def complaint_about(lake: Lake, table: Table) -> str:
     """What `check` says of the rows of a table."""
-    found = [each for each in audit_stored(verify(lake, deep=True)) if each.invariant == ROWS_AS_COMMITTED]
+    found = [each for each in audit_stored(verify_tables(lake, deep=True)) if each.invariant == ROWS_AS_COMMITTED]
     (said,) = [each.sample for each in found]
     assert said.startswith(table.full_name), f"check says of {table.full_name}: {said}"
     return said

@@ -11,10 +11,9 @@ from dagster import build_schedule_context as schedule_context
 from dagster import build_sensor_context as sensor_context
 
 from cdc_platform.definitions import defs
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_TABLES, GENERATIONS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lake.volume import Workers
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.spark import frames
+from cdc_platform.tables import CDC_TABLES, GENERATIONS, STREAMS_DESCRIPTIONS_V2
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +34,7 @@ def ways_of_writing(lake: Lake) -> list[Callable[[], Any]]:
         lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
         lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
         lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
-        lambda: frames.replace_slice(Workers(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # pyrefly: ignore[bad-argument-type]
+        lambda: frames.replace_partition(TaskRunner(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # pyrefly: ignore[bad-argument-type]
     ]
 
 

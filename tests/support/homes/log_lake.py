@@ -7,16 +7,15 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from cdc_platform.clock import Clock, Microseconds, parse_time_us, to_datetime
-from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.tablets import changes
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import log_table, writes_schema
-from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.log.volume import table_streams
-from cdc_platform.records import cdc_tables
+from cdc_platform.cdclog import WRITTEN_AT, log_table, read_table_schema
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.dataframe import get_stream_lookup
+from cdc_platform.cdclog.schema import typed_writes_schema
+from cdc_platform.clock import Clock, Microseconds, datetime_from_us, parse_time_us
+from cdc_platform.delta import Lake
+from cdc_platform.generations import uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import cdc_tables
 from cdc_platform.settings import Settings
 
 FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
@@ -32,20 +31,20 @@ Row = dict[str, Any]
 def split(lake: Lake) -> None:
     """A table of two tablets that become four, and its log."""
     created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
-    changes.create(lake, created, Settings(), "ks", "tabs", uniform_ends(2), ttl_seconds=86_400)
-    changes.split(lake, split, Settings(), "ks", "tabs", 4)
-    cdc_tables.alter(lake, split, "ks", "tabs", ddl=DDL.format("tabs"))
+    tablets.create_tablets(lake, created, Settings(), "ks", "tabs", uniform_tablet_ends(2), ttl_seconds=86_400)
+    tablets.split_tablets(lake, split, Settings(), "ks", "tabs", 4)
+    cdc_tables.alter_cdc_table(lake, split, "ks", "tabs", ddl=DDL.format("tabs"))
     write(lake, "tabs")
 
 
 def write(lake: Lake, table: str) -> None:
     """Log writes of both halves of the time, each half in a file."""
-    schema = schema_of(lake, "ks", table)
-    streams = table_streams(lake, schema)
+    schema = read_table_schema(lake, "ks", table)
+    streams = get_stream_lookup(lake, schema)
     for half, begin in enumerate((START_US, SWITCH_US)):
         typed = [_write(number, Microseconds(begin + number * 1000)) for number in range(BATCHES // 2)]
-        batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(schema))
-        rows = pa.Table.from_batches([log_batch(schema, batch, streams)])
+        batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(schema))
+        rows = pa.Table.from_batches([encode_log_batch(schema, batch, streams)])
         assert lake.append_once(log_table(schema), rows, {"writer": half + 1}, half or None)
 
 
@@ -59,12 +58,12 @@ def _write(number: int, at_us: Microseconds) -> Row:
 def rows_of(lake: Lake, table: str = "t") -> list[Row]:
     """The rows of a log, oldest first."""
     order = [(WRITTEN_AT, "ascending"), ("cdc$batch_seq_no", "ascending")]
-    return lake.read(log_table(schema_of(lake, "ks", table))).sort_by(order).to_pylist()
+    return lake.read(log_table(read_table_schema(lake, "ks", table))).sort_by(order).to_pylist()
 
 
 def put(lake: Lake, rows: list[Row], table: str = "t") -> None:
     """Put rows in place of all rows of a log."""
-    declared = log_table(schema_of(lake, "ks", table))
+    declared = log_table(read_table_schema(lake, "ks", table))
     fields = pa.schema([field.with_nullable(True) for field in declared.schema.remove_metadata()])
     opened = DeltaTable(lake.path(declared))
     write_deltalake(opened, pa.Table.from_pylist(rows, schema=fields), mode="overwrite", schema_mode="overwrite")
@@ -77,7 +76,7 @@ def alone(rows: list[Row], *, late: bool = False) -> Row:
         for row in rows
         if row["cdc$batch_seq_no"] == 0
         and row["cdc$end_of_batch"]
-        and (row[WRITTEN_AT] >= to_datetime(SWITCH_US)) == late
+        and (row[WRITTEN_AT] >= datetime_from_us(SWITCH_US)) == late
     )
 
 

@@ -19,18 +19,25 @@ from support.command_line import run
 from support.homes import expiring, timelines, v1_tables
 from support.worlds.switch_lake import parse_node, ring_of
 
-from cdc_platform.clock import DAY_US, HOUR_US, Clock, Microseconds, Milliseconds, ms_to_datetime, parse_time_us, us_of
-from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, Table
-from cdc_platform.lifecycle.tablets import changes
-from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.reader import sink_table
-from cdc_platform.records import cdc_tables, consumers
-from cdc_platform.records.ring import put_nodes
+from cdc_platform.cdclog import log_table, read_table_schema
+from cdc_platform.cdclog.consumer.reader import sink_table
+from cdc_platform.clock import (
+    DAY_US,
+    HOUR_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    datetime_from_ms,
+    parse_time_us,
+    us_from_ms,
+)
+from cdc_platform.delta import Lake
+from cdc_platform.generations import uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import cdc_tables, consumers, write_nodes
 from cdc_platform.ring import Node
 from cdc_platform.settings import Settings
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, Table
 
 HOME = ".cdc-platform"
 
@@ -63,7 +70,7 @@ def _timeline(place: Path, name: str, nodes: Iterable[int] = ()) -> Lake:
 def _resharded(place: Path, name: str, number: int, shards: int) -> None:
     """A generation of two nodes, of which one has another number of shards in the ring by now."""
     lake = _timeline(place, name, [1])
-    put_nodes(lake, [dataclasses.replace(parse_node(number), shard_count=shards)])
+    write_nodes(lake, [dataclasses.replace(parse_node(number), shard_count=shards)])
 
 
 def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -83,7 +90,7 @@ def _logged(place: Path, statements: str, clock: str) -> None:
 
 def empty_cluster(place: Path) -> None:
     """One node of 256 tokens and two shards; nobody has said anything of tables."""
-    put_nodes(_lake(place), [_node(1, 256, 2)])
+    write_nodes(_lake(place), [_node(1, 256, 2)])
 
 
 def old_generations(place: Path) -> None:
@@ -93,9 +100,9 @@ def old_generations(place: Path) -> None:
     lake = _lake(place)
     expiring.add_table(lake, 2 * 86_400, name="orders")
     changed = Milliseconds(expiring.TIMES_MS[1] + expiring.HOUR_MS)
-    cdc_tables.alter(lake, expiring.at(changed), "ks", "orders", ttl_seconds=3600)
-    consumers.register(
-        lake, expiring.at(expiring.START_MS), "audit", "ks", "orders", position_us=us_of(expiring.TIMES_MS[2])
+    cdc_tables.alter_cdc_table(lake, expiring.at(changed), "ks", "orders", ttl_seconds=3600)
+    consumers.register_consumer(
+        lake, expiring.at(expiring.START_MS), "audit", "ks", "orders", position_us=us_from_ms(expiring.TIMES_MS[2])
     )
     expiring.mark(lake, Milliseconds(expiring.TIMES_MS[3] + expiring.HOUR_MS // 2))
 
@@ -104,9 +111,9 @@ def stream_history(place: Path) -> None:
     """A tablet-based table that was split twice, each time a day later."""
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
-    changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
+    tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
     for day, count in ((1, 4), (2, 8)):
-        changes.split(lake, Clock(Microseconds(begin + day * DAY_US)), settings, "shop", "orders", count)
+        tablets.split_tablets(lake, Clock(Microseconds(begin + day * DAY_US)), settings, "shop", "orders", count)
 
 
 def just_booted(place: Path) -> None:
@@ -149,7 +156,7 @@ def never_described(place: Path) -> None:
 def rows_missing(place: Path) -> None:
     """Three generations, of the last of which readers can see the timestamp and nine of twelve rows."""
     lake = _timeline(place, "three", [1, 2, 3])
-    last = ms_to_datetime(timelines.THIRD_MS)
+    last = datetime_from_ms(timelines.THIRD_MS)
 
     def without(rows: list[dict[str, Any]]) -> None:
         ends = sorted(row["range_end"] for row in rows if row["time"] == last)
@@ -163,8 +170,8 @@ def tablets_split(place: Path) -> None:
     """A table of two tablets that are split into four."""
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
-    changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
-    changes.split(lake, Clock(Microseconds(begin + HOUR_US)), settings, "shop", "orders", 4)
+    tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
+    tablets.split_tablets(lake, Clock(Microseconds(begin + HOUR_US)), settings, "shop", "orders", 4)
 
 
 def not_published(place: Path) -> None:
@@ -185,7 +192,7 @@ def unknown_shards(place: Path) -> None:
 
 def two_hundred_nodes(place: Path) -> None:
     """A ring of 199 nodes with 256 tokens and 64 shards each, and the step that adds another."""
-    put_nodes(_lake(place), [_node(number, 256, 64) for number in range(1, 200)])
+    write_nodes(_lake(place), [_node(number, 256, 64) for number in range(1, 200)])
     steps = [{"add": {"num_tokens": 256, "shard_count": 64}}]
     (place / "one-more.json").write_text(json.dumps(steps), encoding="utf-8")
 
@@ -206,7 +213,9 @@ def dead_checkpoints(place: Path) -> None:
     lake = _timeline(place, "removed", [1])
     first, second = timelines.FIRST_MS, timelines.SECOND_MS
     for name, at in (("audit", first), ("search", second)):
-        consumers.register(lake, expiring.at(first), name, "ks", "t", position_us=us_of(Milliseconds(at + 60_000)))
+        consumers.register_consumer(
+            lake, expiring.at(first), name, "ks", "t", position_us=us_from_ms(Milliseconds(at + 60_000))
+        )
     kept = [(expiring.iso(each), f"0x{number:032x}", "") for each in (first, second) for number in range(3)]
     rows = [("0001-01-01 00:00:00+0000", "0x", expiring.iso(second)), *kept]
     lines = [f"{when},app,ks.t,{stream},{current}," for when, stream, current in rows]
@@ -222,7 +231,7 @@ def lost_batch(place: Path) -> None:
     for name in ("audit", "search"):
         answer = run("--home", place / HOME, "--clock", "2023-11-15T00:10:00Z", "consume", "ks.t", "--name", name)
         assert answer.exit_code == 0, answer.stderr
-    schema = schema_of(lake, "ks", "t")
+    schema = read_table_schema(lake, "ks", "t")
 
     def without(rows: list[dict[str, Any]]) -> None:
         rows[:] = [row for row in rows if row["p"] != 1]

@@ -10,12 +10,14 @@ import pyarrow as pa
 from support.homes.v1_tables import write_v1
 from support.worlds.switch_lake import describe, host, parse_node
 
-from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
-from cdc_platform.generations import RingLayout, TopologyDescription, generate
-from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.lake.arrow import stream_lists
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, us_from_ms
+from cdc_platform.delta import Lake, stream_lists_to_arrow
+from cdc_platform.generations import RingLayout, TopologyDescription, generate_description, uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import cdc_tables
+from cdc_platform.ring import Ring
+from cdc_platform.settings import Settings
+from cdc_platform.tables import (
     CDC_LOCAL,
     COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS_V2,
@@ -28,10 +30,6 @@ from cdc_platform.lake.tables import (
     SWITCH_PROMISES,
     Table,
 )
-from cdc_platform.lifecycle.tablets import changes
-from cdc_platform.records import cdc_tables
-from cdc_platform.ring import Ring
-from cdc_platform.settings import Settings
 
 HOUR_MS = Milliseconds(3_600_000)
 FIRST_MS, SECOND_MS, THIRD_MS = (Milliseconds(1_700_000_000_000 + number * HOUR_MS) for number in range(3))
@@ -52,7 +50,7 @@ def members(time_ms: Milliseconds) -> Ring:
 
 def description(time_ms: Milliseconds) -> TopologyDescription:
     """What the generation of a time describes, by the rules alone."""
-    return generate(RingLayout.of(members(time_ms)), UUID(uuid_of(time_ms)))
+    return generate_description(RingLayout.of(members(time_ms)), UUID(uuid_of(time_ms)))
 
 
 def plain(lake: Lake) -> None:
@@ -82,8 +80,8 @@ def undecided(lake: Lake) -> None:
     promise = {
         "generation_id": uuid_of(SECOND_MS),
         "host_id": host(1),
-        "lease_end": ms_to_datetime(LEASE_END_MS),
-        "promised_at": ms_to_datetime(FIRST_MS),
+        "lease_end": datetime_from_ms(LEASE_END_MS),
+        "promised_at": datetime_from_ms(FIRST_MS),
     }
     _put(lake, SWITCH_PROMISES, promise)
 
@@ -100,10 +98,10 @@ def removed(lake: Lake) -> None:
     enter(lake, SECOND_MS)
     publish(lake, SECOND_MS)
     gone = {
-        "time": ms_to_datetime(FIRST_MS),
+        "time": datetime_from_ms(FIRST_MS),
         "generation_id": uuid_of(FIRST_MS),
-        "expired": ms_to_datetime(SECOND_MS),
-        "removed_at": ms_to_datetime(THIRD_MS),
+        "expired": datetime_from_ms(SECOND_MS),
+        "removed_at": datetime_from_ms(THIRD_MS),
         "rows": 1,
         "bytes": 1,
     }
@@ -117,20 +115,20 @@ def only_v1(lake: Lake) -> None:
 
 def timestamp_only(lake: Lake) -> None:
     """One generation of which only the timestamp was exported."""
-    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(FIRST_MS)})
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(FIRST_MS)})
 
 
 def named_by_node(lake: Lake) -> None:
     """One generation, and a later one that a node's `cdc_local` names and nothing else tells of."""
     plain(lake)
-    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": ms_to_datetime(SECOND_MS)}
+    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": datetime_from_ms(SECOND_MS)}
     _put(lake, CDC_LOCAL, kept | {"uuid": uuid_of(SECOND_MS)})
 
 
 def named_by_group(lake: Lake) -> None:
     """One generation, and a later one that `system.topology` names as committed and nothing else tells of."""
     plain(lake)
-    _put(lake, COMMITTED_GENERATIONS, {"time": ms_to_datetime(SECOND_MS), "generation_id": uuid_of(SECOND_MS)})
+    _put(lake, COMMITTED_GENERATIONS, {"time": datetime_from_ms(SECOND_MS), "generation_id": uuid_of(SECOND_MS)})
 
 
 def bare_in_ledger(lake: Lake) -> None:
@@ -142,19 +140,21 @@ def bare_in_ledger(lake: Lake) -> None:
 def bare_timestamp(lake: Lake) -> None:
     """One generation, and a later timestamp that readers see and of which there is no row in any table."""
     plain(lake)
-    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(SECOND_MS)})
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(SECOND_MS)})
 
 
 def bare_in_v1(lake: Lake) -> None:
     """One generation, and a later one that readers of the first format see and that nothing describes."""
     plain(lake)
-    _put(lake, STREAMS_DESCRIPTIONS, {"time": ms_to_datetime(SECOND_MS), "streams": [bytes(16)]})
+    _put(lake, STREAMS_DESCRIPTIONS, {"time": datetime_from_ms(SECOND_MS), "streams": [bytes(16)]})
 
 
 def with_tablets(lake: Lake) -> None:
     """One generation, and a table that has tablets of its own from the second time on."""
     plain(lake)
-    changes.create(lake, Clock(us_of(Milliseconds(SECOND_MS + 5_000))), Settings(), "ks", "t", uniform_ends(4))
+    tablets.create_tablets(
+        lake, Clock(us_from_ms(Milliseconds(SECOND_MS + 5_000))), Settings(), "ks", "t", uniform_tablet_ends(4)
+    )
 
 
 HOMES: dict[str, Callable[[Lake], None]] = {
@@ -184,9 +184,9 @@ def home_of(folder: Path, name: str) -> Path:
     lake = Lake(home / "lake")
     HOMES[name](lake)
     if name == "with_tablets":
-        cdc_tables.alter(lake, Clock(us_of(Milliseconds(SECOND_MS + 5_000))), "ks", "t", ddl=DDL)
+        cdc_tables.alter_cdc_table(lake, Clock(us_from_ms(Milliseconds(SECOND_MS + 5_000))), "ks", "t", ddl=DDL)
     else:
-        cdc_tables.add(lake, Clock(us_of(FIRST_MS)), "ks", "t", ttl_seconds=86_400, ddl=DDL)
+        cdc_tables.add_cdc_table(lake, Clock(us_from_ms(FIRST_MS)), "ks", "t", ttl_seconds=86_400, ddl=DDL)
     return home
 
 
@@ -195,10 +195,10 @@ def enter(lake: Lake, time_ms: Milliseconds) -> None:
     count = describe(lake, uuid_of(time_ms), members(time_ms))
     row = {
         "generation_id": uuid_of(time_ms),
-        "time": ms_to_datetime(time_ms),
+        "time": datetime_from_ms(time_ms),
         "num_ranges": count,
         "num_streams": 2 * count,
-        "created_at": ms_to_datetime(FIRST_MS),
+        "created_at": datetime_from_ms(FIRST_MS),
     }
     _put(lake, GENERATIONS, row)
 
@@ -207,12 +207,12 @@ def publish(lake: Lake, time_ms: Milliseconds) -> None:
     """What readers are shown of a generation."""
     made = description(time_ms)
     rows = {
-        "time": pa.array([ms_to_datetime(time_ms)] * len(made)),
+        "time": pa.array([datetime_from_ms(time_ms)] * len(made)),
         "range_end": pa.array(made.range_ends),
-        "streams": stream_lists(made.stream_counts, made.streams),
+        "streams": stream_lists_to_arrow(made.stream_counts, made.streams),
     }
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.table(rows), update=False)
-    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(time_ms)})
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(time_ms)})
 
 
 def decide(lake: Lake) -> None:
@@ -224,7 +224,7 @@ def decide(lake: Lake) -> None:
 
 
 def _switch(lake: Lake, phase: str, time_ms: Milliseconds | None) -> None:
-    when = None if time_ms is None else ms_to_datetime(time_ms)
+    when = None if time_ms is None else datetime_from_ms(time_ms)
     row = {
         "generation_id": uuid_of(SECOND_MS),
         "phase": phase,
@@ -232,10 +232,10 @@ def _switch(lake: Lake, phase: str, time_ms: Milliseconds | None) -> None:
         "participants": [host(1), host(2)],
         "acknowledged": [],
         "lease_ends": [],
-        "prepared_at": ms_to_datetime(FIRST_MS),
-        "deadline": ms_to_datetime(Milliseconds(FIRST_MS + 30_000)),
+        "prepared_at": datetime_from_ms(FIRST_MS),
+        "deadline": datetime_from_ms(Milliseconds(FIRST_MS + 30_000)),
         "time": when,
-        "decided_at": None if time_ms is None else ms_to_datetime(Milliseconds(FIRST_MS + 20_000)),
+        "decided_at": None if time_ms is None else datetime_from_ms(Milliseconds(FIRST_MS + 20_000)),
         "decided_by": None if time_ms is None else host(2),
     }
     _put(lake, GENERATION_SWITCHES, row)

@@ -9,17 +9,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
-from cdc_platform.generations import RingLayout, TopologyDescription, generate
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
-    GENERATION_DESCRIPTIONS,
-    STREAMS_DESCRIPTIONS,
-    STREAMS_DESCRIPTIONS_V2,
-)
-from cdc_platform.records import cdc_tables
-from cdc_platform.records.ring import put_nodes
+from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, us_from_ms
+from cdc_platform.delta import Lake
+from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
+from cdc_platform.metastore import cdc_tables, write_nodes
 from cdc_platform.ring import Node, Ring
+from cdc_platform.tables import GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
 
 HOUR_MS = Milliseconds(3_600_000)
 START_MS = Milliseconds(1_600_000_000_000)
@@ -42,7 +37,7 @@ def nodes(count: int, tokens: int = 4) -> list[Node]:
 
 def description(time_ms: Milliseconds, members: list[Node]) -> TopologyDescription:
     """A generation over these nodes, told apart by its time."""
-    return generate(RingLayout.of(Ring.of(members)), UUID(int=time_ms))
+    return generate_description(RingLayout.of(Ring.of(members)), UUID(int=time_ms))
 
 
 def old_cluster(
@@ -60,20 +55,22 @@ def old_cluster(
     """
     ring = nodes(3) if members is None else members
     if ring:
-        put_nodes(lake, ring)
+        write_nodes(lake, ring)
     made = {time_ms: description(Milliseconds(time_ms), ring or nodes(3)) for time_ms in generations}
     lost = set(without_data)
     write_v1(lake, {time_ms: each for time_ms, each in made.items() if time_ms not in lost}, STREAMS_DESCRIPTIONS)
     lake.merge(STREAMS_DESCRIPTIONS, _flat({time_ms: made[time_ms] for time_ms in lost}), update=True)
     for name, ttl in tables:
-        cdc_tables.add(lake, Clock(us_of(START_MS)), "ks", name, ttl_seconds=ttl, created_at_ms=created_at_ms)
+        cdc_tables.add_cdc_table(
+            lake, Clock(us_from_ms(START_MS)), "ks", name, ttl_seconds=ttl, created_at_ms=created_at_ms
+        )
     return made
 
 
 def write_v1(lake: Lake, made: dict[int, TopologyDescription], *also: object) -> None:
     """Write descriptions into the internal table, and where the user-facing one is named, their streams there."""
     cells = [list(_entries(each)) for each in made.values()]
-    moments = [ms_to_datetime(Milliseconds(time_ms)) for time_ms in made]
+    moments = [datetime_from_ms(Milliseconds(time_ms)) for time_ms in made]
     rows = pa.table({"time": moments, "description": cells}, schema=_without_expired(GENERATION_DESCRIPTIONS.schema))
     lake.merge(GENERATION_DESCRIPTIONS, rows, update=True)
     if STREAMS_DESCRIPTIONS in also:
@@ -82,7 +79,7 @@ def write_v1(lake: Lake, made: dict[int, TopologyDescription], *also: object) ->
 
 def published(lake: Lake, time_ms: Milliseconds) -> list[tuple[int, list[bytes]]]:
     """The published rows of a time, ascending."""
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", ms_to_datetime(time_ms))])
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_ms(time_ms))])
     return sorted((row["range_end"], row["streams"]) for row in rows.to_pylist())
 
 
@@ -102,7 +99,7 @@ def _entries(made: TopologyDescription) -> Iterable[dict[str, Any]]:
 
 
 def _flat(made: dict[int, TopologyDescription]) -> pa.Table:
-    moments = [ms_to_datetime(Milliseconds(time_ms)) for time_ms in made]
+    moments = [datetime_from_ms(Milliseconds(time_ms)) for time_ms in made]
     flat = [sorted(stream.tobytes() for stream in each.streams) for each in made.values()]
     return pa.table({"time": moments, "streams": flat}, schema=_without_expired(STREAMS_DESCRIPTIONS.schema))
 

@@ -9,9 +9,17 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_platform.cql.mutation import Cell, CollectionChange, Mutation
-from cdc_platform.cql.ranges import RangeTombstone
-from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql import (
+    Cell,
+    CollectionChange,
+    CqlType,
+    ListType,
+    MapType,
+    Mutation,
+    RangeTombstone,
+    SetType,
+    UserType,
+)
 
 Best = tuple[int, bool, int, bytes]
 """What decides between two cells: timestamp, dead, expiry, bytes.

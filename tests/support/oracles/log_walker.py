@@ -7,12 +7,28 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from cdc_platform.cdclog import Operation
+from cdc_platform.cdclog.encoder import implied_bound
 from cdc_platform.clock import ONE_US, Microseconds
-from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Marker, Mutation, RowChange, merge
-from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
-from cdc_platform.cql.schema import Column, TableSchema
-from cdc_platform.cql.types import SetType, UserType, Value, timeuuid_order, timeuuid_us
-from cdc_platform.log.rows import Operation, inferred
+from cdc_platform.cql import (
+    Cell,
+    CollectionChange,
+    Column,
+    ColumnChange,
+    KeyValues,
+    Mutation,
+    RangeBound,
+    RangeTombstone,
+    RowChange,
+    RowMarker,
+    SetType,
+    TableSchema,
+    UserType,
+    Value,
+    merge_mutations,
+    us_from_timeuuid,
+)
+from cdc_platform.cql.types import timeuuid_sort_key
 
 LogRow = Mapping[str, Value | None]
 _IMAGES = (Operation.PRE_IMAGE, Operation.POST_IMAGE)
@@ -29,7 +45,7 @@ def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]
     partitions: dict[bytes, list[Mutation]] = {}
     for mutation in mutations_of(schema, rows):
         partitions.setdefault(schema.partition_bytes(mutation.partition_key), []).append(mutation)
-    return {key: merge(mutations) for key, mutations in partitions.items()}
+    return {key: merge_mutations(mutations) for key, mutations in partitions.items()}
 
 
 def mutations_of(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[Mutation]:
@@ -40,7 +56,7 @@ def mutations_of(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[Mutati
 
 
 def _place(row: LogRow) -> tuple[Any, ...]:
-    return timeuuid_order(_present(row, "cdc$time")), row["cdc$stream_id"] or b"", _present(row, "cdc$batch_seq_no")
+    return timeuuid_sort_key(_present(row, "cdc$time")), row["cdc$stream_id"] or b"", _present(row, "cdc$batch_seq_no")
 
 
 def _present(row: LogRow, name: str) -> Any:
@@ -59,7 +75,7 @@ def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
     numbers = [row["cdc$batch_seq_no"] for row in batch]
     if numbers != list(range(len(batch))) or not batch[-1].get("cdc$end_of_batch"):
         raise ValueError(batch[0]["cdc$time"])
-    timestamp = timeuuid_us(_present(batch[0], "cdc$time"))
+    timestamp = us_from_timeuuid(_present(batch[0], "cdc$time"))
     empty = Mutation(schema, tuple(_present(batch[0], column.name) for column in schema.partition_key))
     parts = [empty]
     told = [row for row in batch if _operation(row) not in _IMAGES]
@@ -73,16 +89,16 @@ def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
         elif operation in (Operation.UPDATE, Operation.INSERT):
             parts.append(_upsert(empty, row, timestamp, key))
     parts.append(replace(empty, range_tombstones=list(_ranges(schema, told, timestamp))))
-    return merge(parts)
+    return merge_mutations(parts)
 
 
-def _key(columns: Sequence[Column], row: LogRow) -> Key:
+def _key(columns: Sequence[Column], row: LogRow) -> KeyValues:
     """The values of key columns up to the first one that is null."""
     values = [row.get(column.name) for column in columns]
     return tuple(values[: values.index(None)] if None in values else values)
 
 
-def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: Key) -> Mutation:
+def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: KeyValues) -> Mutation:
     schema = empty.schema
     static = len(key) < len(schema.clustering_key)
     ttl = row.get("cdc$ttl") or 0
@@ -93,7 +109,7 @@ def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: Key) -> 
             changes[column.name] = change
     if static:
         return replace(empty, static=changes)
-    marker = Marker(timestamp, ttl) if row["cdc$operation"] == Operation.INSERT else None
+    marker = RowMarker(timestamp, ttl) if row["cdc$operation"] == Operation.INSERT else None
     return replace(empty, rows={key: RowChange(marker, changes)})
 
 
@@ -125,7 +141,7 @@ def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Valu
 
 def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: Microseconds) -> Iterator[RangeTombstone]:
     """The range tombstones of the rows of a batch: an end belongs to the start right before it, if there is one."""
-    start: Bound | None = None
+    start: RangeBound | None = None
     begun = False
     for row in rows:
         operation = Operation(row["cdc$operation"])
@@ -133,16 +149,16 @@ def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: Microseconds
             continue
         prefix = _key(schema.clustering_key, row)
         inclusive = operation in (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_END_INCLUSIVE)
-        bound = Bound(prefix, inclusive) if prefix else None
+        bound = RangeBound(prefix, inclusive) if prefix else None
         if operation in _STARTS:
             if begun and start is not None:
-                yield RangeTombstone(start, inferred(start), timestamp)
+                yield RangeTombstone(start, implied_bound(start), timestamp)
             start, begun = bound, True
             continue
         if begun:
             yield RangeTombstone(start, bound, timestamp)
         else:
-            yield RangeTombstone(None if bound is None else inferred(bound), bound, timestamp)
+            yield RangeTombstone(None if bound is None else implied_bound(bound), bound, timestamp)
         begun = False
     if begun and start is not None:
-        yield RangeTombstone(start, inferred(start), timestamp)
+        yield RangeTombstone(start, implied_bound(start), timestamp)

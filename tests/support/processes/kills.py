@@ -22,9 +22,8 @@ from deltalake import DeltaTable
 from support.drawing import KILLS, SEED
 from support.processes.nursery import Ended, Nursery
 
-from cdc_platform import drafts
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.versions import stored_names
+from cdc_platform.delta import Lake, list_stored_tables
+from cdc_platform.storage import atomic
 
 # A verdict names the data files by which it was given, and these have random names.
 _OF_FILES = frozenset({"content"})
@@ -55,7 +54,7 @@ def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, 
     found: dict[str, list[str]] = {}
     for at in (home, *sorted(home.glob("clusters/*"))):
         lake = Lake(at / "lake")
-        for keyspace, name in stored_names(lake):
+        for keyspace, name in list_stored_tables(lake):
             rows: list[dict[str, Any]] = DeltaTable(lake.root / keyspace / name).to_pyarrow_table().to_pylist()
             kept = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
             if kept:
@@ -117,7 +116,7 @@ def _assert_nobody_holds_a_draft(home: Path) -> None:
     deadline = time.monotonic() + 20
     while left := list(home.rglob("*.draft")):
         for draft in left:
-            drafts.sweep(draft.parent)
+            atomic.sweep_drafts(draft.parent)
         assert time.monotonic() < deadline, left
 
 

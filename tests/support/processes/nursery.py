@@ -23,7 +23,7 @@ from typing import Any, Self
 from support.processes import tracing
 
 from cdc_platform import failpoints
-from cdc_platform.interpreter import be_lean
+from cdc_platform.runtime import tune_short_process
 
 _ROOT = Path(__file__).resolve().parents[3]
 # What commands import when they run: nothing of it starts a thread before it is used.
@@ -33,21 +33,21 @@ _MODULES = (
     "pandera.typing.pandas",
     "pyarrow.dataset",
     "pyarrow.parquet",
-    "cdc_platform.commands.bootstrap",
-    "cdc_platform.commands.import_files",
-    "cdc_platform.commands.output",
-    "cdc_platform.commands.program",
-    "cdc_platform.lake.frames",
-    "cdc_platform.lake.snapshots",
-    "cdc_platform.lifecycle.expiry.removal",
-    "cdc_platform.lifecycle.join.joining",
-    "cdc_platform.lifecycle.repair.checkup",
-    "cdc_platform.lifecycle.tablets.garbage",
-    "cdc_platform.lifecycle.upgrade.rewrite",
-    "cdc_platform.log.reading.hourly",
-    "cdc_platform.log.scripts.keeping",
-    "cdc_platform.sources.bootstrap_file",
-    "cdc_platform.sources.importing",
+    "cdc_platform.cli.bootstrap",
+    "cdc_platform.cli.importing",
+    "cdc_platform.cli.output",
+    "cdc_platform.cli.main",
+    "cdc_platform.spark.frames",
+    "cdc_platform.delta.snapshot",
+    "cdc_platform.lifecycle.expiry",
+    "cdc_platform.lifecycle.join.steps",
+    "cdc_platform.lifecycle.repair",
+    "cdc_platform.lifecycle.tablets",
+    "cdc_platform.lifecycle.rewrite",
+    "cdc_platform.cdclog.consumer.hourly",
+    "cdc_platform.cdclog.script.commit",
+    "cdc_platform.importing.formats.json_inputs",
+    "cdc_platform.importing.run",
 )
 
 
@@ -99,7 +99,7 @@ class Nursery:
         environment: Mapping[str, str] | None = None,
     ) -> Ended:
         """Run one command to its end in a working folder; it is killed at a named point, if there is one."""
-        killed = {failpoints.VARIABLE: kill_at} if kill_at else {}
+        killed = {failpoints.KILL_AT_VARIABLE: kill_at} if kill_at else {}
         (ended,) = self.race([command], folder=folder, environment={**(environment or {}), **killed})
         return ended
 
@@ -148,7 +148,7 @@ class Nursery:
 
 
 def _serve(folder: Path) -> None:
-    be_lean()
+    tune_short_process()
     for module in _MODULES:
         importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lose the threads that a module has started"
@@ -211,7 +211,7 @@ def _fork(folder: Path, name: str, command: list[str], gate: tuple[int, int], *,
 
 def _run(command: list[str]) -> int:
     """The program to its end, as the interpreter would run it."""
-    from cdc_platform.commands.program import program
+    from cdc_platform.cli import program
 
     code: object = 0
     try:

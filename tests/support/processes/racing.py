@@ -12,7 +12,7 @@ from support.processes.orders import some_order_explains
 
 AT = "2026-01-01T00:00:00Z"
 EIGHT = range(8)
-_TOLD = ("warning: ", "WARNING cdc_platform.lake.turns: Waiting for process ")
+_TOLD = ("warning: ", "WARNING cdc_platform.delta.locks: Waiting for process ")
 """How lines begin that refuse nobody."""
 Command = tuple[str, ...]
 State = Any

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 from support.read_logs import schema
 
+from cdc_platform.cdclog.dataframe import append_writes
+from cdc_platform.cdclog.schema import typed_writes_schema
 from cdc_platform.clock import parse_time_us
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.session import spark_session
-from cdc_platform.log.log_table import writes_schema
-from cdc_platform.log.volume import append_writes
+from cdc_platform.delta import Lake
+from cdc_platform.spark import get_spark_session
 
 _START_US = parse_time_us("2026-01-31T12:20:00Z")
 
@@ -24,19 +24,19 @@ def writes(lake: Lake) -> pa.RecordBatch:
         {"timestamp": _START_US + place * 600_000, "ttl": 0, "operation": 2, "p": place % 40, "k": place, "v": place}
         for place in range(200)
     ]
-    return pa.RecordBatch.from_pylist(said, schema=writes_schema(schema(lake)))
+    return pa.RecordBatch.from_pylist(said, schema=typed_writes_schema(schema(lake)))
 
 
 def _append(address: str, tasks: int) -> None:
     """Two hundred rows, in so many tasks and files of their own."""
     lake = Lake(f"{address}/lake")
-    frame: Any = spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
+    frame: Any = get_spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
     append_writes(lake, schema(lake), frame.repartition(tasks), files=tasks, transaction=("writer", 1))
 
 
 def _look(files: list[str]) -> None:
     """What each worker sees of some files."""
-    import_file = "cdc_platform.lake.slices"
+    import_file = "cdc_platform.delta.task_writer"
 
     def look(_row: int) -> str:
         import importlib
@@ -59,7 +59,7 @@ def _look(files: list[str]) -> None:
 
     from pyspark.sql import functions as F
 
-    session = spark_session()
+    session = get_spark_session()
     asked = F.udf(look, "string", useArrow=False)
     found = session.range(0, 2, 1, 2).select(asked("id").alias("told")).collect()
     print("\n".join(sorted({row["told"] for row in found})))

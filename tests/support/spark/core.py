@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_platform.delta import Lake, TaskRunner, translate_errors
 from cdc_platform.errors import InputError
-from cdc_platform.lake import frames
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import Door, Misfit, spark_struct
-from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import Workers
-from cdc_platform.query.spark import answer
-from cdc_platform.timeline.base_writes import append_with_streams
+from cdc_platform.query.spark import run_spark_query
+from cdc_platform.spark import IncomingFrameSchema, arrow_to_spark_schema, frames
+from cdc_platform.spark.frame_schema import ColumnMismatch
+from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2
+from cdc_platform.timeline.dataframe import append_with_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,17 +37,17 @@ def core(spark: SparkSession, lake: Lake) -> None:
     table = STREAMS_DESCRIPTIONS_V2
     ranges = spark.range(0, 5, 1, 2).select(F.lit(TIME).alias("time"), F.col("id").alias("range_end"))
     rows = ranges.mapInArrow(streams, "time timestamp, range_end bigint, streams array<binary>")
-    version = frames.replace_slice(Workers(lambda: spark), lake, table, rows, {"time": TIME})
-    assert not frames.append(Workers(lambda: spark), lake, table, rows.limit(0))
+    version = frames.replace_partition(TaskRunner(lambda: spark), lake, table, rows, {"time": TIME})
+    assert not frames.append_to_table(TaskRunner(lambda: spark), lake, table, rows.limit(0))
     assert lake.version(table) == version
-    assert frames.read(spark, lake, table).where(F.col("range_end") > 2).count() == 2
-    ends = frames.slice_rows(lake, table, {"time": TIME}, ["range_end"]).frame(spark, "range_end bigint")
+    assert frames.read_table_frame(spark, lake, table).where(F.col("range_end") > 2).count() == 2
+    ends = frames.get_partition_rows(lake, table, {"time": TIME}, ["range_end"]).frame(spark, "range_end bigint")
     assert sorted(row["range_end"] for row in ends.collect()) == list(range(5))
     read = lake.read(table, filters=[("range_end", "=", 3)]).to_pylist()
     assert read == [{"time": TIME, "range_end": 3, "streams": [(3).to_bytes(8, "big") * 2] * 2}]
-    with answer(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as found:
+    with run_spark_query(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as found:
         assert list(found.values()) == []
-    with answer(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
+    with run_spark_query(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
         assert list(found.values()) == [(4, 5)]
     key = F.col("id").cast("string").cast("binary").alias("key")
     writes = spark.range(0, 5, 1, 2).select(key, F.col("id").alias("timestamp"))
@@ -58,14 +56,14 @@ def core(spark: SparkSession, lake: Lake) -> None:
     assert sorted(row["timestamp"] for row in kept.collect()) == list(range(5))
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
-        frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
-    due = spark_struct(table.schema)
-    assert Door("rows", due).misfits(rows) == []
+        frames.replace_partition(TaskRunner(lambda: spark), lake, table, wrong, {"time": TIME})
+    due = arrow_to_spark_schema(table.schema)
+    assert IncomingFrameSchema("rows", due).misfits(rows) == []
     wrong = rows.drop("range_end").withColumn("time", F.lit("noon"))
-    assert Door("rows", due).misfits(wrong) == [
-        Misfit("time", "string", "timestamp"),
-        Misfit("range_end", None, "bigint"),
+    assert IncomingFrameSchema("rows", due).misfits(wrong) == [
+        ColumnMismatch("time", "string", "timestamp"),
+        ColumnMismatch("range_end", None, "bigint"),
     ]
-    with pytest.raises(InputError, match="Syntax error"), translated("the query"):
+    with pytest.raises(InputError, match="Syntax error"), translate_errors("the query"):
         spark.sql("SELEC 1").collect()
     assert lake.read(table).num_rows == 5

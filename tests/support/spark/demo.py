@@ -16,11 +16,10 @@ from pathlib import Path
 from support.spark.standalone import Standalone
 from support.store.s3 import S3
 
-from cdc_platform.commands.output import write_facts
+from cdc_platform.cli.output import write_facts
 from cdc_platform.home import STATE_VARIABLE
-from cdc_platform.lake.connect import ConnectServer
-from cdc_platform.lake.session import LOG_VARIABLE
-from cdc_platform.lake.worker_archive import program_file, worker_archive
+from cdc_platform.spark import LOG_VARIABLE, ConnectServer, get_worker_archive
+from cdc_platform.spark.worker_archive import get_program_file
 
 
 def main() -> int:
@@ -36,7 +35,7 @@ def main() -> int:
 
 def _in(folder: Path, address: str, store: S3) -> int:
     began = time.monotonic()
-    archive = worker_archive()
+    archive = get_worker_archive()
     built = time.monotonic()
     standalone = Standalone(folder, [folder], [store.environment()] * 2)
     try:
@@ -55,7 +54,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
     write_facts(
         {
             "workers' archive": f"{archive}; found or made in {built - began:.0f} s",
-            "program": f"{program_file().stat().st_size / 1e6:.1f} MB, with each session",
+            "program": f"{get_program_file().stat().st_size / 1e6:.1f} MB, with each session",
             "cluster and server": f"up in {started - built:.0f} s",
             "demo": f"{ended - started:.0f} s",
             "tasks": ", ".join(f"{count} by {name}" for name, count in tasks.items()),

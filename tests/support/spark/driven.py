@@ -16,10 +16,9 @@ from support.standin.cluster import PASSWORD, USER
 from support.standin.world import OBSERVER
 from support.store.s3 import S3
 
+from cdc_platform.delta import IN_PROCESS_VARIABLE
 from cdc_platform.home import STATE_VARIABLE
-from cdc_platform.lake.connect import ConnectServer
-from cdc_platform.lake.session import LOG_VARIABLE
-from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
+from cdc_platform.spark import LOG_VARIABLE, ConnectServer
 
 _SECONDS = 120
 _DOORS = ("first", "second")

@@ -27,11 +27,11 @@ from support.ports import free_ports, is_open
 from support.store.s3 import NO_CERTIFICATES
 from support.waiting import await_true
 
-from cdc_platform.lake.executors import CONF_VARIABLE
-from cdc_platform.lake.jars import jars, spark_home
-from cdc_platform.lake.java import find_java
-from cdc_platform.lake.session import MASTER_VARIABLE
-from cdc_platform.supervisor import die_with_parent
+from cdc_platform.processes import get_death_signal_setter
+from cdc_platform.spark import find_java, get_jars
+from cdc_platform.spark.executors import SPARK_CONF_VARIABLE
+from cdc_platform.spark.jars import get_spark_home
+from cdc_platform.spark.session import MASTER_VARIABLE
 
 HOST = "127.0.0.1"
 # Spark runs no second attempt of a task on the machine that has the first, and machines are told apart by addresses.
@@ -95,7 +95,7 @@ class Worker:
         file.write_text(conf, encoding="utf-8")
         java = Path(find_java().executable).resolve().parents[1]
         covered = [str(path) for path in hidden]
-        bound = [str(self.folder), str(spark_home()), str(java)]
+        bound = [str(self.folder), str(get_spark_home()), str(java)]
         before = [*ways_apart(), "sh", "-c", _APART, "sh", *bound, *covered, "--"]
         spark, java = self.folder / "spark", self.folder / "java"
         own = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work")]
@@ -108,7 +108,7 @@ class Worker:
             stdout=(self.folder / "log").open("ab"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent(),
+            preexec_fn=get_death_signal_setter(),
         )
 
     def count(self, said: str) -> int:
@@ -118,7 +118,7 @@ class Worker:
 
     def await_executor(self) -> None:
         """Wait until it has an executor with all that the running application gives to it."""
-        due = len(jars())
+        due = len(get_jars())
         await_true(lambda: self.count(" Adding file:") >= due, _START_SECONDS, "a worker's executor with its JARs")
 
     def stand_still(self) -> None:
@@ -154,16 +154,16 @@ class Standalone:
         settings = _OF_DRIVERS | {"spark.eventLog.dir": self._events.as_uri()}
         told = "".join(f"{name} {value}\n" for name, value in settings.items())
         self.conf.write_text(f"{self._shared}{told}", encoding="utf-8")
-        self.master_command = [*_daemon(spark_home(), "master.Master", self.conf), "--port", str(self._port)]
+        self.master_command = [*_daemon(get_spark_home(), "master.Master", self.conf), "--port", str(self._port)]
         self._master = subprocess.Popen(
             self.master_command,
-            env=_environment(spark_home(), Path(find_java().executable).resolve().parents[1], folder),
+            env=_environment(get_spark_home(), Path(find_java().executable).resolve().parents[1], folder),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=(folder / "master.log").open("ab"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent(),
+            preexec_fn=get_death_signal_setter(),
         )
         self._wait(folder / "master.log")
         self.workers = [self._worker(place, {}) for place in range(len(self._given))]
@@ -171,7 +171,7 @@ class Standalone:
     @property
     def environment(self) -> dict[str, str]:
         """What a driver has to have in its environment."""
-        return {MASTER_VARIABLE: f"spark://{HOST}:{self._port}", CONF_VARIABLE: str(self.conf)}
+        return {MASTER_VARIABLE: f"spark://{HOST}:{self._port}", SPARK_CONF_VARIABLE: str(self.conf)}
 
     def replace(self, worker: Worker, **other: str) -> Worker:
         """End a worker at once, and start another one in its place, with `other` variables."""

@@ -10,17 +10,12 @@ from support.nodes import node_text
 from support.read_logs import home_with_log, schema
 from support.spark import client
 
-from cdc_platform.lake.files import LOG_FOLDER
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
-    GENERATION_DESCRIPTIONS_V2,
-    STREAMS_DESCRIPTIONS_V2,
-    TOPOLOGY_DESCRIPTIONS,
-    Table,
-)
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import log_table
-from cdc_platform.places import Stored, place_of
+from cdc_platform.cdclog import log_table
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.delta import Lake
+from cdc_platform.delta.files import LOG_FOLDER
+from cdc_platform.storage import ObjectStorePath, parse_path
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS, Table
 from cdc_platform.timeline import StreamSources
 
 CLOCK = "2026-01-01T00:00:00Z"
@@ -70,7 +65,7 @@ def assert_appended(address: str) -> None:
     """Hold that what a client has appended to that log is in it once, by one commit."""
     lake = Lake(f"{address}/lake")
     table = log_table(schema(lake))
-    expected = log_batch(schema(lake), client.writes(lake), StreamSources(lake).generations.finder())
+    expected = encode_log_batch(schema(lake), client.writes(lake), StreamSources(lake).generations.finder())
     assert rows(lake.read(table)) == rows(pa.Table.from_batches([expected]))
     assert lake.version(table) == 1  # the first is its creation
 
@@ -83,8 +78,8 @@ def rows(table: pa.Table) -> list[str]:
 def files_of(address: str, table: Table) -> tuple[int, int]:
     """How many data files lie below a table, and how many its newest version has."""
     lake = Lake(f"{address}/lake")
-    folder = place_of(lake.path(table))
-    assert isinstance(folder, Stored)
+    folder = parse_path(lake.path(table))
+    assert isinstance(folder, ObjectStorePath)
     found, are_all = folder.page("")
     assert are_all
     written = [path for path, _ in found if path.endswith(".parquet") and f"/{LOG_FOLDER}/" not in path]

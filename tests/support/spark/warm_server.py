@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.spark import ConnectServer
 
 VALIDATION_OFF = {"PANDERA_VALIDATION_ENABLED": "False", "PANDERA_VALIDATION_DEPTH": "SCHEMA_ONLY"}
 """What would switch pandera's validation off for a whole process; the platform judges all the same."""

@@ -1,4 +1,6 @@
-"""What tests of `ingest` share: a table whose log has two generations, an ingest as the next process would do it."""
+"""What tests of `ingest_table` share: a table whose log has two generations, an ingest as the next process would do
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,15 @@ from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, keys_of
 from support.standin.world import OBSERVER, time_uuid
 
-from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_of
-from cdc_platform.cluster import known
-from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cdclog import log_table
+from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_from_ms
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import open_home
-from cdc_platform.ingest.ingest import IngestResult, ingest
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.log_table import log_table
+from cdc_platform.ingest import IngestResult, ingest_table
+from cdc_platform.scylla import ScyllaCluster, registry
 
 SWITCH_MS = FIRST_MS + Milliseconds(3_600_000)
-FIRST_US, SWITCH_US = us_of(FIRST_MS), us_of(SWITCH_MS)
+FIRST_US, SWITCH_US = us_from_ms(FIRST_MS), us_from_ms(SWITCH_MS)
 NOW_US = Microseconds(SWITCH_US + HOUR_US)
 HORIZON_US = Microseconds(NOW_US - 30 * SECOND_US)
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
@@ -28,33 +28,33 @@ LOG = "shop.t_scylla_cdc_log"
 GENERATIONS = {time: description(time_uuid(time)) for time in (FIRST_MS, SWITCH_MS)}
 
 
-def with_secret_file(standin: StandIn, folder: Path) -> KnownCluster:
+def with_secret_file(standin: StandIn, folder: Path) -> ScyllaCluster:
     """The stand-in with its secret in a file: a JVM that runs already has no new variable of the environment."""
     secret = folder / "secret.toml"
     user, password = OBSERVER
     secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
     secret.chmod(0o600)
     connection = standin.connection(user_env=None, password_env=None, credentials_file=str(secret))
-    return known.add(open_home(folder / "home"), "prod", connection)
+    return registry.add_cluster(open_home(folder / "home"), "prod", connection)
 
 
-def lake_of(cluster: KnownCluster) -> Lake:
+def lake_of(cluster: ScyllaCluster) -> Lake:
     """The tables of its home."""
     return Lake(cluster.open_home().lake)
 
 
-def rows_in(cluster: KnownCluster, log: LiveLog) -> pa.Table:
+def rows_in(cluster: ScyllaCluster, log: LiveLog) -> pa.Table:
     """What the lake has of the log."""
     return lake_of(cluster).read(log_table(log.schema))
 
 
 def bring(
-    cluster: KnownCluster, workers: Workers, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
+    cluster: ScyllaCluster, workers: TaskRunner, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
 ) -> IngestResult:
     """Ingest as the next process would: what is known of the cluster is read anew."""
-    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
+    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
     tell = (told if told is not None else []).append
-    return ingest(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)
+    return ingest_table(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)
 
 
 def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:
@@ -65,6 +65,6 @@ def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:
     return sorted((bytes(stream), str(time), number) for stream, time, number in found)
 
 
-def assert_each_once(cluster: KnownCluster, log: LiveLog) -> None:
+def assert_each_once(cluster: ScyllaCluster, log: LiveLog) -> None:
     """Hold that the lake has all rows of the cluster's log, each once, and that those are all that were written."""
     assert keys_of(rows_in(cluster, log)) == keys_there(log) == log.written_keys()

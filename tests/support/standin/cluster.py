@@ -13,9 +13,9 @@ from support.standin.server import CassandraServer
 from support.standin.world import World, time_uuid
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.cluster.connection import Connection
-from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
 from cdc_platform.ring import Node, Ring
+from cdc_platform.scylla import Connection
 
 NODES = 3
 SHARDS = 4
@@ -75,4 +75,4 @@ def nodes(count: int = NODES, tokens: int = 4, shards: int = SHARDS) -> list[Nod
 
 def description(id_: uuid.UUID, of: Sequence[Node] | None = None) -> TopologyDescription:
     """A generation of the nodes' ring."""
-    return generate(RingLayout.of(Ring.of(nodes() if of is None else of)), id_)
+    return generate_description(RingLayout.of(Ring.of(nodes() if of is None else of)), id_)

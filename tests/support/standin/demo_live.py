@@ -20,18 +20,13 @@ from support.standin.cluster import PASSWORD, USER, StandIn, description, nodes
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 
-from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_of
-from cdc_platform.cluster import known
-from cdc_platform.commands.output import write_facts, write_table
+from cdc_platform.cdclog import log_rows_from_arrow, log_table, replay_log
+from cdc_platform.cli.output import write_facts, write_table
+from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_from_ms
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import open_home
-from cdc_platform.ingest.ingest import IngestResult, ingest
-from cdc_platform.ingest.policy import ReadPolicy
-from cdc_platform.ingest.replica.tables import current_table
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.log_table import log_table
-from cdc_platform.log.log_values import table_rows
-from cdc_platform.log.replay.partitions import replay
+from cdc_platform.ingest import IngestResult, ReadPolicy, current_table, ingest_table
+from cdc_platform.scylla import registry
 
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '86400'};"
 CONFIDENCE_US = Microseconds(SECOND_US * 3)
@@ -95,7 +90,7 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     standin.world.cluster(nodes(1))
     standin.world.generation(first, time_uuid(first), generations[first])
     log = LiveLog(standin.world, defined(DDL), generations).make()
-    cluster = known.add(open_home(home), "live", standin.connection(page_rows=5_000))
+    cluster = registry.add_cluster(open_home(home), "live", standin.connection(page_rows=5_000))
     writer, lags, done = Writer(log), list[float](), list[IngestResult]()
     writer.start()
     for count in (2, 3, None):
@@ -114,13 +109,13 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     return _report(log, cluster, done, lags, writer, time.monotonic() - begun)
 
 
-def _ingest(cluster: known.KnownCluster) -> IngestResult:
+def _ingest(cluster: registry.ScyllaCluster) -> IngestResult:
     def no_session() -> Any:
         raise AssertionError("so little needs no Spark")
 
-    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
+    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
     pace = ReadPolicy(CONFIDENCE_US)
-    return ingest(again, Clock(), "shop", "t", Workers(no_session), pace=pace, tell=print, current=True)
+    return ingest_table(again, Clock(), "shop", "t", TaskRunner(no_session), pace=pace, tell=print, current=True)
 
 
 def _join(standin: StandIn, log: LiveLog, count: int) -> None:
@@ -131,7 +126,8 @@ def _join(standin: StandIn, log: LiveLog, count: int) -> None:
     standin.world.generation(at, time_uuid(at), made)
     log.generations = {**log.generations, at: made}
     print(
-        f"Node {count} joins: a generation of {len(made.streams)} streams starts at {format_us(us_of(at))}", flush=True
+        f"Node {count} joins: a generation of {len(made.streams)} streams starts at {format_us(us_from_ms(at))}",
+        flush=True,
     )
 
 
@@ -147,7 +143,7 @@ def _tell(done: IngestResult, lag: float) -> None:
 
 def _report(
     log: LiveLog,
-    cluster: known.KnownCluster,
+    cluster: registry.ScyllaCluster,
     done: list[IngestResult],
     lags: list[float],
     writer: Writer,
@@ -200,7 +196,7 @@ def _report(
 def _replayed(log: LiveLog, rows: Any) -> set[tuple[Any, ...]]:
     """The base table that the log's rows make."""
     found = set()
-    for state in replay(log.schema, table_rows(log.schema, rows)).values():
+    for state in replay_log(log.schema, log_rows_from_arrow(log.schema, rows)).values():
         (p,) = state.partition_key
         for (k,), row in state.rows.items():
             found.add((p, k, getattr(row.cells["v"], "value", None)))

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cdc_platform.lake.jars import SETTINGS_VARIABLE, cache_folder, spark_home
-from cdc_platform.lake.java import find_java
+from cdc_platform.spark import find_java, get_cache_folder
+from cdc_platform.spark.jars import IVY_SETTINGS_VARIABLE, get_spark_home
 
 VERSION = "5.0.5"
 SHA256 = "c0da9ba8a06c891c949679fc64ac23978fb0fbac5c01e28dc47e2cb18aa68af3"
@@ -34,7 +34,7 @@ def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
 
     Others wait meanwhile, be they threads or processes.
     """
-    folder = cache_folder() / name
+    folder = get_cache_folder() / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "cassandra.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -68,9 +68,9 @@ def retrieve(draft: Path, wanted: Sequence[tuple[str, str, str]], *, alone: bool
         + "</dependencies></ivy-module>",
         encoding="utf-8",
     )
-    resolver = next(spark_home().joinpath("jars").glob("ivy-*.jar"))
+    resolver = next(get_spark_home().joinpath("jars").glob("ivy-*.jar"))
     command = [find_java().executable, "-cp", str(resolver), "org.apache.ivy.Main"]
-    settings = os.environ.get(SETTINGS_VARIABLE)
+    settings = os.environ.get(IVY_SETTINGS_VARIABLE)
     if alone and not settings:
         settings = str(draft / "settings.xml")
         Path(settings).write_text(_WITHOUT_POMS, encoding="utf-8")

@@ -19,7 +19,7 @@ from support.standin.jars import fetched, retrieve
 from support.standin.server import java17
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.lake.jars import spark_home
+from cdc_platform.spark.jars import get_spark_home
 
 _LIBRARY = ("com.scylladb", "1.3.9")
 _JARS = {
@@ -55,7 +55,7 @@ def read_log(host: str, port: int, user: tuple[str, str], table: str, expected: 
     launcher = java17()
     if not Path(launcher).resolve().with_name("javac").exists() and _has_no_compiler(launcher):
         _cannot("the Java client needs a JDK of Java 17, which compiles it (Debian: openjdk-17-jdk-headless)")
-    spark = [next(spark_home().joinpath("jars").glob(pattern)) for pattern in _FROM_SPARK]
+    spark = [next(get_spark_home().joinpath("jars").glob(pattern)) for pattern in _FROM_SPARK]
     path = os.pathsep.join(map(str, [*_client_jars(), *spark]))
     source = Path(__file__).with_name("ReadLogs.java")
     words = [host, str(port), *user, str(expected), table]

@@ -9,19 +9,15 @@ from support.standin.cluster import FIRST_MS
 from support.standin.live_table import LiveTable, by_key
 from support.standin.world import World, time_uuid
 
-from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
-from cdc_platform.cluster import known
-from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cdclog import INEXACT
+from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_from_seconds
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home import open_home
-from cdc_platform.ingest.ingest import IngestResult, ingest
-from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest import IngestResult, ReadPolicy, current_table, ingest_table
 from cdc_platform.ingest.replica import snapshot as scanning
-from cdc_platform.ingest.replica.tables import current_table
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.volume import Workers
-from cdc_platform.log.stored_names import INEXACT
+from cdc_platform.scylla import ScyllaCluster, registry
 
-DAY_US = us_of_seconds(DAY_SECONDS)
+DAY_US = us_from_seconds(DAY_SECONDS)
 AT_ONCE = ReadPolicy(Microseconds(0))
 
 
@@ -32,13 +28,13 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, mos
     monkeypatch.setattr(scanning, "MOST_SLICES", most)
 
 
-def bring(cluster: KnownCluster, workers: Workers, pace: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
+def bring(cluster: ScyllaCluster, workers: TaskRunner, pace: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
     """Ingest as the next process would, up to now."""
-    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
-    return ingest(again, Clock(), "shop", "t", workers, pace=pace, **options)
+    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
+    return ingest_table(again, Clock(), "shop", "t", workers, pace=pace, **options)
 
 
-def in_lake(cluster: KnownCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
+def in_lake(cluster: ScyllaCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
     """The rows that the lake has by key, and the keys of those that are marked."""
     lake = Lake(cluster.open_home().lake)
     rows = lake.read(current_table(table.schema)).to_pylist()

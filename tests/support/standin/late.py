@@ -12,8 +12,8 @@ from support.standin.versions import VERSIONS, Version
 from support.standin.world import World, time_uuid
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.generations import TopologyDescription
-from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
+from cdc_platform.generations import StreamSet, TopologyDescription, uniform_tablet_ends
+from cdc_platform.generations.tablets import generate_tablet_streams
 
 TABLE_ID = uuid.UUID(int=7)
 
@@ -37,7 +37,7 @@ class Late:
         if self.said == "tablets":
             sets = {}
             for at, count in ((FIRST_MS, 2), (SWITCH_MS, 4)):
-                sets[at] = StreamSet.of(at, new_streams(TABLE_ID, at, uniform_ends(count)))
+                sets[at] = StreamSet.of(at, generate_tablet_streams(TABLE_ID, at, uniform_tablet_ends(count)))
             self.generations = sets
             self.world.stream_set("shop", "t", FIRST_MS, [each.tobytes() for each in sets[FIRST_MS].ids])
         elif self.said in ("group", "nodes"):

@@ -9,25 +9,21 @@ import numpy as np
 import pyarrow as pa
 from support.standin.world import World
 
-from cdc_platform.clock import Microseconds, Milliseconds, us_of
-from cdc_platform.cql import statements as s
-from cdc_platform.cql.catalog import Catalog
-from cdc_platform.cql.definitions import define
-from cdc_platform.cql.parser import parse
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.generations import TopologyDescription
-from cdc_platform.generations.tablets import StreamSet
-from cdc_platform.lake.arrow import stream_ids, tokens_of_column
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import writes_schema
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.schema import typed_writes_schema
+from cdc_platform.clock import Microseconds, Milliseconds, us_from_ms
+from cdc_platform.cql import Catalog, TableSchema, apply_definition, parse_statements
+from cdc_platform.cql import ast as s
+from cdc_platform.delta import stream_ids_to_arrow, tokens_from_keys
+from cdc_platform.generations import StreamSet, TopologyDescription
 
 
 def defined(ddl: str) -> TableSchema:
     """The last table that CQL makes."""
     catalog, name = Catalog(), None
-    for statement in parse(ddl):
-        assert isinstance(statement.body, s.Definition)
-        define(catalog, statement.body, Microseconds(0))
+    for statement in parse_statements(ddl):
+        assert isinstance(statement.body, s.DefinitionStatement)
+        apply_definition(catalog, statement.body, Microseconds(0))
         name = statement.body.name if isinstance(statement.body, s.CreateTable) else name
     assert name is not None
     return catalog.table(name)
@@ -52,7 +48,7 @@ class LiveLog:
         known = {name: [0] * len(times_us) for name in ("k", "v") if self.schema.has(name)}
         made = {"operation": [2] * len(times_us), "timestamp": list(times_us), "p": list(range(len(times_us)))}
         typed = pa.table({**made, **known, **columns})
-        schema = writes_schema(self.schema)
+        schema = typed_writes_schema(self.schema)
         arrays = [
             typed[each.name].cast(each.type).combine_chunks()
             if each.name in typed.column_names
@@ -60,7 +56,7 @@ class LiveLog:
             for each in schema
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        rows = pa.Table.from_batches([log_batch(self.schema, batch, self._streams)])
+        rows = pa.Table.from_batches([encode_log_batch(self.schema, batch, self._streams)])
         self.world.log_rows(self.schema, rows)
         self.written.append(rows)
         return rows
@@ -71,12 +67,12 @@ class LiveLog:
 
     def _streams(self, keys: pa.Array, timestamps: pa.Array) -> pa.Array:
         times = sorted(self.generations)
-        tokens, out = tokens_of_column(keys), np.zeros((len(keys), 16), np.uint8)
-        begun = np.searchsorted([us_of(time) for time in times], np.asarray(timestamps), side="right") - 1
+        tokens, out = tokens_from_keys(keys), np.zeros((len(keys), 16), np.uint8)
+        begun = np.searchsorted([us_from_ms(time) for time in times], np.asarray(timestamps), side="right") - 1
         for place in np.unique(begun).tolist():
             assert place >= 0
             out[begun == place] = self.generations[times[place]].streams_of(tokens[begun == place])
-        return stream_ids(out)
+        return stream_ids_to_arrow(out)
 
 
 def keys_of(rows: pa.Table) -> list[tuple[bytes, str, int]]:

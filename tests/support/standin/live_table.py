@@ -19,15 +19,26 @@ import pyarrow as pa
 from cassandra.util import Date
 from support.standin.world import World
 
-from cdc_platform.clock import Milliseconds, us_of
-from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, TupleType, UserType, scalar
-from cdc_platform.generations import TopologyDescription
-from cdc_platform.generations.tablets import StreamSet
-from cdc_platform.lake.arrow import tokens_of_column
+from cdc_platform.clock import Milliseconds, us_from_ms
+from cdc_platform.cql import (
+    INT,
+    TEXT,
+    CdcOptions,
+    Column,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TableSchema,
+    TupleType,
+    UserType,
+)
+from cdc_platform.cql.types import get_scalar_type
+from cdc_platform.delta import tokens_from_keys
+from cdc_platform.generations import StreamSet, TopologyDescription
 
 UT = UserType("shop", "told", (("a", INT), ("b", TEXT)))
-TIMESTAMP, DATE, DECIMAL, BLOB = map(scalar, ("timestamp", "date", "decimal", "blob"))
+TIMESTAMP, DATE, DECIMAL, BLOB = map(get_scalar_type, ("timestamp", "date", "decimal", "blob"))
 PAIR = TupleType((TIMESTAMP, TEXT))
 KEYS: tuple[CqlType, ...] = (INT, INT, TEXT, TIMESTAMP, DATE, DECIMAL, BLOB, PAIR)
 TYPES: tuple[CqlType, ...] = (
@@ -97,8 +108,8 @@ class LiveTable:
     def log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
         """Log rows of one batch of a partition, each without what all of them have."""
         key = tuple(_plain(column.type, partition[column.name]) for column in self.schema.partition_key)
-        token = tokens_of_column(pa.array([self.schema.partition_bytes(key)], pa.binary()))
-        begun = max(time for time in self.generations if us_of(time) <= time_us)
+        token = tokens_from_keys(pa.array([self.schema.partition_bytes(key)], pa.binary()))
+        begun = max(time for time in self.generations if us_from_ms(time) <= time_us)
         stream = self.generations[begun].streams_of(token)[0].tobytes()
         head = {"cdc$stream_id": stream, "cdc$time": _uuid(time_us, self.dice), **partition}
         full = [

@@ -20,7 +20,7 @@ import pytest
 from support.ports import free_ports
 from support.standin.jars import cassandra_jars
 
-from cdc_platform.supervisor import end_with_parent
+from cdc_platform.processes import kill_when_parent_dies
 
 NEEDED = 17
 # Behind each request, Cassandra's threads look for another one for 10 ms, and sleep for 10 us between two looks: nine
@@ -91,7 +91,7 @@ _LOGBACK = """<configuration><appender name="A" class="ch.qos.logback.core.Conso
 def _begin() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS))
-    end_with_parent()
+    kill_when_parent_dies()
 
 
 def java17() -> str:

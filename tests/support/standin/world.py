@@ -22,8 +22,7 @@ from cassandra.util import uuid_from_time
 from support.standin.far_rows import bytes_of, far_rows
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql import TableSchema, get_log_columns, quote_name
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.ring import Node
 
@@ -177,13 +176,13 @@ class World:
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
         """A base table and its log, as ScyllaDB made both at a time, with the CDC options of the schema."""
         base = ", ".join(
-            f"{quoted(each.name)} {each.type.cql}{' static' * (each.kind == 'static')}" for each in schema.columns
+            f"{quote_name(each.name)} {each.type.cql}{' static' * (each.kind == 'static')}" for each in schema.columns
         )
-        keys = ", ".join(quoted(each.name) for each in schema.partition_key)
-        keys = ", ".join([f"({keys})", *(quoted(each.name) for each in schema.clustering_key)])
-        log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
-        name, log_name = f"{quoted(schema.keyspace)}.{quoted(schema.name)}", _log_of(schema)
-        orders = [f"{quoted(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
+        keys = ", ".join(quote_name(each.name) for each in schema.partition_key)
+        keys = ", ".join([f"({keys})", *(quote_name(each.name) for each in schema.clustering_key)])
+        log = ", ".join(f"{quote_name(each.name)} {each.type.cql}" for each in get_log_columns(schema))
+        name, log_name = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}", _log_of(schema)
+        orders = [f"{quote_name(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
         order = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
         self._let_be(log_name, f"{log}, PRIMARY KEY ({key})")
@@ -210,19 +209,19 @@ class World:
 
     def log_rows(self, schema: TableSchema, rows: pa.Table) -> None:
         """Put rows in the columns of the log's Delta table into a log; blobs and numbers alone beside the head."""
-        names = [each.name for each in log_columns(schema)]
+        names = [each.name for each in get_log_columns(schema)]
         values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
         self.log_values(schema, values)
 
     def log_values(self, schema: TableSchema, rows: Sequence[Mapping[str, object]]) -> None:
         """Put rows into a log as the driver takes them, by the log's columns; what a row lacks is null."""
-        names = [each.name for each in log_columns(schema)]
+        names = [each.name for each in get_log_columns(schema)]
         self.values(_log_of(schema), names, ([row.get(name) for name in names] for row in rows))
 
     def values(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Put rows in, by these columns."""
         self.changed = True
-        listed, marks = ", ".join(map(quoted, names)), ", ".join("?" for _ in names)
+        listed, marks = ", ".join(map(quote_name, names)), ", ".join("?" for _ in names)
         made = self._session.prepare(f"INSERT INTO {table} ({listed}) VALUES ({marks})")
         execute_concurrent_with_args(self._session, made, rows)
 
@@ -432,7 +431,7 @@ def time_uuid(ms: Milliseconds, number: int = 1) -> uuid.UUID:
 
 def _log_of(schema: TableSchema) -> str:
     """The log as CQL names it."""
-    return f"{quoted(schema.keyspace)}.{quoted(schema.log_name)}"
+    return f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
 
 
 def _partition_key(columns: str) -> list[str]:

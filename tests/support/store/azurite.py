@@ -18,7 +18,7 @@ from support.ports import free_ports
 from support.standin.jars import fetched
 from support.store.program import Program, found, have
 
-from cdc_platform.lake.jars import cache_folder
+from cdc_platform.spark import get_cache_folder
 
 VERSION = "3.37.0"
 _NAME = f"azurite-{VERSION}"
@@ -32,7 +32,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 class Azurite(Program):
     """An emulator that was started, with everything in its memory."""
 
-    PROGRAM: ClassVar = found("azurite-blob") or shutil.which(cache_folder() / _NAME / _PROGRAM)
+    PROGRAM: ClassVar = found("azurite-blob") or shutil.which(get_cache_folder() / _NAME / _PROGRAM)
     HOW_TO_HAVE_IT: ClassVar = (
         f"NOT TRIED: there is no azurite-blob; make emulators, or npm install -g azurite@{VERSION}"
     )

@@ -23,7 +23,7 @@ from xml.etree import ElementTree as ET
 from support.ports import free_ports
 from support.store.program import OfGo, Program
 
-from cdc_platform.supervisor import die_with_parent
+from cdc_platform.processes import get_death_signal_setter
 
 _CONDITION = "x-goog-if-generation-match"
 _OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-encoding"})
@@ -48,7 +48,7 @@ class FakeGcs(Program):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=die_with_parent(),
+            preexec_fn=get_death_signal_setter(),
         )
         assert self._front.stdout is not None
         self._account = folder / "account.json"

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from cdc_platform.places import Listing, Stored, stored
+from cdc_platform.storage import ListingCache, ObjectStorePath, object_store
 
 
-def assert_listed_as_it_is(lake: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_listed_as_it_is(lake: ObjectStorePath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold that a listing says of each folder what a list of the folder alone says, while files are added."""
-    monkeypatch.setattr(stored, "_PAGE", 7)
+    monkeypatch.setattr(object_store, "_PAGE_SIZE", 7)
     draw = random.Random(5)
     folders = [lake / f"{draw.choice('ab')}/{name}/_log" for name in "cdefgh"]
     for folder in folders:
@@ -19,7 +19,7 @@ def assert_listed_as_it_is(lake: Stored, monkeypatch: pytest.MonkeyPatch) -> Non
             (folder / f"{name:02d}").create(b"x")
         for name in range(draw.choice([0, 2, 12])):
             (folder.folder / f"p={name}/x").create(b"x")
-    listing, asked = Listing(), 0
+    listing, asked = ListingCache(), 0
     for _ in range(60):
         folder, after = draw.choice(folders), draw.choice(["", "30", "70"])
         found = listing.files(folder, lake, after)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.store.s3 import KEY, S3, SECRET
 
-from cdc_platform.lake.jars import CACHE_VARIABLE, cache_folder
+from cdc_platform.spark import CACHE_VARIABLE, get_cache_folder
 
 INSTEAD_OF = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
 """Variables of which none is set where a profile tells all."""
@@ -33,5 +33,5 @@ def by_profile(store: S3, user: Path) -> dict[str, str]:
     )
     others = {name: value for name, value in store.environment().items() if name not in INSTEAD_OF}
     # Else all that the platform keeps for every home would be made anew in that folder.
-    others[CACHE_VARIABLE] = str(cache_folder())
+    others[CACHE_VARIABLE] = str(get_cache_folder())
     return others | {"HOME": str(user), "AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true"}

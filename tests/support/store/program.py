@@ -13,8 +13,8 @@ from pathlib import Path
 from support.ports import is_open
 from support.standin.jars import fetched
 
-from cdc_platform.lake.jars import cache_folder
-from cdc_platform.supervisor import die_with_parent
+from cdc_platform.processes import get_death_signal_setter
+from cdc_platform.spark import get_cache_folder
 
 _HAD_WITHIN_SECONDS = 600
 _STARTS_WITHIN_SECONDS = 60
@@ -58,7 +58,7 @@ class OfGo:
     @property
     def path(self) -> str | None:
         """Where it is, if anybody has installed it or `make emulators` has built it."""
-        return found(self.name) or shutil.which(cache_folder() / self._folder / self.name)
+        return found(self.name) or shutil.which(get_cache_folder() / self._folder / self.name)
 
     @property
     def how_to_have_it(self) -> str:
@@ -93,7 +93,7 @@ class Program:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent(),
+            preexec_fn=get_death_signal_setter(),
         )
         name, until = Path(given[0]).name, time.monotonic() + _STARTS_WITHIN_SECONDS
         while not is_open(port):

@@ -39,7 +39,7 @@ from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from cdc_platform.interpreter import be_lean
+from cdc_platform.runtime import tune_short_process
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
@@ -352,7 +352,7 @@ class _Connection(WSGIRequestHandler):
 
 def main() -> None:
     """Serve until standard input ends."""
-    be_lean()
+    tune_short_process()
     gc.freeze()
     store = Store()
     doors: dict[str, _Application] = {

@@ -16,11 +16,11 @@ import pyarrow.types as pat
 from deltalake import write_deltalake
 from support.oracles import oracle
 
-from cdc_platform.clock import Milliseconds, ms_to_datetime
-from cdc_platform.invariants.findings import Finding, Tally, add_up
-from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import (
+from cdc_platform.checks import Finding, InvariantTally, sum_tallies
+from cdc_platform.checks.scan import GenerationRanges, GenerationRowBatch, audit_generation_rows
+from cdc_platform.clock import Milliseconds, datetime_from_ms
+from cdc_platform.delta import Lake
+from cdc_platform.tables import (
     BOOTSTRAP_EVENTS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -97,13 +97,13 @@ def row_violations(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[
     }
 
 
-def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, Tally]:
+def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, InvariantTally]:
     """What the audit of rows finds, without Spark."""
     ends = np.array([row["range_end"] for row in rows], dtype=np.int64)
     streams = [stream for row in rows for stream in row["streams"]]
     damaged = {place: f"0x{stream.hex()}" for place, stream in enumerate(streams) if len(stream) != 16}
     whole = b"".join(bytes(16) if place in damaged else stream for place, stream in enumerate(streams))
-    columns = Rows(
+    columns = GenerationRowBatch(
         range_ends=ends,
         ignore_msbs=np.array([row["ignore_msb"] for row in rows], dtype=np.int64),
         stream_counts=np.array([len(row["streams"]) for row in rows], dtype=np.int64),
@@ -111,7 +111,7 @@ def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str
         order_known=~np.isin(ends, unordered),
         damaged=damaged,
     )
-    return add_up(audit_rows(columns, RangeEnds(np.unique(ends))))
+    return sum_tallies(audit_generation_rows(columns, GenerationRanges(np.unique(ends))))
 
 
 def violations(findings: list[Finding]) -> dict[str, int]:
@@ -203,4 +203,4 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def _time(ms: Milliseconds) -> Any:
-    return ms_to_datetime(ms)
+    return datetime_from_ms(ms)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
-from assets.partitions import NAME, keys
+from assets.partitions import GENERATIONS_NAME, read_generation_keys
 from cdc_platform.definitions import defs
-from cdc_platform.lake.lake import Lake
+from cdc_platform.delta import Lake
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
@@ -47,7 +47,7 @@ class Rehearsal:
 
     def partition(self, generation_id: str) -> str:
         """What the generation's partition is called."""
-        return keys(self.lake, self.instance).of(generation_id)
+        return read_generation_keys(self.lake, self.instance).of(generation_id)
 
     def bootstrap(self, config: dict[str, Any]) -> ExecuteInProcessResult:
         """Run the job of the inbox with this config."""
@@ -58,7 +58,7 @@ class Rehearsal:
         """Run the join of a generation, or of its assets only those of `tables` (keyspace.table)."""
         chosen = [AssetKey(table.split(".")) for table in tables]
         partition = self.partition(generation_id)
-        self.instance.add_dynamic_partitions(NAME, [partition])
+        self.instance.add_dynamic_partitions(GENERATIONS_NAME, [partition])
         return self._run("join", {}, partition, chosen or None)
 
     def _run(

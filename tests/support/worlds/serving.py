@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cdc_platform.home import VARIABLE
-from cdc_platform.lake.lake import Lake
+from cdc_platform.delta import Lake
+from cdc_platform.home import HOME_VARIABLE
 
 _MARK = "CDC_PLATFORM_TEST_MARK"
 _SOON_WARM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -58,7 +58,7 @@ class Serving:
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of the platform on this home, started."""
-        environment = {name: value for name, value in os.environ.items() if name not in {VARIABLE, "SPARK_REMOTE"}}
+        environment = {name: value for name, value in os.environ.items() if name not in {HOME_VARIABLE, "SPARK_REMOTE"}}
         # Whatever it leaves in the temporary folder is left where a test can see it.
         environment["TMPDIR"] = str(self.temporary)
         return subprocess.Popen(

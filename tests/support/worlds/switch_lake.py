@@ -9,24 +9,19 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
-from cdc_platform.generations import RingLayout, generate
-from cdc_platform.lake.arrow import stream_lists
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
+from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, us_from_ms
+from cdc_platform.delta import Lake, stream_lists_to_arrow
+from cdc_platform.generations import RingLayout, generate_description
+from cdc_platform.importing import parse_join_request
+from cdc_platform.lifecycle import V2_STEPS, JoinContext, find_step, switch
 from cdc_platform.lifecycle.join import bootstrap, verdicts
-from cdc_platform.lifecycle.join.formats import V2
-from cdc_platform.lifecycle.join.step import Joining, step_of
-from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import inbox
-from cdc_platform.records.join_request import JoinRequest
-from cdc_platform.records.ring import put_nodes
+from cdc_platform.metastore import JoinRequest, inbox, write_nodes
 from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
-from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
 
 NOON_MS = Milliseconds(1_700_000_000_000)
-NOON = Clock(us_of(NOON_MS))
+NOON = Clock(us_from_ms(NOON_MS))
 TWO_PHASE = Settings(two_phase_switch=True)
 
 
@@ -52,8 +47,8 @@ def request(number: int) -> JoinRequest:
 
 def inserted(lake: Lake, number: int, clock: Clock = NOON, *, rows: slice = slice(None)) -> str:
     """Queue node `number` and insert its generation; `rows` leaves some of its rows out. Answers with its UUID."""
-    generation_id = inbox.queue(lake, clock, request(number)).generation_id
-    describe(lake, generation_id, bootstrap.rings(lake, generation_id)[1], rows)
+    generation_id = inbox.queue_join(lake, clock, request(number)).generation_id
+    describe(lake, generation_id, bootstrap.read_rings(lake, generation_id)[1], rows)
     trusted(lake, generation_id)
     return generation_id
 
@@ -63,19 +58,19 @@ def switching(lake: Lake, answered: int = 0) -> str:
     hosts = [host(number) for number in (1, 2, 3)]
     ring_of(lake, (1, 2))
     generation_id = inserted(lake, 3)
-    register.prepare(lake, NOON, TWO_PHASE, generation_id, hosts[2], hosts)
-    register.acknowledge(lake, NOON, TWO_PHASE, generation_id, hosts[:answered])
+    switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, hosts[2], hosts)
+    switch.acknowledge_switch(lake, NOON, TWO_PHASE, generation_id, hosts[:answered])
     return generation_id
 
 
 def trusted(lake: Lake, generation_id: str) -> None:
     """Keep the good verdict that a join leaves on what it has inserted, as it is now."""
-    step = step_of(V2, GENERATION_DESCRIPTIONS_V2)
+    step = find_step(V2_STEPS, GENERATION_DESCRIPTIONS_V2)
     assert step.audit is not None
-    joining = Joining(lake, NOON, TWO_PHASE, generation_id, None, "a join")
-    content = verdicts.content_of(lake, step.audit.slices(joining))
-    passed = verdicts.Verdict(generation_id, step.name, content, step.audit.invariants, True, "", joining.door)
-    verdicts.keep(lake, NOON, passed)
+    joining = JoinContext(lake, NOON, TWO_PHASE, generation_id, None, "a join")
+    content = verdicts.content_name(lake, step.audit.slices(joining))
+    passed = verdicts.StepVerdict(generation_id, step.name, content, step.audit.invariants, True, "", joining.door)
+    verdicts.store_verdict(lake, NOON, passed)
 
 
 def operating(lake: Lake, numbers: Iterable[int], time_ms: Milliseconds) -> None:
@@ -84,18 +79,18 @@ def operating(lake: Lake, numbers: Iterable[int], time_ms: Milliseconds) -> None
     count = describe(lake, generation_id, Ring.of(parse_node(number) for number in numbers))
     row = {
         "generation_id": generation_id,
-        "time": ms_to_datetime(time_ms),
+        "time": datetime_from_ms(time_ms),
         "num_ranges": count,
         "num_streams": 2 * count,
-        "created_at": ms_to_datetime(time_ms),
-        "published_at": ms_to_datetime(time_ms),
+        "created_at": datetime_from_ms(time_ms),
+        "published_at": datetime_from_ms(time_ms),
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=False)
 
 
 def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(None)) -> int:
     """Insert the V2 descriptions of a generation over a ring; answers with how many there are of them."""
-    made = generate(RingLayout.of(ring), UUID(generation_id))
+    made = generate_description(RingLayout.of(ring), UUID(generation_id))
     count = len(made)
     v2 = pa.table(
         {
@@ -103,7 +98,7 @@ def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(Non
             "range_end": pa.array(made.range_ends),
             "ignore_msb": pa.array(made.ignore_msbs.astype(np.int8)),
             "num_ranges": pa.array(np.full(count, count, dtype=np.int32)),
-            "streams": stream_lists(made.stream_counts, made.streams),
+            "streams": stream_lists_to_arrow(made.stream_counts, made.streams),
         }
     )
     lake.merge(GENERATION_DESCRIPTIONS_V2, v2.take(pa.array(range(count)[rows])), update=False)
@@ -113,7 +108,7 @@ def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(Non
 def ring_of(lake: Lake, numbers: Iterable[int]) -> None:
     """Put nodes into the ring as it stands, without generations."""
     nodes = [parse_node(number) for number in numbers]
-    put_nodes(lake, nodes)
+    write_nodes(lake, nodes)
 
 
 def parse_node(number: int) -> inbox.Node:

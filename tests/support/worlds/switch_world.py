@@ -13,12 +13,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from uuid import UUID
 
-from cdc_platform.clock import HOUR_MS, HOUR_US, ONE_MS, SECOND_US, Microseconds, Milliseconds, ms_of, us_of
+from cdc_platform.clock import HOUR_MS, HOUR_US, ONE_MS, SECOND_US, Microseconds, Milliseconds, ms_from_us, us_from_ms
 from cdc_platform.errors import StateError, WriteRefused
-from cdc_platform.generations import Metadata, RingLayout, TopologyDescription, generate, new_generation_timestamp
+from cdc_platform.generations import (
+    CdcMetadata,
+    GenerationSwitch,
+    RingLayout,
+    SwitchPhase,
+    SwitchTimes,
+    TopologyDescription,
+    generate_description,
+    new_generation_timestamp,
+)
 from cdc_platform.generations import switch as rules
-from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
-from cdc_platform.node.participant import Participant, Promise
+from cdc_platform.node.participant import LeasePromise, SwitchParticipant
 from cdc_platform.ring import Node, Ring
 
 SECOND = SECOND_US
@@ -41,7 +49,7 @@ def node_of(number: int) -> Node:
 def described(members: tuple[int, ...], generation: int) -> tuple[TopologyDescription, Ring]:
     """Generation `generation` over these nodes, with its ring. The same in every history: made once."""
     ring = Ring.of(node_of(number) for number in members)
-    return generate(RingLayout.of(ring), UUID(int=generation)), ring
+    return generate_description(RingLayout.of(ring), UUID(int=generation)), ring
 
 
 @lru_cache(maxsize=4096)
@@ -90,8 +98,8 @@ class Machine:
     deaf: bool = False
     paused: bool = False
     dead: bool = False
-    disk: list[Promise] = field(default_factory=list)
-    outbox: list[tuple[int, Switch]] = field(default_factory=list)
+    disk: list[LeasePromise] = field(default_factory=list)
+    outbox: list[tuple[int, GenerationSwitch]] = field(default_factory=list)
     ill_at_us: Microseconds = Microseconds(-1)
     """When it was last anything but well."""
 
@@ -125,7 +133,7 @@ class World:
         while left > 0:
             step = min(left, HEARTBEAT_MS)
             left -= step
-            self.now_us += us_of(step)
+            self.now_us += us_from_ms(step)
             for machine in list(self.machines.values()):
                 if machine.hears:
                     self.look(machine.number)
@@ -232,10 +240,10 @@ class SwitchWorld(World):
     def __init__(self, times: SwitchTimes) -> None:
         super().__init__(times)
         self.version = 0
-        self.register: dict[str, Switch] = {}
-        self.decisions: dict[str, tuple[Phase, int | None]] = {}
-        self.told: dict[int, dict[str, tuple[Phase, int | None]]] = {}
-        self.nodes: dict[int, Participant] = {}
+        self.register: dict[str, GenerationSwitch] = {}
+        self.decisions: dict[str, tuple[SwitchPhase, int | None]] = {}
+        self.told: dict[int, dict[str, tuple[SwitchPhase, int | None]]] = {}
+        self.nodes: dict[int, SwitchParticipant] = {}
         for machine in self.machines.values():
             self.restart(machine)
             self.look(machine.number)
@@ -244,10 +252,10 @@ class SwitchWorld(World):
         number = len(self.machines) + 1
         generation = len(self.tables)
         ring = self.committed_members()
-        clock_ms = ms_of(self.now_us)
+        clock_ms = ms_from_us(self.now_us)
         machine = Machine(number)
         try:
-            switch = rules.prepare(
+            switch = rules.prepare_switch(
                 self.register.values(),
                 str(generation),
                 str(number),
@@ -270,7 +278,7 @@ class SwitchWorld(World):
             return
         node = self.nodes[number]
         if number <= INITIAL:
-            self.tell(number, 0, ms_of(START) - HOUR_MS)
+            self.tell(number, 0, ms_from_us(START) - HOUR_MS)
         for switch in list(self.register.values()):
             if str(number) in switch.participants and not node.learn(switch, self.clock_us(machine)):
                 assert switch.time_ms is not None
@@ -292,34 +300,36 @@ class SwitchWorld(World):
         host = str(machine.number)
         if switch.is_decided:
             return
-        if host in switch.missing and ms_of(clock_us) < switch.deadline_ms:
+        if host in switch.missing and ms_from_us(clock_us) < switch.deadline_ms:
             promise = self.promise(machine, switch)
             try:
-                answered = rules.acknowledge(switch, host, promise.lease_end_ms, self.times, ms_of(clock_us))
+                answered = rules.acknowledge_switch(
+                    switch, host, promise.lease_end_ms, self.times, ms_from_us(clock_us)
+                )
             except StateError:
                 return  # its promise has run out before it could answer with it
             self.send(machine, answered, late=late)
             if late:
                 return
             switch = self.register[generation]
-        decided = self.decide(switch, ms_of(clock_us), host)
+        decided = self.decide(switch, ms_from_us(clock_us), host)
         if decided is not switch:
             self.send(machine, decided, late=late)
             if not late:
                 self.look(machine.number)
 
-    def promise(self, machine: Machine, switch: Switch) -> Promise:
+    def promise(self, machine: Machine, switch: GenerationSwitch) -> LeasePromise:
         """The participant keeps the generation as prepared, and its promise on its disk, before it answers."""
         description = self.read(int(switch.generation_id))
         promise = self.nodes[machine.number].promise(switch, *description, self.clock_us(machine))
         machine.disk = list(self.nodes[machine.number].promises)
         return promise
 
-    def decide(self, switch: Switch, now_ms: Milliseconds, by: str) -> Switch:
+    def decide(self, switch: GenerationSwitch, now_ms: Milliseconds, by: str) -> GenerationSwitch:
         """What is due."""
-        return rules.decide(switch, self.times, now_ms=now_ms, newest_ms=self.newest_ms(), by=by)
+        return rules.decide_switch(switch, self.times, now_ms=now_ms, newest_ms=self.newest_ms(), by=by)
 
-    def send(self, machine: Machine, switch: Switch, *, late: bool) -> None:
+    def send(self, machine: Machine, switch: GenerationSwitch, *, late: bool) -> None:
         """A compare-and-set against the register as it was read, at once or on its way."""
         machine.outbox.append((self.version, switch))
         if late:
@@ -328,7 +338,7 @@ class SwitchWorld(World):
         else:
             self.arrive(*machine.outbox.pop())
 
-    def arrive(self, version: int, switch: Switch) -> None:
+    def arrive(self, version: int, switch: GenerationSwitch) -> None:
         """The register takes a row if nothing has changed since it was read."""
         if version == self.version:
             self.version += 1
@@ -342,14 +352,14 @@ class SwitchWorld(World):
                 self.arrive(*sent)
 
     def restart(self, machine: Machine) -> None:
-        self.nodes[machine.number] = Participant(str(machine.number), self.times, promises=machine.disk)
+        self.nodes[machine.number] = SwitchParticipant(str(machine.number), self.times, promises=machine.disk)
 
     def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
         taken = self.nodes[number].accept(ts_us, token, self.clock_us(self.machines[number]))
         return taken.stream_id, tuple(node.host_id.int for node in taken.ring.nodes)
 
     def moments_us(self) -> list[Microseconds]:
-        leases = [us_of(end) for switch in self.register.values() for _, end in switch.leases]
+        leases = [us_from_ms(end) for switch in self.register.values() for _, end in switch.leases]
         return [*super().moments_us(), *leases]
 
     def read(self, generation: int) -> tuple[TopologyDescription, Ring]:
@@ -363,12 +373,12 @@ class SwitchWorld(World):
     def newest_ms(self) -> Milliseconds:
         """The timestamp of the newest generation."""
         return Milliseconds(
-            max([ms_of(time) for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
+            max([ms_from_us(time) for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
         )
 
     def committed_members(self) -> tuple[int, ...]:
         """The nodes of the ring: those that have begun, and those of committed switches."""
-        joined = [int(switch.initiator) for switch in self.register.values() if switch.phase is Phase.COMMITTED]
+        joined = [int(switch.initiator) for switch in self.register.values() if switch.phase is SwitchPhase.COMMITTED]
         return (*range(1, INITIAL + 1), *sorted(joined))
 
     def note_decisions(self) -> None:
@@ -379,10 +389,10 @@ class SwitchWorld(World):
                 continue
             decision = (switch.phase, switch.time_ms)
             assert self.decisions.setdefault(generation, decision) == decision, f"{generation}: decided twice"
-            if switch.phase is Phase.COMMITTED:
+            if switch.phase is SwitchPhase.COMMITTED:
                 assert switch.time_ms is not None
                 assert len(switch.leases) == len(switch.participants)
-                self.started.setdefault(int(generation), us_of(switch.time_ms))
+                self.started.setdefault(int(generation), us_from_ms(switch.time_ms))
 
 
 class GossipWorld(World):
@@ -393,7 +403,7 @@ class GossipWorld(World):
         self.gossip: list[int] = []
         self.heard: dict[int, set[int]] = {}
         self.rings: dict[int, tuple[int, ...]] = {}
-        self.memory: dict[int, Metadata] = {}
+        self.memory: dict[int, CdcMetadata] = {}
         for machine in self.machines.values():
             self.restart(machine)
 
@@ -402,11 +412,11 @@ class GossipWorld(World):
         generation = len(self.tables)
         ring = tuple(range(1, number))
         time_ms = new_generation_timestamp(
-            ms_of(self.now_us), ring_delay_ms=RING_DELAY_MS, leeway_ms=self.times.leeway_ms
+            ms_from_us(self.now_us), ring_delay_ms=RING_DELAY_MS, leeway_ms=self.times.leeway_ms
         )
-        time_ms = max([time_ms, *(ms_of(time) + ONE_MS for time in self.started.values())])
+        time_ms = max([time_ms, *(ms_from_us(time) + ONE_MS for time in self.started.values())])
         self.tables[generation] = Generation(generation, (*ring, number))
-        self.started[generation] = us_of(time_ms)
+        self.started[generation] = us_from_ms(time_ms)
         self.machines[number] = Machine(number)
         self.restart(self.machines[number])
         self.gossip.append(generation)
@@ -437,7 +447,7 @@ class GossipWorld(World):
         if machine.number in self.memory:
             return
         first = machine.number <= INITIAL
-        self.memory[machine.number] = Metadata(us_of(self.times.leeway_ms))
+        self.memory[machine.number] = CdcMetadata(us_from_ms(self.times.leeway_ms))
         self.heard[machine.number] = set()
         self.rings[machine.number] = self.tables[0].members
         if first:
@@ -455,7 +465,7 @@ def random_history(world: World, source: random.Random, steps: int, *, faults: b
         step = source.random()
         if step < 0.55:
             clock = world.clock_us(world.machines[number])
-            ts_us = clock + source.randrange(-SECOND, us_of(world.times.leeway_ms))
+            ts_us = clock + source.randrange(-SECOND, us_from_ms(world.times.leeway_ms))
             world.write(number, source.randrange(-(2**63) + 1, 2**63), Microseconds(ts_us))
         elif step < 0.60 and len(world.machines) < 9:
             world.join()
@@ -464,7 +474,7 @@ def random_history(world: World, source: random.Random, steps: int, *, faults: b
         elif step < 0.97:
             world.ail(number, source.choice(["deaf", "deaf", "hears", "hears", "paused", "resumed", "restarted"]))
         else:
-            margin = us_of(world.times.margin_ms)
+            margin = us_from_ms(world.times.margin_ms)
             world.set_clock(number, Microseconds(source.randrange(-margin, margin + 1)))
         if isinstance(world, SwitchWorld):
             world.note_decisions()

@@ -1,0 +1,96 @@
+"""Check results of join steps that other entry points recorded and Dagster lacks.
+
+A verdict on content that has changed since is not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetKey,
+    DagsterInstance,
+)
+
+# Private API: a result without its target shows as one on an older materialization, and the constructor takes no other
+# type; a verdict is of one partition, and without the filter the storage gives the newest result of any.
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.event_api import PartitionKeyFilter
+
+from assets.specs import asset_key_from_table
+from cdc_platform.clock import Clock
+from cdc_platform.delta import Lake
+from cdc_platform.errors import PlatformError
+from cdc_platform.lifecycle import JoinContext, JoinStep, StepVerdict, select_steps, verdicts
+from cdc_platform.settings import Settings
+from cdc_platform.timeline import GenerationNames
+
+JUDGED_CONTENT_METADATA_KEY = "judged_content"
+"""Under this name a result says which content it is on, so that none is told twice."""
+
+
+def find_missing_results(
+    lake: Lake, instance: DagsterInstance, names: GenerationNames
+) -> Iterator[AssetCheckEvaluation]:
+    """What is known of a generation's steps and Dagster has no result of."""
+    if names.id is None or names.host_id is None:
+        return
+    joining = JoinContext(lake, Clock(), Settings(), names.id, None, "the catalogue")
+    try:
+        steps = select_steps(lake, names.id)
+    except PlatformError:
+        return
+    for step in steps:
+        found = None if step.audit is None else verdicts.read_last_verdict(lake, names.id, step.name)
+        if found is not None and step.audit is not None and not _is_reported(instance, step, names.key, found):
+            content = verdicts.content_name(lake, step.audit.slices(joining))
+            if content == found.content:
+                yield from _build_results(instance, step, names.key, found)
+
+
+def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict) -> bool:
+    """Whether Dagster has a result of this verdict: told of it, or of the run that made it."""
+    checks = [AssetCheckKey(asset_key_from_table(step.table), str(name)) for name in verdict.invariants]
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        checks, partition_filter=PartitionKeyFilter(key=partition)
+    )
+    for record in found.values():
+        made = None if record.event is None else record.event.dagster_event
+        told = None if made is None else made.event_specific_data
+        if record.run_id and record.run_id in verdict.door:
+            return True
+        if isinstance(told, AssetCheckEvaluation) and JUDGED_CONTENT_METADATA_KEY in told.metadata:
+            return told.metadata[JUDGED_CONTENT_METADATA_KEY].value == verdict.content
+    return False
+
+
+def _build_results(
+    instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict
+) -> Iterator[AssetCheckEvaluation]:
+    """A result for each invariant of which the verdict tells: all that hold, or the first that does not."""
+    for name in verdict.invariants:
+        broken = not verdict.passed and verdict.said.startswith(f"{name} ")
+        if verdict.passed or broken:
+            yield AssetCheckEvaluation(
+                asset_key=asset_key_from_table(step.table),
+                check_name=str(name),
+                passed=verdict.passed,
+                description=verdict.said or f"It held when {verdict.door} asked.",
+                metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.door},
+                blocking=True,
+                partition=partition,
+                target_materialization_data=_find_target(instance, asset_key_from_table(step.table), partition),
+            )
+
+
+def _find_target(
+    instance: DagsterInstance, asset: AssetKey, partition: str
+) -> AssetCheckEvaluationTargetMaterializationData | None:
+    record = instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
+    if record is None:
+        return None
+    return AssetCheckEvaluationTargetMaterializationData(
+        storage_id=record.storage_id, run_id=record.event_log_entry.run_id, timestamp=record.timestamp
+    )

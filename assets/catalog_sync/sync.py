@@ -1,0 +1,287 @@
+"""Synchronize partitions, events and check results in Dagster with the tables.
+
+Everything is derived from the tables and from Dagster's own state. A tick reports a bounded number of events, newest
+generations first, and within a generation in write order, so outputs of older inputs show as stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dagster import AssetKey, DagsterEventType, DagsterInstance
+
+from assets.catalog_sync import table_contents
+from assets.catalog_sync.check_results import find_missing_results
+from assets.catalog_sync.table_contents import StoredPartition
+from assets.data_versions import (
+    DATA_VERSION_TAG,
+    LINEAGE_METADATA_KEY,
+    AssetEventSpec,
+    InputVersionLookup,
+    build_partition_event,
+    data_version_from_digest,
+    find_last_write,
+)
+from assets.partitions import (
+    CDC_LOG_PARTITIONS,
+    GENERATION_PARTITIONS,
+    HOUR_PARTITIONS,
+    TABLET_TABLE_PARTITIONS,
+    partition_from_hour_us,
+    read_generation_keys,
+)
+from assets.specs import asset_key_from_table
+from cdc_platform.cdclog import hourly
+from cdc_platform.clock import Clock
+from cdc_platform.delta import Lake, get_verified_lake, provenance
+from cdc_platform.errors import NotAsCommitted
+from cdc_platform.tables import BOOTSTRAP_EVENTS
+from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
+
+MAX_EVENTS = 200
+"""Events that a tick tells: each costs Dagster's storage some ten milliseconds."""
+MAX_SECONDS = 20.0
+"""A tick that has taken so long leaves the rest to the next one."""
+MAX_PARTITIONS = 1000
+MAX_HOURS = 24
+"""Hours that can be copied and are not which have a partition: as many as a tick of their schedule asks for."""
+
+
+class AssetGraph(Protocol):
+    """What is asked of a repository's `asset_graph`, whose class Dagster does not export."""
+
+    def has(self, key: AssetKey) -> bool:
+        """Return True if the code location defines the asset."""
+        ...
+
+    def get(self, key: AssetKey) -> Any:
+        """Return the asset's node."""
+        ...
+
+
+@dataclass
+class SyncSummary:
+    """What a tick did: events and results told, partitions added and taken away; whether more is `left`.
+
+    `refused`: why no partition was taken away, empty where that was not refused.
+    """
+
+    events: int = 0
+    results: int = 0
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    left: bool = False
+    refused: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"told {self.events} events and {self.results} check results, added {len(self.added)} partitions, took "
+            f"away {len(self.removed)}"
+            + ("; more is left" if self.left else "")
+            + (f"; {self.refused}" if self.refused else "")
+        )
+
+
+def sync_catalog(
+    lake: Lake, instance: DagsterInstance, graph: AssetGraph, *, most: int | None = MAX_EVENTS
+) -> SyncSummary:
+    """Tell Dagster what the tables hold and it does not know; at most so many events, or with None all of them."""
+    told, deadline = SyncSummary(), None if most is None else time.monotonic() + MAX_SECONDS
+    names = list_generation_names(lake, read_generation_keys(lake, instance))
+    others = list(table_contents.iterate_other_partitions(lake))
+    _sync_partitions(lake, instance, names, others, told)
+    contents = GenerationDigests(lake)
+    known = _ReportedVersions(instance, graph)
+    unfinished = _ActiveRuns(instance)
+    for several in _partitions_in_report_order(names, others, contents):
+        for each in several:
+            if most is not None and told.events + told.results >= most:
+                told.left = True
+                return told
+            _report_partition(lake, instance, graph, each, list(several), known, unfinished, told)
+        if deadline is not None and time.monotonic() > deadline:
+            told.left = True
+            return told
+    for generation in reversed([each for each in names if not each.is_removed]):
+        for result in find_missing_results(lake, instance, generation):
+            if most is not None and told.events + told.results >= most:
+                told.left = True
+                return told
+            instance.report_runless_asset_event(result)
+            told.results += 1
+    return told
+
+
+def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> None:
+    """Add the partitions of the first hours of logs that can be copied by now: time makes them, no commit does."""
+    due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOURS)]
+    if due:
+        instance.add_dynamic_partitions(_partitions_name(HOUR_PARTITIONS), due)
+
+
+def _partitions_in_report_order(
+    names: Sequence[GenerationNames], others: Sequence[StoredPartition], contents: GenerationDigests
+) -> Iterator[Sequence[StoredPartition]]:
+    """What is held, a generation at a time, the newest first; before them what is no generation's."""
+    yield from ([each] for each in others)
+    for generation in reversed(names):
+        if not generation.is_removed:
+            yield list(table_contents.iterate_generation_partitions(generation, contents))
+
+
+def _report_partition(
+    lake: Lake,
+    instance: DagsterInstance,
+    graph: AssetGraph,
+    each: StoredPartition,
+    beside: Sequence[StoredPartition],
+    known: _ReportedVersions,
+    unfinished: _ActiveRuns,
+    told: SyncSummary,
+) -> None:
+    """Tell one event, unless Dagster knows it, or a run that is under way is about to tell it."""
+    if not graph.has(each.asset):
+        return
+    content = each.content(lake)
+    if content is None or known.version(each.asset, each.partition) == content.version:
+        return
+    change = find_last_write(lake, each.part)
+    said = None if change is None else change.commit.envelope
+    if said is not None and unfinished.is_under_way(said.speaker.run):
+        told.left = True
+        return
+    node = graph.get(each.asset)
+    asked = AssetEventSpec(
+        each.asset, sorted(node.parent_keys), node.code_version, node.metadata.get(LINEAGE_METADATA_KEY)
+    )
+    shared = [parent for parent in node.parent_keys if graph.get(parent).partitions_def != node.partitions_def]
+    at_ms = None if change is None else change.commit.at_ms
+    due = None if at_ms is None else _input_versions_at(lake, beside, at_ms)
+    made = build_partition_event(
+        instance, asked, each.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
+    )
+    instance.report_runless_asset_event(made)
+    told.events += 1
+
+
+def _input_versions_at(lake: Lake, beside: Sequence[StoredPartition], at_ms: int) -> InputVersionLookup:
+    """Which version each input in a generation had when a commit was made (ms)."""
+    inputs = {each.asset: each for each in beside}
+
+    def due(parent: AssetKey) -> str | None:
+        found = inputs.get(parent)
+        digest = None if found is None else found.digest()
+        if found is None or digest is None:
+            return None
+        change = find_last_write(lake, found.part)
+        if change is None or change.commit.at_ms is None or change.commit.at_ms <= at_ms:
+            return data_version_from_digest(digest)
+        if tuple(found.part.where) != found.part.table.partition_by:
+            return data_version_from_digest(digest)
+        then = provenance.get_recorded_digest(lake, found.part.table, found.part.where, at_ms)
+        return None if then is None else data_version_from_digest(then)
+
+    return due
+
+
+def _sync_partitions(
+    lake: Lake,
+    instance: DagsterInstance,
+    names: Sequence[GenerationNames],
+    others: Iterable[StoredPartition],
+    told: SyncSummary,
+) -> None:
+    """Add the partitions of what is held, and take away those of generations that were withdrawn or removed."""
+    there = set(instance.get_dynamic_partitions(_partitions_name(GENERATION_PARTITIONS)))
+    known = read_generation_keys(lake, instance)
+    wanted = [each.key for each in names if not each.is_removed]
+    gone = {each.key for each in names if each.is_removed}
+    gone |= {known.of(generation) for generation in known.withdrawn if generation in known.by_generation}
+    for partition in _verify_removed(lake, instance, sorted(there & gone - set(wanted))[:MAX_PARTITIONS], told):
+        instance.delete_dynamic_partition(_partitions_name(GENERATION_PARTITIONS), partition)
+        told.removed.append(partition)
+    _add_partitions(
+        instance, _partitions_name(GENERATION_PARTITIONS), [each for each in wanted if each not in there], told
+    )
+    for asset, several in table_contents.group_by_asset(iter(others)).items():
+        for definition, of_it in (
+            (TABLET_TABLE_PARTITIONS, table_contents.TABLET_STATE_TABLES),
+            (HOUR_PARTITIONS, (table_contents.CONSUMED_HOURS,)),
+        ):
+            if asset in [asset_key_from_table(table) for table in of_it]:
+                _add_missing_partitions(instance, _partitions_name(definition), several, told)
+        if asset == table_contents.CDC_LOG_KEY:
+            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), several, told)
+
+
+def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], told: SyncSummary) -> list[str]:
+    """The partitions that verified tables say are gone too; none, and why, where these are not as committed."""
+    if not partitions:
+        return []
+    try:
+        deciding = get_verified_lake(lake, "taking partitions away")
+        deciding.verify(BOOTSTRAP_EVENTS)
+        list_generation_names(deciding, read_generation_keys(deciding, instance))
+    except NotAsCommitted as error:
+        told.refused = str(error)
+        return []
+    return partitions
+
+
+def _add_missing_partitions(
+    instance: DagsterInstance, name: str, several: Iterable[StoredPartition], told: SyncSummary
+) -> None:
+    there = set(instance.get_dynamic_partitions(name))
+    _add_partitions(
+        instance, name, [each.partition for each in several if each.partition and each.partition not in there], told
+    )
+
+
+def _add_partitions(instance: DagsterInstance, name: str, partitions: Sequence[str], told: SyncSummary) -> None:
+    now = list(partitions[:MAX_PARTITIONS])
+    if now:
+        instance.add_dynamic_partitions(name, now)
+        told.added += now
+    told.left = told.left or len(partitions) > len(now)
+
+
+def _partitions_name(definition: object) -> str:
+    return str(getattr(definition, "name", ""))
+
+
+class _ReportedVersions:
+    """The data version of the newest event of each partition, asset by asset as they are asked for."""
+
+    def __init__(self, instance: DagsterInstance, graph: AssetGraph) -> None:
+        self._instance, self._graph = instance, graph
+        self._partitions: dict[AssetKey, dict[str, str]] = {}
+
+    def version(self, asset: AssetKey, partition: str | None) -> str | None:
+        """The version; None where there is no event."""
+        node = self._graph.get(asset)
+        if partition is None:
+            record = self._instance.get_latest_data_version_record(asset, not node.is_materializable)
+            return None if record is None else (record.event_log_entry.tags or {}).get(DATA_VERSION_TAG)
+        if asset not in self._partitions:
+            kind = DagsterEventType.ASSET_MATERIALIZATION
+            found = self._instance.event_log_storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
+            self._partitions[asset] = {name: tags[DATA_VERSION_TAG] for name, tags in found.items()}
+        return self._partitions[asset].get(partition)
+
+
+class _ActiveRuns:
+    """Which of Dagster's runs may still tell what they have written."""
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self._instance = instance
+        self._under_way: dict[str, bool] = {}
+
+    def is_under_way(self, run_id: str) -> bool:
+        """Whether a run, named by its ID, is known here and has not ended."""
+        if run_id and run_id not in self._under_way:
+            run = self._instance.get_run_by_id(run_id)
+            self._under_way[run_id] = run is not None and not run.is_finished
+        return self._under_way.get(run_id, False)

@@ -1,0 +1,138 @@
+"""Content of every asset partition according to the tables. Reads small tables and Delta logs, no streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from dagster import AssetKey
+
+from assets.data_versions import PartitionContent
+from assets.partitions import partition_from_hour_us
+from assets.specs import asset_key_from_table
+from cdc_platform.cdclog import log_table, read_logged_tables
+from cdc_platform.clock import us_from_datetime
+from cdc_platform.delta import Lake, provenance, row_hash
+from cdc_platform.tables import (
+    BOOTSTRAP_EVENTS,
+    CDC_LOCAL,
+    CDC_TABLES,
+    CONSUMED_HOURS,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_SWITCHES,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_LAYOUTS,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.timeline import GenerationDigests, GenerationNames, GenerationRows
+
+CDC_LOG_KEY = AssetKey(["platform", "cdc_log"])
+MAX_LOG_BYTES = 64 << 20
+"""A log of which no commit says what it holds is not read for that beyond this size."""
+GENERATION_TABLES = (
+    BOOTSTRAP_EVENTS,
+    TOPOLOGY_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    CDC_LOCAL,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+)
+"""The tables whose assets have a partition a generation, in the order in which a join fills them."""
+TABLET_STATE_TABLES = (TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
+UNPARTITIONED_TABLES = (
+    GENERATIONS,
+    CDC_TABLES,
+    GENERATION_SWITCHES,
+    GENERATION_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS,
+    REMOVED_GENERATIONS,
+)
+"""The tables whose assets have no partitions."""
+WATCHED_TABLES = (*GENERATION_TABLES, *TABLET_STATE_TABLES, *UNPARTITIONED_TABLES, CONSUMED_HOURS)
+
+
+@dataclass(frozen=True)
+class StoredPartition:
+    """A partition of an asset, with the part of a table that it is; its digest costs something, and is asked for."""
+
+    asset: AssetKey
+    partition: str | None
+    part: GenerationRows
+    digest: Callable[[], int | None]
+
+    def content(self, lake: Lake) -> PartitionContent | None:
+        """What it holds; None where it holds nothing."""
+        digest = self.digest()
+        return None if digest is None else PartitionContent(self.part, digest, lake.path(self.part.table))
+
+
+def iterate_generation_partitions(names: GenerationNames, contents: GenerationDigests) -> Iterator[StoredPartition]:
+    """What is held of a generation, in the order in which it is made."""
+    for table in GENERATION_TABLES:
+        part = names.part(table)
+        if part is not None:
+            yield StoredPartition(
+                asset_key_from_table(table), names.key, part, lambda table=table: contents.of(names, table)
+            )
+
+
+def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
+    """What is held in tables that are no generation's."""
+    for table in UNPARTITIONED_TABLES:
+        yield StoredPartition(
+            asset_key_from_table(table),
+            None,
+            GenerationRows(table, {}),
+            lambda table=table: provenance.get_table_digest(lake, table),
+        )
+    for table in TABLET_STATE_TABLES:
+        columns = ("keyspace_name", "table_name")
+        yield from _partitions_by_columns(lake, table, columns, lambda values: ".".join(map(str, values)))
+    yield from _partitions_by_columns(
+        lake, CONSUMED_HOURS, ("hour",), lambda values: partition_from_hour_us(us_from_datetime(values[0]))
+    )
+    for schema in read_logged_tables(lake):
+        log = log_table(schema)
+        yield StoredPartition(
+            CDC_LOG_KEY,
+            schema.full_name,
+            GenerationRows(log, {}),
+            lambda log=log: provenance.get_table_digest(lake, log, most_bytes=MAX_LOG_BYTES),
+        )
+
+
+def describe_table_versions(lake: Lake) -> str:
+    """A name for the state of everything that is held."""
+    logs = [log_table(schema) for schema in read_logged_tables(lake)]
+    return "/".join(str(lake.version(table)) for table in (*WATCHED_TABLES, *logs))
+
+
+def group_by_asset(held: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:
+    """What is held, by its asset."""
+    ordered = sorted(held, key=lambda each: each.asset)
+    return {asset: list(several) for asset, several in groupby(ordered, key=lambda each: each.asset)}
+
+
+def _partitions_by_columns(
+    lake: Lake, table: Table, columns: tuple[str, ...], named: Callable[[tuple[Any, ...]], str]
+) -> Iterator[StoredPartition]:
+    rows = lake.read(table)
+    found = row_hash.digest_rows(rows, columns, lake.digest_rule(table))
+    for values in sorted(set(zip(*(rows[name].to_pylist() for name in columns), strict=True))):
+        where = dict(zip(columns, values, strict=True))
+        digest = found.get(row_hash.format_partition_name(columns, values))
+        yield StoredPartition(
+            asset_key_from_table(table), named(values), GenerationRows(table, where), lambda digest=digest: digest
+        )

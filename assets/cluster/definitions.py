@@ -1,0 +1,14 @@
+"""Dagster definitions of live clusters."""
+
+from dagster import Definitions
+
+from assets.cluster.ingest import audit_ingested_log, ingest_log, ingested_log, live_logs
+from assets.cluster.observations import audit_observed_cluster, changed_clusters, observe_cluster_job, observed_cluster
+
+DEFINED = Definitions(
+    assets=[observed_cluster, ingested_log],
+    asset_checks=[audit_observed_cluster, audit_ingested_log],
+    jobs=[observe_cluster_job, ingest_log],
+    sensors=[changed_clusters],
+    schedules=[live_logs],
+)

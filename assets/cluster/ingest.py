@@ -1,0 +1,210 @@
+"""Ingestion of live CDC logs, one partition per table: started by hand, continued by a schedule."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetKey,
+    AssetSelection,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    MetadataValue,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+    schedule,
+)
+
+from assets.checks import FamilyFindings, check_specs, evaluate_checks
+from assets.data_versions import read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions
+from assets.specs import table_asset
+from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_table_schema
+from cdc_platform.checks import INGEST_FAMILY, merge_findings
+from cdc_platform.clock import SECOND_US, format_us
+from cdc_platform.cql import CdcOptions, TableSchema
+from cdc_platform.delta import Lake
+from cdc_platform.errors import NotFound
+from cdc_platform.home import Home
+from cdc_platform.ingest import ingest_table
+from cdc_platform.metastore import cdc_tables, consumers
+from cdc_platform.scylla import registry
+from cdc_platform.tables import Table
+from cdc_platform.timeline import GenerationRows
+from resources.clock import ClockResource
+from resources.home import HomeResource
+from resources.spark import SparkResource
+
+INGESTED_LOGS_NAME = "ingested_log"
+INGESTED_LOG_PARTITIONS = DynamicPartitionsDefinition(name=INGESTED_LOGS_NAME)
+"""The logs of live clusters: one partition a table, its key `cluster/keyspace.table`."""
+INGEST_JOB = "ingest_log"
+INGESTED_LOG = Table(
+    "platform",
+    "ingested_log",
+    pa.schema(list(log_table(TableSchema("keyspace", "table", (), CdcOptions())).schema)),
+    keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
+    comment="The CDC log of one table of a live cluster, `<keyspace>.<table>_scylla_cdc_log` in that cluster's home",
+)
+"""Stands for all logs that are brought in."""
+
+
+@table_asset(
+    INGESTED_LOG,
+    group="clusters",
+    spark=True,
+    deps=[AssetKey(["platform", "observed_cluster"])],
+    partitions=INGESTED_LOG_PARTITIONS,
+    description="Materialise a table's partition, `cluster/keyspace.table`, to bring in what is new in its log, each "
+    "row once, as `cdc-platform ingest` does. From then on the schedule `live_logs` keeps it up, and the table itself "
+    "where `cdc-platform ingest --current` has begun to keep it.",
+)
+def ingested_log(
+    context: AssetExecutionContext, home: HomeResource, clock: ClockResource, spark: SparkResource
+) -> MaterializeResult:
+    """Bring in what is new in one log."""
+    watch = Stopwatch()
+    with platform_errors_as_failures():
+        name, keyspace, table = parse_log_partition(context.partition_key)
+        cluster = registry.find_cluster(home.home(), name)
+        done = ingest_table(cluster, clock.clock(), keyspace, table, spark.workers(), tell=context.log.warning)
+    lake = Lake(cluster.open_home().lake)
+    columns = ("generation", "from", "to", "by", "estimated requests", "requests", "rows", "late", "seconds")
+    windows = (
+        (
+            format_us(each.set_us),
+            format_us(each.after_us),
+            format_us(each.until_us),
+            "passed over" if each.chosen is None else f"{each.chosen.way}{', to catch up' * each.catch_up}",
+            0 if each.chosen is None else each.chosen.requests,
+            each.requests,
+            each.rows,
+            each.late or 0,
+            each.seconds,
+        )
+        for each in done.windows
+    )
+    told = {
+        "late_rows": done.late,
+        "read_up_to": format_us(done.position_us),
+        "read_again_up_to": "" if done.again_us is None else format_us(done.again_us),
+        "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
+        "windows": build_rows_preview(columns, windows),
+        "gaps": build_rows_preview(
+            ("what", "from", "until", "why", "accepted"),
+            (
+                (gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.because or "")
+                for gap in done.gaps
+            ),
+        ),
+    }
+    if done.held is not None:
+        told["held"] = done.held
+    if done.current is not None:
+        now = done.current
+        told |= {
+            "table_rows": now.rows,
+            "table_inexact_rows": now.inexact,
+            "table_as_of": format_us(now.as_of_us),
+            "table_slices_written": f"{now.slices} of {now.of_slices}",
+            "table_rows_read_again": now.read_again,
+        }
+    content = read_partition_content(lake, GenerationRows(log_table(read_table_schema(lake, keyspace, table)), {}))
+    return build_materialize_result(lake, content, rows=done.rows, watch=watch, told=told)
+
+
+@multi_asset_check(
+    name="audit_ingested_log",
+    specs=check_specs(INGESTED_LOG, INGEST_FAMILY.invariants, INGESTED_LOG_PARTITIONS),
+    can_subset=True,
+)
+def audit_ingested_log(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge whether rows of one log, or of all logs of live clusters, were lost before they were read."""
+    here = home.home()
+
+    def audit(partition: str | None) -> FamilyFindings:
+        if partition is not None:
+            name, keyspace, table = parse_log_partition(partition)
+            return [
+                (
+                    INGEST_FAMILY,
+                    audit_ingest(Lake(registry.find_cluster(here, name).open_home().lake), f"{keyspace}.{table}"),
+                )
+            ]
+        found = [line for each in registry.list_clusters(here) for line in audit_ingest(Lake(each.open_home().lake))]
+        return [(INGEST_FAMILY, merge_findings(found))]
+
+    yield from evaluate_checks(context, INGESTED_LOG, home.lake(), clock.clock(), audit)
+
+
+ingest_log = define_asset_job(
+    INGEST_JOB,
+    selection=AssetSelection.assets(ingested_log),
+    description="Brings in what is new in the CDC log of one table of a live cluster.",
+    executor_def=in_process_executor,
+)
+
+
+def request_scheduled_ingests(home: Home, instance: DagsterInstance, moment: str) -> list[RunRequest] | SkipReason:
+    """What the schedule asks for: a run for each log that was brought in before, unless one is under way.
+
+    Every log that there could be gets a partition, so that it can be begun by hand.
+    """
+    begun: list[str] = []
+    possible: list[str] = []
+    for cluster in registry.list_clusters(home):
+        lake = Lake(cluster.open_home().lake)
+        logged = {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)}
+        read = {each.key[1:] for each in consumers.read_consumers(lake) if each.name == FROM_CLUSTER}
+        possible += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged)]
+        begun += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged & read)]
+    missing = sorted(set(possible) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
+    if missing:
+        instance.add_dynamic_partitions(INGESTED_LOGS_NAME, missing)
+    running = find_active_partitions(instance, INGEST_JOB)
+    requests = [
+        RunRequest(run_key=f"{name}/{moment}", partition_key=name, tags={MAX_RETRIES_TAG: "0"})
+        for name in begun
+        if name not in running
+    ]
+    if requests:
+        return requests
+    under_way = [f"{name}: run {running[name]} is under way" for name in begun if name in running]
+    return SkipReason("; ".join(under_way) or "no log of a live cluster was brought in yet; begin one by hand")
+
+
+@schedule(
+    name="live_logs",
+    job_name=INGEST_JOB,
+    cron_schedule="* * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Every minute: brings in what is new in each log of a live cluster that was brought in once by hand.",
+)
+def live_logs(context: ScheduleEvaluationContext, home: HomeResource) -> list[RunRequest] | SkipReason:
+    """`request_scheduled_ingests` on this home and this instance."""
+    return request_scheduled_ingests(home.home(), context.instance, context.scheduled_execution_time.isoformat())
+
+
+def parse_log_partition(partition: str) -> tuple[str, str, str]:
+    """Cluster, keyspace and table of a partition.
+
+    Raises:
+        NotFound: the partition names none.
+    """
+    cluster, _, name = partition.partition("/")
+    keyspace, _, table = name.partition(".")
+    if not (cluster and keyspace and table):
+        raise NotFound(f"partition {partition!r} names no log; logs are cluster/keyspace.table")
+    return cluster, keyspace, table

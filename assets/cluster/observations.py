@@ -1,0 +1,223 @@
+"""Observations of live clusters, one partition per cluster, requested when a fingerprint changes.
+
+A sensor tick costs a few small queries per cluster, over a session that the code server keeps open.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    DefaultSensorStatus,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    RunRequest,
+    SensorEvaluationContext,
+    SensorResult,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+    sensor,
+)
+
+from assets.checks import FamilyFindings, check_specs, evaluate_checks
+from assets.data_versions import read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.run_requests import request_run
+from assets.specs import table_asset
+from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation, merge_findings
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.errors import PlatformError
+from cdc_platform.home import Home
+from cdc_platform.metastore import cdc_tables, ring
+from cdc_platform.scylla import (
+    Hook,
+    MetadataSnapshot,
+    ScyllaCluster,
+    SessionPool,
+    describe_pending_topology,
+    forget_alerts,
+    read_last_fingerprint,
+    registry,
+    run_observation,
+    send_alerts,
+)
+from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
+from cdc_platform.timeline import GenerationRows
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+CLUSTERS_NAME = "cluster"
+CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
+"""The clusters that are known by name: one partition a cluster."""
+OBSERVE_JOB = "observe_cluster"
+FINGERPRINT_TAG = "cdc_platform/cluster_mark"
+OBSERVED_CLUSTER = Table(
+    "platform",
+    "observed_cluster",
+    pa.schema(
+        [
+            column("host_id", pa.string(), "a node of the cluster"),
+            column("time", TIMESTAMP, "a generation that it has published"),
+            column("table_name", pa.string(), "a table of it that has a CDC log"),
+        ]
+    ),
+    keys=("host_id", "time", "table_name"),
+    comment="What was seen of a live cluster, in the home of that cluster: nodes, generations, tables with a log",
+)
+"""Stands for the tables of the homes of clusters."""
+_sessions = SessionPool()
+AlertCallback = Callable[[ScyllaCluster, MetadataSnapshot | PlatformError], None]
+"""Is told of a glance at a cluster, or why there is none."""
+
+
+@table_asset(
+    OBSERVED_CLUSTER,
+    group="clusters",
+    spark=False,
+    partitions=CLUSTER_PARTITIONS,
+    description="Materialise a cluster's partition to look at it once, as `cdc-platform observe` does.",
+)
+def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Look at one cluster, and take in what is new."""
+    watch = Stopwatch()
+    with platform_errors_as_failures():
+        cluster = registry.find_cluster(home.home(), context.partition_key)
+        seen = run_observation(cluster, clock.clock())
+    lake = Lake(cluster.open_home().lake)
+    changing = [] if seen.changing is None else [describe_pending_topology(seen.changing)]
+    for line in (*seen.warnings, *changing, *(each.line for each in seen.incomplete)):
+        context.log.warning(line)
+    tables = cdc_tables.read_cdc_tables(lake)
+    told = {
+        "version": seen.version,
+        "nodes": len(ring.read_nodes(lake)),
+        "tables": build_rows_preview(
+            ("table", "enabled", "ttl"), ((t.full_name, t.enabled, t.ttl_seconds) for t in tables)
+        ),
+        "topology": changing[0] if changing else "settled",
+        "changes": build_rows_preview(
+            ("at", "who", "what"), (tuple(each.document().values()) for each in seen.changes)
+        ),
+        "left_out": build_rows_preview(("who", "why"), ((each.who, each.line) for each in seen.incomplete)),
+    }
+    content = read_partition_content(lake, GenerationRows(GENERATION_TIMESTAMPS, {}))
+    return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, told=told)
+
+
+@multi_asset_check(
+    name="audit_observed_cluster",
+    specs=check_specs(OBSERVED_CLUSTER, OBSERVATION_FAMILY.invariants, CLUSTER_PARTITIONS),
+    can_subset=True,
+)
+def audit_observed_cluster(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge whether the last look at a cluster, or at each of them, took in all that is listed there."""
+    here = home.home()
+
+    def audit(partition: str | None) -> FamilyFindings:
+        clusters = registry.list_clusters(here) if partition is None else [registry.find_cluster(here, partition)]
+        found = [line for each in clusters for line in audit_observation(Lake(each.open_home().lake))]
+        return [(OBSERVATION_FAMILY, merge_findings(found))]
+
+    yield from evaluate_checks(context, OBSERVED_CLUSTER, home.lake(), clock.clock(), audit)
+
+
+observe_cluster_job = define_asset_job(
+    OBSERVE_JOB,
+    selection=AssetSelection.assets(observed_cluster),
+    description="Looks at one live cluster, by SELECT alone, and takes in what is new.",
+    executor_def=in_process_executor,
+)
+
+
+def request_observations(
+    home: Home, instance: DagsterInstance, sessions: SessionPool, alerts: AlertCallback | None = None
+) -> SensorResult:
+    """What a tick asks for: a partition for each cluster, and a look at those that are not as they were looked at last.
+
+    A cluster that cannot be reached is told of, and asked again at the next tick. `alerts` is told of every glance.
+    """
+    clusters = registry.list_clusters(home)
+    missing = sorted({each.name for each in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
+    requests: list[RunRequest] = []
+    remarks: list[str] = []
+    for cluster in clusters:
+        seen = _read_fingerprint(sessions, cluster)
+        if alerts is not None:
+            alerts(cluster, seen)
+        if isinstance(seen, PlatformError):
+            remarks.append(str(seen))
+            continue
+        if seen.mark == read_last_fingerprint(cluster):
+            newest = seen.identity.newest_ms
+            remarks.append(f"{cluster.name} is as it was, generation {'none' if newest is None else format_ms(newest)}")
+            continue
+        wish = request_run(
+            instance,
+            OBSERVE_JOB,
+            f"{cluster.name}/{seen.mark[:16]}",
+            state=(FINGERPRINT_TAG, seen.mark[:16]),
+            partition=cluster.name,
+        )
+        if wish.request is not None:
+            requests.append(wish.request)
+        else:
+            remarks.append(f"{cluster.name}: a look at it is under way, or was tried {len(wish.ended)} times")
+    return SensorResult(
+        run_requests=requests,
+        dynamic_partitions_requests=[CLUSTER_PARTITIONS.build_add_request(missing)] if missing else [],
+        skip_reason=None if requests else "; ".join(remarks) or "no cluster is known by name",
+    )
+
+
+def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> MetadataSnapshot | PlatformError:
+    """A glance at a cluster, or why there is none."""
+    try:
+        return sessions.glance(cluster)
+    except PlatformError as error:
+        return error
+
+
+def build_hook_callback(home: Home, clock: Clock, warn: Callable[[str], None]) -> AlertCallback:
+    """What tells the hook of this home's settings, where it has one, of what is new with each cluster.
+
+    A hook that cannot be run is a line, and what it would have been told waits.
+    """
+    program, begun = home.settings.cluster_hook, time.monotonic()
+    if not program:
+        return lambda cluster, seen: forget_alerts(cluster)
+
+    def tell(cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError) -> None:
+        try:
+            hook = Hook.of(home, program, home.settings.cluster_hook_ms)
+            send_alerts(cluster, hook, clock, seen, warn, begun)
+        except PlatformError as error:
+            warn(str(error))
+
+    return tell
+
+
+@sensor(
+    name="changed_clusters",
+    job_name=OBSERVE_JOB,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Every 30 seconds: asks for a look at each live cluster whose nodes, generations, stream sets or "
+    "schema have changed. A tick is a few small queries a cluster, over one session that stays open. The setting "
+    "`cluster_hook` names a program that is told of each change.",
+)
+def changed_clusters(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
+    """`request_observations` on this home and this instance."""
+    found = home.home()
+    return request_observations(
+        found, context.instance, _sessions, build_hook_callback(found, clock.clock(), context.log.warning)
+    )

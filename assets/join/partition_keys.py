@@ -1,0 +1,59 @@
+"""Map partition keys of joins to generations and to the content of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from assets.data_versions import PartitionContent
+from cdc_platform.clock import format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.errors import NotFound, PlatformError
+from cdc_platform.metastore import generations
+from cdc_platform.tables import Table
+from cdc_platform.timeline import GenerationKeys, get_generation_names, read_generation_digest
+
+
+def get_joined_generation_id(lake: Lake, partition: str) -> str:
+    """The UUID of the generation that a join makes under this name.
+
+    Raises:
+        NotFound: no join makes it; it was imported, say.
+    """
+    found = GenerationKeys.read(lake).generation(partition)
+    if isinstance(found, str):
+        return found
+    raise NotFound(
+        f"generation {format_ms(found)} was not made by a join here, so that no step can make it again; look at it "
+        "with: cdc-platform history GENERATION"
+    )
+
+
+def read_step_content(lake: Lake, partition: str, table: Table) -> PartitionContent:
+    """What a step has left in its place for a generation.
+
+    Raises:
+        NotFound: the generation can have no rows there before it has its timestamp.
+    """
+    keys = GenerationKeys.read(lake)
+    names = get_generation_names(lake, keys, keys.generation(partition))
+    part = names.part(table)
+    if part is None:
+        raise NotFound(f"generation {partition} has nothing in {table.full_name} yet; run the steps before it first")
+    return PartitionContent(part, read_generation_digest(lake, names, table) or 0, lake.path(part.table))
+
+
+def filter_finished_joins(lake: Lake, partitions: Sequence[str], tell: Callable[[str], None]) -> Iterator[str]:
+    """Of the generations of a run for several those that were joined to their end; of each other it is told why not."""
+    for partition in partitions:
+        try:
+            generation_id = get_joined_generation_id(lake, partition)
+            done = generations.read_published_at_ms(lake, generation_id) is not None
+            if done:
+                generations.read_generation_id(lake, generation_id)
+        except PlatformError as error:
+            tell(f"{partition} is left as it is: {error}")
+            continue
+        if done:
+            yield partition
+        else:
+            tell(f"{partition} is left to the sensor waiting_joins: it waits in the inbox, and joins take turns")

@@ -1,0 +1,178 @@
+"""Descriptions, column lineage and run metadata of the join steps' assets."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from logging import Logger
+from typing import Any
+
+from assets import reports
+from assets.join.plots import build_ring_plot, build_streams_plot, build_timeline_plot
+from assets.metadata import build_rows_preview
+from assets.specs import ColumnSources
+from cdc_platform.clock import Milliseconds, format_ms
+from cdc_platform.lifecycle import DescribedGeneration, InsertResult, JoinContext
+from cdc_platform.metastore import generations, inbox
+from cdc_platform.ring import Node, Ring
+from cdc_platform.tables import (
+    BOOTSTRAP_EVENTS,
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How many rows of its generation a step left, and what else there is to tell."""
+
+    rows: int
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepDocs:
+    """A step as an asset: its group and words, whether it makes volume on Spark, and what `tell` says of a run."""
+
+    group: str
+    spark: bool
+    description: str
+    sources: ColumnSources
+    tell: Callable[[JoinContext, Any, Logger], StepReport]
+
+
+def _report_description(joining: JoinContext, made: DescribedGeneration, log: Logger) -> StepReport:
+    event = inbox.find_event(joining.lake, generation_id=joining.generation_id)
+    ring = made.ring_after
+    if made.warning:
+        log.warning(made.warning)
+    told = {
+        **({"mixed_cluster": made.warning} if made.warning else {}),
+        "streams": made.num_streams,
+        "ring": build_ring_plot(joining.lake, ring, None if event.is_repair else event.node),
+        "streams_a_node_and_a_shard": build_streams_plot(joining.lake, ring),
+        "nodes": build_rows_preview(("host_id", "address", "ranges", "shards", "ignore_msb"), _node_rows(ring)),
+    }
+    return StepReport(made.num_ranges, told)
+
+
+def _report_insert(joining: JoinContext, made: InsertResult, log: Logger) -> StepReport:
+    return StepReport(made.rows, dict(made.told))
+
+
+def _report_introduction(joining: JoinContext, time_ms: Milliseconds, log: Logger) -> StepReport:
+    host = str(inbox.find_event(joining.lake, generation_id=joining.generation_id).node.host_id)
+    rows = joining.lake.read(CDC_LOCAL, ["key"], [("host_id", "=", host)]).num_rows
+    return StepReport(rows, {"time": format_ms(time_ms), "host_id": host})
+
+
+def _report_admission(joining: JoinContext, admitted: Node, log: Logger) -> StepReport:
+    columns = ["host_id", "address", "datacenter", "rack", "status", "shard_count", "ignore_msb"]
+    rows = joining.lake.read(NODES, columns)
+    ring = build_rows_preview(columns, (tuple(row.values()) for row in rows.sort_by("host_id").to_pylist()))
+    return StepReport(rows.num_rows, {"admitted": str(admitted.host_id), "ring": ring})
+
+
+def _report_streams(joining: JoinContext, made: object, log: Logger) -> StepReport:
+    lake = joining.lake
+    time_ms = Timeline.read(lake).find(joining.generation_id).time_ms
+    rows = generations.read_published_range_ends(lake, time_ms).size
+    return StepReport(rows, {"time": format_ms(time_ms)})
+
+
+def _report_timestamp(joining: JoinContext, time_ms: Milliseconds, log: Logger) -> StepReport:
+    timeline = build_timeline_plot(joining.lake, Timeline.read(joining.lake).known, joining.clock)
+    return StepReport(1, {"time": format_ms(time_ms), "timeline": timeline, **reports.create_report_page(joining, log)})
+
+
+def _node_rows(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:
+    for node in ring.nodes:
+        yield str(node.host_id), node.address, len(node.tokens), node.shard_count, node.ignore_msb
+
+
+# A description is made from the ring as it stood and the node that joins. The ring is no dependency: it is what the
+# join before has left, and a dependency would close a circle with the one that this join leaves.
+_RING_TABLES = (BOOTSTRAP_EVENTS, NODES)
+_TOKEN_COLUMNS = [(table, "tokens") for table in _RING_TABLES]
+_MSB_COLUMNS = [(table, "ignore_msb") for table in _RING_TABLES]
+_SHARDING_COLUMNS = [*_TOKEN_COLUMNS, *((table, "shard_count") for table in _RING_TABLES), *_MSB_COLUMNS]
+
+STEP_DOCS: Mapping[Table, StepDocs] = {
+    TOPOLOGY_DESCRIPTIONS: StepDocs(
+        group="generations",
+        spark=True,
+        description="Generated from the ring as it stands and the tokens of the node whose turn it is. The random "
+        "bits of a stream ID are a hash of generation, range and shard: materialised again, it has the same bytes.",
+        sources={
+            "generation_id": [(BOOTSTRAP_EVENTS, "generation_id")],
+            "range_end": _TOKEN_COLUMNS,
+            "range_start": _TOKEN_COLUMNS,
+            "vnode_index": _TOKEN_COLUMNS,
+            "owner": [(table, "host_id") for table in _RING_TABLES],
+            "streams": [(BOOTSTRAP_EVENTS, "generation_id"), *_SHARDING_COLUMNS],
+            "ignore_msb": _MSB_COLUMNS,
+        },
+        tell=_report_description,
+    ),
+    GENERATION_DESCRIPTIONS_V2: StepDocs(
+        group="generations",
+        spark=True,
+        description="The audited description, each row with the number of rows that the whole has: a reader that "
+        "finds fewer refuses the generation.",
+        sources={
+            "id": [(TOPOLOGY_DESCRIPTIONS, "generation_id")],
+            "range_end": [(TOPOLOGY_DESCRIPTIONS, "range_end")],
+            "ignore_msb": [(TOPOLOGY_DESCRIPTIONS, "ignore_msb")],
+            "num_ranges": [(TOPOLOGY_DESCRIPTIONS, "range_end")],
+            "streams": [(TOPOLOGY_DESCRIPTIONS, "streams")],
+        },
+        tell=_report_insert,
+    ),
+    CDC_LOCAL: StepDocs(
+        group="generations",
+        spark=False,
+        description="The inserted generation gets its timestamp, by default 65 s from now: twice the ring delay and "
+        "the leeway. The timestamp is chosen once; materialised again, the same one comes out.",
+        sources={
+            "host_id": [(BOOTSTRAP_EVENTS, "host_id")],
+            "streams_timestamp": [(GENERATIONS, "time")],
+            "uuid": [(GENERATION_DESCRIPTIONS_V2, "id")],
+        },
+        tell=_report_introduction,
+    ),
+    NODES: StepDocs(
+        group="generations",
+        spark=False,
+        description="The node that introduces the generation becomes NORMAL. The generation of the next node is "
+        "made from this ring.",
+        sources={
+            name: [(BOOTSTRAP_EVENTS, name)] for name in NODES.schema.names if name in BOOTSTRAP_EVENTS.schema.names
+        },
+        tell=_report_admission,
+    ),
+    STREAMS_DESCRIPTIONS_V2: StepDocs(
+        group="publishing",
+        spark=True,
+        description="Nodes race to publish and any number may: the rows are the same. Streams are in shard order.",
+        sources={
+            "time": [(CDC_LOCAL, "streams_timestamp"), (STREAMS_DESCRIPTIONS, "time")],
+            "range_end": [(GENERATION_DESCRIPTIONS_V2, "range_end"), (GENERATION_DESCRIPTIONS, "description")],
+            "streams": [(GENERATION_DESCRIPTIONS_V2, "streams"), (GENERATION_DESCRIPTIONS, "description")],
+        },
+        tell=_report_streams,
+    ),
+    GENERATION_TIMESTAMPS: StepDocs(
+        group="publishing",
+        spark=False,
+        description="Readers that see a timestamp rely on all of its streams rows; so it is written last.",
+        sources={"time": [(STREAMS_DESCRIPTIONS_V2, "time")]},
+        tell=_report_timestamp,
+    ),
+}

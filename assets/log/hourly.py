@@ -1,0 +1,186 @@
+"""Hourly copies of CDC logs, one partition per hour, each row exactly once.
+
+Partitions run in any order and repeatedly, which a position cannot express: each run replaces its hour in one commit.
+The consumer `hourly` advances over complete hours up to the first gap, so no generation is removed while an hour of
+it is missing. An hour inside the safety window, or in a generation without all of its streams, is refused. No Spark.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from dagster import (
+    AllPartitionMapping,
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetDep,
+    AssetExecutionContext,
+    AssetSelection,
+    Config,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    MaterializeResult,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+    schedule,
+)
+from pydantic import Field
+
+from assets.checks import check_specs, evaluate_checks
+from assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.log.logs import CDC_LOG
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.partitions import (
+    HOUR_PARTITIONS,
+    HOURS_NAME,
+    get_requested_partitions,
+    hour_us_from_partition,
+    partition_from_hour_us,
+)
+from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_while_only_observed
+from assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform.cdclog import audit_hours, hourly
+from cdc_platform.checks import HOUR_FAMILY as HOURS_FAMILY
+from cdc_platform.clock import Clock, datetime_from_us, format_us
+from cdc_platform.delta import Lake
+from cdc_platform.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
+from cdc_platform.timeline import GenerationRows
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+HOURS_JOB = "consume_hours"
+MAX_HOUR_REQUESTS = 24
+"""Hours that one tick of the schedule asks for, the oldest first."""
+_LINEAGE: ColumnSources = {name: [(CDC_TABLES, name)] for name in ("keyspace_name", "table_name")}
+
+
+class Logs(Config):
+    """Whose logs are copied."""
+
+    tables: list[str] | None = Field(
+        default=None, description="keyspace.table of each; by default all whose definition is known and that have a log"
+    )
+
+
+@table_asset(
+    CONSUMED_HOURS,
+    group="cdc_log",
+    spark=False,
+    # An hour can have rows of any table, and lie in any generation.
+    deps=[
+        AssetDep(asset_key_from_table(each), partition_mapping=AllPartitionMapping())
+        for each in (CDC_LOG, GENERATION_TIMESTAMPS)
+    ],
+    partitions=HOUR_PARTITIONS,
+    sources=_LINEAGE,
+    code=("cdc_platform.cdclog.consumer",),
+    description="Materialising an hour brings its rows of every CDC log into `KS.T_scylla_cdc_log_hourly`, each once, "
+    "in whatever order and however often hours are materialised. An hour can be read 30 seconds after its end.",
+)
+def consumed_hours(
+    context: AssetExecutionContext, config: Logs, home: HomeResource, clock: ClockResource
+) -> MaterializeResult:
+    """Copy one hour of the logs."""
+    watch, lake, made = Stopwatch(), home.lake(), {}
+    with platform_errors_as_failures():
+        partitions = get_requested_partitions(context, "hours")
+        for partition in partitions:
+            hour_us = hour_us_from_partition(partition)
+            schemas = hourly.select_logs(lake, config.tables)
+            copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
+            rows, told = _build_copy_metadata(copied)
+            context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
+            part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
+            content = replace(read_partition_content(lake, part), rows=rows, told=told)
+            if len(partitions) == 1:
+                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=_LINEAGE, told=told)
+            made[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, made, ())
+
+
+def _build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:
+    operations = sum((Counter(each.operations) for each in copied), Counter())
+    sets = Counter(begin for each in copied for begin in each.sets_us)
+    return operations.total(), {
+        "tables": build_rows_preview(
+            ("table", "sink", "rows"), ((each.table, each.sink, each.rows) for each in copied)
+        ),
+        "operations": build_rows_preview(("operation", "rows"), sorted(operations.items())),
+        "generations": build_rows_preview(
+            ("from", "tables"), ((format_us(begin), sets[begin]) for begin in sorted(sets))
+        ),
+    }
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_consumed_hours",
+    specs=check_specs(CONSUMED_HOURS, HOURS_FAMILY.invariants, HOUR_PARTITIONS),
+    pool=pool_from_table(CONSUMED_HOURS),
+)
+def audit_consumed_hours(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Compare what the sinks have of an hour, or of all that were copied, with the logs as they are now."""
+    lake = home.lake()
+    yield from evaluate_checks(
+        context,
+        CONSUMED_HOURS,
+        lake,
+        clock.clock(),
+        lambda hour: [(HOURS_FAMILY, audit_hours(lake, None if hour is None else hour_us_from_partition(hour)))],
+    )
+
+
+consume_hours = define_asset_job(
+    HOURS_JOB,
+    selection=AssetSelection.assets(consumed_hours),
+    description="Copies one hour of the CDC logs into their hourly sinks, and compares them.",
+    executor_def=in_process_executor,
+)
+
+
+def request_scheduled_hours(
+    lake: Lake, clock: Clock, instance: DagsterInstance, moment: datetime
+) -> list[RunRequest] | SkipReason:
+    """What the schedule asks for at `moment`: a run for each hour that can be read and is missing, the oldest first.
+
+    Their partitions are added here: a schedule has no other way, and an hour that is there costs nothing.
+
+    Derived from the tables: hours in which nothing was running, and hours that failed, are asked for again.
+    """
+    due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOUR_REQUESTS)]
+    if not due:
+        return SkipReason("every hour that can be read is copied")
+    instance.add_dynamic_partitions(HOURS_NAME, due)
+    running = find_active_partitions(instance, HOURS_JOB)
+    requests = [
+        RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={MAX_RETRIES_TAG: "0"})
+        for hour in due
+        if hour not in running
+    ]
+    return requests or SkipReason("; ".join(f"{hour}: run {running[hour]} is under way" for hour in due))
+
+
+@schedule(
+    name="hourly_logs",
+    job_name=HOURS_JOB,
+    cron_schedule="1 * * * *",
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="A minute past every hour, when the last one can be read: copies what is missing, at most "
+    f"{MAX_HOUR_REQUESTS} hours at once. Off until it is switched on: from then on the logs are there twice, and a "
+    "generation stays until its hours are copied.",
+)
+@skip_while_only_observed
+def hourly_logs(
+    context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
+) -> list[RunRequest] | SkipReason:
+    """`request_scheduled_hours` on this home and this instance."""
+    return request_scheduled_hours(home.lake(), clock.clock(), context.instance, context.scheduled_execution_time)

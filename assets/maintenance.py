@@ -1,0 +1,86 @@
+"""Daily cleanup of files that no table version needs, in this home and in the homes of its live clusters."""
+
+from datetime import datetime
+
+from dagster import (
+    DagsterInstance,
+    DefaultScheduleStatus,
+    Definitions,
+    OpExecutionContext,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    in_process_executor,
+    job,
+    op,
+    schedule,
+)
+
+from assets.failures import RETRY_POLICY, platform_errors_as_failures
+from assets.metadata import build_rows_preview
+from assets.run_requests import request_run_unless_active
+from cdc_platform.delta import Lake, list_stored_tables, maintenance
+from cdc_platform.errors import StateError
+from cdc_platform.home import Home
+from cdc_platform.scylla import registry
+from cdc_platform.storage import parse_path
+from resources.home import HomeResource
+
+UPKEEP_JOB = "upkeep"
+MAINTENANCE_CRON = "30 4 * * *"
+
+
+@op(pool="platform/upkeep", retry_policy=RETRY_POLICY)
+def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
+    """Delete the files that no table needs; tables that cannot be kept up fail the run when all others are done."""
+    with platform_errors_as_failures():
+        done = [
+            (path, each) for path, lake in open_lakes(home.home()).items() for each in maintenance.vacuum_lake(lake)
+        ]
+    rows = [(path, each.table, each.files) for path, each in done if each.files]
+    files = sum(each.files for _, each in done)
+    context.log.info(f"{files} files of {len(rows)} tables went.")
+    context.add_output_metadata({"files": files, "tables": build_rows_preview(("home", "table", "files"), rows)})
+    with platform_errors_as_failures():
+        failed = [each.failed for _, each in done if each.failed]
+        if failed:
+            raise StateError(f"{len(failed)} tables were not kept up, as {failed[0]}")
+
+
+def open_lakes(home: Home) -> dict[str, Lake]:
+    """The lakes of a home and of those below it, by their paths."""
+    below = {"": parse_path(home.name), **registry.list_cluster_homes(home)}
+    return {path: Lake(str(place / "lake")) for path, place in below.items()}
+
+
+@job(
+    name=UPKEEP_JOB,
+    description="Deletes the files of all tables that nothing needs any more: seven days after a commit has removed "
+    "them, or after they were written where no commit names them. Run again it goes on where it was.",
+    executor_def=in_process_executor,
+)
+def upkeep() -> None:
+    """The op."""
+    clear_tables()
+
+
+def request_scheduled_maintenance(home: Home, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
+    """What the schedule asks for at `moment`: a run, if there are tables and none is under way."""
+    if not any(list_stored_tables(lake) for lake in open_lakes(home).values()):
+        return SkipReason("there are no tables yet")
+    return request_run_unless_active(instance, UPKEEP_JOB, moment)
+
+
+@schedule(
+    name="daily_upkeep",
+    job_name=UPKEEP_JOB,
+    cron_schedule=MAINTENANCE_CRON,
+    default_status=DefaultScheduleStatus.RUNNING,
+    description="Every night: deletes the files of all tables that nothing has needed for seven days.",
+)
+def daily_upkeep(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
+    """`request_scheduled_maintenance` on this home and this instance."""
+    return request_scheduled_maintenance(home.home(), context.instance, context.scheduled_execution_time)
+
+
+DEFINED = Definitions(jobs=[upkeep], schedules=[daily_upkeep])

@@ -1,0 +1,203 @@
+"""Asset specs of the platform's tables: keys, owners, pools, columns, lineage and code versions.
+
+The tables are declared once, in the package of table declarations. A code version is a hash of the modules' code
+without comments, docstrings and layout.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import pyarrow as pa
+import pyarrow.types as pat
+from dagster import (
+    AssetDep,
+    AssetKey,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    BetaWarning,
+    PartitionsDefinition,
+    TableColumn,
+    TableColumnConstraints,
+    TableColumnDep,
+    TableColumnLineage,
+    TableSchema,
+    asset,
+    with_source_code_references,
+)
+
+from assets.failures import RETRY_POLICY
+from cdc_platform.tables import Table
+
+JOIN_CODE_MODULES = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
+"""What computes a generation and its rows."""
+
+
+@cache
+def compute_code_version(*modules: str) -> str:
+    """The version of what these modules and packages compute, the same wherever they lie and however they are laid out.
+
+    Comments, docstrings and blank lines change nothing; a changed statement does.
+    """
+    found = hashlib.sha256()
+    for module in modules:
+        for file in _source_files(module):
+            found.update(f"{module}/{file.name}\n{_normalized_code(file)}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def _source_files(module: str) -> list[Path]:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{module} is no module with a file")
+    origin = Path(spec.origin)
+    return sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+
+
+@cache
+def _normalized_code(file: Path) -> str:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _is_docstring(
+            node.body
+        ):
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def _is_docstring(body: list[ast.stmt]) -> bool:
+    first = body[0] if body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+OWNERS = ["team:cdc"]
+
+ColumnSources = Mapping[str, Sequence[tuple[Table, str]]]
+"""For a column the columns it is made from, as (table, column)."""
+
+
+def asset_key_from_table(table: Table) -> AssetKey:
+    """The asset key of a table: its keyspace and its name, as ScyllaDB calls them."""
+    return AssetKey([table.keyspace, table.name])
+
+
+def pool_from_table(table: Table) -> str:
+    """The pool that lets one step at a time write to a table."""
+    return f"{table.keyspace}/{table.name}"
+
+
+def table_asset(
+    table: Table,
+    *,
+    group: str,
+    description: str,
+    spark: bool,
+    deps: Sequence[AssetKey | AssetDep] = (),
+    partitions: PartitionsDefinition | None = None,
+    sources: ColumnSources | None = None,
+    code: Sequence[str] = (),
+) -> Callable[[Callable[..., Any]], AssetsDefinition]:
+    """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session.
+
+    `code` names the modules that compute it: its code version is theirs. Several partitions are one run's work.
+    """
+    make = without_beta_warnings(asset)(
+        key=asset_key_from_table(table),
+        group_name=group,
+        owners=OWNERS,
+        kinds={"deltalake", "pyspark"} if spark else {"deltalake"},
+        pool=pool_from_table(table),
+        retry_policy=RETRY_POLICY,
+        description=f"{table.comment}.\n\n{description}",
+        metadata=build_table_metadata(table, sources),
+        tags={"keyspace": table.keyspace},
+        deps=deps,
+        partitions_def=partitions,
+        code_version=compute_code_version(*code) if code else None,
+        backfill_policy=None if partitions is None else BackfillPolicy.single_run(),
+    )
+
+    def made(materialise: Callable[..., Any]) -> AssetsDefinition:
+        (defined,) = without_beta_warnings(with_source_code_references)([without_beta_warnings(make)(materialise)])
+        assert isinstance(defined, AssetsDefinition)
+        return defined
+
+    return made
+
+
+def without_beta_warnings(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Use what this release of Dagster calls beta: pinned as it is, nobody needs to hear of it at every start."""
+
+    def made(*args: Any, **named: Any) -> Any:
+        with catch_warnings():
+            simplefilter("ignore", BetaWarning)
+            return make(*args, **named)
+
+    return made
+
+
+def build_table_spec(
+    table: Table, *, group: str, description: str, partitions: PartitionsDefinition | None = None
+) -> AssetSpec:
+    """A table that assets read and none of them makes, as Dagster shows it."""
+    return AssetSpec(
+        key=asset_key_from_table(table),
+        group_name=group,
+        owners=OWNERS,
+        kinds={"deltalake"},
+        description=f"{table.comment}.\n\n{description}",
+        metadata=build_table_metadata(table, None),
+        tags={"keyspace": table.keyspace},
+        partitions_def=partitions,
+    )
+
+
+def build_table_metadata(table: Table, sources: ColumnSources | None) -> dict[str, Any]:
+    """What is known of a table before anything is made: its columns, where they come from, and its name."""
+    lineage = {} if sources is None else {"dagster/column_lineage": build_column_lineage(sources)}
+    return {"dagster/column_schema": build_column_schema(table), "dagster/table_name": table.full_name, **lineage}
+
+
+def build_column_schema(table: Table) -> TableSchema:
+    """The columns of a table with their comments, types and what may be null."""
+    return TableSchema(
+        columns=[
+            TableColumn(
+                name=field.name,
+                type=_type_name(field.type),
+                description=(field.metadata or {}).get(b"comment", b"").decode(),
+                constraints=TableColumnConstraints(nullable=field.nullable, unique=table.keys == (field.name,)),
+            )
+            for field in table.schema
+        ]
+    )
+
+
+def build_column_lineage(sources: ColumnSources) -> TableColumnLineage:
+    """Where the columns of a table come from."""
+    return TableColumnLineage(
+        deps_by_column={
+            column: [TableColumnDep(asset_key=asset_key_from_table(table), column_name=name) for table, name in origins]
+            for column, origins in sources.items()
+        }
+    )
+
+
+def _type_name(kind: pa.DataType) -> str:
+    """A type as Spark SQL and CQL users know it."""
+    if pat.is_list(kind):
+        return f"array<{_type_name(kind.value_type)}>"
+    if pat.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name} {_type_name(field.type)}' for field in kind)}>"
+    if pat.is_timestamp(kind):
+        return "timestamp"
+    names = {"int64": "bigint", "int32": "int", "int8": "tinyint", "bool": "boolean"}
+    return names.get(str(kind), str(kind))

@@ -1,0 +1,151 @@
+"""Finish interrupted tablet changes and garbage-collect old stream sets.
+
+The sensors read small tables and request no run if there is nothing to do.
+"""
+
+from collections.abc import Sequence
+
+from dagster import (
+    AddDynamicPartitionsRequest,
+    DagsterInstance,
+    DefaultSensorStatus,
+    OpExecutionContext,
+    RunRequest,
+    SensorEvaluationContext,
+    SensorResult,
+    in_process_executor,
+    job,
+    op,
+    sensor,
+)
+
+from assets.failures import RETRY_POLICY, platform_errors_as_failures
+from assets.partitions import TABLET_TABLE_PARTITIONS, TABLET_TABLES_NAME, table_from_partition
+from assets.run_requests import request_run, skip_unless_writable
+from assets.specs import pool_from_table
+from assets.tablets.stream_sets import TABLETS_JOB
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import tablets as metastore_tablets
+from cdc_platform.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+GC_JOB = "tablet_gc"
+MAX_GC_REQUESTS = 50
+"""Runs that one tick asks for."""
+
+_WORK_TAG = "cdc_platform/tablets"
+
+
+@op(pool=pool_from_table(TABLET_STREAMS), retry_policy=RETRY_POLICY)
+def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
+    """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
+    with platform_errors_as_failures():
+        name, grace_ms = table_from_partition(context.partition_key), home.settings().expiry_grace_ms
+        found = tablets.collect_tablet_sets(home.lake(), clock.clock(), *name, grace_ms=grace_ms)
+    context.log.info(
+        f"{found.full_name}: {len(found.removed_ms)} stream sets removed, base {format_ms(found.base_ms)}."
+    )
+    for time_ms in found.at_risk_ms:
+        context.log.warning(f"{found.full_name}: rows of {format_ms(time_ms)} were written under a larger TTL.")
+    for held in found.held_back:
+        context.log.info(f"{held}.")
+
+
+@job(
+    name=GC_JOB,
+    partitions_def=TABLET_TABLE_PARTITIONS,
+    executor_def=in_process_executor,
+    description="Removes the stream sets of one table of which no log can hold a row any more, and that every consumer "
+    "of it has read: timestamps first, then streams. Run again it finishes what a run that died has left.",
+)
+def collect_tablets() -> None:
+    """The op, on one table."""
+    collect_stream_sets()
+
+
+def request_unfinished_changes(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+    """What a tick asks for: partitions for new tables, and a run for every change that was decided and not finished.
+
+    The cursor only says at which versions of the tables nothing was left.
+    """
+    watched = (TABLET_LAYOUTS, TABLET_TIMESTAMPS, TABLET_STREAMS, CDC_TABLES)
+    versions = "/".join(str(lake.version(table)) for table in watched)
+    if cursor == versions:
+        return SensorResult(skip_reason="nothing has changed since every change was finished", cursor=versions)
+    known = {f"{each.keyspace}.{each.table}" for each in metastore_tablets.read_tablet_layouts(lake)}
+    known |= {".".join(name) for name in metastore_tablets.read_tables_with_stream_sets(lake)}
+    missing = sorted(known - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
+    added = [TABLET_TABLE_PARTITIONS.build_add_request(missing)] if missing else []
+    left = [(each.full_name, f"change {each.number}") for each in metastore_tablets.read_unfinished_layouts(lake)]
+    if not left:
+        reason = "every change of tablets is finished"
+        return SensorResult(skip_reason=reason, dynamic_partitions_requests=added, cursor=versions)
+    return _build_requests(instance, TABLETS_JOB, left, added)
+
+
+@sensor(
+    name="unfinished_tablets",
+    job_name=TABLETS_JOB,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Adds a partition for every tablet-based table, and finishes the changes that a process has decided "
+    "and left, and the removal of sets whose log was dropped.",
+)
+@skip_unless_writable
+def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
+    """`request_unfinished_changes` on this home and this instance."""
+    return request_unfinished_changes(home.lake(), context.instance, context.cursor)
+
+
+def request_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> SensorResult:
+    """What a tick asks for: a run for every table of which a stream set can go. Time and readers decide: no cursor.
+
+    A table of which consumers hold back all that could go gets no run; a tick that asks for none names them.
+    """
+    found = tablets.read_due_collections(lake, clock)
+    due = [(each.full_name, f"base {each.base_ms}") for each in found if each.removed_ms]
+    if not due:
+        held = [str(one) for each in found for one in each.held_back]
+        return SensorResult(skip_reason="; ".join(["no stream set can go yet", *held[:MAX_GC_REQUESTS]]))
+    missing = sorted({name for name, _ in due} - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
+    added = [TABLET_TABLE_PARTITIONS.build_add_request(missing)] if missing else []
+    return _build_requests(instance, GC_JOB, due, added)
+
+
+@sensor(
+    name="collectable_stream_sets",
+    job_name=GC_JOB,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Every minute: asks for the removal of stream sets of which no log can hold a row any more; names the "
+    "consumers that hold back what could go but for them.",
+)
+@skip_unless_writable
+def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
+    """`request_collections` on this home and this instance."""
+    return request_collections(home.lake(), clock.clock(), context.instance)
+
+
+def _build_requests(
+    instance: DagsterInstance,
+    job_name: str,
+    wanted: Sequence[tuple[str, str]],
+    added: Sequence[AddDynamicPartitionsRequest],
+) -> SensorResult:
+    """Runs for (table, what is to be done), unless one is under way or as many as are allowed have ended."""
+    requests: list[RunRequest] = []
+    reasons: list[str] = []
+    for table, what in wanted[:MAX_GC_REQUESTS]:
+        wish = request_run(instance, job_name, f"{table}/{what}", state=(_WORK_TAG, what), partition=table)
+        if wish.request is not None:
+            requests.append(wish.request)
+        elif wish.active is not None:
+            reasons.append(f"{table}: run {wish.active.run_id} is under way")
+        else:
+            last = wish.ended[0].run_id
+            reasons.append(f"{table}: {what} did not end in {len(wish.ended)} runs, the last is {last}")
+    reason = None if requests else "; ".join(reasons)
+    return SensorResult(run_requests=requests, skip_reason=reason, dynamic_partitions_requests=list(added))

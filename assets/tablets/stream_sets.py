@@ -1,0 +1,264 @@
+"""Tablets and stream sets, one partition per table, audited before a set is published. No Spark."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetSelection,
+    Config,
+    MaterializeResult,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+)
+from pydantic import Field
+
+from assets.checks import FamilyFindings, check_specs, evaluate_checks
+from assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from assets.failures import platform_errors_as_failures
+from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from assets.partitions import TABLET_TABLE_PARTITIONS, get_requested_partitions, table_from_partition
+from assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform.checks import TABLET_FAMILY, TABLET_TIMESTAMP_COMPLETE, audit_tablet_table, audit_tablets
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.errors import InputError
+from cdc_platform.generations import check_tablet_ends, merge_tablet_ends, split_tablet_ends, uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import TabletLayoutChange
+from cdc_platform.metastore import tablets as metastore_tablets
+from cdc_platform.settings import Settings
+from cdc_platform.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
+from cdc_platform.timeline import GenerationRows
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+TABLETS_JOB = "tablets"
+_STREAM_INVARIANTS = tuple(name for name in TABLET_FAMILY.invariants if name != TABLET_TIMESTAMP_COMPLETE)
+_LINEAGE: ColumnSources = {name: [(TABLET_LAYOUTS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
+_STREAM_LINEAGE: ColumnSources = {
+    **_LINEAGE,
+    "stream_id": [(TABLET_LAYOUTS, "table_id"), (TABLET_LAYOUTS, "timestamp"), (TABLET_LAYOUTS, "last_tokens")],
+}
+_TIMESTAMP_LINEAGE: ColumnSources = {
+    name: [(TABLET_STREAMS, name)] for name in ("keyspace_name", "table_name", "timestamp")
+}
+
+
+BaseTableName = tuple[str, str]
+StepOutput = tuple[int, dict[str, Any]]
+"""How many rows a step has left, and what else there is to tell."""
+
+
+class Tablets(Config):
+    """The tablets that a table is to have. Nothing given, nothing decided."""
+
+    count: int | None = Field(default=None, description="how many; a split or a merge where the table has some already")
+    ends: list[str] | None = Field(
+        default=None, description="their last tokens instead, in quotes: a browser would round integers beyond 2^53"
+    )
+    ttl_seconds: int | None = Field(default=None, description="TTL of a new log; by default 86400")
+
+
+_CODE_MODULES = ("cdc_platform.lifecycle.tablets", "cdc_platform.generations.tablets")
+
+
+@table_asset(
+    TABLET_LAYOUTS,
+    group="tablets",
+    spark=False,
+    partitions=TABLET_TABLE_PARTITIONS,
+    code=_CODE_MODULES,
+    description="Materialise it with `count` or `ends` in its config (*Materialize* > *Open launchpad*) and the "
+    "table's next tablets are decided: created, split or merged. The same again is one change. Without config it "
+    "reports the changes that there were.",
+)
+def tablet_layouts(
+    context: AssetExecutionContext, config: Tablets, home: HomeResource, clock: ClockResource
+) -> MaterializeResult:
+    """Decide the tablets of tables."""
+    lake = home.lake()
+
+    def decided(name: BaseTableName) -> StepOutput:
+        if config.count is not None or config.ends is not None:
+            change = _decide_change(lake, clock.clock(), home.settings(), name, config)
+            context.log.info(f"{'Decided' if change.changed else 'There already'}: change {change.layout.number}.")
+        known = metastore_tablets.read_tablet_layouts(lake, *name)
+        rows = (
+            (
+                each.number,
+                each.kind,
+                "" if each.timestamp_ms is None else format_ms(each.timestamp_ms),
+                len(each.last_tokens),
+            )
+            for each in reversed(known)
+        )
+        return len(known), {"changes": build_rows_preview(("number", "kind", "timestamp", "tablets"), rows)}
+
+    return _materialize_partitions(context, lake, TABLET_LAYOUTS, decided, {})
+
+
+@table_asset(
+    TABLET_STREAMS,
+    group="tablets",
+    spark=False,
+    deps=[asset_key_from_table(TABLET_LAYOUTS)],
+    partitions=TABLET_TABLE_PARTITIONS,
+    sources=_STREAM_LINEAGE,
+    code=_CODE_MODULES,
+    description="The stream set of the tablets that were decided: state 0 its streams, 1 those it closes, 2 those it "
+    "opens. The random bits of a stream are a hash of table, time and token, so that written again it is the same. "
+    "The sets of a log that was dropped are removed.",
+)
+def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Write the decided stream sets of tables."""
+    lake = home.lake()
+
+    def streams(name: BaseTableName) -> StepOutput:
+        newest = metastore_tablets.read_live_layout(lake, *name)
+        if newest is None:
+            tablets.finish_tablet_change(lake, clock.clock(), *name)
+        else:
+            tablets.write_set_streams(lake, newest)
+        return len(metastore_tablets.read_stream_rows(lake, *name).ids), {}
+
+    return _materialize_partitions(context, lake, TABLET_STREAMS, streams, _STREAM_LINEAGE)
+
+
+@table_asset(
+    TABLET_TIMESTAMPS,
+    group="tablets",
+    spark=False,
+    deps=[asset_key_from_table(TABLET_STREAMS)],
+    partitions=TABLET_TABLE_PARTITIONS,
+    sources=_TIMESTAMP_LINEAGE,
+    code=_CODE_MODULES,
+    description="Readers that see a timestamp rely on all of its streams; so it is written last. The metadata names "
+    "the consumers that hold back sets which could go but for them.",
+)
+def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Publish the timestamps of the decided stream sets of tables."""
+    lake = home.lake()
+
+    def published(name: BaseTableName) -> StepOutput:
+        newest = metastore_tablets.read_live_layout(lake, *name)
+        if newest is not None:
+            tablets.publish_set_timestamp(lake, newest)
+        sets = (
+            metastore_tablets.read_stream_set_changes(lake, *name)[::-1]
+            if metastore_tablets.has_stream_sets(lake, *name)
+            else []
+        )
+        over = [
+            each for each in tablets.read_due_collections(lake, clock.clock()) if (each.keyspace, each.table) == name
+        ]
+        rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
+        told: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
+        held_back = [str(held) for each in over for held in each.held_back]
+        return len(sets), told | ({"held_back": "; ".join(held_back)} if held_back else {})
+
+    return _materialize_partitions(context, lake, TABLET_TIMESTAMPS, published, _TIMESTAMP_LINEAGE)
+
+
+def _materialize_partitions(
+    context: AssetExecutionContext,
+    lake: Lake,
+    table: Table,
+    make: Callable[[BaseTableName], StepOutput],
+    sources: ColumnSources,
+) -> MaterializeResult:
+    """Make the partitions that are asked for, each of which is the rows of one base table."""
+    watch, made = Stopwatch(), {}
+    with platform_errors_as_failures():
+        partitions = get_requested_partitions(context, "tablets")
+        for partition in partitions:
+            name = table_from_partition(partition)
+            rows, told = make(name)
+            part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
+            content = replace(read_partition_content(lake, part), rows=rows, told=told)
+            if len(partitions) == 1:
+                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=sources, told=told)
+            made[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, made, context.assets_def.asset_deps[context.asset_key])
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_cdc_streams",
+    specs=check_specs(TABLET_STREAMS, _STREAM_INVARIANTS, TABLET_TABLE_PARTITIONS),
+    pool=pool_from_table(TABLET_STREAMS),
+)
+def audit_cdc_streams(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge the stream sets of one table, before the newest one's timestamp tells readers to come."""
+    yield from _evaluate_tablet_checks(context, home.lake(), clock.clock(), TABLET_STREAMS)
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_cdc_timestamps",
+    specs=check_specs(TABLET_TIMESTAMPS, [TABLET_TIMESTAMP_COMPLETE], TABLET_TABLE_PARTITIONS),
+    pool=pool_from_table(TABLET_TIMESTAMPS),
+)
+def audit_cdc_timestamps(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge that no timestamp is to be seen without its streams."""
+    yield from _evaluate_tablet_checks(context, home.lake(), clock.clock(), TABLET_TIMESTAMPS)
+
+
+TABLET_ASSETS = [tablet_layouts, cdc_streams, cdc_timestamps]
+
+change_tablets = define_asset_job(
+    TABLETS_JOB,
+    selection=AssetSelection.assets(*TABLET_ASSETS),
+    description="Decides the tablets that its config names, audits their stream set and publishes it; without config "
+    "it finishes what was decided and left. Each step is idempotent.",
+    executor_def=in_process_executor,
+)
+
+
+def _evaluate_tablet_checks(
+    context: AssetCheckExecutionContext, lake: Lake, clock: Clock, table: Table
+) -> Iterator[AssetCheckResult]:
+    """The results of the audits of some tables, or of all; where there are no sets nothing is held against them."""
+
+    def audit(partition: str | None) -> FamilyFindings:
+        findings = (
+            audit_tablets(lake) if partition is None else audit_tablet_table(lake, *table_from_partition(partition))
+        )
+        return [(TABLET_FAMILY, findings)]
+
+    yield from evaluate_checks(context, table, lake, clock, audit)
+
+
+def _decide_change(
+    lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets
+) -> TabletLayoutChange:
+    if config.count is not None and config.ends is not None:
+        raise InputError("both count and ends are there; give one of them")
+    there = metastore_tablets.read_live_layout(lake, *name)
+    if config.ends is not None:
+        ends = check_tablet_ends(_parse_tokens(config.ends), ".".join(name))
+    elif config.count is None:
+        raise InputError("neither count nor ends is there")
+    elif there is None:
+        ends = uniform_tablet_ends(config.count)
+    else:
+        rule = split_tablet_ends if config.count >= len(there.last_tokens) else merge_tablet_ends
+        ends = rule(there.last_tokens, config.count)
+    if there is None:
+        return tablets.decide_tablet_creation(lake, clock, settings, *name, ends, ttl_seconds=config.ttl_seconds)
+    return tablets.decide_tablet_resize(lake, clock, settings, *name, lambda _: ends)
+
+
+def _parse_tokens(texts: Sequence[str]) -> list[int]:
+    try:
+        return [int(text) for text in texts]
+    except ValueError as error:
+        raise InputError(f"ends: {error}; tokens are integers in quotes") from None

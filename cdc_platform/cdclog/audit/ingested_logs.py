@@ -1,0 +1,23 @@
+"""Check whether somebody accepted the gaps that readers recorded in the log of a live cluster.
+
+It reads recorded gaps and contacts no cluster.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.cdclog.gaps import read_log_gaps
+from cdc_platform.checks import LOG_GAPS_ACCEPTED, Finding
+from cdc_platform.delta import Lake
+from cdc_platform.metastore import INGEST_CONSUMER, consumers
+
+
+def audit_ingest(lake: Lake, name: str | None = None) -> list[Finding]:
+    """Judge every log that was brought in, or that of one table (`keyspace.table`); nothing where there is none."""
+    gaps = read_log_gaps(lake)
+    readers = [each for each in consumers.read_consumers(lake) if each.name == INGEST_CONSUMER]
+    read = [f"{each.keyspace_name}.{each.table_name}" for each in readers]
+    logs = {each for each in (*read, *(gap.full_name for gap in gaps)) if name in (None, each)}
+    open_ = [gap for gap in gaps if gap.is_open and gap.full_name in logs]
+    more = f" (and {len(open_) - 1} more gaps)" if len(open_) > 1 else ""
+    sample = f"{open_[0]}{more}" if open_ else ""
+    return [Finding(LOG_GAPS_ACCEPTED, len(logs), len({gap.full_name for gap in open_}), sample)] if logs else []

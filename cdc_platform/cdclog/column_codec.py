@@ -1,0 +1,318 @@
+"""Encode Arrow columns as bytes of the CQL protocol and back, and partition keys for token hashing.
+
+Types with the same layout in memory and in the protocol are converted as whole columns, the others value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.cdclog.schema import arrow_type
+from cdc_platform.cdclog.values import clamp_values, decode_exact_value, to_arrow_value, to_canonical_values
+from cdc_platform.clock import MILLISECOND_US, ms_from_us
+from cdc_platform.cql import Column, CqlType, ScalarType, TableSchema, ticks_from_high_half, value_from_bytes
+from cdc_platform.delta import (
+    binaries_from_buffer,
+    composite_keys_to_arrow,
+    compute,
+    fixed_width_to_arrow,
+    get_binary_buffers,
+    uuids_to_text,
+)
+from cdc_platform.errors import InputError
+from cdc_platform.tables import TIMESTAMP
+
+_NUMBER_DTYPES = {
+    "tinyint": ">i1",
+    "smallint": ">i2",
+    "int": ">i4",
+    "bigint": ">i8",
+    "counter": ">i8",
+    "time": ">i8",
+    "timestamp": ">i8",
+    "date": ">u4",
+    "boolean": ">u1",
+    "float": ">f4",
+    "double": ">f8",
+}
+_TEXT_TYPES = ("text", "ascii")
+_UUID_TYPES = ("uuid", "timeuuid")
+_UNIQUELY_ENCODED = frozenset(
+    ("tinyint", "smallint", "int", "bigint", "time", "timestamp", "date", "blob", *_TEXT_TYPES, *_UUID_TYPES)
+)
+_DATE_ZERO = 2**31
+_HYPHEN_POSITIONS = (8, 13, 18, 23)
+_DIGIT_POSITIONS = [place for place in range(36) if place not in _HYPHEN_POSITIONS]
+_HEX_VALUES = np.full(256, 0xFF, dtype=np.uint8)
+_HEX_VALUES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
+_HEX_VALUES[np.frombuffer(b"ABCDEF", dtype=np.uint8)] = np.arange(10, 16)
+_SIGN_BITS = np.uint64(0x8080808080808080)
+_LENGTH_BYTES = 4
+
+
+def encode_column(kind: CqlType, values: Any) -> pa.Array:
+    """A column of `arrow_type(kind)`, none null, as bytes of the protocol (binary).
+
+    Raises:
+        InputError: a text is none of a value of the type.
+    """
+    name = kind.name if isinstance(kind, ScalarType) else ""
+    if name in _NUMBER_DTYPES:
+        return fixed_width_to_arrow(_to_numbers(name, values).astype(_NUMBER_DTYPES[name]))
+    if name in _TEXT_TYPES:
+        return values.cast(pa.binary())
+    if name == "blob":
+        return values
+    if name in _UUID_TYPES:
+        return fixed_width_to_arrow(parse_uuids(values).view("V16").reshape(-1))
+    return pa.array([kind.to_bytes(value) for value in to_canonical_values(kind, values)], pa.binary())
+
+
+def decode_column(kind: CqlType, data: Any) -> pa.Array:
+    """The column of `arrow_type(kind)` that bytes of the protocol (binary) hold, null where they are null.
+
+    Dates and timestamps that not every reader has are the nearest of those that it has. Bytes of another width than
+    all values of a type have, as no bytes at all, are null.
+    """
+    name = kind.name if isinstance(kind, ScalarType) else ""
+    if name in _TEXT_TYPES:
+        return data.cast(pa.string())
+    if name == "blob":
+        return data
+    if name in _NUMBER_DTYPES or name in _UUID_TYPES:
+        raw, null = _fixed_width_bytes(data, np.dtype(_NUMBER_DTYPES.get(name, "V16")).itemsize)
+        if name in _UUID_TYPES:
+            return _with_nulls(uuids_to_text(raw.reshape(-1, 16)), null)
+        return _to_native_array(name, raw.view(_NUMBER_DTYPES[name]), null)
+    found = [None if each is None else to_arrow_value(kind, value_from_bytes(kind, each)) for each in data.to_pylist()]
+    return pa.array(found, arrow_type(kind))
+
+
+def has_unique_encoding(kind: CqlType) -> bool:
+    """Whether each value of a type has one form as bytes: those that `encode_column` makes of what `decode_column`
+    made of them.
+
+    Bytes that `decode_column` has no value for, or but the nearest of a date or timestamp, are apart.
+    """
+    name = kind.name if isinstance(kind, ScalarType) else ""
+    return name in _UNIQUELY_ENCODED
+
+
+def decode_exact_integers(kind: CqlType, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The integers (int64) of dates, as days, or timestamps, as ms, whatever they are; and which are null (bool)."""
+    assert isinstance(kind, ScalarType)
+    dtype = np.dtype(_NUMBER_DTYPES[kind.name])
+    raw, null = _fixed_width_bytes(data, dtype.itemsize)
+    values = raw.view(dtype).astype(np.int64)
+    return values - _DATE_ZERO if kind.name == "date" else values, np.zeros(len(data), bool) if null is None else null
+
+
+def rank_values(kind: CqlType, data: Any) -> np.ndarray:
+    """Integers (int64) that stand in the order of the values whose bytes (binary, none null) are given.
+
+    Values that are one in that order have one rank.
+    """
+    name = kind.name if isinstance(kind, ScalarType) else ""
+    if name in _NUMBER_DTYPES:
+        raw, bounds = get_binary_buffers(data)
+        found = raw[bounds[0] : bounds[-1]].view(_NUMBER_DTYPES[name])
+        if name in ("float", "double"):
+            return _rank_floats(found)
+        return found.astype(np.int64)
+    if name == "timeuuid":
+        return _rank_timeuuids(data)
+    encoded = data.dictionary_encode()
+    places = np.asarray(encoded.indices, dtype=np.int64)
+    if name in (*_TEXT_TYPES, "blob", "inet"):
+        order = np.asarray(compute.sort_indices(encoded.dictionary), dtype=np.int64)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        return rank[places]
+    keys = [kind.sort_key(value_from_bytes(kind, each)) for each in encoded.dictionary.to_pylist()]
+    rank = np.zeros(len(keys), dtype=np.int64)
+    last, number = None, -1
+    for place in sorted(range(len(keys)), key=keys.__getitem__):
+        number += number < 0 or keys[place] != last
+        rank[place], last = number, keys[place]
+    return rank[places]
+
+
+def parse_uuids(texts: Any) -> np.ndarray:
+    """UUIDs in text, none null, as uint8[n, 16]; raises ValueError for a text that is none."""
+    raw, bounds = get_binary_buffers(texts.cast(pa.binary()))
+    if len(texts) and bounds[-1] - bounds[0] == 36 * len(texts) and np.all(np.diff(bounds) == 36):
+        written = raw[bounds[0] : bounds[-1]].reshape(-1, 36)
+        digits = _HEX_VALUES[written[:, _DIGIT_POSITIONS]]
+        if digits.max() < 16 and np.all(written[:, _HYPHEN_POSITIONS] == ord("-")):
+            return np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
+    found = b"".join(UUID(text).bytes for text in texts.to_pylist())
+    return np.frombuffer(found, dtype=np.uint8).reshape(-1, 16)
+
+
+def split_timeuuids(uuids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of timeuuids (uint8[n, 16]): their times (int64, 100 ns since 1582), and what orders those of one (uint64)."""
+    words = np.ascontiguousarray(uuids).view(">u8").reshape(-1, 2).astype(np.uint64)
+    return ticks_from_high_half(words[:, 0]).astype(np.int64), words[:, 1] ^ _SIGN_BITS
+
+
+def join_components(components: Sequence[Any], rows: int) -> pa.Array:
+    """Columns of bytes (binary) as one: each value behind its length (uint32, big-endian); without columns empty."""
+    parts = []
+    for component in components:
+        _, bounds = get_binary_buffers(component)
+        parts += [fixed_width_to_arrow(np.diff(bounds).astype(">u4")), component]
+    if not parts:
+        return pa.array([b""] * rows, pa.binary())
+    return compute.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def split_components(data: Any, count: int, header: int = _LENGTH_BYTES, trailer: int = 0) -> list[pa.Array]:
+    """The columns of which `join_components` has made one, all whole; or that `composite_column` has, with 2 and 1."""
+    raw, bounds = get_binary_buffers(data)
+    at = np.asarray(bounds[:-1], dtype=np.int64)
+    found = []
+    for _ in range(count):
+        lengths = _byte_windows(raw, at, header).view(f">u{header}")[:, 0].astype(np.int64)
+        at = at + header
+        found.append(_slice_binaries(raw, at, lengths))
+        at = at + lengths + trailer
+    return found
+
+
+def _byte_windows(raw: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
+    """So many bytes from each place on (uint8[n, width])."""
+    if not len(starts):
+        return np.empty((0, width), dtype=np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(raw, width)[starts]
+
+
+def _slice_binaries(raw: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    if len(lengths) and lengths[0] and (lengths == lengths[0]).all():
+        return fixed_width_to_arrow(_byte_windows(raw, starts, int(lengths[0])).view(f"V{lengths[0]}")[:, 0])
+    ends = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    taken = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+    return binaries_from_buffer(raw[taken], ends)
+
+
+def _to_numbers(name: str, values: Any) -> np.ndarray:
+    if name == "boolean":
+        return values.cast(pa.uint8()).to_numpy(zero_copy_only=False)
+    if name == "date":
+        return values.cast(pa.int32()).to_numpy(zero_copy_only=False) + np.int64(_DATE_ZERO)
+    if name == "timestamp":
+        return ms_from_us(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
+    found = values.to_numpy(zero_copy_only=False)
+    if name in ("float", "double"):
+        # There is one NaN.
+        return np.where(np.isnan(found), found.dtype.type(np.nan), found)
+    return found
+
+
+def _fixed_width_bytes(data: Any, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The bytes (uint8[]) of values of one width, 0 for null; and which are null (bool), None where none is."""
+    null = np.asarray(compute.is_null(data)) if data.null_count else None
+    other = np.diff(get_binary_buffers(data)[1]) != width
+    if null is not None or other.any():
+        null = other if null is None else null | other
+        data = compute.if_else(pa.array(null), pa.scalar(bytes(width), data.type), data)
+    raw, bounds = get_binary_buffers(data)
+    return raw[bounds[0] : bounds[-1]], null
+
+
+def _to_native_array(name: str, found: np.ndarray, null: np.ndarray | None) -> pa.Array:
+    if name == "boolean":
+        return pa.array(found != 0, mask=null)
+    if name == "date":
+        days = clamp_values(name, found.astype(np.int64) - _DATE_ZERO)
+        return pa.array(days.astype(np.int32), mask=null).cast(pa.date32())
+    if name == "timestamp":
+        ms = clamp_values(name, found.astype(np.int64))
+        return pa.array(ms * MILLISECOND_US, mask=null).cast(TIMESTAMP)
+    return pa.array(found.astype(found.dtype.newbyteorder("=")), mask=null)
+
+
+def _with_nulls(values: pa.Array, null: np.ndarray | None) -> pa.Array:
+    return values if null is None else compute.if_else(pa.array(null), pa.scalar(None, values.type), values)
+
+
+def _rank_floats(found: np.ndarray) -> np.ndarray:
+    """-0.0 in front of 0.0, NaN behind all."""
+    bits = found.astype(">f8").view(">i8").astype(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def _rank_timeuuids(data: Any) -> np.ndarray:
+    raw, bounds = get_binary_buffers(data)
+    times, low = split_timeuuids(raw[bounds[0] : bounds[-1]].reshape(-1, 16))
+    order = np.lexsort((low, times))
+    changed = np.zeros(len(order), dtype=np.int64)
+    changed[1:] = (np.diff(times[order]) != 0) | (np.diff(low[order]) != 0)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.cumsum(changed)
+    return rank
+
+
+_KEY_DTYPES = {"tinyint": ">i1", "smallint": ">i2", "int": ">i4", "bigint": ">i8", "time": ">i8", "float": ">f4"}
+_KEY_DTYPES |= {"double": ">f8"}
+_KEY_DATE_ZERO = 2**31
+
+
+def encode_partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
+    """The serialized partition keys (binary) of columns, one a partition key column, none null.
+
+    Raises:
+        InputError: the partition key has a type that typed writes cannot have.
+    """
+    components = [
+        _encode_key_component(column, values) for column, values in zip(schema.partition_key, columns, strict=True)
+    ]
+    return components[0] if len(components) == 1 else composite_keys_to_arrow(components)
+
+
+def encode_canonical_partition_keys(
+    schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None
+) -> pa.Array:
+    """As `encode_partition_keys`, value by value: for all types, and the same for every form that Arrow may have of a
+    value.
+
+    `exact`: the log's column of values that the others have but nearly, see `exact`; None where it has none.
+
+    Raises:
+        InputError: a text is none of a value of its column's type.
+    """
+    values = [
+        to_canonical_values(column.type, each) for column, each in zip(schema.partition_key, columns, strict=True)
+    ]
+    for number, beside in enumerate([] if exact is None else exact.to_pylist()):
+        said = dict(beside or ())
+        for column, each in zip(schema.partition_key, values, strict=True):
+            if column.name in said:
+                each[number] = decode_exact_value(column.type, said[column.name])
+    return pa.array([schema.partition_bytes(key) for key in zip(*values, strict=True)], pa.binary())
+
+
+def _encode_key_component(column: Column, values: pa.Array) -> pa.Array:
+    name = column.type.cql
+    if name in ("text", "ascii"):
+        return values.cast(pa.binary())
+    if name == "blob":
+        return values
+    if name in ("uuid", "timeuuid"):
+        return pa.array([UUID(text).bytes for text in values.to_pylist()], pa.binary())
+    if name == "boolean":
+        return fixed_width_to_arrow(values.cast(pa.uint8()).to_numpy(zero_copy_only=False))
+    if name == "date":
+        return fixed_width_to_arrow((values.cast(pa.int32()).to_numpy() + np.int64(_KEY_DATE_ZERO)).astype(">u4"))
+    if name == "timestamp":
+        return fixed_width_to_arrow((ms_from_us(values.cast(pa.int64()).to_numpy())).astype(">i8"))
+    if name in _KEY_DTYPES:
+        return fixed_width_to_arrow(values.to_numpy(zero_copy_only=False).astype(_KEY_DTYPES[name]))
+    raise InputError(
+        f"typed writes cannot have partition key column {column.name} of type {name}; write its table by CQL statements"
+    )

@@ -1,0 +1,296 @@
+"""Copy CDC logs hour by hour into sinks of their own: any hour, in any order and repeatedly, every row once.
+
+An hour is read from the log again and replaced in one commit. Complete hours are recorded, and the consumer's
+position follows them without a gap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.cdclog.consumer import skipped
+from cdc_platform.cdclog.consumer.reader import (
+    BY_HOUR,
+    add_generation_column,
+    ensure_consumer,
+    get_log_table,
+    iter_complete_windows,
+    max_window_us,
+    prepare_sink,
+    read_window,
+    readable_until_us,
+    sink_table,
+)
+from cdc_platform.cdclog.consumer.skipped import OnMessage
+from cdc_platform.cdclog.consumer.windows import CONFIDENCE_WINDOW_US, Window, read_reader_sets
+from cdc_platform.cdclog.ddl import load_table_schemas, read_table_schema
+from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
+from cdc_platform.clock import (
+    HOUR_US,
+    ONE_US,
+    Clock,
+    Microseconds,
+    datetime_from_us,
+    format_us,
+    parse_time_us,
+    us_from_datetime,
+)
+from cdc_platform.cql import Catalog, TableSchema
+from cdc_platform.delta import Filter, Lake, conform_rows
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.metastore import Consumer, cdc_tables, consumers
+from cdc_platform.tables import CONSUMED_HOURS, Table
+
+FIRST_HOUR = "2025-01-01T00:00:00Z"
+"""No hour before this one is copied."""
+_FIRST_US = parse_time_us(FIRST_HOUR)
+_RowKey = tuple[bytes, str, int]
+
+
+@dataclass(frozen=True)
+class CopiedHour:
+    """What an hour of a table's log has: its rows by `cdc$operation`, the generations or sets (µs) that it touches."""
+
+    table: str
+    sink: str
+    operations: dict[int, int]
+    sets_us: tuple[Microseconds, ...]
+
+    @property
+    def rows(self) -> int:
+        """All rows of the hour."""
+        return sum(self.operations.values())
+
+
+def select_logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSchema]:
+    """The tables of these names (`keyspace.table`); by default all whose definition is known and that have a log.
+
+    Raises:
+        InputError: a name is none, or comes twice.
+        NotFound: a table is not known, or has no log here.
+    """
+    if names is None:
+        found = load_table_schemas(Catalog(), cdc_tables.read_cdc_tables(lake))
+        return [schema for schema in found if lake.exists(log_table(schema))]
+    if len(set(names)) != len(names):
+        raise InputError(f"tables {', '.join(names)}: a table is named twice; name each once")
+    schemas = []
+    for name in names:
+        keyspace, _, table = name.partition(".")
+        if not (keyspace and table):
+            raise InputError(f"{name!r} names no table; write it as keyspace.table")
+        schemas.append(read_table_schema(lake, keyspace, table))
+        get_log_table(lake, schemas[-1])
+    return schemas
+
+
+def copy_hour(
+    lake: Lake,
+    clock: Clock,
+    schemas: Sequence[TableSchema],
+    hour_us: Microseconds,
+    tell: OnMessage = skipped.log_message,
+) -> list[CopiedHour]:
+    """Make the sinks of these tables hold the hour from `hour_us` (µs) on as the logs do now, and note it.
+
+    Everything is checked for all of them before anything is written. An hour that is there already, whole or in part,
+    is brought to what the log has; rows never leave it. What is left out is told, as `consume` tells it.
+
+    Raises:
+        StateError: the hour is not over, it was in a generation that has been removed or whose streams are not
+            complete, no generation is known, or the sink has rows that the log has not.
+        ConflictError: another process writes to the same sink.
+    """
+    readable_us = hour_us + HOUR_US - ONE_US + CONFIDENCE_WINDOW_US
+    if clock.now_us() < readable_us:
+        raise StateError(
+            f"the hour from {format_us(hour_us)} cannot be read before {format_us(readable_us)}: until then rows of it"
+            " may be on their way; run it after that"
+        )
+    for schema in schemas:
+        _assert_ingested(lake, schema, hour_us, clock.now_us())
+    planned = [(schema, _hour_windows(lake, schema, hour_us, clock.now_us())) for schema in schemas]
+    return [_copy_log_hour(lake, clock, schema, windows, hour_us, tell) for schema, windows in planned]
+
+
+def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> None:
+    """Hold that a log that is brought in from a cluster was, up to the end of the hour."""
+    newest = readable_until_us(lake, schema, now_us)
+    if newest < hour_us + HOUR_US - ONE_US:
+        raise StateError(
+            f"the log of {schema.full_name} was brought in from its cluster up to {format_us(newest)}, and the hour"
+            f" from {format_us(hour_us)} ends behind that; run `cdc-platform ingest` first"
+        )
+
+
+def list_due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
+    """The first hours (start, µs), at most `most`, that can be read and are not whole in the sink of some table."""
+    found: set[Microseconds] = set()
+    for schema in select_logs(lake):
+        found.update(islice(_iter_due_hours(lake, clock, schema), most))
+    return sorted(found)[:most]
+
+
+def _hour_windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> list[Window]:
+    """The hour cut at the generations; it begins where the consumer does, if that is inside of it."""
+    sets = read_reader_sets(lake, schema, now_us)
+    if not sets.seen:
+        raise StateError(f"no generation is known in which {schema.full_name} could have rows; publish one first")
+    after, last = hour_us - ONE_US, hour_us + HOUR_US - ONE_US
+    if sets.awaited is not None and sets.awaited <= last:
+        raise StateError(
+            f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
+            " published yet: publish it, then run this again"
+        )
+    position = _read_position(lake, schema, now_us)
+    if after < position < last:
+        after = position
+    return list(iter_complete_windows(lake, schema, after, last, now_us))
+
+
+def _copy_log_hour(
+    lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, tell: OnMessage
+) -> CopiedHour:
+    name = (schema.keyspace, schema.name)
+    consumer = ensure_consumer(lake, clock, schema, BY_HOUR, tell, lambda: _read_position(lake, schema, clock.now_us()))
+    operations: Counter[int] = Counter()
+    for window in windows:
+        if window.passed:
+            skipped.skip_window(lake, clock, consumer, window, partial(skipped.count_set_rows, lake, schema), tell)
+            continue
+        # Its other hours are compared with the log from now on, and asked for again where rows are missing.
+        skipped.clear_skip(lake, consumer, window.set_us)
+        for piece in _split_window(lake, schema, window):
+            rows = add_generation_column(read_window(lake, schema, piece), piece)
+            _replace_rows(lake, prepare_sink(lake, schema, BY_HOUR), rows, piece)
+            operations.update(
+                {each["values"]: each["counts"] for each in rows["cdc$operation"].value_counts().to_pylist()}
+            )
+    hour = {
+        "keyspace_name": name[0],
+        "table_name": name[1],
+        "hour": datetime_from_us(hour_us),
+        "rows": operations.total(),
+    }
+    lake.merge(CONSUMED_HOURS, pa.Table.from_pylist([hour], schema=CONSUMED_HOURS.schema), update=True)
+    failpoints.kill_if_selected(failpoints.AFTER_HOUR_NOTED)
+    _advance_consumer(lake, clock, schema, consumer)
+    sets = tuple(window.set_us for window in windows if not window.passed)
+    return CopiedHour(schema.full_name, sink_table(schema, BY_HOUR).full_name, dict(sorted(operations.items())), sets)
+
+
+def _split_window(lake: Lake, schema: TableSchema, window: Window) -> Iterator[Window]:
+    """A window cut into parts whose rows fit into memory."""
+    after = window.after_us
+    while after < window.until_us:
+        length = max_window_us(lake, schema, after)
+        until = window.until_us if length is None else min(window.until_us, after + length)
+        yield Window(window.number, window.set_us, after, until)
+        after = until
+
+
+def _replace_rows(lake: Lake, sink: Table, rows: pa.Table, piece: Window) -> None:
+    """Make a part of the sink these rows, in one commit, or none where it is these rows."""
+    inside = time_filters(piece.after_us, piece.until_us)
+    version = lake.version(sink)
+    stored = lake.read(sink, filters=inside)
+    wanted = conform_rows(sink, _with_dropped_columns(sink, rows, stored))
+    order = [(name, "ascending") for name in sink.keys]
+    if stored.sort_by(order).equals(wanted.sort_by(order)):
+        return
+    lost = set(iter_row_keys(stored)).difference(iter_row_keys(wanted))
+    if lost:
+        raise StateError(
+            f"{sink.full_name} has {len(lost)} rows from {format_us(piece.after_us + ONE_US)} to"
+            f" {format_us(piece.until_us)} that the log has no longer; they stay, and the hour is as it was: move them"
+            " away to copy it anew"
+        )
+    failpoints.kill_if_selected(failpoints.BEFORE_SINK)
+    if not lake.replace_once(sink, wanted, inside, version):
+        raise ConflictError(f"another process writes to {sink.full_name}; run this again when it is done")
+    failpoints.kill_if_selected(failpoints.AFTER_SINK)
+
+
+def _with_dropped_columns(sink: Table, rows: pa.Table, stored: pa.Table) -> pa.Table:
+    """The rows of the log, with what the sink alone has of them: columns that ALTER TABLE dropped."""
+    dropped = [name for name in sink.schema.names if name not in rows.schema.names]
+    if not dropped:
+        return rows
+    places = {key: place for place, key in enumerate(iter_row_keys(stored))}
+    indices = pa.array([places.get(key) for key in iter_row_keys(rows)], pa.int64())
+    for name in dropped:
+        rows = rows.append_column(sink.schema.field(name), stored[name].take(indices))
+    return rows
+
+
+def iter_row_keys(rows: pa.Table) -> Iterator[_RowKey]:
+    """What names each row: stream, time and place in the batch."""
+    return zip(*(rows[name].to_pylist() for name in ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")), strict=True)
+
+
+def time_filters(after_us: Microseconds, until_us: Microseconds) -> list[Filter]:
+    """The filters of the rows with `after_us` < timestamp <= `until_us` (µs)."""
+    return [(WRITTEN_AT, ">", datetime_from_us(after_us)), (WRITTEN_AT, "<=", datetime_from_us(until_us))]
+
+
+def _read_position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
+    """Where the consumer is; before it is registered, just before the first row that its log can have."""
+    try:
+        return consumers.find_consumer(lake, BY_HOUR, schema.keyspace, schema.name).position_us
+    except NotFound:
+        lows = [us_from_datetime(low) for low, _, _ in lake.file_bounds(log_table(schema), WRITTEN_AT)]
+        # Rows can be older than their table: a write says itself when it was.
+        first_row = min([schema.created_at_us, *lows])
+        return max(min(read_reader_sets(lake, schema, now_us).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
+
+
+def _read_complete_hours(lake: Lake, schema: TableSchema) -> set[Microseconds]:
+    """The hours (start, µs) of a table that are whole."""
+    where: list[Filter] = [("keyspace_name", "=", schema.keyspace), ("table_name", "=", schema.name)]
+    return {us_from_datetime(hour) for hour in lake.read(CONSUMED_HOURS, ["hour"], where)["hour"].to_pylist()}
+
+
+def _advance_consumer(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -> None:
+    """Move the consumer behind the hours that are whole, up to the first that is not: what it holds is not removed."""
+    noted, position = _read_complete_hours(lake, schema), consumer.position_us
+    while _hour_start(position + ONE_US) in noted:
+        position = _hour_start(position + ONE_US) + HOUR_US - ONE_US
+    if position == consumer.position_us:
+        return
+    sets = read_reader_sets(lake, schema, clock.now_us())
+    begun = [each for each in (*sets.seen, *sets.removed) if each <= position]
+    consumers.advance_consumer(
+        lake,
+        clock,
+        consumer,
+        position_us=position,
+        set_timestamp_us=max(begun, default=None),
+        expected_window=consumer.window_number,
+    )
+
+
+def _iter_due_hours(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds]:
+    sets = read_reader_sets(lake, schema, clock.now_us())
+    if not sets.seen:
+        return
+    readable_us = readable_until_us(lake, schema, clock.now_us())
+    if sets.awaited is not None:
+        readable_us = min(readable_us, sets.awaited - ONE_US)
+    first = hour = _hour_start(_read_position(lake, schema, clock.now_us()) + ONE_US)
+    noted = _read_complete_hours(lake, schema)
+    while hour + HOUR_US - ONE_US <= readable_us:
+        # One that is noted, and that the consumer has not followed, was left by a process that died.
+        if hour not in noted or hour == first:
+            yield hour
+        hour += HOUR_US
+
+
+def _hour_start(moment_us: Microseconds) -> Microseconds:
+    return moment_us - moment_us % HOUR_US

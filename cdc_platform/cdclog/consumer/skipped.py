@@ -1,0 +1,109 @@
+"""Record and report what a reader skips: generations without streams, and removed ones.
+
+`windows` decides what is skipped. The record beside the checkpoint makes rows that appear later visible.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cdc_platform.cdclog.consumer.windows import ReaderSets, Window
+from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
+from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us
+from cdc_platform.cql import TableSchema
+from cdc_platform.delta import Filter, Lake
+from cdc_platform.metastore import Consumer, consumers
+from cdc_platform.timeline import StreamSource
+
+OnMessage = Callable[[str], None]
+"""What a remark goes to, a line each."""
+_log = logging.getLogger(__name__)
+
+
+def log_message(remark: str) -> None:
+    """Where nobody says where remarks go."""
+    _log.warning(remark)
+
+
+def skip_window(
+    lake: Lake,
+    clock: Clock,
+    consumer: Consumer,
+    window: Window,
+    rows_left: Callable[[Window], int | None],
+    tell: OnMessage,
+) -> None:
+    """Note that a window is passed over; told when its set is noted first, with the rows of the log that it leaves."""
+    if window.set_us in consumers.read_skipped_sets(lake).get(consumer.key, ()):
+        return
+    tell(describe_skip(f"consumer {consumer.full_name}", window, rows_left(window)))
+    consumers.record_skipped_sets(lake, clock, consumer.key, [window.set_us])
+
+
+def describe_skip(name: str, window: Window, count: int | None) -> str:
+    """How it is said that a reader passes over a window, with the rows that it leaves; None where nobody knows."""
+    left = "what the log has" if count is None else f"{_format_row_count(count)} of the log"
+    return (
+        f"{name} passes over the generation of {format_us(window.set_us)}: it is listed without"
+        f" a row of streams, and a later one operates; {left} up to {format_us(window.until_us)}"
+        f" {'is' if count is None else 'are'} left out"
+    )
+
+
+def count_set_rows(lake: Lake, schema: TableSchema, window: Window) -> int:
+    """The rows that the log in the lake has of a window's set, up to the window's end."""
+    begin, end = datetime_from_us(window.set_us), datetime_from_us(window.until_us)
+    return _count_rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
+
+
+def clear_skip(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:
+    """Take back the note of a set (µs), if there is one: it has streams now, and is read."""
+    if set_us in consumers.read_skipped_sets(lake).get(consumer.key, ()):
+        consumers.delete_skipped_sets(lake, consumer.key, [set_us])
+
+
+def find_appeared_sets(source: StreamSource, sets_us: list[Microseconds]) -> list[Microseconds]:
+    """Of the sets (µs) that were passed over those of which streams are there now."""
+    there = {each.begin_us for each in source.periods() if each.shown and not each.bare}
+    return [each for each in sets_us if each in there]
+
+
+def report_appeared_sets(lake: Lake, source: StreamSource, consumer: Consumer, tell: OnMessage) -> None:
+    """Tell of each set that a consumer passed over and whose streams are there now."""
+    noted = consumers.read_skipped_sets(lake).get(consumer.key, [])
+    for begin in find_appeared_sets(source, noted) if noted else ():
+        tell(describe_appeared_set(consumer.full_name, begin))
+
+
+def describe_appeared_set(name: str, begin_us: Microseconds) -> str:
+    """How it is said that a passed set has streams now."""
+    return (
+        f"consumer {name} passed over the generation of {format_us(begin_us)}, which had no streams, and has some now:"
+        " its rows are not read yet; run the consumer again, or if that does not read them, read the log under another"
+        " name and forget this one"
+    )
+
+
+def report_removed_sets(
+    lake: Lake, schema: TableSchema, name: str, sets: ReaderSets, first_us: Microseconds, tell: OnMessage
+) -> None:
+    """Tell which rows a new consumer leaves out: those of removed generations before the first that it reads."""
+    gone = [each for each in sorted(sets.removed) if each < first_us]
+    if not gone:
+        return
+    shown = ", ".join(format_us(each) for each in gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+    count = _count_rows(lake, schema, [(WRITTEN_AT, "<", datetime_from_us(first_us))])
+    tell(
+        f"consumer {name} of {schema.full_name} begins at {format_us(first_us)} and leaves out what was written before,"
+        f" in generations that have been removed ({shown}): {_format_row_count(count)} of the log"
+    )
+
+
+def _count_rows(lake: Lake, schema: TableSchema, where: list[Filter]) -> int:
+    """The rows of a log that pass filters on their time."""
+    return lake.read(log_table(schema), [WRITTEN_AT], where).num_rows
+
+
+def _format_row_count(count: int) -> str:
+    return f"{count} row{'' if count == 1 else 's'}"

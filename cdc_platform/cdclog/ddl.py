@@ -1,0 +1,82 @@
+"""Table schemas parsed from the definitions in `platform.cdc_tables.ddl`, which `cql.ddl` writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cdc_platform.clock import Microseconds, parse_time_us, us_from_ms
+from cdc_platform.cql import Catalog, SearchIndex, TableSchema, apply_definition, parse_statements
+from cdc_platform.cql import ast as s
+from cdc_platform.delta import Lake, choose_remedy
+from cdc_platform.errors import NotFound, StateError, UnknownTable
+from cdc_platform.metastore import CdcTable, TableChange, cdc_table_from_change, cdc_tables
+
+
+def read_table_schema(lake: Lake, keyspace: str, table: str) -> TableSchema:
+    """The schema of a table that the platform was told of.
+
+    Raises:
+        NotFound: it was not, or not with its definition.
+    """
+    found = load_table_schemas(Catalog(), [cdc_tables.find_cdc_table(lake, keyspace, table)])
+    if not found:
+        do = choose_remedy(lake, "make the table with: cdc-platform log FILE.cql --keep")
+        raise UnknownTable(f"the definition of {keyspace}.{table} is not known; {do}")
+    return found[0]
+
+
+def load_table_schemas(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSchema]:
+    """Put the tables whose definition is known into a catalog, which has none of their types or has the same.
+
+    Raises:
+        StateError: a definition is damaged.
+    """
+    found = []
+    for known in tables:
+        if known.ddl is None:
+            continue
+        try:
+            for statement in parse_statements(known.ddl):
+                _define_statement(catalog, statement.body, us_from_ms(known.oldest_ms))
+            schema = with_comment_options(
+                catalog.table(s.QualifiedName(known.keyspace_name, known.table_name)), known.ddl
+            )
+            catalog.put(schema)
+            found.append(schema)
+        except (NotFound, ValueError) as error:
+            raise StateError(
+                f"the definition of {known.full_name} in platform.cdc_tables cannot be read: {error}; write it"
+                f" anew with: cdc-platform tables alter {known.full_name}"
+            ) from None
+    return found
+
+
+def with_comment_options(schema: TableSchema, ddl: str) -> TableSchema:
+    """The table with what its definition says in comments, for which CQL has no words."""
+    found = {name: parse_time_us(time) for name, time in _TIME_COMMENT.findall(ddl)}
+    options = set(_CDC_COMMENT.findall(ddl))
+    return replace(
+        schema,
+        truncated_us=found.get("truncated"),
+        log_since_us=found.get("log made anew"),
+        search_indexes=tuple(SearchIndex(name, class_name) for class_name, name in _INDEX_COMMENT.findall(ddl)),
+        cdc_by_index="on by a search index" in options,
+        cdc_turned_off="turned off" in options,
+    )
+
+
+def schema_from_change(change: TableChange) -> TableSchema | None:
+    """The table as it was told to be by a change; None where that was without its definition."""
+    return next(iter(load_table_schemas(Catalog(), [cdc_table_from_change(change)])), None)
+
+
+_INDEX_COMMENT = re.compile(r"^-- search index: (\S+) (.+)$", re.MULTILINE)
+_CDC_COMMENT = re.compile(r"^-- CDC: (.+)$", re.MULTILINE)
+_TIME_COMMENT = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)
+
+
+def _define_statement(catalog: Catalog, body: s.StatementBody, at_us: Microseconds) -> None:
+    if isinstance(body, s.DefinitionStatement):
+        apply_definition(catalog, body, at_us)

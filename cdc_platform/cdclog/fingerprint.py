@@ -1,0 +1,86 @@
+"""64-bit hashes of rows in Arrow columns, equal for equal values on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from cdc_platform.delta import compute
+from cdc_platform.ring import GOLDEN_RATIO_64, hash128, mix_bits
+
+Hashes = np.ndarray
+"""uint64[n]."""
+
+_NULL = np.uint64(0x5851F42D4C957F2D)
+
+
+def fingerprint_rows(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
+    """One hash (uint64) a row of columns of `rows` rows, or of their `hash_column`; the order of the columns counts."""
+    total = np.zeros(rows, dtype=np.uint64)
+    for column in columns:
+        total += column if isinstance(column, np.ndarray) else hash_column(column)
+        total = _splitmix(total)
+    return _splitmix(total)
+
+
+def hash_column(column: pa.Array) -> Hashes:
+    """What the values of a column add to the hashes of their rows, for who asks for several `fingerprint_rows` with
+    it.
+    """
+    # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
+    return np.full(len(column), _NULL) if column.null_count == len(column) else _hash_values(column)
+
+
+def _splitmix(words: Hashes) -> Hashes:
+    """The finaliser of splitmix64, which lets every bit of a word reach every other."""
+    return mix_bits(words + GOLDEN_RATIO_64)
+
+
+def _hash_values(column: pa.Array) -> Hashes:
+    if pat.is_struct(column.type):
+        found = fingerprint_rows(column.flatten(), len(column))
+    elif pat.is_list(column.type) or pat.is_map(column.type):
+        found = _hash_lists(column)
+    elif pat.is_string(column.type) or pat.is_binary(column.type):
+        found = _hash_texts(column)
+    else:
+        found = _splitmix(_fixed_width_words(column))
+    if column.null_count:
+        found = np.where(np.asarray(compute.is_valid(column)), found, _NULL)
+    return found
+
+
+def _fixed_width_words(column: pa.Array) -> Hashes:
+    """Values of fixed width as integers; the null ones as anything."""
+    width = 8 if pat.is_boolean(column.type) else column.type.bit_width
+    if pat.is_boolean(column.type):
+        values: Any = compute.fill_null(column, False).cast(pa.uint8()).to_numpy(zero_copy_only=False)
+    else:
+        _, data = column.buffers()
+        values = np.frombuffer(data, dtype=f"u{width // 8}")[column.offset : column.offset + len(column)]
+    return values.astype(np.uint64)
+
+
+def _hash_texts(column: pa.Array) -> Hashes:
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return hash128(values, bounds)[0]
+
+
+def _hash_lists(column: Any) -> Hashes:
+    """Of lists and maps: the hashes of the elements, each with its place, added up."""
+    offsets = np.asarray(column.offsets, dtype=np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    parts = (column.keys, column.items) if pat.is_map(column.type) else (column.values,)
+    elements = fingerprint_rows((part.slice(first, last - first) for part in parts), last - first)
+    lengths = np.diff(offsets)
+    places = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
+    sums = np.zeros(last - first + 1, dtype=np.uint64)
+    np.cumsum(_splitmix(elements + places.astype(np.uint64) * GOLDEN_RATIO_64), out=sums[1:])
+    totals = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
+    return _splitmix(totals + lengths.astype(np.uint64))

@@ -1,0 +1,496 @@
+"""Build a state from the rows of a log with full delta, a column at a time: the inverse of `encoder`.
+
+Values that no native column holds are read one by one, in the columns that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from cdc_platform.cdclog.column_codec import encode_column, join_components, parse_uuids, split_timeuuids
+from cdc_platform.cdclog.encoder import Operation
+from cdc_platform.cdclog.schema import find_stored_name, stored_columns, stored_type
+from cdc_platform.cdclog.schema_evolution import convert_log_rows
+from cdc_platform.cdclog.state.merge import combine_codes, dictionary_codes
+from cdc_platform.cdclog.state.model import STATE_SCHEMA, StateRowKind
+from cdc_platform.cdclog.values import decode_exact_value, find_field_name, read_exact_values, to_canonical_values
+from cdc_platform.clock import ONE_US, SECOND_US
+from cdc_platform.cql import (
+    GREGORIAN_OFFSET,
+    SMALLINT,
+    TIMEUUID,
+    Column,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TableSchema,
+    UserType,
+    Value,
+    get_element_key_type,
+)
+from cdc_platform.delta import composite_keys_to_arrow, compute
+from cdc_platform.errors import InputError, StateError
+
+
+def missing_value_error(name: str) -> InputError:
+    """The error for a log row in which a column is null that never is."""
+    return InputError(f"a log row has no {name}; every row of a CDC log has one")
+
+
+class WireColumn(NamedTuple):
+    """A column of a log as bytes (binary), and the rows (int64, ascending) of which they are."""
+
+    rows: np.ndarray
+    data: pa.Array
+
+
+class LogColumns:
+    """The columns of some rows of a log, by their names in CQL's log."""
+
+    def __init__(self, schema: TableSchema, log: pa.Table) -> None:
+        self.schema = schema
+        self._log = convert_log_rows(schema, log).combine_chunks()
+        self.size = log.num_rows
+        self._columns = {each.name: (each, name) for each, name in stored_columns(schema)}
+        self._present = set(self._log.schema.names)
+        self._exact = read_exact_values(self._log)
+
+    def partition_keys(self) -> pa.Array:
+        """The serialized partition keys (binary); raises InputError for a value that is null or none of its type."""
+        found = []
+        for column in self.schema.partition_key:
+            wire = self.wire(column.name)
+            if len(wire.rows) < self.size:
+                raise missing_value_error(column.name)
+            found.append(wire.data)
+        return found[0] if len(found) == 1 else composite_keys_to_arrow(found)
+
+    def _place(self, name: str) -> str | None:
+        each, stored = self._columns[name]
+        return find_stored_name(each, stored, self._present)
+
+    def values(self, name: str) -> Any:
+        """A column of the log; None where it lacks it."""
+        place = self._place(name)
+        return None if place is None else _to_single_array(self._log.column(place))
+
+    def present(self, name: str) -> np.ndarray:
+        """A column of numbers; raises InputError where one is missing."""
+        values = self.values(name)
+        if values is None or values.null_count:
+            raise missing_value_error(name)
+        return np.asarray(values)
+
+    def wire(self, name: str, among: np.ndarray | None = None) -> WireColumn:
+        """The values of an atomic column in the rows, of those `among` (bool) them, in which it is not null."""
+        values, place = self.values(name), self._place(name)
+        if values is None or values.null_count == self.size:
+            return WireColumn(np.empty(0, np.int64), pa.array([], pa.binary()))
+        there = _valid_mask(values) if among is None else _valid_mask(values) & among
+        rows = np.flatnonzero(there)
+        kind = self._columns[name][0].type
+        far = self._exact.get(place or "")
+        if far:
+            found = self._canonical(name, far)
+            return WireColumn(rows, pa.array([kind.to_bytes(found[row]) for row in rows.tolist()], pa.binary()))
+        taken = values if len(rows) == self.size else values.take(pa.array(rows))
+        return WireColumn(rows, encode_column(stored_type(kind), taken))
+
+    def _canonical(self, name: str, far: Mapping[int, str]) -> list[Value | None]:
+        """The canonical values of a column of which some are told beside it."""
+        kind = self._columns[name][0].type
+        found = to_canonical_values(stored_type(kind), self.values(name))
+        for row, text in far.items():
+            found[row] = decode_exact_value(kind, text)
+        return found
+
+    def true(self, name: str) -> np.ndarray:
+        """The rows (bool) in which a column is true."""
+        values = self.values(name)
+        if values is None or values.null_count == self.size:
+            return np.zeros(self.size, dtype=bool)
+        return np.asarray(compute.fill_null(values, False))
+
+    def deleted_elements(self, column: Column, chosen: np.ndarray) -> tuple[np.ndarray, pa.Array]:
+        """The rows (int64) and paths (binary) of the elements that were deleted in the chosen rows (bool)."""
+        name = f"cdc$deleted_elements_{column.name}"
+        values, kind = self.values(name), get_element_key_type(column.type).frozen()
+        if values is None or values.null_count == self.size:
+            return np.empty(0, np.int64), pa.array([], pa.binary())
+        far = self._exact.get(self._place(name) or "")
+        if far:
+            found = self._canonical(name, far)
+            pairs = [(row, each) for row in np.flatnonzero(chosen).tolist() for each in found[row] or ()]
+            return _row_numbers(row for row, _ in pairs), _encode_values(kind, [each for _, each in pairs])
+        rows, flat = _flatten_elements(values, chosen)
+        return rows, encode_column(stored_type(kind), flat[0])
+
+    def live_elements(
+        self, column: Column, chosen: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array | None]]:
+        """The rows, paths and values of the elements of a collection in the chosen rows; of a user type field by field.
+
+        Values are None where elements have none.
+        """
+        values = self.values(column.name)
+        if values is None or values.null_count == self.size:
+            return
+        far = self._exact.get(self._place(column.name) or "")
+        if far:
+            yield from _canonical_elements(column, self._canonical(column.name, far), chosen)
+            return
+        kind = column.type
+        if isinstance(kind, UserType):
+            there = _valid_mask(values) & chosen
+            for index, (name, part) in enumerate(
+                zip(_stored_field_names(kind), map(stored_type, kind.parts), strict=True)
+            ):
+                found = find_field_name([field.name for field in values.type], name)
+                if found is None:
+                    continue
+                field = compute.struct_field(values, found)
+                rows = np.flatnonzero(_valid_mask(field) & there)
+                path = pa.array([SMALLINT.to_bytes(index)], pa.binary()).take(pa.array(np.zeros(len(rows), np.int64)))
+                yield rows, path, encode_column(part, field.take(pa.array(rows)))
+            return
+        rows, flat = _flatten_elements(values, chosen)
+        key = stored_type(get_element_key_type(kind).frozen())
+        if isinstance(kind, SetType):
+            yield rows, encode_column(key, flat[0]), None
+            return
+        assert isinstance(kind, ListType | MapType)
+        inner = stored_type((kind.element if isinstance(kind, ListType) else kind.value).frozen())
+        yield rows, encode_column(key, flat[0]), encode_column(inner, flat[1])
+
+
+def take_wire_rows(wire: WireColumn, rows: np.ndarray) -> pa.Array:
+    """The bytes of some rows, all of which the column has."""
+    if len(rows) == len(wire.rows) and np.array_equal(rows, wire.rows):
+        return wire.data
+    return wire.data.take(pa.array(np.searchsorted(wire.rows, rows)))
+
+
+def _flatten_elements(values: Any, chosen: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+    """The elements of lists or maps in the chosen rows: their rows (int64), and their parts."""
+    rows = np.flatnonzero(_valid_mask(values) & chosen)
+    taken = values.take(pa.array(rows))
+    offsets = np.asarray(taken.offsets, dtype=np.int64)
+    first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+    parts = [taken.keys, taken.items] if pat.is_map(taken.type) else [taken.values]
+    return np.repeat(rows, np.diff(offsets)), [part.slice(first, size) for part in parts]
+
+
+def _canonical_elements(
+    column: Column, values: list[Value | None], chosen: np.ndarray
+) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array | None]]:
+    kind = column.type
+    key = get_element_key_type(kind)
+    rows, paths, inner = list[int](), list[bytes](), list[bytes | None]()
+    for row in np.flatnonzero(chosen).tolist():
+        for path, value, of in _iter_elements(kind, values[row]):
+            rows.append(row)
+            paths.append(key.to_bytes(path))
+            inner.append(None if of is None else of.to_bytes(value))
+    yield _row_numbers(rows), pa.array(paths, pa.binary()), pa.array(inner, pa.binary())
+
+
+def _iter_elements(kind: CqlType, value: Value | None) -> Iterator[tuple[Value, Value, CqlType | None]]:
+    """The elements of a value of the log, with their keys and the types of their values."""
+    if value is None:
+        return iter(())
+    if isinstance(kind, UserType):
+        return ((index, inner, kind.parts[index]) for index, inner in enumerate(value) if inner is not None)
+    if isinstance(kind, SetType):
+        return ((element, None, None) for element in value)
+    return ((key, inner, kind.parts[-1]) for key, inner in value)
+
+
+def _row_numbers(rows: Iterable[int]) -> np.ndarray:
+    return np.fromiter(rows, dtype=np.int64)
+
+
+def _encode_values(kind: CqlType, values: list[Value]) -> pa.Array:
+    return pa.array([kind.to_bytes(value) for value in values], pa.binary())
+
+
+def _stored_field_names(kind: UserType) -> tuple[str, ...]:
+    shown = stored_type(kind)
+    assert isinstance(shown, UserType)
+    return shown.field_names
+
+
+def _to_single_array(column: Any) -> Any:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([*column.chunks, pa.array([], column.type)])
+
+
+def _valid_mask(values: Any) -> np.ndarray:
+    if not values.null_count:
+        return np.ones(len(values), dtype=bool)
+    return np.asarray(compute.is_valid(values))
+
+
+_PARTITION_DELETES = (Operation.PARTITION_DELETE, Operation.SERVICE_PARTITION_DELETE)
+_ROW_DELETES = (Operation.ROW_DELETE, Operation.SERVICE_ROW_DELETE)
+_UPSERTS = (Operation.UPDATE, Operation.INSERT)
+_STARTS = (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_START_EXCLUSIVE)
+_ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
+
+
+def assert_full_delta(schema: TableSchema) -> None:
+    """Hold that a table's log tells values, not keys alone; raises StateError."""
+    if schema.cdc.delta != "full":
+        raise StateError(
+            f"{schema.full_name} logs keys alone (delta 'keys'); only a log with full delta can be replayed"
+        )
+
+
+def state_from_log(schema: TableSchema, log: pa.Table, keys: pa.Array | None = None) -> pa.Table:
+    """The rows of a state (`shape.STATE`), not merged, that rows of the Delta table of a log, in any order, tell of.
+
+    Cells, markers and tombstones have the timestamps and TTLs that they were written with; images are passed over.
+    What the rows lack of the columns of `schema` counts as null. `keys`: their `partition_keys`, where those are known.
+
+    Raises:
+        StateError: the log holds keys alone.
+        InputError: a row is none of a log, or a batch is not complete.
+    """
+    assert_full_delta(schema)
+    return _StateReader(schema, log, keys).state()
+
+
+def log_partition_keys(schema: TableSchema, log: pa.Table) -> pa.Array:
+    """The serialized partition keys (binary) of rows of the Delta table of a log, whatever forms its values have.
+
+    Raises:
+        InputError: a value is null, or none of its type.
+    """
+    return LogColumns(schema, log).partition_keys()
+
+
+class _StateReader(LogColumns):
+    """Rows of a log with what is told of each beside its columns: its batch, time and keys."""
+
+    def __init__(self, schema: TableSchema, log: pa.Table, keys: pa.Array | None) -> None:
+        super().__init__(schema, log)
+        self._operations = self.present("cdc$operation").astype(np.int64)
+        if wrong := set(np.unique(self._operations).tolist()) - {*Operation}:
+            raise InputError(
+                f"operation {min(wrong)} of a log row is out of bounds; operations that can be replayed are 0 to 9, -3"
+                " and -4"
+            )
+        texts = self.values("cdc$time")
+        if texts is None or texts.null_count:
+            raise missing_value_error("cdc$time")
+        self._batches = self._complete_batches(texts)
+        self._timestamps = _timeuuid_times(texts)
+        ttl = self.values("cdc$ttl")
+        self._ttls = np.zeros(self.size, np.int64) if ttl is None else _as_int64(ttl)
+        self._partition = self.partition_keys() if keys is None else keys
+        self._keys = [self.wire(column.name) for column in schema.clustering_key]
+        self._depth = self._key_depth()
+
+    def state(self) -> pa.Table:
+        """All that the rows tell of."""
+        schema, operations = self.schema, self._operations
+        whole = self._depth == len(schema.clustering_key)
+        upserts = np.isin(operations, _UPSERTS)
+        self._clustering = self._clustering_keys(whole)
+        inserted = np.flatnonzero((operations == Operation.INSERT) & whole)
+        parts = [
+            self._tombstones(StateRowKind.PARTITION_TOMBSTONE, np.flatnonzero(np.isin(operations, _PARTITION_DELETES))),
+            self._tombstones(StateRowKind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & whole)),
+            self._part(StateRowKind.MARKER, inserted, ttl=self._ttls[inserted]),
+            pa.Table.from_pylist(list(self._ranges()), schema=STATE_SCHEMA),
+        ]
+        for columns, chosen in ((schema.statics, upserts & ~whole), (schema.regulars, upserts & whole)):
+            for column in columns:
+                parts += self._cells(column, chosen)
+        return pa.concat_tables(parts)
+
+    def _key_depth(self) -> np.ndarray:
+        """How many clustering columns of each row have a value, up to the first that is null."""
+        depth = np.zeros(self.size, np.int64)
+        for place, wire in enumerate(self._keys):
+            there = np.zeros(self.size, dtype=bool)
+            there[wire.rows] = True
+            depth += there & (depth == place)
+        return depth
+
+    def _clustering_keys(self, whole: np.ndarray) -> pa.Array:
+        """The clustering key of each row; null of those that have not all of it."""
+        rows = np.flatnonzero(whole)
+        parts = [take_wire_rows(wire, rows) for wire in self._keys]
+        keys = join_components(parts, len(rows))
+        if len(rows) == self.size:
+            return keys
+        places = np.full(self.size, -1, dtype=np.int64)
+        places[rows] = np.arange(len(rows))
+        return keys.take(pa.array(places, mask=places < 0))
+
+    def _complete_batches(self, texts: Any) -> np.ndarray:
+        """The batch of each row (int64), whose rows are held to be all there."""
+        streams = self.values("cdc$stream_id")
+        of_stream = np.zeros(self.size, np.int64) if streams is None else dictionary_codes(streams)
+        batches = combine_codes([of_stream, dictionary_codes(texts)])
+        self._numbers = self.present("cdc$batch_seq_no").astype(np.int64)
+        order = np.lexsort((self._numbers, batches))
+        starts = np.flatnonzero(np.diff(batches[order], prepend=-1))
+        lengths = np.diff(starts, append=self.size)
+        due = np.arange(self.size) - np.repeat(starts, lengths)
+        ends = self.values("cdc$end_of_batch")
+        ended = np.zeros(self.size, bool) if ends is None else np.asarray(compute.fill_null(ends, False))
+        wrong = np.flatnonzero(self._numbers[order] != due)
+        open_ = np.flatnonzero(~ended[order][starts + lengths - 1])
+        if len(wrong) or len(open_):
+            place = order[wrong[0]] if len(wrong) else order[starts[open_[0]]]
+            raise InputError(
+                f"the batch of {texts[int(place)].as_py()} in the log of {self.schema.full_name} is not complete"
+            )
+        return batches
+
+    def _tombstones(self, kind: StateRowKind, rows: np.ndarray) -> pa.Table:
+        return self._part(kind, rows, of_row=kind is StateRowKind.ROW_TOMBSTONE)
+
+    def _cells(self, column: Column, chosen: np.ndarray) -> Iterator[pa.Table]:
+        deleted = self.true(f"cdc$deleted_{column.name}") & chosen
+        if column.type.multicell:
+            yield from self._collection(column, chosen, deleted)
+            return
+        gone = np.flatnonzero(deleted)
+        yield self._part(StateRowKind.CELL, gone, column=column.name, dead=True)
+        wire = self.wire(column.name, chosen & ~deleted)
+        yield self._part(StateRowKind.CELL, wire.rows, column=column.name, ttl=self._ttls[wire.rows], value=wire.data)
+
+    def _collection(self, column: Column, chosen: np.ndarray, deleted: np.ndarray) -> Iterator[pa.Table]:
+        # The log shows the tombstone of a collection one microsecond late.
+        yield self._part(StateRowKind.COLLECTION_TOMBSTONE, np.flatnonzero(deleted), column=column.name, shift=-ONE_US)
+        rows, paths = self.deleted_elements(column, chosen)
+        yield self._part(StateRowKind.CELL, rows, column=column.name, path=paths, dead=True)
+        for rows, paths, values in self.live_elements(column, chosen):
+            yield self._part(
+                StateRowKind.CELL, rows, column=column.name, path=paths, ttl=self._ttls[rows], value=values
+            )
+
+    def _part(
+        self,
+        kind: StateRowKind,
+        rows: np.ndarray,
+        *,
+        of_row: bool = True,
+        column: str | None = None,
+        path: pa.Array | None = None,
+        ttl: np.ndarray | None = None,
+        value: pa.Array | None = None,
+        dead: bool = False,
+        shift: int = 0,
+    ) -> pa.Table:
+        """Rows of one kind of a state, from rows (int64) of the log."""
+        size = len(rows)
+        if not size:
+            return STATE_SCHEMA.empty_table()
+        taken = pa.array(rows)
+        timestamps = self._timestamps[rows] + shift
+        ttls = np.zeros(size, np.int64) if ttl is None else ttl
+        found = {
+            "partition": self._partition.take(taken),
+            "clustering": self._clustering.take(taken) if of_row else pa.nulls(size, pa.binary()),
+            "kind": pa.array(np.full(size, kind, dtype=np.int8)),
+            "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
+            "path": pa.nulls(size, pa.binary()) if path is None else path,
+            "timestamp": pa.array(timestamps),
+            "ttl": pa.array(ttls),
+            "expires": pa.array(np.where(ttls > 0, timestamps + ttls * SECOND_US, 0)),
+            "dead": pa.array(np.full(size, dead)),
+            "value": pa.nulls(size, pa.binary()) if value is None else value,
+            "inexact": pa.array(np.zeros(size, dtype=bool)),
+        }
+        return pa.table(found, schema=STATE_SCHEMA)
+
+    def _ranges(self) -> Iterator[dict[str, Any]]:
+        """The range tombstones: an end belongs to the start right before it in its batch, if there is one."""
+        rows = np.flatnonzero(np.isin(self._operations, (*_STARTS, *_ENDS)))
+        if not len(rows):
+            return
+        rows = rows[np.lexsort((self._numbers[rows], self._batches[rows]))]
+        prefixes = self._prefixes(rows)
+        batches, operations = self._batches[rows].tolist(), self._operations[rows].tolist()
+        begun: int | None = None
+        for place, operation in enumerate(operations):
+            if begun is not None and (batches[begun] != batches[place] or operation in _STARTS):
+                yield from self._range(rows[begun], operations[begun], prefixes[begun], None)
+                begun = None
+            if operation in _STARTS:
+                begun = place
+                continue
+            start = None if begun is None else (operations[begun], prefixes[begun])
+            yield from self._range(rows[place], operation, prefixes[place], start)
+            begun = None
+        if begun is not None:
+            yield from self._range(rows[begun], operations[begun], prefixes[begun], None)
+
+    def _range(
+        self, row: int, operation: int, prefix: list[bytes], start: tuple[int, list[bytes]] | None
+    ) -> Iterator[dict[str, Any]]:
+        """The range of one row of the log, or of two."""
+        edges = {operation in _ENDS: _range_edge(operation, prefix)}
+        if start is not None:
+            edges[False] = _range_edge(*start)
+        elif not prefix and operation in _STARTS:
+            # A start without a bound tells nothing without its end.
+            return
+        else:
+            # Where one bound alone is told, the other is where the columns before its last one change.
+            edges[operation not in _ENDS] = _join_prefix(prefix[:-1]) + bytes([operation in _STARTS])
+        yield {
+            "partition": self._partition[int(row)].as_py(),
+            "clustering": edges[False],
+            "kind": int(StateRowKind.RANGE_TOMBSTONE),
+            "path": edges[True],
+            "timestamp": int(self._timestamps[row]),
+            "ttl": 0,
+            "expires": 0,
+            "dead": False,
+            "inexact": False,
+        }
+
+    def _prefixes(self, rows: np.ndarray) -> list[list[bytes]]:
+        """Of some rows, the bytes of the clustering columns up to the first that is null."""
+        found: list[list[bytes]] = [[] for _ in rows]
+        for place, wire in enumerate(self._keys):
+            deep = np.flatnonzero(self._depth[rows] > place)
+            for row, data in zip(deep.tolist(), take_wire_rows(wire, rows[deep]).to_pylist(), strict=True):
+                found[row].append(data)
+        return found
+
+
+def _range_edge(operation: int, prefix: list[bytes]) -> bytes:
+    behind = operation in (Operation.RANGE_START_EXCLUSIVE, Operation.RANGE_END_INCLUSIVE)
+    if not prefix:
+        behind = operation in _ENDS
+    return _join_prefix(prefix) + bytes([behind])
+
+
+def _join_prefix(prefix: Sequence[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(4, "big") + part for part in prefix)
+
+
+def _timeuuid_times(texts: Any) -> np.ndarray:
+    """The times (int64, µs) of timeuuids in text."""
+    try:
+        uuids = parse_uuids(texts)
+    except ValueError:
+        to_canonical_values(TIMEUUID, texts)
+        raise
+    return (split_timeuuids(uuids)[0] - GREGORIAN_OFFSET) // 10
+
+
+def _as_int64(values: Any) -> np.ndarray:
+    return np.asarray(compute.fill_null(values, 0).cast(pa.int64()))

@@ -1,0 +1,106 @@
+"""Invariants and the audits that check them, in generations, tablets, logs, consumers and stored tables.
+
+Audits count violations in one pass; a pandera model judges the counts. Names load lazily: naming an invariant does
+not load the audits.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "derived_tables": ("audit_derived_tables",),
+        "generations": (
+            "ACROSS_INVARIANTS",
+            "DESCRIPTION_INVARIANTS",
+            "INSERTED_INVARIANTS",
+            "PUBLISHED_INVARIANTS",
+            "TIMESTAMP_INVARIANTS",
+            "audit_across",
+            "audit_description",
+            "audit_inserted",
+            "audit_lake",
+            "audit_published",
+            "audit_timestamps",
+        ),
+        "invariants": (
+            "COMMITS_KNOWN",
+            "DERIVED_TABLE_FAMILY",
+            "EXPIRED_NOT_HELD",
+            "EXPIRY_FAMILY",
+            "FILES_WHOLE",
+            "Finding",
+            "GENERATIONS_RETRIEVABLE",
+            "GENERATION_FAMILY",
+            "GENERATION_INVARIANTS",
+            "HOURS_HOLD_ROWS_ONCE",
+            "HOURS_MATCH_LOG",
+            "HOUR_FAMILY",
+            "INGEST_FAMILY",
+            "INVARIANT_FAMILIES",
+            "Invariant",
+            "InvariantFamily",
+            "InvariantTally",
+            "LIVE_GENERATIONS_REWRITTEN",
+            "LOG_BATCH_COMPLETE",
+            "LOG_BATCH_ENDED",
+            "LOG_FAMILY",
+            "LOG_GAPS_ACCEPTED",
+            "LOG_INVARIANTS",
+            "LOG_ROW_COLOCATED",
+            "LOG_STREAM_OPERATES",
+            "LOG_TIMESTAMP_IS_TIME",
+            "LOG_TIME_IN_BOUNDS",
+            "NODES_KNOW_GENERATION",
+            "NODE_GENERATION_NOT_REMOVED",
+            "NONE_HALF_REMOVED",
+            "OBSERVATION_FAMILY",
+            "OBSERVED_WHOLE",
+            "PASSED_OVER_STAYS_EMPTY",
+            "PUBLISHED_EQUALS_DESCRIPTION",
+            "REPAIR_FAMILY",
+            "REWRITTEN_EQUALS_V1",
+            "ROWS_AS_COMMITTED",
+            "SKIPPED_SET_FAMILY",
+            "STATE_FAMILY",
+            "STATE_MATCHES_LOG",
+            "STORAGE_FAMILY",
+            "STREAMS_FIT_THE_RING",
+            "STREAM_FORMAT",
+            "SWITCH_FAMILY",
+            "TABLET_FAMILY",
+            "TABLET_TIMESTAMP_COMPLETE",
+            "TIMESTAMP_COMPLETE",
+            "V1_FAMILY",
+            "VNODE_COLOCATION",
+            "finding_from_tallies",
+            "sum_tallies",
+        ),
+        "inventory": (
+            "InventoryGeneration",
+            "StoredGenerationRows",
+        ),
+        "judge": (
+            "CheckResult",
+            "judge_findings",
+        ),
+        "observed_clusters": (
+            "audit_observation",
+            "merge_findings",
+        ),
+        "stored_tables": (
+            "audit_stored",
+            "is_judged",
+            "not_judged_findings",
+            "run_family_audit",
+        ),
+        "switches": ("audit_switches",),
+        "tablets": (
+            "audit_tablet_table",
+            "audit_tablets",
+        ),
+        "v1": ("compare_v1_with_published",),
+    },
+)

@@ -1,0 +1,327 @@
+"""Inventory of the generations in the lake: which tables hold them, and all that audits need except the streams.
+
+Reads columns without streams with deltalake, no JVM. `scan` reads the streams from the very files that were listed
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Milliseconds, datetime_from_ms, format_ms, ms_from_datetime, parse_time_ms
+from cdc_platform.delta import (
+    DataFile,
+    Filter,
+    Lake,
+    compute,
+    to_int64_array,
+    to_milliseconds_without_nulls,
+    to_python_values,
+)
+from cdc_platform.errors import InputError, UnknownGeneration
+from cdc_platform.metastore import ring
+from cdc_platform.ring import Int64s
+from cdc_platform.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.timeline import Timeline
+
+INVENTORY_TABLES = (
+    TOPOLOGY_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+    GENERATIONS,
+    GENERATION_TIMESTAMPS,
+    NODES,
+    BOOTSTRAP_EVENTS,
+)
+"""The tables without which no generation is judged."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredGenerationRows:
+    """One generation's rows in one table, without their streams.
+
+    `files` hold them, in the version of the table that was newest; `key`: the generation's UUID, or in the published
+    streams its time (ms) as text.
+    `range_ends` int64[n] ascending, with whatever comes twice; `range_starts` and `owners` beside them, where the
+    table has them; `claims`: the different values of `num_ranges`; `unordered` int64[]: range ends of rows whose
+    shard order could not be told when they were imported.
+    """
+
+    table: Table
+    files: tuple[DataFile, ...]
+    key: str
+    range_ends: Int64s
+    range_starts: Int64s | None
+    owners: tuple[str, ...]
+    claims: tuple[int | None, ...]
+    unordered: Int64s
+
+    @property
+    def paths(self) -> list[str]:
+        """Where its files are."""
+        return [file.path for file in self.files]
+
+
+@dataclass(frozen=True, eq=False)
+class InventoryGeneration:
+    """A generation with what the lake has of it. `id` is None where only its time is known, `time_ms` where none is."""
+
+    id: str | None
+    time_ms: Milliseconds | None
+    listed: bool
+    described: StoredGenerationRows | None
+    inserted: StoredGenerationRows | None
+    published: StoredGenerationRows | None
+
+    @property
+    def name(self) -> str:
+        """How people name it: its UUID, or its time where it has none."""
+        return self.id or ("" if self.time_ms is None else format_ms(self.time_ms))
+
+    @property
+    def rows(self) -> StoredGenerationRows | None:
+        """The rows that stand for the generation: its V2 descriptions, else the one to be inserted, else
+        what is published.
+        """
+        return self.inserted or self.described or self.published
+
+
+@dataclass(frozen=True, eq=False)
+class KnownNodes:
+    """What is known of nodes: `normal` are the tokens (int64[], ascending) of the ring as it stands, with the
+    `shard_counts` and `ignore_msbs` of their owners beside them; `tokens` those of every node by its host_id;
+    `joined` the tokens that a generation's bootstrap event brings, by generation.
+    """
+
+    normal: Int64s
+    shard_counts: Int64s
+    ignore_msbs: Int64s
+    tokens: dict[str, Int64s]
+    joined: dict[str, Int64s]
+
+
+def read_generation_rows(lake: Lake, table: Table, key: str) -> StoredGenerationRows | None:
+    """The rows of one generation in one table; None where there are none."""
+    return _read_rows(lake, table, [key]).get(key)
+
+
+def _read_rows_of_all(lake: Lake, table: Table) -> dict[str, StoredGenerationRows]:
+    """The rows of every generation in one table, by key."""
+    return _read_rows(lake, table, None)
+
+
+def read_inventory(lake: Lake) -> list[InventoryGeneration]:
+    """Every generation of the lake, in the order of their times; those without one at last."""
+    described, inserted, published = (
+        _read_rows_of_all(lake, table)
+        for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
+    )
+    return _join_by_generation(Timeline.read(lake), described, inserted, published)
+
+
+def read_representative_inventory(lake: Lake, but_for: Collection[str] = ()) -> list[InventoryGeneration]:
+    """Every generation, as `generations`, of each only the rows that stand for it: nothing is read of other tables.
+
+    `but_for` (UUIDs) are those of which none is read: they come without rows.
+    """
+    with lake.open_tables.looked_at_once():  # the timeline tells what to read, and then what that is
+        inserted = _read_rows_except(lake, GENERATION_DESCRIPTIONS_V2, but_for)
+        described = _read_rows_except(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
+        held = {*inserted, *described, *but_for}
+        timeline = Timeline.read(lake)
+        times = {str(each.time_ms) for each in timeline.generations if each.id in held}
+        published = _read_rows_except(lake, STREAMS_DESCRIPTIONS_V2, times)
+    return _join_by_generation(timeline, described, inserted, published)
+
+
+def read_representative_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
+    """The files of the rows that stand for each generation that has a UUID; none is opened."""
+    found: dict[str, tuple[DataFile, ...]] = {}
+    for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
+        found |= _files_by_key(table, lake.data_files(table))
+    return found
+
+
+def _read_rows_except(lake: Lake, table: Table, known: Collection[str]) -> dict[str, StoredGenerationRows]:
+    """The rows of the generations that one table has beside those that are known."""
+    keys = dict.fromkeys(_key_from_stored(table, file.partition[0]) for file in lake.data_files(table))
+    left = [key for key in keys if key not in known]
+    return _read_rows(lake, table, left if len(left) < len(keys) else None) if left else {}
+
+
+def _join_by_generation(
+    timeline: Timeline,
+    described: Mapping[str, StoredGenerationRows],
+    inserted: Mapping[str, StoredGenerationRows],
+    published: Mapping[str, StoredGenerationRows],
+) -> list[InventoryGeneration]:
+    told = {
+        each.time_ms: each
+        for each in timeline.generations
+        if each.id is not None or each.published or str(each.time_ms) in published
+    }
+    names = [(each.id, each.time_ms) for each in told.values()]
+    names += [(None, time) for time in map(Milliseconds, published) if time not in told]
+    named = {id_ for id_, _ in names}
+    names += [(id_, None) for id_ in dict.fromkeys([*described, *inserted]) if id_ not in named]
+    found = [
+        InventoryGeneration(
+            id_,
+            time,
+            time is not None and time in told and told[time].published,
+            None if id_ is None else described.get(id_),
+            None if id_ is None else inserted.get(id_),
+            None if time is None else published.get(str(time)),
+        )
+        for id_, time in names
+    ]
+    return sorted(found, key=lambda each: (each.time_ms is None, each.time_ms or 0, each.name))
+
+
+def read_inventory_generation(lake: Lake, name: str) -> InventoryGeneration:
+    """The generation with this UUID or this time (ISO 8601); of one that has both, no other's rows are read.
+
+    Raises:
+        NotFound: the lake holds nothing of it.
+    """
+    told = Timeline.read(lake).with_id(name.lower())
+    if told is None or told.id is None:
+        return find_inventory_generation(read_inventory(lake), name)
+    return InventoryGeneration(
+        told.id,
+        told.time_ms,
+        told.published,
+        read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, told.id),
+        read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, told.id),
+        read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(told.time_ms)),
+    )
+
+
+def find_inventory_generation(held: Sequence[InventoryGeneration], name: str) -> InventoryGeneration:
+    """The generation with this UUID or this time (ISO 8601).
+
+    Raises:
+        NotFound: the lake holds nothing of it.
+    """
+    try:
+        time = parse_time_ms(name)
+    except InputError:
+        time = None
+    for each in held:
+        if each.id == name.lower() or (time is not None and each.time_ms == time):
+            return each
+    raise UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
+
+
+def read_ledger_times(lake: Lake) -> dict[str, Milliseconds]:
+    """The time (ms) of every generation that has been given one, by its UUID."""
+    rows = lake.read(GENERATIONS, ["generation_id", "time"])
+    return dict(zip(to_python_values(rows["generation_id"]), to_milliseconds_without_nulls(rows["time"]), strict=True))
+
+
+def read_known_nodes(lake: Lake) -> KnownNodes:
+    """What the lake knows of nodes and their tokens."""
+    nodes = ring.read_node_columns(lake, ["host_id", "status", "tokens", "shard_count", "ignore_msb"])
+    events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")])
+    normal = nodes.filter(compute.equal(nodes["status"], "NORMAL"))
+    tokens, widths = _tokens(normal)
+    order = np.argsort(tokens)
+    counts, msbs = (np.repeat(_integers(normal[name]), widths)[order] for name in ("shard_count", "ignore_msb"))
+    by_host = _tokens_by(events, "host_id") | _tokens_by(nodes, "host_id")
+    return KnownNodes(tokens[order], counts, msbs, by_host, _tokens_by(events, "generation_id"))
+
+
+def _tokens(rows: pa.Table) -> tuple[Int64s, Int64s]:
+    """The tokens of all rows, one row's after the other's, and how many each has."""
+    return _integers(compute.list_flatten(rows["tokens"])), to_int64_array(compute.list_value_length(rows["tokens"]), 0)
+
+
+def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
+    tokens, widths = _tokens(rows)
+    ends = np.cumsum(widths)
+    parts = [tokens[end - width : end] for end, width in zip(ends.tolist(), widths.tolist(), strict=True)]
+    return dict(zip(to_python_values(rows[column]), parts, strict=True))
+
+
+def _read_rows(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, StoredGenerationRows]:
+    wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
+    chosen = None if keys is None else {_stored_key(table, key) for key in keys}
+    rows, held = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
+    files = _files_by_key(table, held)
+    by_key = {_key_from_stored(table, value): part for value, part in rows.items() if part.num_rows}
+    unordered = _unordered(lake, table, keys) if by_key else {}
+    return {key: _rows_of_generation(table, files[key], key, part, unordered.get(key)) for key, part in by_key.items()}
+
+
+def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
+    found: dict[Any, list[DataFile]] = {}
+    for file in held:
+        found.setdefault(file.partition[0], []).append(file)
+    return {_key_from_stored(table, stored): tuple(files) for stored, files in found.items()}
+
+
+def _rows_of_generation(
+    table: Table, files: tuple[DataFile, ...], key: str, rows: pa.Table, unordered: list[int] | None
+) -> StoredGenerationRows:
+    ends = _integers(rows["range_end"])
+    order = np.argsort(ends, kind="stable")
+    names = rows.schema.names
+    return StoredGenerationRows(
+        table,
+        files,
+        key,
+        ends[order],
+        _integers(rows["range_start"])[order] if "range_start" in names else None,
+        tuple(compute.unique(rows["owner"]).to_pylist()) if "owner" in names else (),
+        tuple(compute.unique(rows["num_ranges"]).to_pylist()) if "num_ranges" in names else (),
+        np.array(sorted(unordered or []), dtype=np.int64),
+    )
+
+
+def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, list[int]]:
+    filters: list[Filter] = [("table_name", "=", table.full_name)]
+    if keys is not None:
+        filters.append(("generation", "in", [_name_in_unordered(table, key) for key in keys]))
+    found: dict[str, list[int]] = {}
+    for row in lake.read(UNORDERED_RANGES, ["generation", "range_end"], filters).to_pylist():
+        found.setdefault(_key_from_name(table, row["generation"]), []).append(row["range_end"])
+    return found
+
+
+def _key_from_stored(table: Table, stored: Any) -> str:
+    """The key of a value of the column that names generations; the inverse of `_stored_key`."""
+    return str(ms_from_datetime(stored)) if table is STREAMS_DESCRIPTIONS_V2 else stored
+
+
+def _stored_key(table: Table, key: str) -> object:
+    return datetime_from_ms(Milliseconds(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
+
+
+def _name_in_unordered(table: Table, key: str) -> str:
+    """How `unordered_ranges` names a generation: times as text."""
+    return format_ms(Milliseconds(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
+
+
+def _key_from_name(table: Table, name: str) -> str:
+    return str(parse_time_ms(name)) if table is STREAMS_DESCRIPTIONS_V2 else name
+
+
+def _integers(column: pa.ChunkedArray) -> Int64s:
+    """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
+    return to_int64_array(column, -(2**63))

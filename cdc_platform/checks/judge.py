@@ -1,0 +1,204 @@
+"""Pandera models of range facts and of findings, and the check results that follow from them.
+
+These are pandera's pandas models on purpose: one row per range or per invariant fits into memory. The same summary
+model in pandera.pyspark takes 12 Spark jobs and 1.3 s. Functions import pandera and pandas on first use, as that
+takes longer than a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from cdc_platform.checks.invariants import GENERATION_INVARIANTS, INVARIANTS_BY_NAME, MAX_SAMPLES, Finding, Invariant
+from cdc_platform.ring import Bools
+
+RANGE_INVARIANTS = tuple(each for each in INVARIANTS_BY_NAME.values() if each.in_range is not None)
+"""The invariants that the facts of each range tell."""
+_COUNT_COLUMNS = dict.fromkeys(
+    name
+    for each in RANGE_INVARIANTS
+    if each.in_range
+    for name in (each.in_range.among, each.in_range.wrong, each.in_range.unjudged)
+    if name is not None
+)
+FACT_COLUMNS = ("generation", "range_end", "index", "streams", *_COUNT_COLUMNS)
+"""The columns of facts, int64, a row a range."""
+JUDGED_COLUMNS = {each.in_range.wrong: each for each in RANGE_INVARIANTS if each.in_range is not None}
+"""Those of them that count what breaks an invariant, with it: the columns of the model of facts, and no others.
+
+A column costs pandera a fifth of a millisecond whether anything is asked of it or not.
+"""
+
+
+@cache
+def facts_model() -> Any:
+    """The model of the facts of ranges: nothing is counted that breaks an invariant."""
+    import pandera.pandas as pa
+
+    columns = {name: _integer_column(_zero_check(invariant)) for name, invariant in JUDGED_COLUMNS.items()}
+    return pa.DataFrameSchema(columns, strict=True, ordered=True, name="facts of ranges")
+
+
+@cache
+def summary_model(expected: tuple[str, ...]) -> Any:
+    """The model of a summary in which each of the `expected` invariants has one line, of which something was looked at
+    and nothing is wrong, and no other has any.
+    """
+    import pandera.pandas as pa
+
+    return pa.DataFrameSchema(
+        {
+            # Of texts pandera would look at each; whether they are ours, the check says.
+            "invariant": pa.Column(object, pa.Check.isin(expected)),
+            "population": _integer_column(),
+            "violations": _integer_column(),
+        },
+        checks=[_summary_check(INVARIANTS_BY_NAME[name]) for name in expected],
+        strict=True,
+        ordered=True,
+        name="summary",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFailure:
+    """A check that a frame fails: the invariant whose check it is, or None, and the `rows` (bool[n]) that fail it."""
+
+    invariant: str | None
+    rows: Bools
+
+
+def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
+    """What pandera finds wrong with a frame of these columns, every check looked at. Of a frame that is none of the
+    model at all every row fails; so do those of a check of the whole frame.
+    """
+    import pandas as pd
+    from pandera.config import ValidationDepth, config_context
+    from pandera.errors import SchemaErrors
+
+    frame = pd.DataFrame(dict(columns))
+    try:
+        # Validation can be switched off by the environment; what nobody validated must not pass.
+        with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_AND_DATA):
+            model.validate(frame, lazy=True, inplace=True)
+    except SchemaErrors as found:
+        return [_failure_from_error(error, len(frame)) for error in found.schema_errors]
+    return []
+
+
+def _failure_from_error(error: Any, rows: int) -> ModelFailure:
+    name = getattr(error.check, "name", None)
+    told = np.asarray(error.check_output)
+    by_row = told.dtype == bool and told.shape == (rows,)
+    return ModelFailure(
+        name if name in INVARIANTS_BY_NAME else None, np.logical_not(told) if by_row else np.ones(rows, dtype=bool)
+    )
+
+
+def preload_models() -> None:
+    """Import what judging takes and make the model of facts: for a process whose forks will judge."""
+    find_failures(facts_model(), dict.fromkeys(JUDGED_COLUMNS, np.empty(0, dtype=np.int64)))
+
+
+def _integer_column(check: Any = None) -> Any:
+    """A column of the type int64, which has no nulls: to look for them is a fifth of the time."""
+    import pandera.pandas as pa
+
+    return pa.Column("int64", check, nullable=True)
+
+
+def _zero_check(invariant: Invariant) -> Any:
+    import pandera.pandas as pa
+
+    return pa.Check.eq(0, **_check_description(invariant), n_failure_cases=MAX_SAMPLES, ignore_na=False)
+
+
+def _summary_check(invariant: Invariant) -> Any:
+    import pandera.pandas as pa
+
+    return pa.Check(_summary_predicate(invariant), **_check_description(invariant))
+
+
+def _check_description(invariant: Invariant) -> dict[str, Any]:
+    """What pandera says of an invariant's check."""
+    return {"name": str(invariant), "title": str(invariant), "description": invariant.meaning}
+
+
+def _summary_predicate(invariant: str) -> Callable[[Any], bool]:
+    def holds(summary: Any) -> bool:
+        # A comparison of columns by pandas takes a hundred times as long as one of their values.
+        mine = summary["invariant"].to_numpy() == invariant
+        judged, wrong = (summary[name].to_numpy()[mine] for name in ("population", "violations"))
+        return len(judged) == 1 and bool(judged[0] > 0 and wrong[0] == 0)
+
+    return holds
+
+
+@dataclass(frozen=True)
+class CheckResult(Finding):
+    """A finding and whether it is good: `passed` is False for violations, for nothing checked, for what could not be
+    judged, and for a line that is missing, there twice, or that nobody asked for. What is `unknown` has neither passed
+    nor failed.
+    """
+
+    passed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong, or nothing was proven that could have been."""
+        return not (self.passed or self.unknown)
+
+    @property
+    def said(self) -> str:
+        """The judgement in words."""
+        if self.passed:
+            return f"{self.population:,} checked"
+        if self.violations:
+            return f"{self.violations:,} of {self.population:,} violate it: {self.sample}"
+        return self.sample or "nothing was checked"
+
+
+def judge_findings(findings: Sequence[Finding], expected: Sequence[str] = GENERATION_INVARIANTS) -> list[CheckResult]:
+    """Judge a summary; one judgement an expected invariant, in the order of `expected`, then those not expected.
+
+    An invariant that is missing has failed, of which nothing was checked; of one that is there twice the lines add up.
+    """
+    wrong = _failed_invariants(findings, expected)
+    names = dict.fromkeys([*expected, *(line.invariant for line in findings)])
+    return [_check_result(name, [line for line in findings if line.invariant == name], name in wrong) for name in names]
+
+
+def _check_result(name: str, lines: Sequence[Finding], wrong: bool) -> CheckResult:
+    sample = next((line.sample for line in lines if line.sample), "")
+    if wrong and not sample:
+        told = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
+        sample = told.get(len(lines), "it is in the summary twice")
+    counts = (sum(getattr(line, what) for line in lines) for what in ("population", "violations", "unjudged"))
+    population, violations, unjudged = counts
+    wrong = wrong or unjudged > 0
+    unknown = wrong and len(lines) == 1 and lines[0].unknown
+    return CheckResult(name, population, violations, sample, unknown, unjudged, not wrong)
+
+
+def _failed_invariants(lines: Sequence[Finding], expected: Sequence[str]) -> set[str]:
+    """The invariants that the model of the summary finds wrong."""
+    names = [str(line.invariant) for line in lines]
+    columns = {
+        "invariant": np.array(names, dtype=object),
+        "population": np.array([line.population for line in lines], dtype=np.int64),
+        "violations": np.array([line.violations for line in lines], dtype=np.int64),
+    }
+    wrong: set[str] = set()
+    for failure in find_failures(summary_model(tuple(map(str, expected))), columns):
+        if failure.invariant is not None:
+            wrong.add(failure.invariant)
+        elif failure.rows.all():  # the summary is none: then no line of it is trusted
+            wrong |= {*expected, *names}
+        else:
+            wrong |= {names[row] for row in np.flatnonzero(failure.rows).tolist()}
+    return wrong

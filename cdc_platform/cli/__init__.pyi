@@ -1,0 +1,1 @@
+from cdc_platform.cli.main import program as program

@@ -1,0 +1,175 @@
+"""`cdc-platform bootstrap`: queue a joining node; with --run make its generation."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.command_hints import add_home_option_in_json
+from cdc_platform.cli.next_steps import build_next_step, write_result
+from cdc_platform.cli.output import json_option, write_facts, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import DAY_US, Clock, datetime_from_us, format_ms, format_us
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+    from cdc_platform.home import Home
+    from cdc_platform.metastore import BootstrapEvent, JoinRequest
+
+_MAX_START_DELAY_US = DAY_US
+"""More than any settings put between now and a generation's start."""
+
+
+@click.command()
+@click.argument("file", required=False)
+@click.option("--run", is_flag=True, help="Make the node's generation at once: describe, audit, insert, publish.")
+@click.option("--list", "listed", is_flag=True, help="The inbox: every event, and how far its join has got.")
+@click.option("--finish", metavar="EVENT_ID", help="Take the join or repair of an event through to its end.")
+@click.option("--withdraw", metavar="EVENT_ID", help="Take a waiting join back instead of queueing one.")
+@json_option
+@pass_session
+def bootstrap(
+    session: CliSession,
+    file: str | None,
+    run: bool,
+    listed: bool,
+    finish: str | None,
+    withdraw: str | None,
+    as_json: bool,
+) -> None:
+    """Queue the joining node that FILE describes; `-` reads standard input. The same file twice is one event.
+
+    FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and features
+    where they are not ["CDC_GENERATIONS_V2"]. A zero-token node has num_tokens 0: it makes no generation, and joins at
+    once.
+
+    \b
+    Example:
+      cdc-platform bootstrap node.json --run
+      cdc-platform bootstrap --list
+      cdc-platform bootstrap --finish 904ce865-9c82-5920-853d-ed9a525bfa74
+      cdc-platform bootstrap --withdraw 904ce865-9c82-5920-853d-ed9a525bfa74
+    """
+    asked = [file is not None, listed, finish is not None, withdraw is not None]
+    if sum(asked) != 1 or (run and file is None):
+        raise click.UsageError(
+            "name either a FILE, with --run or without, or one of --list, --finish EVENT_ID and --withdraw EVENT_ID"
+        )
+    if listed:
+        _list_inbox(session, as_json)
+        return
+    if withdraw is not None:
+        result = _withdraw_join(session, withdraw)
+    elif finish is not None:
+        result = _finish_join(session, finish)
+    else:
+        assert file is not None
+        request = _read_request(file)
+        result = _join_zero_token(session, request) if request.is_zero_token else _queue_join(session, request, run)
+    is_queued = file is not None and not run and "event_id" in result
+    left = [build_next_step("bootstrap", "--finish", result["event_id"])] if is_queued else []
+    write_result(result, lambda: write_facts(result.items()), left, as_json=as_json)
+
+
+def _read_request(file: str) -> JoinRequest:
+    from cdc_platform.importing import parse_join_request, read_join_request
+    from cdc_platform.storage import STANDARD_INPUT, read_standard_input
+
+    if file != "-":
+        return read_join_request(file)
+    return parse_join_request(read_standard_input(), STANDARD_INPUT)
+
+
+def _queue_join(session: CliSession, request: JoinRequest, run: bool) -> dict[str, object]:
+    from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
+    from cdc_platform.metastore import inbox
+
+    # Before there is a home: a clock that no generation can start after would leave an event that nobody can finish.
+    _assert_start_representable(session.clock)
+    with ExitStack() as making:
+        with session.making_home() as home:
+            lake = Lake(home.lake)
+            if run:  # From before it is queued: the sensor of an `up` beside this would make the join as well.
+                making.enter_context(shared_lock(lake, JOIN_COMMANDS_LOCK))
+            event = inbox.queue_join(lake, session.clock, request, to_run_now=run)
+        return _event_facts(event) | (
+            _run_join(session, home, lake, event.generation_id, "bootstrap --run") if run else {}
+        )
+
+
+def _join_zero_token(session: CliSession, request: JoinRequest) -> dict[str, object]:
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import join_zero_token_node
+
+    with session.making_home() as home:
+        joined = join_zero_token_node(Lake(home.lake), request)
+    learned = joined.generation
+    return {
+        "host_id": str(joined.node.host_id),
+        "status": joined.node.status,
+        "zero_token": True,
+        "generation_id": None if learned is None or learned.uuid is None else str(learned.uuid),
+        "time": None if learned is None else format_ms(learned.time_ms),
+    }
+
+
+def _event_facts(event: BootstrapEvent) -> dict[str, object]:
+    return {"event_id": event.event_id, "generation_id": event.generation_id}
+
+
+def _list_inbox(session: CliSession, as_json: bool) -> None:
+    from cdc_platform.metastore import read_join_progress
+    from cdc_platform.reporting import join_progress_facts
+
+    found = read_join_progress(session.lake())
+    rows = add_home_option_in_json([join_progress_facts(each) for each in found], session.home)
+    columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
+    left = [build_next_step(*each.ends) for each in found if each.is_next]
+    shown = [[row[name] for name in columns] for row in rows]
+    write_result(rows, lambda: write_table("Inbox", columns, shown), left, as_json=as_json)
+
+
+def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:
+    from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
+    from cdc_platform.metastore import inbox
+
+    home = session.open_home()
+    lake = Lake(home.lake)
+    with shared_lock(lake, JOIN_COMMANDS_LOCK):
+        event = inbox.find_event(lake, event_id=event_id.lower())
+        return _event_facts(event) | _run_join(session, home, lake, event.generation_id, "bootstrap --finish")
+
+
+def _run_join(session: CliSession, home: Home, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
+    from cdc_platform.lifecycle import run_join
+    from cdc_platform.spark import get_task_runner
+
+    joined = run_join(get_task_runner(), lake, session.clock, home.settings, generation_id, door=door)
+    return {
+        "time": format_ms(joined.time_ms),
+        "num_ranges": joined.num_ranges,
+        "num_streams": joined.num_streams,
+    }
+
+
+def _assert_start_representable(clock: Clock) -> None:
+    """Hold that a generation that is made now starts before the end of the year 9999; raises InputError."""
+    now_us = clock.now_us()
+    try:
+        datetime_from_us(now_us + _MAX_START_DELAY_US)
+    except InputError:
+        raise InputError(
+            f"the clock shows {format_us(now_us)}; a generation starts up to a day later, which has to be in the years"
+            " 1 to 9999: set --clock back"
+        ) from None
+
+
+def _withdraw_join(session: CliSession, event_id: str) -> dict[str, object]:
+    from cdc_platform.metastore import inbox
+
+    lake = session.lake()
+    inbox.withdraw_event(lake, session.clock, event_id.lower())
+    return {"event_id": event_id.lower(), "withdrawn": True}

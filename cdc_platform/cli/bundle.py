@@ -1,0 +1,146 @@
+"""`cdc-platform bundle`: pack status, findings, versions and logs into one file for support, without secrets."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform import __version__
+from cdc_platform.cli.next_steps import build_next_step, write_result
+from cdc_platform.cli.output import json_option, to_json_value, write_facts
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import SECOND_MS
+from cdc_platform.errors import PlatformError
+from cdc_platform.redaction import Redactor, is_secret_name
+from cdc_platform.settings import redacted_settings
+from cdc_platform.storage import atomic, read_user_bytes
+
+if TYPE_CHECKING:
+    from cdc_platform.home import Home
+
+_LOG_TAIL_BYTES = 256 * 1024
+"""So much of the end of each log goes in."""
+_MIN_SECRET_LENGTH = 6
+"""Characters of a variable that may be a secret; a shorter one is a switch."""
+_SECRET_SEPARATORS = re.compile(r"[\s/=:@&?]+")
+_TOKEN_FILES = ("ui.token", "spark.env")
+_LOG_PATTERNS = ("logs/*.log", "dagster/logs/*.log")
+_PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "numpy", "duckdb", "scylla-driver")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+@pass_session
+def bundle(session: CliSession, file: Path, as_json: bool) -> None:
+    """Pack status, findings, versions, settings and the ends of logs into FILE, a .tar.gz, for whoever is asked next.
+
+    No rows of tables go in, no credentials and no tokens: what stands behind such a word in a log is blotted out, and
+    so are passwords of known clusters and texts of settings. Look into it before you pass it on.
+
+    \b
+    Example:
+      cdc-platform bundle incident.tar.gz
+    """
+    home = session.open_home()
+    with atomic.new_file(file, home=home.path, mode=atomic.OWNER_ONLY_MODE) as draft:
+        parts, stale = _collect_texts(session, home)
+        size = draft.write_bytes(
+            _build_archive(parts, file.name.partition(".")[0], session.clock.now_ms() // SECOND_MS)
+        )
+    told = {"file": str(file), "bytes": size, "holds": list(parts)}
+    facts = [*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
+    left = [build_next_step("check", why=f"then pack anew: {stale}")] if stale else []
+    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
+
+
+def _build_archive(parts: Mapping[str, str], folder: str, now: int) -> bytes:
+    """A tar archive of texts in a folder, with the time of the clock (s): the same texts are the same bytes."""
+    made = io.BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=made, mtime=now) as zipped, tarfile.open(fileobj=zipped, mode="w") as packed:
+        for name, text in parts.items():
+            content = text.encode(errors="backslashreplace")
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), now, atomic.OWNER_ONLY_MODE
+            packed.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def _collect_texts(session: CliSession, home: Home) -> tuple[dict[str, str], str | None]:
+    """The texts that go in, by name; and why the findings among them do not tell of the home as it is, if so."""
+    from cdc_platform.delta import Lake, read_newest_versions
+    from cdc_platform.metastore import check_results
+    from cdc_platform.reporting import read_home_status
+
+    lake = Lake(home.lake)
+    seen = read_home_status(lake, session.clock, home.settings)
+    found: dict[str, object] = {
+        "status.json": seen.facts(),
+        "findings.json": [vars(each) for each in check_results.read_check_results(lake)],
+        "versions.json": {
+            "program": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "packages": {name: _package_version(name) for name in _PACKAGES},
+            "tables": read_newest_versions(lake),
+        },
+        "settings.json": redacted_settings(home.settings),
+    }
+    blotter = Redactor(_known_secrets(home))
+    texts = {
+        name: json.dumps(blotter.document(to_json_value(part)), indent=2, ensure_ascii=False)
+        for name, part in found.items()
+    }
+    for pattern in _LOG_PATTERNS:
+        for log in sorted(home.path.glob(pattern)):
+            if log.is_file():
+                texts[f"logs/{blotter.text(log.name)}"] = blotter.text(_read_tail(log))
+    return texts, next((each.said for each in seen.matters if each.code in ("never-checked", "check-older")), None)
+
+
+def _known_secrets(home: Home) -> Iterator[str]:
+    """Every secret of the home that this process can know: what a log has of one has no word that announces it."""
+    from cdc_platform.scylla import registry, resolve_credentials
+
+    for value in (home.settings.cluster_hook, home.settings.user_header):
+        yield value
+        yield from (part for part in _SECRET_SEPARATORS.split(value) if len(part) >= _MIN_SECRET_LENGTH)
+    for cluster in registry.list_clusters(home):
+        with suppress(PlatformError):
+            given = resolve_credentials(cluster.connection)
+            yield from () if given is None else (given.password,)
+    for file in (home.path / "up").glob("*"):
+        if file.name in _TOKEN_FILES and file.is_file():
+            lines = read_user_bytes(file).decode(errors="replace").splitlines()
+            yield from (line.rpartition("=")[2] for line in lines if "=" not in line or is_secret_name(line))
+    yield from (
+        value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= _MIN_SECRET_LENGTH
+    )
+
+
+def _read_tail(log: Path) -> str:
+    """The last lines of a log, whole: what announces a secret stands before it in its line."""
+    with log.open("rb") as opened:
+        size = opened.seek(0, io.SEEK_END)
+        opened.seek(max(size - _LOG_TAIL_BYTES, 0))
+        text = opened.read().decode("utf-8", errors="replace")
+    return text if size <= _LOG_TAIL_BYTES else text.partition("\n")[2]
+
+
+def _package_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,401 @@
+"""`cdc-platform check`: judge every invariant of one generation or all, and suggest remedies.
+
+A command is suggested only if it would change something; otherwise the documentation page is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from cdc_platform.checks import (
+    COMMITS_KNOWN,
+    FILES_WHOLE,
+    GENERATION_FAMILY,
+    INVARIANT_FAMILIES,
+    LOG_GAPS_ACCEPTED,
+    OBSERVED_WHOLE,
+    PUBLISHED_EQUALS_DESCRIPTION,
+    REPAIR_FAMILY,
+    ROWS_AS_COMMITTED,
+    TIMESTAMP_COMPLETE,
+    is_judged,
+)
+from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe_step, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.params import GENERATION
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Milliseconds, format_ms, format_us
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.checks import CheckResult, Finding, InvariantFamily
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import DamagedGenerations, RepairCheck
+    from cdc_platform.metastore import CheckRun
+
+    Audit = tuple[InvariantFamily, Callable[[], list[Finding] | None]]
+
+FILE_INVARIANTS = (FILES_WHOLE, ROWS_AS_COMMITTED)
+PUBLISHED_INVARIANTS = (PUBLISHED_EQUALS_DESCRIPTION, TIMESTAMP_COMPLETE)
+
+
+def suggest_remedies(lake: Lake, failed: Iterable[CheckResult]) -> tuple[list[NextStep], list[str]]:
+    """Return the commands that help against failed invariants, and a sentence for each that needs a person.
+
+    Damage of files comes first. Invariants that were not judged because of it need nothing of their own.
+    """
+    failed = sorted(failed, key=lambda line: line.invariant not in FILE_INVARIANTS)
+    if failed and failed[0].invariant in FILE_INVARIANTS:
+        failed = [line for line in failed if is_judged(line)]
+    checkup, damaged = cache(lambda: _check_repair(lake)), cache(lambda: _find_damaged(lake))
+    commands: dict[str, NextStep] = {}
+    people: dict[str, list[str]] = {}
+    for line in failed:
+        command = _suggest_command(lake, line, checkup, damaged)
+        if command is not None:
+            commands.setdefault(command.command, command)
+        else:
+            people.setdefault(get_docs_page(line.invariant) or "docs/generations.md", []).append(line.invariant)
+    sentences = [
+        f"{', '.join(names)}: no command resolves this by itself, see {page}{_commit_hint(names)}"
+        for page, names in people.items()
+    ]
+    return list(commands.values()), sentences
+
+
+def _commit_hint(invariants: Collection[str]) -> str:
+    """Return the choice that a person has about a foreign commit."""
+    if COMMITS_KNOWN not in invariants:
+        return ""
+    return ": check --undo TABLE@VERSION takes a foreign commit back, check --accept TABLE@VERSION lets it stay"
+
+
+def get_docs_page(invariant: str) -> str | None:
+    """Return the page of the docs that explains an invariant, whose name is its code."""
+    return next((family.page for family in INVARIANT_FAMILIES if invariant in family.invariants), None)
+
+
+def _suggest_command(
+    lake: Lake,
+    line: CheckResult,
+    checkup: Callable[[], RepairCheck | None],
+    damaged: Callable[[], DamagedGenerations | None],
+) -> NextStep | None:
+    why = f"{line.invariant}: {get_docs_page(line.invariant)}"
+    if line.invariant == LOG_GAPS_ACCEPTED:
+        return build_next_step("consumers", "gaps", why=why)
+    if line.invariant == OBSERVED_WHOLE:
+        return build_observe_step(lake, why)
+    if line.invariant in (*FILE_INVARIANTS, *PUBLISHED_INVARIANTS):
+        found = damaged()
+        # Of files it says what is to be done about each that it cannot restore.
+        if found is not None and (found.lacking or line.invariant in FILE_INVARIANTS):
+            return build_next_step("repair", "--from-description", "--dry-run", why=why)
+    if line.invariant not in (*REPAIR_FAMILY.invariants, *GENERATION_FAMILY.invariants):
+        return None
+    fit = checkup()
+    if fit is None or not (fit.reasons or fit.warnings):
+        return None
+    return build_next_step("repair", "--dry-run", *([] if fit.reasons else ["--strict"]), why=why)
+
+
+def _check_repair(lake: Lake) -> RepairCheck | None:
+    """Return what `repair` would find; None where it cannot tell."""
+    from cdc_platform.lifecycle import repair
+
+    try:
+        return repair.check_newest_generation(lake)
+    except Exception:  # noqa: BLE001 of a damaged home: what the rows are is reported already
+        return None
+
+
+def _find_damaged(lake: Lake) -> DamagedGenerations | None:
+    """Return what `repair --from-description` finds; None where it is refused."""
+    from cdc_platform.lifecycle import restore
+
+    try:
+        return restore.find_damaged_generations(lake)
+    except Exception:  # noqa: BLE001 as above
+        return None
+
+
+_Value = TypeVar("_Value")
+_MAX_VERSION_DIGITS = 18
+
+
+@click.command()
+@click.argument("generation", type=GENERATION, required=False)
+@click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
+@click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
+@click.option("--undo", metavar="TABLE@VERSION", help="Take a foreign commit back, and all behind it; judge nothing.")
+@click.option("--because", metavar="TEXT", help="Why it is accepted or taken back: recorded, and shown from then on.")
+@json_option
+@pass_session
+@click.pass_context
+def check(
+    ctx: click.Context,
+    session: CliSession,
+    generation: str | Milliseconds | None,
+    deep: bool,
+    accept: str | None,
+    undo: str | None,
+    because: str | None,
+    as_json: bool,
+) -> None:
+    """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
+
+    The exit code is 1 when one does not hold, when there was nothing to check, or when a part of it could not be judged
+    (`unjudged`). What takes tables that were never exported from a cluster is not judged, which is neither. What was
+    judged is kept, for status.
+
+    A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
+    table's log, with who and when, and shown by check from then on. Its rows are taken as they are now. One that is
+    not meant to stay is taken back with --undo, unless the platform has written to the table since.
+
+    \b
+    Example:
+      cdc-platform check
+      cdc-platform check 2026-01-31T12:00:00.000Z --json
+      cdc-platform check --accept platform.nodes@7 --because "rack was renamed by hand, ticket 4711"
+    """
+    if accept is not None or undo is not None or because is not None:
+        if generation is not None or deep or (accept is None) == (undo is None):
+            raise InputError(
+                "--because TEXT goes with --accept TABLE@VERSION or --undo TABLE@VERSION, and without anything to judge"
+            )
+        if accept is not None:
+            _accept_commit(session, accept, because or "", as_json)
+        else:
+            _undo_commit(session, undo or "", because or "", as_json)
+        return
+    from cdc_platform.delta import cache_file_reads
+    from cdc_platform.metastore import WHOLE_HOME, CheckRun
+
+    ctx.with_resource(cache_file_reads())
+    generation = None if generation is None else session.named(generation)
+    name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
+    judging = CheckRun.begin(session.lake(), session.clock, "cdc-platform check", name or WHOLE_HOME)
+    judgements = _judge(session, generation, name, deep=deep)
+    failed = [line for line in judgements if line.failed]
+    _store_judgements(judging, judgements)
+    if name is None:
+        _warn_of_gaps(session, good=not failed)
+        _warn_of_observed_home(session, good=all(line.passed for line in judgements))
+    columns = ("invariant", ">checked", ">violations", "passed", "sample")
+    rows = [
+        (line.invariant, line.population, line.violations, "not judged" if line.unknown else line.passed, line.sample)
+        for line in judgements
+    ]
+    title = f"Invariants of {'all generations' if name is None else name}"
+    left, people = suggest_remedies(session.lake(), failed)
+    for sentence in people:
+        warn(sentence, code="needs-a-person")
+    told = [_judgement_document(line) for line in judgements]
+    write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
+    if failed or not any(line.passed for line in judgements):
+        ctx.exit(1)
+
+
+def _judgement_document(line: CheckResult) -> dict[str, object]:
+    return {
+        "invariant": line.invariant,
+        "population": line.population,
+        "violations": line.violations,
+        "unjudged": line.unjudged,
+        "sample": line.sample,
+        "passed": None if line.unknown else line.passed,
+        "page": get_docs_page(line.invariant),
+    }
+
+
+def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
+    """Leave what was found for `status`. A home that cannot be written to was judged all the same."""
+    from cdc_platform.errors import PlatformError
+    from cdc_platform.metastore import WHOLE_HOME, store_check_results
+
+    try:
+        judged = [line for line in judgements if not line.unknown]
+        store_check_results(judging, judged, all_of_them=judging.asked_of == WHOLE_HOME)
+    except (PlatformError, OSError) as error:
+        warn(f"what was judged is not kept, so status will not know of it: {error}", code="not-kept")
+
+
+def _accept_commit(session: CliSession, accepted: str, because: str, as_json: bool) -> None:
+    from cdc_platform.delta import accept_commit
+
+    done = accept_commit(session.lake(), *_parse_commit("--accept", accepted), because)
+    facts = {
+        "table": done.table,
+        "version": done.version,
+        "said_in_version": done.said_in,
+        "accepted": "now" if done.is_new else "before",
+        "slices": list(done.slices),
+    }
+    left = [build_next_step("check", why="judged by what is accepted now")]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _undo_commit(session: CliSession, undone: str, because: str, as_json: bool) -> None:
+    from cdc_platform.delta import undo_commit
+
+    done = undo_commit(session.lake(), *_parse_commit("--undo", undone), because)
+    facts = {
+        "table": done.table,
+        "version": done.version,
+        "restored_version": done.restored,
+        "said_in_version": done.said_in,
+        "moved": list(done.moved),
+    }
+    left = [build_next_step("check", why="judged by what the table holds again")]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _parse_commit(option: str, named: str) -> tuple[str, int]:
+    """The table and the version that TABLE@VERSION names."""
+    table, _, version = named.rpartition("@")
+    if not table or not (version.isascii() and version.isdigit() and len(version) <= _MAX_VERSION_DIGITS):
+        raise InputError(f"{option} {named!r}: it is written TABLE@VERSION, as in platform.nodes@7")
+    return table, int(version)
+
+
+def _read_or_default(read: Callable[[], _Value], nothing: _Value, *, good: bool) -> _Value:
+    """Read what is only shown beside the judgements; `nothing` where it cannot be read, which they say themselves."""
+    try:
+        return read()
+    except Exception:
+        if good:
+            raise
+        return nothing
+
+
+def _warn_of_gaps(session: CliSession, *, good: bool) -> None:
+    from cdc_platform.cdclog import describe_gaps
+
+    for line in _read_or_default(lambda: describe_gaps(session.lake()), [], good=good):
+        warn(line, code="log-gap")
+
+
+def _warn_of_observed_home(session: CliSession, *, good: bool) -> None:
+    """Say that a home is only observed; one in which everything is good is so no longer."""
+    from cdc_platform.delta import get_observed_status, lift_observed_mark
+
+    found = _read_or_default(lambda: get_observed_status(session.lake()), None, good=good)
+    if found is None:
+        return
+    if good and lift_observed_mark(session.lake(), session.clock):
+        warn("everything is whole now: this home is no longer only observed", code="whole-again")
+    else:
+        since = format_us(found.since_us)
+        warn(
+            f"this home is only observed since {since}: nothing is built on it until it is clean", code="only-observed"
+        )
+
+
+def _judge(
+    session: CliSession, generation: str | Milliseconds | None, name: str | None, *, deep: bool
+) -> list[CheckResult]:
+    """What is judged, family by family; whether tables can be read is looked at before anything else."""
+    lake = session.lake()
+    from cdc_platform.checks import STORAGE_FAMILY, audit_stored, judge_findings, run_family_audit
+    from cdc_platform.delta import track_reads, verify_tables
+    from cdc_platform.tables import TABLES
+
+    found = verify_tables(lake, deep=deep, names=None if name is None else set(TABLES))
+    damaged = {each.name for each in found if each.damage}
+    audits = (
+        _all_audits(session, lake, damaged) if name is None else _generation_audits(lake, generation, name, damaged)
+    )
+    judgements: list[CheckResult] = []
+    with track_reads() as read:
+        for family, audit in audits:
+            findings = run_family_audit(family, audit, found)
+            judgements += [] if findings is None else judge_findings(findings, family.due(findings))
+    if name is not None:  # of one generation the tables matter that it is judged by, where something is wrong
+        found = [each for each in found if each.name in read and each.damage]
+    stored = audit_stored(found)
+    return [*judgements, *judge_findings(stored, STORAGE_FAMILY.due(stored))]
+
+
+def _generation_audits(
+    lake: Lake, generation: str | Milliseconds | None, name: str, damaged: set[str]
+) -> Iterator[Audit]:
+    from cdc_platform.checks import audit_lake, inventory, not_judged_findings
+    from cdc_platform.checks import invariants as families
+    from cdc_platform.lifecycle import audit_ring_fit
+    from cdc_platform.spark import get_task_runner
+    from cdc_platform.timeline import Timeline
+
+    assert generation is not None
+    named = generation
+
+    def audit() -> list[Finding]:
+        Timeline.read(lake).assert_not_removed(named)
+        held = inventory.read_inventory(lake)
+        if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+            return not_judged_findings(families.GENERATION_FAMILY, of_generations)
+        inventory.find_inventory_generation(held, name)  # before anything is read for it
+        return audit_lake(get_task_runner(), lake, name)
+
+    of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
+    yield families.GENERATION_FAMILY, audit
+
+    def fit() -> list[Finding] | None:
+        newest = Timeline.read(lake).newest
+        if newest is None or name not in (newest.id, format_ms(newest.time_ms)):
+            return None
+        return [line for line in audit_ring_fit(lake) if line.invariant == families.STREAMS_FIT_THE_RING]
+
+    yield families.REPAIR_FAMILY, fit
+
+
+def _all_audits(session: CliSession, lake: Lake, damaged: set[str]) -> Iterator[Audit]:
+    """The audits of all families but that of tables as they are stored."""
+    from cdc_platform.cdclog import audit_hours, audit_ingest, audit_logs, audit_skipped_sets, audit_states
+    from cdc_platform.checks import (
+        audit_derived_tables,
+        audit_lake,
+        audit_observation,
+        audit_switches,
+        audit_tablets,
+        inventory,
+        not_judged_findings,
+    )
+    from cdc_platform.checks import invariants as families
+    from cdc_platform.errors import NotFound
+    from cdc_platform.lifecycle import audit_expiry, audit_live_generations, audit_ring_fit
+    from cdc_platform.spark import get_task_runner
+    from cdc_platform.timeline import Timeline
+
+    clock, settings = session.clock, session.open_home().settings
+
+    tablets = cache(lambda: audit_tablets(lake))
+
+    def generations() -> list[Finding] | None:
+        try:
+            return audit_lake(get_task_runner(), lake)
+        except NotFound:
+            if tablets() or Timeline.read(lake).known:
+                return None  # all tables are tablet-based, or what is known has no rows: other families judge that
+            raise
+
+    of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
+    if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+        yield families.GENERATION_FAMILY, lambda: not_judged_findings(families.GENERATION_FAMILY, of_generations)
+    else:
+        yield families.GENERATION_FAMILY, generations
+    yield families.V1_FAMILY, lambda: audit_live_generations(lake, clock, settings)
+    yield families.TABLET_FAMILY, tablets
+    yield families.SWITCH_FAMILY, lambda: audit_switches(lake)
+    yield families.EXPIRY_FAMILY, lambda: audit_expiry(lake, clock, settings)
+    yield families.REPAIR_FAMILY, lambda: audit_ring_fit(lake)
+    yield families.OBSERVATION_FAMILY, lambda: audit_observation(lake)
+    yield families.LOG_FAMILY, lambda: audit_logs(lake, get_task_runner())
+    yield families.STATE_FAMILY, lambda: audit_states(lake)
+    yield families.HOUR_FAMILY, lambda: audit_hours(lake)
+    yield families.SKIPPED_SET_FAMILY, lambda: audit_skipped_sets(lake)
+    yield families.INGEST_FAMILY, lambda: audit_ingest(lake)
+    yield families.DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake)

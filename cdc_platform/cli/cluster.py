@@ -1,0 +1,395 @@
+"""`cdc-platform cluster`, `observe` and `watch`: register, test, observe and watch live clusters."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.cli.importing import build_import_document, show_import
+from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
+from cdc_platform.cli.output import (
+    escape_unprintable,
+    format_optional_ms,
+    json_option,
+    warn,
+    write_facts,
+    write_json,
+    write_preflight_results,
+    write_table,
+)
+from cdc_platform.cli.params import SecondsRange
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_ms, format_us
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+    from cdc_platform.importing import ImportedGeneration
+    from cdc_platform.scylla import AlertQueue, ClusterView, Observation, ScyllaCluster, WatchedChange
+
+    Seen = tuple[ClusterView, list[WatchedChange]]
+
+_NAME_ARGUMENT = click.argument("name", metavar="NAME")
+_REQUEST_SECONDS = SecondsRange(0, 600, min_open=True)
+_CONNECT_SECONDS = SecondsRange(0, 120, min_open=True)
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@pass_session
+@click.pass_context
+def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
+    """List the live clusters that are known by name; `add` tells of one, `test` tries what of it can be read.
+
+    Everything is read by SELECT, one request at a time. What is observed of a cluster goes into a home of its own,
+    HOME/clusters/NAME: look at it with --home.
+
+    \b
+    Example:
+      cdc-platform cluster add prod --contact 10.0.0.1:9042 --user-env CDC_USER --password-env CDC_PASSWORD
+      cdc-platform cluster test prod
+      cdc-platform observe prod
+    """
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"--json stands behind {ctx.invoked_subcommand}, where it takes it")
+        return
+    from cdc_platform.scylla import registry
+
+    found = registry.list_clusters(session.open_home())
+    if as_json:
+        write_json([_cluster_document(each) for each in found])
+        return
+    rows = [
+        (
+            each.name,
+            ", ".join(each.connection.contacts),
+            "yes" if each.connection.tls else "no",
+            None if each.identity is None else each.identity.cluster_name,
+            None if each.identity is None else format_optional_ms(each.identity.newest_ms),
+            each.at,
+        )
+        for each in found
+    ]
+    write_table("Clusters", ("name", "contacts", "TLS", "calls itself", "newest generation", "home"), rows)
+
+
+@cluster.command()
+@_NAME_ARGUMENT
+@click.option(
+    "--contact", "contacts", metavar="HOST:PORT", multiple=True, required=True, help="A node; again for more."
+)
+@click.option("--user-env", metavar="VARIABLE", help="Environment variable that holds the user.")
+@click.option("--password-env", metavar="VARIABLE", help="Environment variable that holds the password.")
+@click.option("--credentials-file", metavar="FILE", help="TOML with user and password, mode 0600.")
+@click.option("--tls", is_flag=True, help="Speak TLS.")
+@click.option("--tls-ca", metavar="FILE", help="Certificates of the CA, PEM. [default: the system's]")
+@click.option("--tls-cert", metavar="FILE", help="Certificate of this client, PEM.")
+@click.option("--tls-key", metavar="FILE", help="Key of this client, PEM, without a passphrase.")
+@click.option("--no-tls-host-names", is_flag=True, help="Take certificates that do not name the host.")
+@click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are asked first.")
+@click.option("--connect-timeout", type=_CONNECT_SECONDS, default=5.0, show_default=True, help="Seconds.")
+@click.option("--request-timeout", type=_REQUEST_SECONDS, default=10.0, show_default=True, help="Seconds.")
+@click.option("--page-rows", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Rows a page.")
+@json_option
+@pass_session
+def add(session: CliSession, name: str, as_json: bool, no_tls_host_names: bool, **options: object) -> None:
+    """Tell of a cluster. Nothing is connected to; no secret is kept but the name of where it is.
+
+    \b
+    Example:
+      cdc-platform cluster add prod --contact 10.0.0.1:9042 --contact 10.0.0.2:9042 --credentials-file prod.toml
+      cdc-platform cluster add prod --contact db.example.org:9142 --tls --tls-ca ca.pem
+    """
+    from pydantic import ValidationError
+
+    from cdc_platform.errors import InputError
+    from cdc_platform.scylla import Connection, parse_contact, registry
+
+    contacts = options.pop("contacts")
+    assert isinstance(contacts, tuple)
+    endpoints = tuple(
+        f"{host}:{port}" if ":" not in host else f"[{host}]:{port}" for host, port in map(parse_contact, contacts)
+    )
+    for file in ("credentials_file", "tls_ca", "tls_cert", "tls_key"):
+        options[file] = _absolute_path(options[file])
+    try:
+        connection = Connection.model_validate(
+            {"contacts": endpoints, "tls_host_names": not no_tls_host_names, **options}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+    added = registry.add_cluster(session.open_home(create=True), name, connection)
+    facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
+    left = [build_next_step("cluster", "test", name)]
+    write_result(_cluster_document(added), lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+@cluster.command("test")
+@_NAME_ARGUMENT
+@json_option
+@pass_session
+@click.pass_context
+def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> None:
+    """Try what can be reached and read: nodes, clocks, tables, logs; each with a tick or the mend, GRANTs included.
+
+    The exit code is 1 when something has to be mended.
+
+    \b
+    Example:
+      cdc-platform cluster test prod
+    """
+    from cdc_platform.ingest import examine
+    from cdc_platform.scylla import registry
+
+    findings = examine(registry.find_cluster(session.open_home(), name))
+    fit = all(finding.ok for finding in findings)
+    left = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is mended")]
+    told = [asdict(finding) for finding in findings]
+    write_result(told, lambda: write_preflight_results(findings), left, as_json=as_json)
+    if not fit:
+        ctx.exit(1)
+
+
+@cluster.command()
+@_NAME_ARGUMENT
+@json_option
+@pass_session
+def remove(session: CliSession, name: str, as_json: bool) -> None:
+    """Forget how a cluster is reached. What was observed of it stays in its home.
+
+    \b
+    Example:
+      cdc-platform cluster remove prod
+    """
+    from cdc_platform.scylla import registry
+
+    removed = registry.remove_cluster(session.open_home(), name)
+    if as_json:
+        write_json({"removed": removed.name, "home": removed.at})
+    else:
+        write_facts([("removed", removed.name), ("what was observed stays in", removed.at)])
+
+
+@cluster.command()
+@_NAME_ARGUMENT
+@json_option
+@pass_session
+def renew(session: CliSession, name: str, as_json: bool) -> None:
+    """Say that another cluster goes by NAME now, restored or rebuilt: what was observed before is moved aside.
+
+    \b
+    Example:
+      cdc-platform cluster renew prod
+    """
+    from cdc_platform.scylla import registry
+
+    aside = registry.renew_cluster(session.open_home(), name, session.clock)
+    told = {"renewed": name, "aside": aside}
+    facts = [("renewed", name), ("what was observed before", aside)]
+    write_result(told, lambda: write_facts(facts), [_observe_step(name)], as_json=as_json)
+
+
+def _observe_step(name: str) -> NextStep:
+    return build_next_step("observe", name)
+
+
+def _absolute_path(path: object) -> str | None:
+    from pathlib import Path
+
+    # No path is not the folder in which we are.
+    return None if path is None else str(path) and str(Path(str(path)).expanduser().absolute())
+
+
+def _cluster_document(found: ScyllaCluster) -> dict[str, object]:
+    identity = found.identity
+    return {
+        "name": found.name,
+        "home": found.at,
+        "connection": found.connection.model_dump(mode="json"),
+        "cluster_name": None if identity is None else identity.cluster_name,
+        "host_ids": [] if identity is None else [str(host) for host in identity.host_ids],
+        "newest_generation": None if identity is None else format_optional_ms(identity.newest_ms),
+    }
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@json_option
+@pass_session
+@click.pass_context
+def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> None:
+    """Look at the cluster NAME once: its nodes, its tables with a log, its generations and stream sets.
+
+    They go into HOME/clusters/NAME, a home of its own, as an import would take them in; the same again changes
+    nothing. A generation goes in when two reads have answered alike, and one that is not whole is told of with exit
+    code 1. While the topology changes its nodes stay as they were, with a warning. Then every command works on that
+    home.
+
+    \b
+    Example:
+      cdc-platform observe prod
+      cdc-platform --home .cdc-platform/clusters/prod generations
+      cdc-platform --home .cdc-platform/clusters/prod repair --dry-run
+    """
+    from cdc_platform.delta import Lake
+    from cdc_platform.scylla import describe_pending_topology, registry
+    from cdc_platform.scylla import run_observation as look
+
+    cluster = registry.find_cluster(session.open_home(), name)
+    seen = look(cluster, session.clock)
+    seen.imported.generations = _with_stored_sizes(Lake(cluster.open_home().lake), seen.imported.generations)
+    for warning in seen.warnings:
+        warn(warning, code="cluster-rows")
+    if seen.changing is not None:
+        warn(f"{name}: {describe_pending_topology(seen.changing)}", code="topology-changing")
+    for each in seen.incomplete:
+        warn(f"left out: {each}", code="left-out")
+    left = [build_next_step("observe", name, why="until two reads answer alike")] if seen.incomplete else []
+    left.append(build_next_step("status", home=cluster.at))
+
+    def show() -> None:
+        show_import(seen.imported)
+        write_facts(
+            [
+                ("cluster", seen.cluster_name),
+                ("version", seen.version),
+                *(("table", line) for line in seen.tables_changed),
+                ("home", cluster.at),
+            ]
+        )
+
+    write_result(_observation_document(seen), show, left, as_json=as_json)
+    if seen.incomplete:
+        ctx.exit(1)
+
+
+def _with_stored_sizes(lake: Lake, seen: list[ImportedGeneration]) -> list[ImportedGeneration]:
+    """Generations with what the home has of those that did not change: their streams were not read again."""
+    from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES
+    from cdc_platform.timeline import Timeline, read_generation_sizes
+
+    if all(each.ranges for each in seen):
+        return seen
+    ids = {each.time_ms: each.id for each in Timeline.read(lake).known}
+    sizes = {each.time_ms: each for each in read_generation_sizes(lake)}
+    marks = lake.read(UNORDERED_RANGES, ["generation"], [("table_name", "=", STREAMS_DESCRIPTIONS_V2.full_name)])
+    unordered = Counter(marks["generation"].to_pylist())
+
+    def with_size(each: ImportedGeneration) -> ImportedGeneration:
+        if each.ranges or each.time_ms is None or each.time_ms not in sizes:
+            return each
+        size, count = sizes[each.time_ms], unordered[format_ms(each.time_ms)]
+        counts = {"ranges": size.num_ranges, "streams": size.num_streams, "unordered_ranges": count}
+        return replace(each, id=each.id or ids.get(each.time_ms), **counts)
+
+    return [with_size(each) for each in seen]
+
+
+def _observation_document(seen: Observation) -> dict[str, object]:
+    return {
+        "cluster_name": seen.cluster_name,
+        "version": seen.version,
+        **build_import_document(seen.imported),
+        "tables_changed": seen.tables_changed,
+        "incomplete": [each.line for each in seen.incomplete],
+        "changing": seen.changing,
+        "changes": [each.document() for each in seen.changes],
+    }
+
+
+_MAX_CHANGES = 12
+"""Changes that the screen has."""
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--every", type=SecondsRange(0.1, HOUR_SECONDS), default=5.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--looks", type=click.IntRange(min=1), help="End after so many looks. [default: never]")
+@click.option("--hook", metavar="PROGRAM", help="Run it for each change, with the change as JSON on standard input.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document a line for each change.")
+@pass_session
+def watch(session: CliSession, name: str, every: float, looks: int | None, hook: str | None, as_json: bool) -> None:
+    """Watch the cluster NAME: nodes, generations, stream sets, tables with a log, and how far each log was brought in.
+
+    A look is a few small queries, over one session; what changed is taken in as `observe` does. End it with Ctrl-C.
+
+    --hook PROGRAM is told of each change beside that: of all but what was there before the watch began. One that fails,
+    or takes longer than the setting cluster_hook_ms, is a warning.
+
+    \b
+    Example:
+      cdc-platform watch prod
+      cdc-platform watch prod --every 30 --json
+      cdc-platform watch prod --hook ./alert.sh
+    """
+    from cdc_platform.scylla import AlertQueue, Hook, registry
+    from cdc_platform.scylla import watch_cluster as watching
+
+    home = session.open_home()
+    registry.find_cluster(home, name)
+    told = None if hook is None else AlertQueue(Hook.of(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
+    seen = islice(watching(home, name, session.clock, every), looks)
+    with told or nullcontext():
+        (_print_json_lines if as_json else partial(_show_live, name))(_alert_hook(seen, told))
+
+
+def _warn_of_hook(line: str) -> None:
+    warn(line, code="hook-failed")
+
+
+def _alert_hook(seen: Iterable[Seen], told: AlertQueue | None) -> Iterator[Seen]:
+    """The looks as they come, whose changes the hook is told of."""
+    for look, changes in seen:
+        if told is not None:
+            told.tell([each.document() for each in changes if each.fresh])
+        yield look, changes
+
+
+def _print_json_lines(seen: Iterable[Seen]) -> None:
+    for _, changes in seen:
+        for change in changes:
+            click.echo(json.dumps(change.document()))
+
+
+def _show_live(name: str, seen: Iterable[Seen]) -> None:
+    from rich.live import Live
+
+    shown: list[WatchedChange] = []
+    with Live(auto_refresh=False) as screen:
+        for look, changes in seen:
+            shown = [*shown, *changes][-_MAX_CHANGES:]
+            screen.update(_render_screen(name, look, shown), refresh=True)
+    if not screen.console.is_terminal:
+        screen.console.line()  # what goes elsewhere ends with the table's last line, and has no end of it
+
+
+def _render_screen(name: str, look: ClusterView, changes: list[WatchedChange]) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+
+    state = Table(title=escape_unprintable(f"{name} at {format_us(look.at_us)}"), show_header=False)
+    for address, told in sorted(look.named("node").items()):
+        state.add_row("node", escape_unprintable(address), escape_unprintable(told))
+    times = look.named("generation")
+    state.add_row("generations", str(len(times)), f"newest {max(times)}" if times else "none")
+    for table, told in sorted(look.named("table").items()):
+        position = look.positions.get(table)
+        lag = "not brought in" if position is None else f"{(look.at_us - position) / SECOND_US:.0f} s behind"
+        state.add_row("log", escape_unprintable(table), escape_unprintable(f"{told}, {lag}"))
+    for (who, _), line in sorted(look.problems.items()):
+        state.add_row("problem", escape_unprintable(who), escape_unprintable(line))
+    latest = Table("at", "who", "what", title="Changes")
+    for change in changes:
+        latest.add_row(format_us(change.at_us), escape_unprintable(change.who), escape_unprintable(change.what))
+    return Group(state, latest)

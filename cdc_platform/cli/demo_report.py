@@ -1,0 +1,270 @@
+"""Report of the demo: joins, audits, stream assignments around each switch, the other acts, commands to try."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.demo_acts import get_join_time_ms, get_log_switch_us
+from cdc_platform.cli.main import PROG_NAME
+from cdc_platform.cli.output import write_table
+from cdc_platform.clock import SECOND_US, Microseconds, format_ms, ms_from_datetime, ms_from_us, us_from_ms
+from cdc_platform.errors import StateError
+
+if TYPE_CHECKING:
+    from cdc_platform.cli.demo_acts import DemoJoin, OldCluster
+    from cdc_platform.delta import Lake
+    from cdc_platform.settings import Settings
+    from cdc_platform.timeline import VnodeExplanation
+
+EXAMPLE_KEYS = ("alice", "bob", "judy")
+"""Partition keys whose owners change with the second join, with both, and with none."""
+_SWITCH_MOMENTS: tuple[tuple[str, Microseconds, Microseconds], ...] = (
+    ("1 s before", -SECOND_US, -SECOND_US),
+    ("at the switch", Microseconds(0), Microseconds(0)),
+    ("1 s after", SECOND_US, SECOND_US),
+    ("2 s late", SECOND_US, -SECOND_US),
+)
+"""What is shown of a switch: the moment, the coordinator's clock and the write's timestamp, both from the switch on."""
+
+
+def write_demo_report(
+    lake: Lake, settings: Settings, joins: Sequence[DemoJoin], old: OldCluster, home: str | None
+) -> None:
+    """Print the report. `home` is the option as it was given, so that the commands to try are the right ones."""
+    _write_joins(lake, joins)
+    _write_audits(joins)
+    _write_switches(lake, settings, joins)
+    _write_log(lake, settings, joins)
+    _write_rewrite(old)
+    _write_expiry(old)
+    _write_tablets(lake)
+    _write_commands_to_try(home)
+
+
+def _write_joins(lake: Lake, joins: Sequence[DemoJoin]) -> None:
+    from cdc_platform.metastore import generations
+
+    rows = []
+    for join in joins:
+        description = generations.read_v2_description(lake, join.event.generation_id)
+        rows.append(
+            (
+                join.event.node.address,
+                join.event.generation_id,
+                format_ms(get_join_time_ms(lake, join)),
+                f"{len(description):,}",
+                f"{len(description.streams):,}",
+                f"{join.seconds:.1f}" if join.seconds is not None else "finished before",
+            )
+        )
+    columns = ("node", "its generation", "operates from", ">ranges", ">streams", ">seconds")
+    write_table("Three nodes joined; each join made a generation", columns, rows)
+
+
+def _write_audits(joins: Sequence[DemoJoin]) -> None:
+    """How much each invariant was checked on; they all hold, or the demo would not have come this far."""
+    ran = [join for join in joins if join.checks]
+    if not ran:
+        click.echo(
+            "Nothing had to be run. Judge the invariants now with: check; run every step again with: demo --again\n"
+        )
+        return
+    names = list(dict.fromkeys(name for join in ran for name in join.checks))
+    rows = [(name, *(f"{join.checks.get(name, 0):,}" for join in ran), 0) for name in names]
+    columns = ("invariant", *(f">{join.event.node.address}" for join in ran), ">violations")
+    write_table("Audited before anything was published: how much was checked, at which node's join", columns, rows)
+
+
+def _write_switches(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> None:
+    from cdc_platform.ring import tokens_from_keys
+    from cdc_platform.timeline import StreamSources
+
+    tokens = tokens_from_keys([key.encode() for key in EXAMPLE_KEYS]).tolist()
+    source = StreamSources(lake, settings).generations
+    addresses = {str(join.event.node.host_id): join.event.node.address for join in joins}
+    for number, join in enumerate(joins, 1):
+        switch_us = us_from_ms(get_join_time_ms(lake, join))
+        rows = []
+        for moment, now, at in _SWITCH_MOMENTS:
+            answers = [source.explain(token, switch_us + at, switch_us + now, "strict") for token in tokens]
+            rows.append((moment, *(_describe_placement(answer, addresses) for answer in answers)))
+        title = f"Where writes of some keys go around switch {number}, {format_ms(ms_from_us(switch_us))}"
+        write_table(title, ("a write", *(f"of {key}" for key in EXAMPLE_KEYS)), rows)
+    click.echo(
+        "Each switch gives every key another stream, also where its owner stays. Until its timestamp the generation\n"
+        "before is used. A write stamped 1 s before it that arrives 1 s after it is refused: readers may be done with\n"
+        "the streams that it belongs to.\n"
+    )
+
+
+def _describe_placement(answer: VnodeExplanation, addresses: dict[str, str]) -> str:
+    if not answer.accepted:
+        return f"refused: {answer.verdict}"
+    place = answer.place
+    if place is None or place.stream_id is None:
+        return answer.reason
+    owner = addresses.get(place.owner or "", place.owner)
+    return f"{owner} shard {place.shard}  {_shorten_stream(place.stream_id)}"
+
+
+def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> None:
+    """The log rows around a switch as the lake has them, and whether they amount to the base table."""
+    from cdc_platform.cdclog import Operation
+    from cdc_platform.cli import demo_acts
+    from cdc_platform.metastore import generations
+
+    told = demo_acts.read_demo_log(lake, settings, get_log_switch_us(lake, joins))
+    if told is None:
+        click.echo(f"The table {demo_acts.CARTS_TABLE} was dropped since; make it anew in another --home.\n")
+        return
+    streams = {
+        stream.tobytes(): number
+        for number, join in enumerate(joins, 1)
+        for stream in generations.read_v2_description(lake, join.event.generation_id).streams
+    }
+    rows, before = [], None
+    for row in told.rows:
+        number, operation = streams.get(row.stream_id), Operation(row.operation)
+        statement = row.statement if row.statement != before else ""
+        shown = f"{operation.value} {operation.name.lower().replace('_', '-')}"
+        rows.append((statement, shown, _shorten_stream(row.stream_id), f"of join {number}" if number else "unknown"))
+        before = row.statement
+    title = (
+        f"The CDC log of {demo_acts.CARTS_TABLE}: two writes half a minute before switch 2, three half a minute "
+        "after it"
+    )
+    write_table(title, ("statement", "cdc$operation", "cdc$stream_id", "generation"), rows)
+    if told.replayed != told.base:
+        raise StateError(
+            f"the log of {demo_acts.CARTS_TABLE} does not amount to its base table; look at: cdc-platform check"
+        )
+    click.echo(
+        "Whoever reads the log takes the streams of one generation to their end, then those of the next. Rebuilt from\n"
+        "these rows alone the table has the rows that its statements have left:"
+    )
+    for row in told.base:
+        click.echo(f"  {', '.join(f'{name} {value}' for name, value in row.items())}")
+    click.echo()
+
+
+def _write_rewrite(old: OldCluster) -> None:
+    if not old.decided:
+        return
+    rows = [(format_ms(decision.time_ms), decision.action, decision.reason) for decision in old.decided]
+    columns = ("generation", "action", "reason")
+    write_table("An old cluster is upgraded: the rewrite of the generations in its V1 tables", columns, rows)
+    click.echo(
+        "In a home of its own: the same nodes, which had joined in the first format, where clients of today do not\n"
+        "look. What a log can still hold rows of goes to the new tables, range by range, its timestamp last.\n"
+    )
+
+
+def _write_expiry(old: OldCluster) -> None:
+    """What became of the old cluster's generations: those that are gone, and for the others what keeps them."""
+    from cdc_platform.lifecycle import expiry
+    from cdc_platform.tables import REMOVED_GENERATIONS
+
+    gone = old.lake.read(REMOVED_GENERATIONS, ["time", "expired", "rows"]).sort_by("time").to_pylist()
+    rows: list[tuple[str | None, ...]] = [
+        (
+            _format_datetime(row["time"]),
+            _format_datetime(row["expired"]),
+            "removed",
+            f"{row['rows']:,} rows are gone from all tables",
+        )
+        for row in gone
+    ]
+    for each in expiry.plan_expiry(old.lake, old.clock, old.home.settings):
+        expired = None if each.expired_ms is None else format_ms(each.expired_ms)
+        rows.append((format_ms(each.time_ms), expired, each.action.value, "; ".join(each.reasons)))
+    title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after two runs of expiry"
+    write_table(title, ("generation", "expired", "action", "why"), rows)
+    click.echo(
+        "A generation expires when no CDC log can hold a row of it: after the next one has started, and the longest\n"
+        "TTL has passed. A run marks it, and a run an hour later removes it, its timestamp first, so that no reader\n"
+        "sees half of it.\n"
+    )
+
+
+def _write_tablets(lake: Lake) -> None:
+    from cdc_platform.cli import demo_acts
+    from cdc_platform.generations import find_tablet_streams
+    from cdc_platform.metastore import tablets
+    from cdc_platform.ring import tokens_from_keys
+
+    name, keys = ".".join(demo_acts.SESSIONS), EXAMPLE_KEYS[:2]
+    if not tablets.has_stream_sets(lake, *demo_acts.SESSIONS):
+        click.echo(f"The table {name} was dropped since; make it anew with: tablets create {name}\n")
+        return
+    sets = tablets.read_stream_sets(lake, *demo_acts.SESSIONS)
+    tokens = tokens_from_keys([key.encode() for key in keys])
+    rows = []
+    for each, change in zip(sets, tablets.read_stream_set_changes(lake, *demo_acts.SESSIONS), strict=True):
+        streams = find_tablet_streams(sets, [us_from_ms(each.timestamp_ms)] * len(tokens), tokens)[0]
+        places = (_shorten_stream(stream.tobytes(), 12) for stream in streams)
+        counts = (len(change.current), len(change.closed), len(change.opened))
+        rows.append((format_ms(each.timestamp_ms), *counts, *places))
+    columns = ("stream set from", ">tablets", ">closed", ">opened", *(f"stream of {key}" for key in keys))
+    write_table(f"A table with tablets, {name}: made with two of them, which are split", columns, rows)
+    click.echo(
+        "Such a table has streams of its own, one a tablet, and no generation has a part in it. A split closes all of\n"
+        "them and opens new ones.\n"
+    )
+
+
+def _format_datetime(moment: datetime) -> str:
+    return format_ms(ms_from_datetime(moment))
+
+
+def _shorten_stream(stream: bytes, last: int = 8) -> str:
+    digits = stream.hex()
+    return f"0x{digits[:8]}…{digits[-last:]}"
+
+
+def _write_commands_to_try(home: str | None) -> None:
+    from cdc_platform.cli import demo_acts
+    from cdc_platform.home import DEFAULT_HOME, HOME_VARIABLE
+
+    bare = _program_as_typed(sys.argv[0])
+    program = bare + (f" --home {home}" if home else "")
+    old = Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME) / demo_acts.OLD_HOME
+    tried = (
+        (f"{program} explain --key 0x{EXAMPLE_KEYS[0].encode().hex()}", f"where a write of {EXAMPLE_KEYS[0]} goes now"),
+        (f"{program} generations", "the generations, newest first"),
+        (f"{program} check", "every invariant over every table"),
+        (f"{program} expire --dry-run", "when they can go, and what keeps them"),
+        (f"{program} tablets show {'.'.join(demo_acts.SESSIONS)}", "the stream sets of the table with tablets"),
+        (
+            f"{program} log {_relative_path(demo_acts.get_script_path(demo_acts.CARTS_SCRIPTS[1]))}",
+            "the same writes as they would go now",
+        ),
+        (f"{bare} --home {old} rewrite --again --dry-run", "what is left of the old cluster"),
+        (f'{program} sql "SELECT time FROM system_distributed.cdc_generation_timestamps"', ""),
+        (f"{program} up", "all of this in the Dagster UI"),
+        (f"{program} --help", "everything else"),
+    )
+    width = max(len(command) for command, what in tried if what)
+    click.echo(
+        "\n".join(["What to try next:", *(f"  {command:<{width}}   {what}".rstrip() for command, what in tried)])
+    )
+
+
+def _program_as_typed(program: str) -> str:
+    """The program as one would type it here."""
+    path = Path(program)
+    return PROG_NAME if path.name != PROG_NAME else _relative_path(path)
+
+
+def _relative_path(path: Path) -> str:
+    """The path as one would type it here."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

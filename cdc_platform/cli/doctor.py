@@ -1,0 +1,215 @@
+"""`cdc-platform doctor`: check the prerequisites of this machine or of the Spark executors.
+
+It starts no JVM except for `java -version`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from cdc_platform.cli.output import json_option, write_json, write_preflight_results
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.errors import EnvironmentProblem, PlatformError
+from cdc_platform.preflight import PreflightResult
+
+GIB = 1 << 30
+MIN_FREE_DISK = 2 * GIB
+"""The JARs, a class-data archive of 170 MB and a few generations of a large cluster."""
+MIN_MEMORY = 4 * GIB
+"""A Spark driver, its Python workers and Dagster."""
+
+
+@click.command()
+@click.option(
+    "--cluster", is_flag=True, help="Run a task on every executor of the Spark cluster, and say what it lacks."
+)
+@json_option
+@pass_session
+@click.pass_context
+def doctor(ctx: click.Context, session: CliSession, cluster: bool, as_json: bool) -> None:
+    """Look whether this machine is fit: Java, versions, JARs, home, disk, memory; each with a tick or the mend.
+
+    With --cluster the executors of the Spark session are looked at instead, by a task on each: Python, packages, the
+    program, whether it reads the home, its clock. Nothing is written. The exit code is 1 when something has to be
+    mended.
+
+    \b
+    Example:
+      cdc-platform doctor
+      cdc-platform --home /srv/cdc doctor --json
+      cdc-platform --home s3://bucket/prefix doctor --cluster
+    """
+    findings = check_executors(session.home) if cluster else check_machine(session.home)
+    if as_json:
+        write_json([asdict(finding) for finding in findings])
+    else:
+        write_preflight_results(findings)
+    if not all(finding.ok for finding in findings):
+        ctx.exit(1)
+
+
+def check_machine(home: str | Path | None) -> list[PreflightResult]:
+    """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
+    looks: list[Callable[[], Iterator[PreflightResult]]] = [
+        _check_python,
+        _check_packages,
+        _check_java,
+        _check_jars,
+        lambda: _check_home(home),
+        lambda: _check_disk(home),
+        _check_memory,
+    ]
+    return [finding for look in looks for finding in look()]
+
+
+def check_executors(home: str | Path | None) -> list[PreflightResult]:
+    """Look at every executor of this process's Spark, which is started where there is none. Writes nothing.
+
+    Raises:
+        EnvironmentProblem: there is no home, whose file the executors are to read, or no session.
+    """
+    from cdc_platform.home import MARKER_FILE, locate_home, open_home
+    from cdc_platform.spark import check_executor, get_spark_session, get_worker_archive, probe_executors
+
+    open_home(home, create=False)
+    archive = get_worker_archive()
+    findings = [PreflightResult("archive", True, str(archive))]
+    session = get_spark_session("cdc-platform doctor")
+    try:
+        found = probe_executors(session, str(locate_home(home) / MARKER_FILE))
+    except PlatformError as error:
+        return [*findings, PreflightResult("executors", False, "no task can run", str(error))]
+    master = session.conf.get("spark.master")
+    findings.append(PreflightResult("executors", True, f"{len(found)} of {master}"))
+    return findings + [trial for told in found for trial in check_executor(told, archive)]
+
+
+def _check_python() -> Iterator[PreflightResult]:
+    from packaging.specifiers import SpecifierSet
+
+    wanted = metadata.metadata("cdc-platform")["Requires-Python"]
+    version = platform.python_version()
+    ok = SpecifierSet(wanted).contains(version, prereleases=True)
+    yield PreflightResult(
+        "Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}"
+    )
+
+
+def _check_packages() -> Iterator[PreflightResult]:
+    """Each package that the project pins or bounds, against what is installed."""
+    from packaging.requirements import Requirement
+
+    wrong, right = [], 0
+    for text in metadata.requires("cdc-platform") or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            version = "missing"
+        if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, expected {requirement.specifier}")
+        else:
+            right += 1
+    found = "; ".join(wrong) or f"{right} as expected"
+    yield PreflightResult("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
+
+
+def _check_java() -> Iterator[PreflightResult]:
+    from cdc_platform.spark import find_java, get_java_version
+
+    try:
+        yield PreflightResult("Java", True, f"{get_java_version()} at {find_java().executable}")
+    except PlatformError as error:
+        yield PreflightResult("Java", False, "missing or too old", str(error))
+
+
+def _check_jars() -> Iterator[PreflightResult]:
+    """JARs that are missing are no fault: the first start of Spark fetches them. The cache must take them, though."""
+    from cdc_platform.spark import CACHE_VARIABLE, DELTA_JARS, get_cache_folder, list_missing_jars
+
+    names = ", ".join(jar.file_name for jar in DELTA_JARS)
+    absent = list_missing_jars()
+    if not absent:
+        yield PreflightResult("JARs", True, f"{names} in {get_cache_folder()}, verified")
+        return
+    above = _nearest_existing(get_cache_folder())
+    ok = os.access(above, os.W_OK | os.X_OK)
+    found = (
+        f"{len(absent)} of {len(DELTA_JARS)} to be fetched into {get_cache_folder()} by the first start of Spark "
+        "(network)"
+    )
+    yield PreflightResult(
+        "JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}"
+    )
+
+
+def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
+    from cdc_platform.home import HOME_VARIABLE, home_exists, locate_home, open_home
+    from cdc_platform.storage import ObjectStorePath, write_check
+
+    try:
+        place, found = locate_home(home), home_exists(home)
+        if isinstance(place, ObjectStorePath):
+            write_check.assert_not_known_unsafe(place / "lake", "writing")
+            if not found and not place.has_bucket():
+                raise EnvironmentProblem(f"the bucket {place.root} does not exist")
+    except PlatformError as error:
+        yield PreflightResult("home", False, str(home), str(error))
+        return
+    if not found and place.here is None:
+        yield PreflightResult("home", True, f"{place} is made by the first command", None)
+        return
+    if not found and place.here is not None:
+        above = _nearest_existing(place.here)
+        ok = os.access(above, os.W_OK | os.X_OK)
+        mend = None if ok else f"choose another with --home or {HOME_VARIABLE}"
+        yield PreflightResult(
+            "home", ok, f"{place} is made by the first command" if ok else f"{above} is not writable", mend
+        )
+        return
+    try:
+        settings = open_home(home, create=False).settings
+    except PlatformError as error:
+        yield PreflightResult("home", False, str(place), str(error))
+        return
+    yield PreflightResult("home", True, f"{place}, acceptance policy {settings.policy}")
+
+
+def _check_disk(home: str | Path | None) -> Iterator[PreflightResult]:
+    """Of a home in a store: where this machine has its own part of it."""
+    from cdc_platform.home import local_state_folder, locate_home
+
+    free = shutil.disk_usage(_nearest_existing(local_state_folder(locate_home(home)))).free
+    yield _check_minimum("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
+
+
+def _check_memory() -> Iterator[PreflightResult]:
+    from cdc_platform.importing import get_memory_bytes
+
+    total = get_memory_bytes()
+    if total is None:
+        yield PreflightResult("memory", True, "this system does not say")
+    else:
+        yield _check_minimum("memory", total, MIN_MEMORY, "Spark needs more: use a larger machine, or SPARK_REMOTE")
+
+
+def _check_minimum(check: str, found: int, needed: int, mend: str) -> PreflightResult:
+    ok = found >= needed
+    shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
+    return PreflightResult(check, ok, shown, None if ok else mend)
+
+
+def _nearest_existing(path: Path) -> Path:
+    """`path` or the nearest folder above it that exists."""
+    return next(place for place in [path, *path.parents] if place.exists())

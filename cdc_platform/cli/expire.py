@@ -1,0 +1,263 @@
+"""`cdc-platform expire`: show or execute the purge plan, and forecast table growth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.command_hints import PROGRAM_NAME, add_home_option, get_home_option
+from cdc_platform.cli.next_steps import NextStep, build_next_step, build_write_step, write_result
+from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_json, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import HOUR_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import ExpiryAssumption, ExpiryResult, GrowthStep, PlannedGeneration
+
+MAX_FORECAST_NODES = 10_000
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show the plan; write nothing.")
+@click.option("--cql", is_flag=True, help="Only print what would go as DELETEs for the cluster's own tables.")
+@click.option(
+    "--forecast", type=click.IntRange(1, MAX_FORECAST_NODES), metavar="N", help="What is kept after N more nodes."
+)
+@click.option("--every", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]")
+@json_option
+@pass_session
+def expire(
+    session: CliSession, dry_run: bool, cql: bool, forecast: int | None, every: int | None, as_json: bool
+) -> None:
+    """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
+
+    One run marks and a later one removes: the grace time (expiry_grace_ms) counts from when the mark was written, by
+    this machine's clock, or between runs under --clock by theirs. A run refuses to decide by tables that do not hold
+    what their commits put there, and to remove anything by a clock that is further ahead than the grace time.
+
+    A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, is never touched:
+    `blocked_by` names what keeps it. Files go with Delta's vacuum, seven days after their rows.
+
+    \b
+    Example:
+      cdc-platform expire --dry-run --json
+      cdc-platform expire --cql > purge.cql
+      cdc-platform expire
+      cdc-platform expire --forecast 100
+    """
+    if forecast is not None:
+        if dry_run or cql:
+            raise click.UsageError("--forecast changes nothing: leave --dry-run and --cql out")
+        _write_forecast(session, forecast, every or 24, as_json)
+        return
+    if every is not None:
+        raise click.UsageError("--every goes with --forecast")
+    from cdc_platform.delta import Lake, get_verified_lake
+    from cdc_platform.lifecycle import expiry
+
+    home = session.open_home()
+    lake, settings = session.view(home) if dry_run else Lake(home.lake), home.settings
+    if cql:
+        lake, plan = expiry.read_verified_plan(lake, session.clock, settings)
+        _warn_of_assumptions(plan)
+        _write_statements(lake, plan, as_json)
+        return
+    done: ExpiryResult | None = None
+    plan: Sequence[PlannedGeneration]
+    if dry_run:
+        plan = expiry.plan_expiry(get_verified_lake(lake, expiry.EXPIRY_STEP), session.clock, settings)
+    else:
+        done = expiry.expire_generations(lake, session.clock, settings)
+        plan = done.plan
+    _warn_of_assumptions(plan)
+    write_result(
+        [_plan_document(each) for each in plan],
+        lambda: _show_plan(plan, done),
+        _expire_next_steps(lake, plan, done),
+        as_json=as_json,
+    )
+
+
+def _expire_next_steps(lake: Lake, plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> list[NextStep]:
+    """What a plan asks for that was only shown, or the removal of what was marked."""
+    from cdc_platform.delta import get_mirrored_cluster
+    from cdc_platform.lifecycle import needs_mark
+
+    if done is not None:
+        marked = "once the grace time has passed; expire --dry-run says when"
+        return [build_next_step("expire", why=marked)] if done.marked else []
+    cluster = get_mirrored_cluster(lake)
+    if cluster is not None:
+        why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM_NAME} observe {cluster}"
+        return (
+            [build_next_step("expire", "--cql", why=why)] if any(each.action.value == "remove" for each in plan) else []
+        )
+    due = any(each.action.value == "remove" or needs_mark(each) for each in plan)
+    return [build_write_step(lake, "expire")] if due else []
+
+
+def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:
+    """Name what a plan assumes, and the command that states each fact."""
+    from cdc_platform.lifecycle import plan_assumptions
+
+    for each in plan_assumptions(plan):
+        warn(f"{each.table} keeps generations: {each.said}; {each.do}", code="unknown-past")
+
+
+def _show_plan(plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> None:
+    columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes in the lake", "blocked by")
+    rows = [
+        (
+            format_optional_ms(each.time_ms),
+            each.id,
+            each.action.value,
+            format_optional_ms(each.expired_ms),
+            format_optional_ms(each.removable_ms),
+            each.rows,
+            each.bytes,
+            "; ".join(each.reasons) or None,
+        )
+        for each in plan
+    ]
+    write_table("Purge plan" if done is None else "Expiry", columns, rows)
+    if done is not None:
+        click.echo(_summary(done))
+
+
+def _write_statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:
+    """The plan as CQL, to be run with cqlsh; what is not to be told by a statement stands in comments."""
+    from cdc_platform.lifecycle import generate_purge_statements
+
+    found = generate_purge_statements(lake, plan)
+    if as_json:
+        told = ((format_optional_ms(each.generation.time_ms), each) for each in found)
+        document = [{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told]
+        write_json(document)
+        return
+    click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
+    click.echo(
+        "CONSISTENCY QUORUM;" if found else "-- Nothing may be removed now; expire --dry-run says what keeps what."
+    )
+    for each in plan:
+        for assumption in each.assumptions:
+            click.echo(f"-- generation {format_optional_ms(each.time_ms)} is kept: {_assumption_text(assumption)}")
+    for each in found:
+        name = f"generation {format_optional_ms(each.generation.time_ms)} {each.generation.id or ''}".strip()
+        click.echo(f"-- {name}: since {format_optional_ms(each.generation.expired_ms)} no log can hold a row of it")
+        for statement in each.statements:
+            click.echo(statement)
+
+
+def _plan_document(each: PlannedGeneration) -> dict[str, object]:
+    return {
+        "id": each.id,
+        "time": format_optional_ms(each.time_ms),
+        "expired": format_optional_ms(each.expired_ms),
+        "removable_at": format_optional_ms(each.removable_ms),
+        "blocked_by": list(each.blocked_by),
+        "reasons": [
+            *each.reasons,
+            *(add_home_option(assumption.do, get_home_option()) for assumption in each.assumptions),
+        ],
+        "rows": each.rows,
+        "bytes": each.bytes,
+        "bytes_in_lake": each.bytes,
+        "action": each.action.value,
+    }
+
+
+def _assumption_text(assumption: ExpiryAssumption) -> str:
+    return add_home_option(f"{assumption.table}: {assumption.said}; {assumption.do}", get_home_option())
+
+
+def _summary(done: ExpiryResult) -> str:
+    rows, size = (sum(getattr(each, name) for each in done.removed) for name in ("rows", "bytes"))
+    finished = f", finished {done.finished} removals of an earlier run" if done.finished else ""
+    return (
+        f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes in the lake)"
+        f"{finished}; vacuum deleted {done.vacuumed} files"
+    )
+
+
+def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) -> None:
+    from cdc_platform.delta import Lake, choose_remedy
+    from cdc_platform.lifecycle import expiry, forecast
+    from cdc_platform.metastore import cdc_tables
+
+    home = session.open_home()
+    lake = Lake(home.lake)
+    steps = forecast.forecast_growth(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
+    left: list[NextStep] = []
+    _warn_of_assumptions(expiry.plan_expiry(lake, session.clock, home.settings))
+    if not cdc_tables.are_cdc_tables_known(lake):
+        left.append(
+            build_next_step("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS")
+        )
+        told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"
+        warn(
+            f"nobody has said which tables have a CDC log, so nothing expires here; {choose_remedy(lake, told)}",
+            code="no-tables",
+        )
+    first = next((step for step in steps if step.is_known_to_abort), None)
+    if first is not None:
+        left.append(build_next_step("expire", "--dry-run", why="what could go before that"))
+    write_result(
+        [_forecast_document(each) for each in steps], lambda: _show_forecast(steps, nodes, hours), left, as_json=as_json
+    )
+
+
+def _forecast_document(step: GrowthStep) -> dict[str, object]:
+    return {
+        "nodes": step.nodes,
+        "num_ranges": step.num_ranges,
+        "num_streams": step.num_streams,
+        "streams": step.streams,
+        "bytes": step.bytes,
+        "bytes_in_lake": step.bytes,
+        "published_bytes_in_scylladb": step.published_bytes,
+        "known_to_abort": step.is_known_to_abort,
+        "streams_with_expiry": step.streams_with_expiry,
+        "bytes_with_expiry": step.bytes_with_expiry,
+        "bytes_in_lake_with_expiry": step.bytes_with_expiry,
+    }
+
+
+def _show_forecast(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
+    from cdc_platform.lifecycle import forecast
+
+    columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">in ScyllaDB", ">in the lake")
+    columns += (">with expiry", ">in the lake")
+    shown = [step for step in steps if step.nodes in _sampled_steps(nodes)]
+    write_table(
+        f"Kept, a node every {hours} h: streams, and bytes of what ScyllaDB publishes and of all tables in the lake",
+        columns,
+        [
+            (
+                step.nodes,
+                step.num_ranges,
+                step.num_streams,
+                step.streams,
+                step.published_bytes,
+                step.bytes,
+                step.streams_with_expiry,
+                step.bytes_with_expiry,
+            )
+            for step in shown
+        ],
+    )
+    first = next((step for step in steps if step.is_known_to_abort), None)
+    if first is not None:
+        click.echo(
+            f"after {first.nodes} more nodes cdc_streams_descriptions_v2 holds {first.published_bytes:,} bytes in "
+            f"ScyllaDB: with {forecast.KNOWN_ABORT_BYTES:,} the 97th node of an empty cluster aborted at its start "
+            "(scylladb#24727)"
+        )
+
+
+def _sampled_steps(nodes: int) -> set[int]:
+    """About twenty steps of the way, with both ends."""
+    return {0, *range(0, nodes, max(1, nodes // 20)), nodes}

@@ -1,0 +1,140 @@
+"""`cdc-platform export`: export generations, stream sets, logs and the ring as files or into a test cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.cli.next_steps import build_next_step, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.cdclog import StoredLog
+    from cdc_platform.scylla import ClusterExport
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--cluster", "name", metavar="NAME", help="Write into this cluster instead, which is not production.")
+@click.option("--dry-run", is_flag=True, help="With --cluster: only say what would be written.")
+@click.option("--prefix", default="scylla", show_default=True, help="With --cluster: where system's tables go.")
+@click.option("--rate", type=click.IntRange(1, 500_000), default=2_000, show_default=True, help="Rows a second.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Of keyspaces it makes.",
+)
+@json_option
+@pass_session
+def export(
+    session: CliSession,
+    folder: Path | None,
+    name: str | None,
+    dry_run: bool,
+    prefix: str,
+    rate: int,
+    replicas: int,
+    as_json: bool,
+) -> None:
+    """Write the generations, stream sets, logs and the ring of the home into DIR, which is made.
+
+    A file a table, as cqlsh's COPY ... TO writes it: COPY ... FROM takes it, and so does import. logs/tables.cql makes
+    tables for the logs, load.cql loads all of it into a server that has ScyllaDB's tables, for a rehearsal beside
+    production: run both there by cqlsh -f. cdc_local, which is of one node each, is not loaded. The same home gives the
+    same bytes.
+
+    With --cluster the published tables and the logs go into a cluster that this home knows by `cluster add`. It takes
+    keyspaces that are new, empty, or marked by a table cdc_platform_export; in a cluster that was ever observed marked
+    ones alone, and never the cluster that the home is of. The same again changes nothing; one that was killed goes on
+    when it is started again.
+
+    \b
+    Example:
+      cdc-platform export exported
+      cd exported && cqlsh 127.0.0.1 -f logs/tables.cql && cqlsh 127.0.0.1 -f load.cql
+      cdc-platform export --cluster rehearsal --dry-run
+    """
+    if (folder is None) == (name is None):
+        raise InputError("export writes into a folder, as in: export DIR, or with --cluster NAME into a cluster")
+    if name is None and dry_run:
+        raise InputError("--dry-run goes with --cluster; export DIR writes a new folder and nothing else")
+    if folder is not None:
+        _export_to_folder(session, folder, as_json)
+        return
+    from cdc_platform.cdclog import list_stored_logs
+    from cdc_platform.scylla import export_into_cluster, registry
+
+    home = session.open_home()
+    cluster = registry.find_cluster(home, name or "")
+    _warn_of_missing_columns(list_stored_logs(session.view()))
+    done = export_into_cluster(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
+
+    def show() -> None:
+        words = "Would be written" if dry_run else "Written"
+        rows = [(each.full_name, done.keyspaces[each.keyspace], each.rows) for each in done.tables]
+        write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
+        if dry_run:
+            write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
+
+    context = click.get_current_context()
+    values = {"prefix": prefix, "rate": rate, "replicas": replicas}
+    given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    options = [word for option in given for word in (f"--{option}", values[option])]
+    left = [build_next_step("export", "--cluster", cluster.name, *options)] if dry_run else []
+    write_result(_export_document(done, dry_run), show, left, as_json=as_json)
+
+
+def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
+    from cdc_platform.cdclog import list_stored_logs, log_csv_tables
+    from cdc_platform.importing import LOAD_SCRIPT_FILE
+    from cdc_platform.importing import export_files as write_files
+
+    lake = session.view()
+    logs = list_stored_logs(lake)
+    made = dict.fromkeys(line for log in logs for line in log.made)
+    written = write_files(lake, folder, log_csv_tables(logs), list(made), home=session.open_home().path)
+    _warn_of_missing_columns(logs)
+    for each in written:
+        if each.read_otherwise:
+            warn(
+                f"{each.name} has {each.read_otherwise} rows with line breaks, or with backslashes in collections, "
+                "which not every cqlsh loads as they are; use: cdc-platform export --cluster NAME",
+                code="not-for-cqlsh",
+            )
+    told = {
+        "folder": str(folder),
+        "script": LOAD_SCRIPT_FILE,
+        "files": [{"name": each.name, "of": each.of, "rows": each.rows} for each in written],
+    }
+    columns = ("file", "of", ">rows")
+    rows = [(each.name, each.of, each.rows) for each in written]
+    write_json(told) if as_json else write_table(f"Written to {folder}", columns, rows)
+
+
+def _warn_of_missing_columns(logs: Sequence[StoredLog]) -> None:
+    """Name the columns whose values are in no export."""
+    for log in logs:
+        if log.left_out:
+            warn(
+                f"{log.full_name}: {', '.join(log.left_out)} are not exported: they are of columns that were dropped, "
+                "and made again with another type; sql shows them",
+                code="left-out",
+            )
+
+
+def _export_document(done: ClusterExport, dry_run: bool) -> dict[str, Any]:
+    return {
+        "cluster": done.cluster,
+        "written": not dry_run,
+        "keyspaces": done.keyspaces,
+        "tables": [{"table": each.full_name, "rows": each.rows} for each in done.tables],
+        "statements": done.statements if dry_run else [],
+        "rows": done.rows,
+    }

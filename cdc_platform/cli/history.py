@@ -1,0 +1,275 @@
+"""`cdc-platform history` and `report`: commits behind a generation, and the auditor's page with its verification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.cli.next_steps import build_next_step, write_result
+from cdc_platform.cli.output import json_option, write_facts, write_json, write_table
+from cdc_platform.cli.params import TABLE_NAME, TIME
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Milliseconds, format_us
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.storage import atomic
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Commit, Lake
+    from cdc_platform.reporting import ReportSource
+    from cdc_platform.tables import Table
+    from cdc_platform.timeline import GenerationKeys, GenerationNames
+
+_COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
+_CLUSTER_COLUMNS = ("at", "who", "what", "seen_by", "by", "run")
+
+
+@click.command()
+@click.argument("generation", required=False)
+@click.option("--run", metavar="RUN_ID", help="What this run of Dagster has committed, in every table.")
+@click.option(
+    "--table",
+    type=TABLE_NAME,
+    metavar="KS.T",
+    help="The log of this base table, and the table itself where it is kept.",
+)
+@click.option(
+    "--cluster", "of_cluster", is_flag=True, help="What became other in the live cluster that this home is of."
+)
+@json_option
+@pass_session
+def history(
+    session: CliSession,
+    generation: str | None,
+    run: str | None,
+    table: tuple[str, str] | None,
+    of_cluster: bool,
+    as_json: bool,
+) -> None:
+    """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
+
+    GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
+    withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. --table KS.T
+    tells the commits to the table's log, and to what `ingest --current` keeps of it, with the slices of the ring that
+    each has changed. What is told goes back as far as Delta keeps its log and its files. --cluster tells what became
+    other in the live cluster from one look to the next, who has looked and by which door: all of it, from the first
+    look on.
+
+    \b
+    Example:
+      cdc-platform history latest
+      cdc-platform history 12_10.0.0.4_5f0c3c5e
+      cdc-platform history --run 2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11 --json
+      cdc-platform history --table shop.orders
+      cdc-platform --home .cdc-platform/clusters/prod history --cluster
+    """
+    if sum(each is not None for each in (generation, run, table, of_cluster or None)) != 1:
+        raise click.UsageError("name one of: a GENERATION, --run RUN_ID, --table KS.T, --cluster")
+    lake = session.lake()
+    if of_cluster:
+        _write_cluster_changes(lake, as_json)
+        return
+    if run is not None:
+        from cdc_platform.reporting import write_sort_key
+
+        title, told = f"Commits of run {run}", sorted(_run_writes(lake, run), key=write_sort_key)
+    elif table is not None:
+        title, told = f"Commits to {'.'.join(table)}", _table_writes(lake, *table)
+    else:
+        title, told = _generation_writes(session, lake, generation or "")
+    if as_json:
+        write_json(told)
+        return
+    rows = [[row[name.strip(">")] for name in _COLUMNS] for row in told]
+    write_table(title, _COLUMNS, rows)
+
+
+def _write_cluster_changes(lake: Lake, as_json: bool) -> None:
+    """What became other in a live cluster, a line each, oldest first.
+
+    Raises:
+        NotFound: this home is of none that was observed.
+    """
+    from cdc_platform.metastore import read_cluster_changes
+
+    told = [each.facts() for each in read_cluster_changes(lake)]
+    if not told:
+        raise NotFound(
+            "no live cluster was observed into this home; each has its own, HOME/clusters/NAME: name it by --home"
+        )
+    if as_json:
+        write_json(told)
+        return
+    write_table("What became other", _CLUSTER_COLUMNS, [[row[name] for name in _CLUSTER_COLUMNS] for row in told])
+
+
+def _generation_writes(session: CliSession, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
+    from cdc_platform.reporting import read_generation_writes
+    from cdc_platform.timeline import generation_names
+
+    known = generation_names.GenerationKeys.read(lake)
+    names = generation_names.get_generation_names(lake, known, resolve_generation_name(session, known, name))
+    shown = names.key if names.id is None else f"{names.key}, {names.id}"
+    return f"Generation {shown}", read_generation_writes(lake, names)
+
+
+def resolve_generation_name(session: CliSession, known: GenerationKeys, name: str) -> str | Milliseconds:
+    """The generation of a partition, which may be withdrawn or removed, or by a name that every command takes."""
+    from cdc_platform.timeline import resolve_generation
+
+    return resolve_generation(session.lake(), known, name, session.clock.now_us())
+
+
+def _run_writes(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
+    """The commits of a run, a line each.
+
+    Raises:
+        NotFound: no table has any.
+    """
+    from cdc_platform.tables import TABLES
+
+    found = False
+    for table in TABLES.values():
+        for commit in lake.envelopes(table):
+            if commit.envelope is not None and commit.envelope.speaker.run == run:
+                found = True
+                yield _write_with_partitions(table, commit)
+    if not found:
+        raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
+
+
+def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
+    """The commits to the log of a base table and to the table itself, a line each, oldest first.
+
+    Raises:
+        NotFound: neither is here.
+    """
+    from cdc_platform.cdclog import log_table, read_table_schema
+    from cdc_platform.ingest import current_table
+    from cdc_platform.reporting import write_sort_key
+
+    schema = read_table_schema(lake, keyspace, name)
+    tables = (log_table(schema), current_table(schema))
+    told = [_write_with_partitions(each, commit) for each in tables for commit in lake.envelopes(each)]
+    if not told:
+        raise NotFound(
+            f"{schema.full_name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest"
+        )
+    return sorted(told, key=write_sort_key)
+
+
+def _write_with_partitions(table: Table, commit: Commit) -> dict[str, Any]:
+    from cdc_platform.reporting import commit_facts
+
+    digests = () if commit.envelope is None else commit.envelope.digests
+    return commit_facts(table, commit, None, 0) | {"slices": sorted(filter(None, digests))}
+
+
+_PATH_TYPE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("generation", metavar="[GENERATION | FROM TO]", nargs=-1)
+@click.option("--html", "file", type=_PATH_TYPE, help="Write the page into this file, which must not be there yet.")
+@click.option(
+    "--sign", "key_file", type=_PATH_TYPE, help="Sign it with the Ed25519 key in this file (OpenSSL or OpenSSH)."
+)
+@click.option("--verify", "page", type=_PATH_TYPE, help="Hold this page against its seal and against the home.")
+@click.option("--key", "public_file", type=_PATH_TYPE, help="With --verify: the public key that has to have signed it.")
+@json_option
+@pass_session
+@click.pass_context
+def report(
+    ctx: click.Context,
+    session: CliSession,
+    generation: tuple[str, ...],
+    file: Path | None,
+    key_file: Path | None,
+    page: Path | None,
+    public_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a page for an auditor, about GENERATION or all that operate between the times FROM and TO.
+
+    It is one file that opens anywhere: ring, timeline, which writes were accepted until when, every invariant, who
+    wrote what in which commit, and digests by which --verify can tell later whether page or history was changed.
+
+    --verify answers a line a question: holds, newer (it was so, the home has gone on), unknown (what it takes to tell
+    is gone) or differs. The exit code is 1 where anything differs or is unknown.
+
+    \b
+    Example:
+      cdc-platform report latest --html generation.html
+      cdc-platform report 2026-01-01T00:00:00Z 2026-02-01T00:00:00Z --html january.html --sign auditor.pem
+      cdc-platform report --verify january.html --key auditor.pub
+    """
+    if page is not None:
+        if generation or file is not None or key_file is not None:
+            raise click.UsageError("--verify FILE stands alone, or with --key")
+        ctx.exit(_verify_page(session, page, public_file, as_json))
+    if file is None or not 1 <= len(generation) <= 2 or public_file is not None:
+        raise click.UsageError("write GENERATION, or FROM and TO, and --html FILE; or --verify FILE")
+    _write_page(session, generation, file, key_file, as_json)
+
+
+def _write_page(session: CliSession, asked: tuple[str, ...], file: Path, key_file: Path | None, as_json: bool) -> None:
+    from cdc_platform.reporting import ReportSource, make_page, read_private_key
+
+    key = None if key_file is None else read_private_key(key_file)
+    opened = session.open_home()
+    with atomic.new_file(file, home=opened.path) as draft:
+        home = ReportSource(session.lake(), session.clock, opened.settings)
+        names, times = _requested_generations(session, home, asked)
+        record, page = make_page(home, names, asked=times, key=key)
+        size = draft.write_bytes(page.encode())
+    broken = [line["invariant"] for each in record["generations"] for line in each["invariants"] if not line["passed"]]
+    told: dict[str, Any] = {
+        "file": str(file),
+        "bytes": size,
+        "generations": [each["key"] for each in record["generations"]],
+        "broken": list(dict.fromkeys(broken)),
+        "key": record["key"],
+    }
+    left = [build_next_step("report", "--verify", file, why="whether it still holds, at any time")]
+    facts = [(name, value) for name, value in told.items() if value]
+    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
+
+
+def _requested_generations(
+    session: CliSession, home: ReportSource, asked: tuple[str, ...]
+) -> tuple[list[GenerationNames], tuple[str, str] | None]:
+    from cdc_platform.reporting import find_generations_between
+    from cdc_platform.timeline import GenerationKeys, get_generation_names
+
+    if len(asked) == 2:
+        begin, end = TIME.read(asked[0]), TIME.read(asked[1])
+        return find_generations_between(home, begin, end), (format_us(begin), format_us(end))
+    keys = GenerationKeys.read(home.lake)
+    return [get_generation_names(home.lake, keys, resolve_generation_name(session, keys, asked[0]))], None
+
+
+def _verify_page(session: CliSession, page: Path, public_file: Path | None, as_json: bool) -> int:
+    """Print what was found; the exit code."""
+    from cdc_platform.delta import ChainStatus
+    from cdc_platform.reporting import read_public_key, verify_page
+    from cdc_platform.storage import read_user_bytes
+
+    key = None if public_file is None else read_public_key(public_file)
+    try:
+        text = read_user_bytes(page).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{page} is no page of cdc-platform report: it is no text") from None
+    home = session.open_home()
+    try:
+        lines = verify_page(session.lake(), home.settings, text, key)
+    except InputError as error:
+        raise InputError(f"{page}: {error}") from None
+    if as_json:
+        write_json([{"asked": line.asked, "answer": str(line.answer), "said": line.said} for line in lines])
+    else:
+        write_table(
+            str(page), ("asked", "answer", "found"), [(line.asked, str(line.answer), line.said) for line in lines]
+        )
+    return int(any(line.answer in (ChainStatus.DIFFERS, ChainStatus.UNKNOWN) for line in lines))

@@ -1,0 +1,183 @@
+"""`cdc-platform home`: copy a home and clean up its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from cdc_platform.home import Home
+    from cdc_platform.scylla import ScyllaCluster
+    from cdc_platform.storage import StoragePath
+
+
+@dataclass(frozen=True)
+class _CopiedHome:
+    """A home that is copied: its path below the copy (none of the home itself), where it is, its tables' versions."""
+
+    path: str
+    source: StoragePath
+    versions: dict[str, int]
+
+
+@click.group()
+def home() -> None:
+    """Homes as a whole, in folders and in object stores.
+
+    \b
+    Example:
+      cdc-platform home copy .cdc-platform s3://bucket/team/home
+      cdc-platform home upkeep --dry-run
+    """
+
+
+@home.command("upkeep")
+@click.option("--dry-run", is_flag=True, help="Say how many files would go; nothing is written.")
+@json_option
+@pass_session
+@click.pass_context
+def upkeep(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
+    """Delete the files of all tables that nothing needs any more, seven days after they were of use, or were written.
+
+    Those that a commit has removed, or put together with others, and those that no commit names, which writers leave
+    who are killed or lose a race. The homes of live clusters below it are kept up as well. Dagster does the same every
+    day. The exit code is 1 where a table could not be kept up.
+
+    \b
+    Example:
+      cdc-platform home upkeep --dry-run
+    """
+    from cdc_platform.delta import Lake, maintenance
+    from cdc_platform.scylla import registry
+    from cdc_platform.storage import parse_path
+
+    opened = session.open_home()
+    work = maintenance.preview_vacuum if dry_run else maintenance.vacuum_lake
+    below = {"": parse_path(opened.name), **registry.list_cluster_homes(opened)}
+    done = [(path or None, each) for path, place in below.items() for each in work(Lake(str(place / "lake")))]
+    for _, each in done:
+        if each.failed:
+            warn(each.failed, code="not-kept-up")
+    told = [{"home": path, **asdict(each)} for path, each in done]
+    rows = [(path, each.table, each.files) for path, each in done if each.files]
+    title = "Files that would go" if dry_run else "Files that went"
+    left = [build_next_step("home", "upkeep")] if dry_run and rows else []
+    write_result(told, lambda: write_table(title, ("home", "table", ">files"), rows), left, as_json=as_json)
+    if any(each.failed for _, each in done):
+        ctx.exit(1)
+
+
+@home.command("copy")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@json_option
+@pass_session
+def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
+    """Copy the home FROM to a new one at TO: settings, and all tables at one set of versions with their history.
+
+    Each is a folder or an address as s3://bucket/prefix. The homes of live clusters below it go along. Every file is
+    compared with what it was copied of, and the rows with the digests that the commits carry. Interrupted, the same
+    command goes on, with the versions that it began with. Dagster's runs and what else is of one machine alone stays
+    where it is, as does the way to a cluster that names variables or files.
+
+    \b
+    Example:
+      cdc-platform home copy .cdc-platform s3://bucket/team/home
+    """
+    from cdc_platform.delta import Lake, lake_copy
+    from cdc_platform.home import locate_home, open_home
+    from cdc_platform.scylla import registry
+
+    del session
+    begun = open_home(source, create=False)
+    place = locate_home(target)
+    to = str(place)
+    parts = _plan_copy(begun, place)
+    done = lake_copy.LakeCopyResult()
+    for part in parts:
+        at, tell = place / part.path, partial(_warn_progress, part, as_json)
+        done += lake_copy.copy_tables(Lake(str(part.source / "lake")), Lake(str(at / "lake")), part.versions, tell)
+        lake_copy.copy_named_files(part.source, at, registry.list_extra_files(part.path, at))
+    for part in reversed(parts):  # the home itself is there when all is
+        open_home(str(place / part.path))
+    stay = registry.copy_connections(begun, to)
+    for each in registry.list_homes_left_behind(begun, [part.source for part in parts]):
+        warn(f"{each} stays on this machine: a home of its name lies in the store", code="stays-here")
+    lake_copy.get_copy_note_path(to).remove()
+    facts = {"from": begun.name, "to": to, "clusters": [part.path.partition("/")[2] for part in parts[1:]]}
+    facts |= {"tables": done.tables, "files": done.files, "found": done.found}
+    left = [*(_register_cluster_step(each, to) for each in stay), build_next_step("status", home=to)]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _plan_copy(begun: Home, to: StoragePath) -> list[_CopiedHome]:
+    """What is copied, at one set of versions: as it was noted when the copy began, or as it is now, which is noted.
+
+    Raises:
+        InputError: one of the places lies in the other.
+        StateError: something lies there already.
+        ConflictError: the home is written to all the time.
+    """
+    from cdc_platform.delta import Lake, lake_copy
+    from cdc_platform.scylla import registry
+    from cdc_platform.storage import parse_path
+
+    if str(to) == begun.name:
+        raise InputError(f"{to} is the home itself; name another place to copy it to")
+    if f"{to}/".startswith(f"{begun.name}/") or begun.name.startswith(f"{to}/"):
+        raise InputError(f"of {begun.name} and {to} one lies in the other; name another place to copy it to")
+    note = lake_copy.get_copy_note_path(str(to))
+    if note.seen() is not None:
+        began = json.loads(note.read())
+        if began["from"] != begun.name:
+            raise StateError(
+                f"{to} is a copy of {began['from']} that is not whole; finish that, or choose another place"
+            )
+        if "parts" not in began:
+            raise StateError(f"{to} is a copy that another version has begun; remove what lies there, and begin anew")
+        return [_CopiedHome(each["path"], parse_path(each["source"]), each["versions"]) for each in began["parts"]]
+    if not _is_empty(to):
+        raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
+    lake_copy.assert_can_copy_to(Lake(str(to / "lake")))
+    sources = {"": parse_path(begun.name), **registry.list_cluster_homes(begun, to)}
+    at = lake_copy.read_settled_versions(*(Lake(str(source / "lake")) for source in sources.values()))
+    parts = [_CopiedHome(path, source, its) for (path, source), its in zip(sources.items(), at, strict=True)]
+    told = [{"path": each.path, "source": str(each.source), "versions": each.versions} for each in parts]
+    lake_copy.put_file(note, json.dumps({"from": begun.name, "parts": told}).encode())
+    return parts
+
+
+def _warn_progress(part: _CopiedHome, as_json: bool, name: str) -> None:
+    if not as_json:
+        warn(f"copying {name}{f' of {part.path}' if part.path else ''}", code="progress")
+
+
+def _register_cluster_step(cluster: ScyllaCluster, home: str) -> NextStep:
+    """What tells the copy of the way to a cluster, on a machine that has the variables and files which it names."""
+    from cdc_platform.scylla import registry
+
+    names = ", ".join(name.replace("_", "-") for name in registry.get_machine_local_options(cluster.connection))
+    words = registry.connection_options(cluster.connection)
+    return build_next_step(
+        "cluster", "add", cluster.name, *words, home=home, why=f"on a machine with what it names: {names}"
+    )
+
+
+def _is_empty(place: StoragePath) -> bool:
+    """Whether nothing lies in a place but what a copy that was killed before it noted anything may have left."""
+    from cdc_platform.storage import atomic, write_check
+
+    if place.here is not None:
+        atomic.sweep_drafts(place.here)
+    tried_out = write_check.get_probe_result_path(place / "lake")
+    filled = any(folder.is_folder() for folder in place.folders())
+    return not filled and all(place / name == tried_out for name in place.names())

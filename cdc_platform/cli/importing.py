@@ -1,0 +1,169 @@
+"""`cdc-platform import`: import ring snapshots and exports, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from cdc_platform.cli.next_steps import build_next_step, write_result
+from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_table
+from cdc_platform.cli.params import IGNORE_MSB, SHARDS
+from cdc_platform.cli.session import CliSession, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.importing import ImportReport, ImportSources
+
+
+_MAX_ISSUES = 10
+
+
+@click.command("import")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
+@click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
+@click.option("--node", metavar="HOST_ID", type=click.UUID, help="The node that an export of cdc_local is of.")
+@click.option("--as-is", is_flag=True, help="Take in what is not whole as well; the home is then only observed.")
+@click.option("--mend", is_flag=True, help="Make damaged rows of imported tables anew, of the same files.")
+@json_option
+@pass_session
+@click.pass_context
+def import_files(
+    ctx: click.Context,
+    session: CliSession,
+    paths: tuple[str, ...],
+    shards: int | None,
+    ignore_msb: int | None,
+    node: UUID | None,
+    as_is: bool,
+    mend: bool,
+    as_json: bool,
+) -> None:
+    """Take in files, or all that are known in folders. The same files again change nothing.
+
+    A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
+    COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
+    cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
+    a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
+    SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table. So are taken in:
+    system.topology, cdc_generations_v3, cdc_streams_state and cdc_streams_history, and what DESCRIBE SCHEMA,
+    nodetool ring, nodetool status and nodetool describering print. The content of a file says which it is.
+
+    What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
+    --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.
+
+    With --mend what check --deep finds damaged of the tables that imports write is made anew of the files, and nothing
+    else is taken in: rows are put in only where they are those that the commits put there. The exit code is 1 where
+    something is left.
+
+    \b
+    Example:
+      cdc-platform import ring.json --shards 8 --ignore-msb 12
+      cdc-platform import timestamps.csv streams.csv descriptions.csv
+      cdc-platform import local.csv --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+      cdc-platform import cdc_timestamps.csv cdc_streams.csv
+      cdc-platform import --mend timestamps.csv streams.csv descriptions.csv
+    """
+    from cdc_platform.delta import Lake
+    from cdc_platform.importing import import_sources, read_import_sources
+
+    def read() -> ImportSources:
+        return read_import_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
+
+    if mend:
+        ctx.exit(_restore_rows(session, read, as_json))
+    sources = read()
+    with session.making_home() as home:
+        report = import_sources(Lake(home.lake), session.clock, sources)
+    for warning in report.warnings:
+        warn(warning, code="import-incomplete")
+    for line in report.turned_off:
+        warn(line, code="cdc-turned-off")
+    for flaw in report.flaws[:_MAX_ISSUES]:
+        warn(flaw, code="flaw")
+    if report.flaws:
+        more = len(report.flaws) - _MAX_ISSUES
+        warn(
+            f"{f'and {more} more; ' if more > 0 else ''}what is not whole was taken in as it is: the home is only "
+            "observed until cdc-platform check is clean, and nothing is built on it",
+            code="only-observed",
+        )
+    left = [build_next_step("check")] if report.flaws else []
+    write_result(build_import_document(report), lambda: show_import(report), left, as_json=as_json)
+
+
+def _restore_rows(session: CliSession, read: Callable[[], ImportSources], as_json: bool) -> int:
+    """Make damaged rows anew; answers with the exit code."""
+    from cdc_platform.importing import restore_rows
+
+    done, left = restore_rows(session.lake(), session.clock, read)
+    rows = [(each.table, each.slice, each.version) for each in done]
+    columns = ("table", "slice", "version")
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
+    ways = [build_next_step("check", "--deep")] if rows else []
+    write_result(result, lambda: write_table("Rows made anew", columns, rows), ways, as_json=as_json)
+    for line in left:
+        warn(line, code="stays-damaged")
+    return int(bool(left))
+
+
+def build_import_document(report: ImportReport) -> dict[str, object]:
+    """What an import did, as JSON has it."""
+    return {
+        "nodes": {"added": report.nodes_added, "changed": report.nodes_changed, "removed": report.nodes_removed},
+        "generations": [
+            {
+                "id": generation.id,
+                "time": format_optional_ms(generation.time_ms),
+                "expired": format_optional_ms(generation.expired_ms),
+                "num_ranges": generation.ranges,
+                "num_streams": generation.streams,
+                "unordered_ranges": generation.unordered_ranges,
+            }
+            for generation in report.generations
+        ],
+        "stream_sets": [
+            {
+                "table": each.table,
+                "timestamp": format_optional_ms(each.time_ms),
+                "num_streams": each.streams,
+                "num_closed": each.closed,
+                "num_opened": each.opened,
+                "new": each.new,
+            }
+            for each in report.stream_sets
+        ],
+        "flaws": report.flaws,
+        "rows_written": report.rows_written,
+    }
+
+
+def show_import(report: ImportReport) -> None:
+    """What an import did, as tables."""
+    changes = (("added", report.nodes_added), ("changed", report.nodes_changed), ("removed", report.nodes_removed))
+    nodes = [(what, host) for what, hosts in changes for host in hosts]
+    if nodes:
+        write_table("Nodes of the ring", ("", "host_id"), nodes)
+    if report.generations:
+        columns = ("time", "id", ">ranges", ">streams", ">of unknown order", "expired")
+        rows = [
+            (
+                format_optional_ms(generation.time_ms),
+                generation.id,
+                generation.ranges,
+                generation.streams,
+                generation.unordered_ranges,
+                format_optional_ms(generation.expired_ms),
+            )
+            for generation in report.generations
+        ]
+        write_table("Generations", columns, rows)
+    if report.stream_sets:
+        sets = [
+            (each.table, format_optional_ms(each.time_ms), each.streams, each.closed, each.opened, each.new)
+            for each in report.stream_sets
+        ]
+        write_table("Stream sets of tablets", ("table", "timestamp", ">streams", ">closed", ">opened", "new"), sets)
+    write_facts([("rows written", report.rows_written)])

@@ -1,0 +1,102 @@
+"""Lay out tables and facts as lines of a given width.
+
+Words, such as IDs and times, are never broken. Rows that do not fit are printed one field per line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+
+_COLUMN_GAP = 3
+_UNLIMITED_WIDTH = 100_000
+_DEFAULT_WIDTH = 80
+
+
+def get_page_width() -> int:
+    """The characters of a line: those of the terminal; in a file or a pipe as many as `COLUMNS` says, else endless."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    if sys.stdout is None or not sys.stdout.isatty():
+        return _UNLIMITED_WIDTH
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
+    except (OSError, ValueError):
+        return _DEFAULT_WIDTH
+
+
+def format_table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table below its head. A column whose name begins with `>` is aligned to the right."""
+    names = [name.removeprefix(">") for name in columns]
+    cells = [names, *rows]
+    room = width - 1 - _COLUMN_GAP * (len(names) - 1)
+    natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    least = [max(map(_longest_word, column)) for column in zip(*cells, strict=True)]
+    if sum(least) > room:
+        yield from _record_lines(names, rows, width)
+        return
+    widths = _column_widths(natural, least, room)
+    yield ""
+    yield from _row_lines(names, widths, columns)
+    yield f" {'─' * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))}"
+    for row in rows:
+        yield from _row_lines(row, widths, columns)
+    yield ""
+
+
+def format_fact_lines(facts: Sequence[tuple[str, str]], width: int) -> Iterator[tuple[str, str]]:
+    """Names, all of one length, with the lines of their values; the name of a line that goes on is blank."""
+    longest = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        for number, part in enumerate(_wrap(value, width - longest - 2)):
+            yield _pad("" if number else name, longest), part
+
+
+def _record_lines(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    for row in rows:
+        yield ""
+        for name, part in format_fact_lines(list(zip(names, row, strict=True)), width):
+            yield f"{name}  {part}".rstrip()
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[str]) -> Iterator[str]:
+    parts = [_wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for number in range(max(map(len, parts), default=0)):
+        shown = [
+            _pad(lines[number] if number < len(lines) else "", width, right=name.startswith(">"))
+            for lines, width, name in zip(parts, widths, columns, strict=True)
+        ]
+        yield f" {(' ' * _COLUMN_GAP).join(shown)}".rstrip()
+
+
+def _column_widths(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The width of each column: what it wants, or a fair share of what is left when every word has its place."""
+    widths = list(least)
+    left = room - sum(least)
+    wanting = sorted(range(len(widths)), key=lambda column: natural[column] - least[column])
+    for place, column in enumerate(wanting):
+        given = min(natural[column] - least[column], left // (len(wanting) - place))
+        widths[column] += given
+        left -= given
+    return widths
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    if cell_len(text) <= width:
+        return [text]
+    lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
+
+
+def _longest_word(text: str) -> int:
+    return max((cell_len(word) for word in text.split()), default=0)
+
+
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    blank = " " * max(width - cell_len(text), 0)
+    return blank + text if right else text + blank

@@ -1,0 +1,430 @@
+"""The program `cdc-platform`: its options, its table of commands, and its mapping of failures to exit codes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from cdc_platform import __version__
+from cdc_platform.cli.command_hints import add_home_option
+from cdc_platform.cli.output import StandardStream, escape_unprintable, standard_streams, warn
+from cdc_platform.cli.params import TIME
+from cdc_platform.cli.session import CliSession
+from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.delta import (
+    WRITE_TO_OBSERVED_OPTION,
+    CommitAuthor,
+    allow_writes,
+    commit_as,
+    track_commits,
+    track_reads,
+)
+from cdc_platform.errors import (
+    InputError,
+    NotAsCommitted,
+    NotFound,
+    PlatformError,
+    StateError,
+    StoreFailure,
+    Unavailable,
+    disk_full_error,
+    is_disk_full,
+    is_valid_utf8,
+    to_one_line,
+)
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import ReadFailureCause
+
+PROG_NAME = "cdc-platform"
+EXIT_OK, EXIT_FAILED, EXIT_BAD_REQUEST, EXIT_DEFECT, EXIT_INTERRUPTED = 0, 1, 2, 70, 130
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "demo": ("demo:demo", "The main job on real ring snapshots, end to end."),
+    "up": ("up:up", "A warm Spark server, the Dagster UI and its daemon."),
+    "doctor": ("doctor:doctor", "Is this machine fit: Java, versions, JARs, home, disk."),
+    "bootstrap": ("bootstrap:bootstrap", "Queue a joining node; with --run, make its generation."),
+    "import": ("importing:import_files", "Take in ring snapshots and cqlsh exports."),
+    "export": ("export:export", "Write generations, stream sets, logs and the ring as files, or into a test cluster."),
+    "cluster": ("cluster:cluster", "Live clusters by name: add, test, remove; the list of them."),
+    "observe": ("cluster:observe", "Take in what a live cluster holds; writes nothing to it."),
+    "status": ("status:status", "How the home stands, on one screen, and the next thing to do."),
+    "watch": ("cluster:watch", "A live cluster as it changes, in the terminal or as JSON lines."),
+    "ingest": ("ingest:ingest", "Bring in the CDC log of a live cluster, each row once."),
+    "generations": ("generations:generations", "List the generations, newest first."),
+    "streams": ("generations:streams", "Print a generation's streams, range by range."),
+    "ring": ("ring:ring", "Show the nodes of the ring as it stands."),
+    "home": ("home:home", "Homes as a whole: copy one to another place, keep up files."),
+    "history": ("history:history", "Who wrote what of a generation: commits and runs."),
+    "report": ("history:report", "A page for an auditor, and whether it still holds."),
+    "diff": ("generations:diff", "What changes from one generation to another."),
+    "explain": ("explain:explain", "Where a write goes, and whether it is accepted."),
+    "check": ("check:check", "Judge every invariant, with counts and samples."),
+    "rewrite": ("rewrite:rewrite", "Rewrite V1 streams tables into the new ones."),
+    "repair": ("repair:repair", "Does the latest generation fit the ring; if not, make one."),
+    "rehearse": ("rehearse:rehearse", "What topology changes would do, before they are made."),
+    "tables": ("tables:tables", "The CDC-enabled tables, with their TTL and its history."),
+    "tablets": ("tablets:tablets", "Stream sets of tablet-based tables: create, split, merge, show, gc."),
+    "switch": ("switch:switch", "Two-phase switches of generations: show, ack, commit, abort."),
+    "consumers": ("consumers:consumers", "Who reads the CDC logs, and how far each has got."),
+    "expire": ("expire:expire", "Which generations can go, and why others cannot; removes them."),
+    "log": ("log:log", "CQL statements, their log rows, and the tables rebuilt from those."),
+    "consume": ("consumers:consume", "Copy what is new in a table's CDC log, each row once."),
+    "complete": ("consumers:complete", "Was everything between two times read by a consumer: proof."),
+    "sql": ("sql:sql", "A query over every table, under ScyllaDB's own names."),
+    "bundle": ("bundle:bundle", "Pack status, findings, versions and ends of logs into one file."),
+    "completion": ("completion:completion", "Print a shell's completion script."),
+}
+"""The module and function of each command, as `module:function`, and its summary."""
+"""Commands by name: the module in cdc_platform.cli that has the function `<module>`, and what help says."""
+
+
+_WRITING_COMMANDS: Mapping[str, str] = {
+    "demo": "",
+    "bootstrap": "",
+    "rewrite": "",
+    "repair": "",
+    "expire": "",
+    "consume": "",
+    "consumers forget": "",
+    "switch ack": "",
+    "switch commit": "",
+    "switch abort": "",
+    "tablets create": "",
+    "tablets split": "",
+    "tablets merge": "",
+    "tablets resize": "",
+    "tablets gc": "",
+    "log": "--keep",
+}
+"""The commands that build on a home, each with the option that it needs for it: refused where that is only observed."""
+_CONSUMER_COMMANDS = frozenset({"consume", "consumers forget"})
+"""Those of them which write what readers have done: nothing of that is a fact of the cluster."""
+_DECLARING_COMMANDS = frozenset({"import", "tables add", "tables none", "tables alter", "tables drop"})
+"""The commands that tell of a cluster by other means than looking at it: refused where it is looked at."""
+_OUTPUT_ONLY_COMMANDS = frozenset({"sql", "status", "streams", "watch"})
+"""The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
+_CURRENT_STATE_OPTIONS = frozenset({"--ttl", "--enabled", "--disabled"})
+"""The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
+_PAST_STATE_OPTIONS = frozenset({"--created-at", "--ttl-since"})
+"""Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
+_ROW_ERRORS = (InputError, NotFound, StateError)
+"""Errors that a table can cause which is not as the platform left it: then the message names that table too."""
+_DAMAGE_CODES = frozenset({StoreFailure.code, NotAsCommitted.code})
+"""Failures over damaged tables, which a command of several commits can meet behind some of them."""
+_READ_ONLY_OPTIONS = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
+
+
+def _is_installed(name: str) -> bool:
+    """Whether the module of a command is there, looked up without loading it."""
+    return find_spec(f"{__package__}.{COMMANDS[name][0].partition(':')[0]}") is not None
+
+
+class CommandFailure(click.ClickException):
+    """A failure as it is shown: one line on standard error, its `kind` (a code of docs/codes.md), and the exit code."""
+
+    def __init__(self, message: str, code: int, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.kind = code, kind
+
+
+class _EscapingFormatter(logging.Formatter):
+    """A line of the log, with what cannot be shown escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escape_unprintable(super().formatMessage(record))
+
+
+def _is_not_py4j_record(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
+
+
+class CommandGroup(click.Group):
+    """The group of commands: loads them by name, and is the one edge at which errors become lines and codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if _is_installed(name)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS or not _is_installed(cmd_name):
+            return None
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        return getattr(import_module(f"{__package__}.{module}"), function)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """The command that is asked for, in whose name is committed from here on; none of its arguments is told."""
+        name, command, rest = super().resolve_command(ctx, args)
+        inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
+        path = f"{name} {inner}".strip()
+        ctx.with_resource(commit_as(CommitAuthor("command line", path)))
+        if isinstance(sys.stdout, StandardStream):
+            sys.stdout.ends_with_it = path in _OUTPUT_ONLY_COMMANDS
+        if is_unobserved_write(path, rest):
+            _refuse_mirror_home(ctx, path)
+        if is_write_command(path, rest):
+            _refuse_read_only_home(ctx, path)
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in the help text, which loads none of the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a failure leaves as one line with its exit code."""
+        with track_reads() as read, track_commits() as commits:
+            try:
+                return self._invoke(ctx, read)
+            except CommandFailure as failure:
+                if commits and failure.kind in _DAMAGE_CODES:  # some of it is done: 2 says that nothing is
+                    failure.code = EXIT_FAILED
+                raise
+
+    def _invoke(self, ctx: click.Context, read: Set[str]) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except PlatformError as error:
+            _print_traceback(ctx)
+            cause = _find_damage(ctx, read) if isinstance(error, _ROW_ERRORS) else None
+            said = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
+            raise CommandFailure(add_home_option(said, ctx.params["home"]), error.exit_code, error.code) from error
+        except KeyboardInterrupt:
+            raise _interrupted_failure() from None
+        except OSError as error:
+            if error is _stream_failure(sys.stdout):
+                raise click.exceptions.Exit(EXIT_OK) from None
+            _print_traceback(ctx)
+            if is_disk_full(error):
+                full = disk_full_error(error.filename or "the device")
+                raise CommandFailure(str(full), EXIT_BAD_REQUEST, full.code) from error
+            if error.errno is None and (cause := _find_damage(ctx, read)) is not None:  # a library's, of a file
+                said = add_home_option(f"{to_one_line(str(error))}; {cause}", ctx.params["home"])
+                raise CommandFailure(said, EXIT_BAD_REQUEST, StoreFailure.code) from error
+            where = f"{error.filename}: " if error.filename else ""
+            raise CommandFailure(f"{where}{error.strerror or error}", EXIT_BAD_REQUEST, Unavailable.code) from error
+        except Exception as error:
+            _print_traceback(ctx)
+            cause = _find_damage(ctx, read)
+            if cause is not None:
+                said = add_home_option(f"{cause} ({type(error).__name__})", ctx.params["home"])
+                raise CommandFailure(said, EXIT_BAD_REQUEST, StoreFailure.code) from error
+            raise CommandFailure(
+                f"this is a defect of {PROG_NAME}: {type(error).__name__}: {to_one_line(str(error))[:300]}; "
+                f"{PROG_NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
+                EXIT_DEFECT,
+                "defect",
+            ) from error
+
+    def make_context(self, info_name: str | None, args: list[str], *pos: Any, **extra: Any) -> click.Context:
+        """Read the options; Ctrl-C here is one line too.
+
+        Raises:
+            UsageError: an argument is not UTF-8: no table, no file of the lake and no output could have it.
+        """
+        try:
+            for number, word in enumerate(args, 1):
+                if not is_valid_utf8(word):
+                    raise click.UsageError(f"argument {number}, {word!r}, is not UTF-8; write it, or name the file, so")
+            return super().make_context(info_name, args, *pos, **extra)
+        except KeyboardInterrupt:
+            raise _interrupted_failure() from None
+
+    def main(
+        self,
+        args: Any = None,
+        prog_name: str | None = None,
+        *pos: Any,
+        interruptible: bool = False,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run the program and leave the process with the exit code.
+
+        `interruptible`: the process hears Ctrl-C, and is this program's alone: once it leaves, another one ends it.
+        """
+        extra["standalone_mode"] = False
+        with standard_streams() as output, _allow_interrupts(interruptible):
+            try:
+                code = super().main(args, PROG_NAME, *pos, **extra)
+            except click.Abort:
+                sys.exit(EXIT_INTERRUPTED)
+            except click.ClickException as error:
+                kind = error.kind if isinstance(error, CommandFailure) else "usage"
+                click.echo(f"error: {escape_unprintable(_error_line(error))}{f' [{kind}]' if kind else ''}", err=True)
+                sys.exit(error.code if isinstance(error, CommandFailure) else EXIT_BAD_REQUEST)
+            output.flush()
+            sys.exit(_final_exit_code(output, code if isinstance(code, int) else EXIT_OK))
+
+
+_may_end_jvm = threading.Event()
+"""Set where the process is this program's alone: a JVM that it has is its own then, and not of who calls it."""
+
+
+@contextmanager
+def _allow_interrupts(hears: bool) -> Iterator[None]:
+    """Let Ctrl-C interrupt a block, and end the process at once behind it: what runs at exit would print a stack."""
+    if hears:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _may_end_jvm.set()
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"error: {_interrupted_failure().message}", err=True)
+        os._exit(EXIT_INTERRUPTED)
+    finally:
+        if hears:
+            signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
+
+
+def _interrupted_failure() -> CommandFailure:
+    """The failure of a command that Ctrl-C has ended, once the JVM that it started is gone, if it started one."""
+    session = sys.modules.get("cdc_platform.spark.session")
+    if session is not None and _may_end_jvm.is_set():
+        session.end_jvm()
+    return CommandFailure("interrupted", EXIT_INTERRUPTED)
+
+
+def is_write_command(path: str, arguments: Sequence[str]) -> bool:
+    """Whether a command, which is `path`, would build on its home with these arguments, and not only look."""
+    needed = _WRITING_COMMANDS.get(path)
+    return needed is not None and needed in ("", *arguments) and _READ_ONLY_OPTIONS.isdisjoint(arguments)
+
+
+def is_unobserved_write(path: str, arguments: Sequence[str]) -> bool:
+    """Whether a command, which is `path`, would write facts of a cluster that it did not see in one."""
+    options = {word.partition("=")[0] for word in arguments}
+    if path == "tables alter" and options & _PAST_STATE_OPTIONS and not options & _CURRENT_STATE_OPTIONS:
+        return False
+    if path in _DECLARING_COMMANDS:
+        return _READ_ONLY_OPTIONS.isdisjoint(arguments)
+    return is_write_command(path, arguments) and path not in _CONSUMER_COMMANDS
+
+
+def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
+    """Refuse, before a command does anything, what the mirror of a live cluster refuses; no option lets it."""
+    from cdc_platform.delta import access
+    from cdc_platform.home import locate_home
+
+    home = locate_home(ctx.params["home"])
+    cluster = access.read_mirrored_cluster(home)
+    if cluster is not None:
+        raise access.make_mirror_refusal(cluster, path, home)
+
+
+def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
+    """Refuse, before a command does anything, what its first commit would refuse."""
+    from cdc_platform.home import locate_home
+
+    lake = locate_home(ctx.params["home"]) / "lake"
+    if ctx.params["build"] or not (lake / "platform/only_observed").is_folder():
+        return
+    from cdc_platform.delta import Lake, assert_write_allowed
+
+    assert_write_allowed(Lake(str(lake)), path)
+
+
+def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
+    """What may have made a command fail: the first of the tables that it has read that is not as the platform left it.
+
+    Looked up only once a command has failed.
+    """
+    if not read:
+        return None
+    from cdc_platform.delta import Lake, find_first_cause
+    from cdc_platform.home import locate_home
+
+    try:
+        return find_first_cause(Lake(str(locate_home(ctx.params["home"]) / "lake")), set(read))
+    except (PlatformError, OSError):  # what the command has failed over is said all the same
+        return None
+
+
+def _stream_failure(stream: object) -> OSError | None:
+    """Return what a standard stream failed with, None where it did not."""
+    return stream.failure if isinstance(stream, StandardStream) else None
+
+
+def _final_exit_code(output: StandardStream, code: int) -> int:
+    """Return the exit code of a command with this one of its own, whose result went to `output`.
+
+    A reader that closed the pipe has read what it wanted. Any other failure is a result that nobody has.
+    """
+    if output.failure is None or output.failure.errno == errno.EPIPE:
+        return code
+    done = "" if output.ends_with_it else "; the command itself ran to its end"
+    reason = output.failure.strerror or output.failure
+    warn(f"the result could not be written to standard output: {reason}{done}", code="result-not-written")
+    return code or EXIT_FAILED
+
+
+def _error_line(error: click.ClickException) -> str:
+    line = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and not isinstance(error, click.BadParameter) and error.ctx is not None:
+        line = f"{line.rstrip('.')}; see: {error.ctx.command_path} --help"
+    return line
+
+
+def _print_traceback(ctx: click.Context) -> None:
+    if ctx.params.get("debug"):
+        traceback.print_exc(file=sys.stderr)
+
+
+@click.group(
+    cls=CommandGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name=PROG_NAME)
+@click.option(
+    "--home",
+    metavar="HOME",
+    help="Where everything lives: a folder, or s3://bucket/prefix. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]",
+)
+@click.option("--clock", type=TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
+@click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
+@click.option("--debug", is_flag=True, help="Show where a failure comes from.")
+@click.option(
+    WRITE_TO_OBSERVED_OPTION, "build", is_flag=True, help="Build on a home that is only observed: it is not whole."
+)
+@click.pass_context
+def program(
+    ctx: click.Context, home: str | None, clock: Microseconds | None, verbose: bool, debug: bool, build: bool
+) -> None:
+    """The life of ScyllaDB's CDC generations on Dagster, Spark and Delta Lake.
+
+    Exit code 0: done. 1: the answer is no, a check failed or a write is refused. 2: the request was wrong.
+
+    \b
+    Example:
+      cdc-platform demo
+      cdc-platform --clock 2026-01-31T12:00:00Z explain --token 42
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        return
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_EscapingFormatter("%(levelname)s %(name)s: %(message)s"))
+    # py4j logs an interrupt with its stack, by a logger of its own and by the root.
+    logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
+    if not debug:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_not_py4j_record)
+    logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
+    if build:
+        ctx.with_resource(allow_writes())
+    ctx.obj = CliSession(home, Clock(clock))

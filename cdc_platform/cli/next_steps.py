@@ -1,0 +1,99 @@
+"""Commands to run after a command, printed as `next:` lines or in the JSON field `next`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.command_hints import PROGRAM_NAME, add_home_option, get_home_option
+from cdc_platform.cli.output import escape_unprintable, write_json, write_json_document
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A command that goes on, quoted as a shell wants it, and when or what for (`why`) where that is to be said."""
+
+    command: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        """The line; what is behind the `#` no shell reads."""
+        return f"{self.command}  # {self.why}" if self.why else self.command
+
+
+def build_next_step(*words: object, why: str = "", home: object = None) -> NextStep:
+    """The command of these words, on `home`, or else on the home that this command was told to work on."""
+    home = home or get_home_option()
+    place = [] if home is None else ["--home", home]
+    return NextStep(shlex.join(str(word) for word in [PROGRAM_NAME, *place, *words]), why)
+
+
+def build_write_step(lake: Lake, *words: object, why: str = "") -> NextStep:
+    """The command of these words, which builds on the home; where that is only observed, what lets it."""
+    from cdc_platform.delta import get_observed_status
+
+    if get_observed_status(lake) is not None:
+        return build_next_step("check", why="once it is clean something is built on this home again")
+    return build_next_step(*words, why=why)
+
+
+def build_cluster_repair_steps(lake: Lake) -> list[NextStep]:
+    """How the cluster that a lake mirrors mends its generations itself; nothing where it mirrors none."""
+    from cdc_platform.delta import REPAIR_STREAMS_COMMAND, get_mirrored_cluster
+
+    name = get_mirrored_cluster(lake)
+    if name is None:
+        return []
+    return [
+        NextStep(
+            REPAIR_STREAMS_COMMAND,
+            f"on a node of {name}; then: {add_home_option(f'{PROGRAM_NAME} observe {name}', get_home_option())}",
+        )
+    ]
+
+
+def build_observe_step(lake: Lake, why: str) -> NextStep | None:
+    """A look at the cluster that a lake mirrors, from the home that knows it; None where it mirrors none."""
+    from cdc_platform.delta import get_mirrored_cluster, get_registering_home
+
+    name = get_mirrored_cluster(lake)
+    return (
+        None
+        if name is None
+        else build_next_step("observe", name, why=why, home=get_registering_home(lake.place.folder))
+    )
+
+
+def _is_refused_on_mirror(step: NextStep) -> bool:
+    """Whether a command would be refused, since its home mirrors a live cluster."""
+    from cdc_platform.cli.main import is_unobserved_write
+    from cdc_platform.delta import read_mirrored_cluster
+    from cdc_platform.home import locate_home
+
+    program, *words = shlex.split(step.command)
+    home, words = (words[1], words[2:]) if words[:1] == ["--home"] else (None, words)
+    paths = (words[0], " ".join(words[:2])) if program == PROGRAM_NAME and words else ()
+    return (
+        any(is_unobserved_write(path, words) for path in paths) and read_mirrored_cluster(locate_home(home)) is not None
+    )
+
+
+def write_result(told: object, show: Callable[[], object], left: Iterable[NextStep], *, as_json: bool) -> None:
+    """Write a result, as JSON (`told`) or for people (`show`), and what is left to do after it."""
+    steps = [each for each in left if not _is_refused_on_mirror(each)]
+    if as_json and isinstance(told, dict):
+        write_json_document({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
+        return
+    if as_json:
+        write_json(told)
+    else:
+        show()
+    for each in steps:
+        click.echo(f"next: {escape_unprintable(str(each))}", err=as_json)

@@ -1,0 +1,218 @@
+"""`cdc-platform rehearse`: simulate topology changes without writing to the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.output import json_option, warn, warn_if_topology_changing, write_json, write_table
+from cdc_platform.cli.params import IGNORE_MSB, SHARDS, TTL
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import format_ms, seconds_from_ms
+from cdc_platform.errors import InputError
+from cdc_platform.storage import atomic
+
+if TYPE_CHECKING:
+    from cdc_platform.importing import RehearsalFileStep
+    from cdc_platform.lifecycle import RehearsalStart, StepEffect
+    from cdc_platform.settings import Settings
+
+
+@click.command()
+@click.argument("file")
+@click.option("--ring", "ring_file", metavar="FILE", help="Start from this ring snapshot and not from the lake's ring.")
+@click.option("--shards", type=SHARDS, help="Shards of the snapshot's nodes where the file does not say.")
+@click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of the snapshot's nodes where the file does not say.")
+@click.option("--ttl", "ttls", type=TTL, multiple=True, metavar="SECONDS")
+@click.option("--max-bytes", type=click.IntRange(1), help="Name the first step with a table larger in ScyllaDB.")
+@click.option("--picture", metavar="FILE.png", help="Draw it too.")
+@json_option
+@pass_session
+def rehearse(
+    session: CliSession,
+    file: str,
+    ring_file: str | None,
+    shards: int | None,
+    ignore_msb: int | None,
+    ttls: tuple[int, ...],
+    max_bytes: int | None,
+    picture: str | None,
+    as_json: bool,
+) -> None:
+    """Play the topology changes that FILE lists (`-`: standard input) and say what each of them does.
+
+    FILE is a JSON list of steps: {"add": {...}} as in a bootstrap file, with shard_count and num_tokens or tokens and
+    perhaps times; {"remove": NODE}; {"reshard": {"node": NODE, "shard_count": N}}; {"repair": {"strict": true}};
+    {"wait": SECONDS}. A NODE is a host_id or an address. --ttl says how long the rows of a CDC log live, once for each
+    table (0: for ever); without it the lake's CDC-enabled tables say so, and where there are none everything is kept.
+
+    \b
+    Example:
+      cdc-platform rehearse steps.json --max-bytes 1000000000 --picture rehearsal.png
+      cdc-platform rehearse steps.json --ring ring.json --shards 8 --ignore-msb 12 --ttl 86400 --json
+    """
+    if ring_file is None and (shards is not None or ignore_msb is not None):
+        raise click.UsageError("--shards and --ignore-msb are about the nodes of --ring FILE; the lake knows its nodes")
+    home = _find_home_folder(session)
+    target = None if picture is None else _check_plot_path(picture, home)
+    from cdc_platform.lifecycle import rehearsal as rehearsing
+    from cdc_platform.lifecycle import start_with_ttls
+
+    steps = _read_steps(file)
+    start, settings = _read_start(session, ring_file, shards, ignore_msb)
+    start = start_with_ttls(start, ttls) if ttls else start
+    effects = rehearsing.play_rehearsal(start, steps, settings)
+    beyond = {} if max_bytes is None else rehearsing.first_effects_above(effects, max_bytes)
+    if target is not None:
+        _write_plot(target, home, effects, max_bytes)
+    if as_json:
+        passes = [_limit_document(effects, table, effect) for table, effect in beyond.items()]
+        told = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
+        write_json(told | {"picture": picture, "steps": [_effect_document(effect) for effect in effects]})
+        return
+    _write_effects(effects)
+    for table, effect in beyond.items():
+        place = effects.index(effect)
+        change = f"{effect.kind} {effect.subject}".strip()
+        passes = f"{table} passes {max_bytes} bytes in ScyllaDB after line {place} ({change}): {effect.kept[table]}"
+        warn(passes, code="too-large")
+
+
+def _read_steps(file: str) -> list[RehearsalFileStep]:
+    from cdc_platform.importing import parse_rehearsal, read_rehearsal
+    from cdc_platform.storage import STANDARD_INPUT, read_standard_input
+
+    if file != "-":
+        return read_rehearsal(file)
+    return parse_rehearsal(read_standard_input(), STANDARD_INPUT)
+
+
+def _read_start(
+    session: CliSession, ring_file: str | None, shards: int | None, ignore_msb: int | None
+) -> tuple[RehearsalStart, Settings]:
+    from cdc_platform.lifecycle import start_from_lake, start_from_ring
+
+    if ring_file is None:
+        home = session.open_home()
+        warn_if_topology_changing(session.lake())
+        return start_from_lake(session.lake(), session.clock.now_ms()), home.settings
+    from cdc_platform.home import home_exists
+    from cdc_platform.importing import read_ring_snapshot
+    from cdc_platform.ring import Ring
+    from cdc_platform.settings import Settings
+
+    # A ring from a file needs no home; where there is one its settings hold.
+    settings = session.open_home().settings if home_exists(session.home) else Settings()
+    ring = Ring.of(read_ring_snapshot(ring_file, shards, ignore_msb))
+    return start_from_ring(ring, session.clock.now_ms()), settings
+
+
+def _find_home_folder(session: CliSession) -> Path | None:
+    """The home's folder, None where there is no home: a ring from a file needs none."""
+    from cdc_platform.home import home_exists
+
+    return session.open_home().path if home_exists(session.home) else None
+
+
+def _check_plot_path(picture: str, home: Path | None) -> Path:
+    """Where the picture goes, checked before anything is played."""
+    path = Path(picture)
+    if path.suffix.lower() != ".png":
+        raise InputError(f"{picture}: the picture is a PNG; give it a name that ends in .png")
+    atomic.assert_path_free(path, home)
+    return path
+
+
+def _write_plot(target: Path, home: Path | None, effects: Sequence[StepEffect], max_bytes: int | None) -> None:
+    from cdc_platform.plots import RehearsalBar, plot_rehearsal
+
+    played = [
+        RehearsalBar(
+            effect.kept,
+            effect.made.num_streams if effect.made else 0,
+            effect.colocated.shard if effect.colocated else None,
+            effect.excess_ranges > 0,
+        )
+        for effect in effects
+    ]
+    with atomic.new_file(target, home=home) as draft:
+        draft.write_bytes(plot_rehearsal(played, max_bytes))
+
+
+def _limit_document(effects: Sequence[StepEffect], table: str, effect: StepEffect) -> dict[str, object]:
+    size = effect.kept[table]
+    line, step = effects.index(effect), effect.number
+    return {"table": table, "line": line, "step": step, "bytes": size, "bytes_in_scylladb": size}
+
+
+def _effect_document(effect: StepEffect) -> dict[str, object]:
+    made = effect.made and {
+        "id": effect.made.id.uuid,
+        "time": format_ms(effect.made.id.time_ms),
+        "format": effect.made.id.format,
+        "num_ranges": effect.made.num_ranges,
+        "num_streams": effect.made.num_streams,
+        "bytes": effect.made.bytes,
+        "bytes_in_scylladb": effect.made.bytes,
+        "changed_share": effect.made.changed_share,
+    }
+    return {
+        "step": effect.number,
+        "change": effect.kind,
+        "subject": effect.subject,
+        "at": format_ms(effect.at_ms),
+        "nodes": effect.nodes,
+        "tokens": effect.tokens,
+        "generation": made,
+        "findings": [{"condition": each.condition.value, "detail": each.detail} for each in effect.findings],
+        "excess_ranges": effect.excess_ranges,
+        "excess_streams": effect.excess_streams,
+        "vnode_colocation": effect.colocated and effect.colocated.vnode,
+        "shard_colocation": effect.colocated and effect.colocated.shard,
+        "risk_seconds": seconds_from_ms(effect.risk_ms),
+        "risk_share": effect.risk_share,
+        "tables": effect.kept,
+    }
+
+
+def _write_effects(effects: Sequence[StepEffect]) -> None:
+    tables = [table for table in effects[0].kept if any(effect.kept[table] for effect in effects)]
+    columns = ("", "change", ">nodes", ">ranges", "generation", ">streams", ">changed", ">excess", ">vnodes", ">shards")
+    columns += (">at risk", *(f">{_SHORT_NAMES[table.partition('.')[2]]}" for table in tables))
+    write_table("", columns, [_effect_row(place, effect, tables) for place, effect in enumerate(effects)])
+
+
+# In a table for people: the two formats of descriptions, and what readers get.
+_SHORT_NAMES = {
+    "cdc_generation_descriptions_v2": "descriptions",
+    "cdc_generation_descriptions": "descriptions (V1)",
+    "cdc_streams_descriptions_v2": "published",
+}
+
+
+def _effect_row(place: int, effect: StepEffect, tables: Sequence[str]) -> tuple[object, ...]:
+    made, colocated = effect.made, effect.colocated
+    what = f"{effect.kind} {effect.subject}".strip()
+    if effect.kind == "repair" and made is None:
+        what += " (not needed)"
+    return (
+        place,
+        what,
+        effect.nodes,
+        effect.tokens,
+        None if made is None else format_ms(made.id.time_ms),
+        None if made is None else made.num_streams,
+        None if made is None else _format_percent(made.changed_share),
+        effect.excess_ranges,
+        None if colocated is None else _format_percent(colocated.vnode),
+        None if colocated is None else _format_percent(colocated.shard),
+        f"{_format_percent(effect.risk_share)}, {seconds_from_ms(effect.risk_ms):g} s" if effect.risk_ms else None,
+        *(effect.kept[table] for table in tables),
+    )
+
+
+def _format_percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.3f}%"

@@ -1,0 +1,170 @@
+"""`cdc-platform repair`: check the latest generation against the ring and regenerate it if it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from cdc_platform.cli.next_steps import (
+    NextStep,
+    build_cluster_repair_steps,
+    build_next_step,
+    build_write_step,
+    write_result,
+)
+from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import format_ms
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+    from cdc_platform.generations import GenerationDamage
+    from cdc_platform.lifecycle import RepairCheck
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what is wrong; write nothing.")
+@click.option("--run", is_flag=True, help="Make the new generation at once: describe, audit, insert, publish.")
+@click.option(
+    "--strict/--no-strict", default=None, help="Repair for warnings too. [default: repair_strict of settings]"
+)
+@click.option("--from-description", is_flag=True, help="Make damaged rows of generations anew; asks for no generation.")
+@click.option("--node", type=click.UUID, metavar="HOST_ID", help="The node that makes it. [default: the first]")
+@json_option
+@pass_session
+@click.pass_context
+def repair(
+    ctx: click.Context,
+    session: CliSession,
+    dry_run: bool,
+    run: bool,
+    strict: bool | None,
+    from_description: bool,
+    node: UUID | None,
+    as_json: bool,
+) -> None:
+    """Check whether the latest generation still fits the ring, and ask for a new one where it does not.
+
+    Queued like a join, or made at once with --run. Calls at the same time make one generation. With --dry-run the
+    exit code is 1 where a repair is needed, and 0 where that cannot be told by the tables that were brought here.
+
+    With --from-description no generation is asked for: rows of generations whose files are damaged or gone are made
+    anew, the same to the last bit, since streams follow from the generation's UUID and the ring. The exit code is 1
+    where something stays damaged, with --dry-run where anything is.
+
+    \b
+    Example:
+      cdc-platform repair --dry-run
+      cdc-platform repair --run --strict
+      cdc-platform repair --from-description
+    """
+    if dry_run and run:
+        raise click.UsageError("--dry-run writes nothing and --run makes a generation; choose one")
+    if from_description:
+        if run or node is not None or strict is not None:
+            raise click.UsageError("--from-description makes no generation; of the other options it takes --dry-run")
+        ctx.exit(_restore_rows(session, dry_run=dry_run, as_json=as_json))
+    from cdc_platform.delta import JOIN_COMMANDS_LOCK, shared_lock
+    from cdc_platform.lifecycle import repair as repairing
+    from cdc_platform.lifecycle import steps
+
+    home = session.open_home()
+    lake = session.lake()
+    strict = home.settings.repair_strict if strict is None else strict
+    checkup = repairing.check_newest_generation(lake, strict=strict)
+    result = _check_document(checkup, strict)
+    # From before it is asked for: the sensor of an `up` beside this would make the generation as well.
+    with shared_lock(lake, JOIN_COMMANDS_LOCK) if run else nullcontext():
+        if not dry_run:
+            event = repairing.queue_needed_repair(lake, session.clock, checkup, node)
+            if event is None and run and checkup.latest is not None:
+                event = steps.find_unjudged_event(lake, checkup.latest.time_ms)
+            if event is not None:
+                result |= {"event_id": event.event_id, "generation_id": event.generation_id}
+            if event is not None and run:
+                result |= _run_repair(session, event.generation_id)
+    asked = "event_id" in result or (dry_run and checkup.needed)
+    left = _repair_next_steps(lake, checkup, strict) if asked and not run else []
+    write_result(result, lambda: _write_check(checkup, result), left, as_json=as_json)
+    if dry_run:
+        ctx.exit(int(checkup.needed))
+
+
+def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
+    """Make damaged rows anew, or say which those are; answers with the exit code."""
+    from cdc_platform.delta import assert_write_allowed, list_stray_checkpoint_pointers
+    from cdc_platform.lifecycle import restore
+    from cdc_platform.spark import get_task_runner
+
+    lake = session.lake()
+    if not dry_run:
+        assert_write_allowed(lake, "making rows of generations anew")
+        for pointer in list_stray_checkpoint_pointers(lake):
+            pointer.remove()
+    found = restore.find_damaged_generations(lake)
+    done, left = ([], found.rest) if dry_run else restore.restore_generations(get_task_runner(), lake, found)
+    made = [(what, None) for what in found.lacking] if dry_run else done
+    rows = [(what.table.full_name, what.entry.generation_id, what.slice, version) for what, version in made]
+    columns = ("table", "generation", "slice", "version")
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
+    title = "Rows that can be made anew" if dry_run else "Rows made anew"
+    ways = [build_next_step("repair", "--from-description")] if dry_run and rows else []
+    write_result(result, lambda: write_table(title, columns, rows), ways, as_json=as_json)
+    for line in left:
+        warn(line, code="stays-damaged")
+    return int(bool(left or (dry_run and rows)))
+
+
+def _repair_next_steps(lake: Lake, checkup: RepairCheck, strict: bool) -> list[NextStep]:
+    from cdc_platform.delta import get_mirrored_cluster
+
+    if get_mirrored_cluster(lake) is not None:
+        return [] if checkup.blocked_by else build_cluster_repair_steps(lake)
+    made = build_write_step(lake, "repair", "--run", *(["--strict"] if strict else []))
+    if not checkup.blocked_by:
+        return [made]
+    # What blocks it is a join that is not finished, or a node that only an import or an observation shows at rest.
+    return [build_next_step("bootstrap", "--list", why=checkup.blocked_by[0]), NextStep(made.command, "after that")]
+
+
+def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
+    from cdc_platform.lifecycle import run_join
+    from cdc_platform.spark import get_task_runner
+
+    home = session.open_home()
+    made = run_join(get_task_runner(), session.lake(), session.clock, home.settings, generation_id, door="repair --run")
+    return {"time": format_ms(made.time_ms), "num_ranges": made.num_ranges, "num_streams": made.num_streams}
+
+
+def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
+    latest = checkup.latest
+    return {
+        "needed": checkup.needed,
+        "reasons": _findings_document(checkup.reasons),
+        "warnings": _findings_document(checkup.warnings),
+        "strict": strict,
+        "blocked_by": checkup.blocked_by,
+        "cannot_tell": checkup.cannot_tell,
+        "latest": latest and {"id": latest.uuid, "time": format_ms(latest.time_ms), "format": latest.format},
+    }
+
+
+def _findings_document(findings: Sequence[GenerationDamage]) -> list[dict[str, str]]:
+    return [{"condition": each.condition.value, "detail": each.detail} for each in findings]
+
+
+def _write_check(checkup: RepairCheck, result: dict[str, object]) -> None:
+    needed: object = checkup.cannot_tell or checkup.needed
+    shown = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
+    made = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
+    write_facts([*shown.items(), *((name, result[name]) for name in made if name in result)])
+    kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
+    rows = [(kind, each.condition.value, each.detail) for kind, found in kinds for each in found]
+    if rows:
+        write_table("", ("", "condition", "detail"), rows)
+    for line in checkup.blocked_by:
+        warn(f"blocked: {line}", code="repair-blocked")

@@ -1,0 +1,127 @@
+"""`cdc-platform rewrite`: rewrite V1 streams tables into the current ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from cdc_platform.cli.next_steps import build_next_step, build_write_step, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import format_ms
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import RewriteResult
+    from cdc_platform.settings import Settings
+
+
+@click.command()
+@click.option("--node", "nodes", metavar="HOST_ID", type=click.UUID, multiple=True, help="Only for this node.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--again", is_flag=True, help="For nodes that are marked as rewritten as well.")
+@click.option("--clients", is_flag=True, help="Only say whether clients may switch to the new tables, and from when.")
+@json_option
+@pass_session
+@click.pass_context
+def rewrite(
+    ctx: click.Context,
+    session: CliSession,
+    nodes: tuple[UUID, ...],
+    dry_run: bool,
+    again: bool,
+    clients: bool,
+    as_json: bool,
+) -> None:
+    """Rewrite the generations of cdc_streams_descriptions into the tables that took its place.
+
+    For every node of the ring that is not marked as rewritten, or for those named with --node. Each timestamp is
+    listed with what becomes of it: rewrite, skip-too-old, skip-present or missing-data. With -v before the command
+    every step is told.
+
+    With --clients nothing is written, and the exit code is 1 where they may not, or not for all that there is.
+
+    \b
+    Example:
+      cdc-platform rewrite --dry-run
+      cdc-platform rewrite --clients
+      cdc-platform -v rewrite --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import rewrite as procedure
+
+    home = session.open_home()
+    if clients:
+        if nodes or dry_run or again:
+            raise click.UsageError("--clients only looks: leave --node, --dry-run and --again out")
+        ctx.exit(_write_client_readiness(Lake(home.lake), session, home.settings, as_json))
+    logger = logging.getLogger(procedure.__name__)
+    done = procedure.rewrite_streams_tables(
+        Lake(home.lake),
+        session.clock,
+        home.settings,
+        [str(node) for node in nodes] or None,
+        dry_run=dry_run,
+        again=again,
+        tell=logger.info,
+    )
+    if not done.decisions:
+        warn(done.ended, code="nothing-to-do")
+    for decision in done.missing:
+        warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
+    asked = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
+    left = [build_write_step(Lake(home.lake), "rewrite", *asked)] if dry_run and done.decisions else []
+    write_result(_decision_rows(done), lambda: _show_rewrite(done), left, as_json=as_json)
+
+
+def _show_rewrite(done: RewriteResult) -> None:
+    if done.decisions:
+        columns = ("time", "action", "reason")
+        write_table("V1 generations", columns, [[row[name] for name in columns] for row in _decision_rows(done)])
+    write_facts([("nodes", ", ".join(done.hosts)), ("marked as rewritten", ", ".join(done.marked) or None)])
+
+
+def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings, as_json: bool) -> int:
+    """Say whether clients may switch; 1 where they may not, or not for everything."""
+    from cdc_platform.lifecycle import rewrite
+
+    found = rewrite.check_client_readiness(lake, session.clock, settings)
+    since = None if found.from_ms is None else format_ms(found.from_ms)
+    answer = "yes" if found.may else f"for rows from {since} on" if since and not found.unmarked else "no"
+    told = {
+        "may_switch": found.may,
+        "from": since,
+        "old_table": found.has_old,
+        "nodes_not_marked": list(found.unmarked),
+        "lacking": [{"time": format_ms(each.time_ms), "reason": each.reason} for each in found.lacking],
+    }
+    marked = (
+        f"{len(found.unmarked)} nodes lack it: {', '.join(found.unmarked[:3])}"
+        if found.unmarked
+        else "every node has it"
+    )
+    facts: list[tuple[str, object]] = [
+        ("may clients switch", answer),
+        ("rows from", since and f"{since} on can be read by the new tables alone"),
+        ("old table", None if found.has_old else "there is none here: clients go by the new ones at once"),
+    ]
+    if found.has_old:
+        facts[2] = ("row `rewritten`", marked)
+
+    def show() -> None:
+        write_facts(facts)
+        for each in found.lacking:
+            click.echo(f"lacking: {format_ms(each.time_ms)}: {each.reason}")
+
+    write_result(told, show, [] if found.may else [build_next_step("rewrite", "--dry-run")], as_json=as_json)
+    return int(not found.may)
+
+
+def _decision_rows(done: RewriteResult) -> list[dict[str, object]]:
+    return [
+        {"time": format_ms(decision.time_ms), "action": decision.action, "reason": decision.reason}
+        for decision in done.decisions
+    ]

@@ -1,0 +1,179 @@
+"""`cdc-platform switch`: show two-phase switches, and acknowledge, commit or abort one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
+from cdc_platform.cli.output import format_optional_ms, json_option, write_facts, write_table
+from cdc_platform.cli.params import GENERATION
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Milliseconds
+
+if TYPE_CHECKING:
+    from cdc_platform.delta import Lake
+    from cdc_platform.generations import GenerationSwitch
+
+DECIDED_BY = "cdc-platform switch"
+"""What `decided_by` says of a decision made by hand."""
+
+
+@click.group()
+def switch() -> None:
+    """Look at the two-phase switches of generations, and decide one by hand.
+
+    With two_phase_switch = true in settings.toml a join prepares its generation, every node acknowledges it with a
+    lease, and then it is committed; after the deadline without all answers anybody may abort it.
+
+    \b
+    Example:
+      cdc-platform switch show
+      cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION, required=False)
+@json_option
+@pass_session
+def show(session: CliSession, generation: str | Milliseconds | None, as_json: bool) -> None:
+    """Show the switch to GENERATION (its UUID or, once committed, its time); without one list all, newest first.
+
+    \b
+    Example:
+      cdc-platform switch show --json
+    """
+    from cdc_platform.metastore import switches
+
+    lake = session.lake()
+    if generation is not None:
+        _write_switch(lake, switches.find_switch(lake, session.named(generation)), as_json)
+        return
+    listed = switches.read_switches(lake)[::-1]
+    columns = ("generation", "phase", ">acknowledged", ">participants", "prepared", "deadline", "time")
+    rows = [
+        (
+            each.generation_id,
+            str(each.phase),
+            len(each.leases),
+            len(each.participants),
+            format_optional_ms(each.prepared_at_ms),
+            format_optional_ms(each.deadline_ms),
+            format_optional_ms(each.time_ms),
+        )
+        for each in listed
+    ]
+    left = [step for each in switches.read_unfinished_switches(lake) for step in _switch_next_steps(lake, each)]
+    told = [_switch_document(each) for each in listed]
+    write_result(told, lambda: write_table("Generation switches", columns, rows), left, as_json=as_json)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@click.option("--node", type=click.UUID, required=True, metavar="HOST_ID", help="The participant that acknowledges.")
+@json_option
+@pass_session
+def ack(session: CliSession, generation: str | Milliseconds, node: object, as_json: bool) -> None:
+    """Acknowledge GENERATION for one participant: read the whole of it, promise, and answer with the lease.
+
+    Acknowledging again changes nothing.
+
+    \b
+    Example:
+      cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+    from cdc_platform.lifecycle import switch
+    from cdc_platform.metastore import switches
+
+    home, lake = session.open_home(), session.lake()
+    generation_id = switches.find_switch(lake, session.named(generation)).generation_id
+    done = switch.acknowledge_switch(lake, session.clock, home.settings, generation_id, [str(node)])
+    _write_switch(lake, done, as_json)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@json_option
+@pass_session
+def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
+    """Commit the switch to GENERATION: all have acknowledged; its time is the last lease end and the margin.
+
+    The generation is entered under its time, and its node keeps its ID; the join then publishes it as always.
+
+    \b
+    Example:
+      cdc-platform switch commit 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
+    """
+    from cdc_platform.delta import get_verified_lake
+    from cdc_platform.lifecycle import JoinContext, run_introduce_step, switch
+    from cdc_platform.metastore import switches
+    from cdc_platform.spark import get_task_runner
+
+    home, lake = session.open_home(), session.lake()
+    deciding = get_verified_lake(lake, switch.COMMIT_STEP)
+    generation_id = switches.find_switch(deciding, session.named(generation)).generation_id
+    done = switch.commit_switch(deciding, session.clock, home.settings, generation_id, DECIDED_BY)
+    run_introduce_step(
+        JoinContext(lake, session.clock, home.settings, generation_id, get_task_runner(), "switch commit")
+    )
+    _write_switch(lake, done, as_json)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@json_option
+@pass_session
+def abort(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
+    """Abort the switch to GENERATION: its deadline has passed and answers are missing. The old generation goes on.
+
+    \b
+    Example:
+      cdc-platform switch abort 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
+    """
+    from cdc_platform.delta import get_verified_lake
+    from cdc_platform.lifecycle import switch
+    from cdc_platform.metastore import switches
+
+    lake = session.lake()
+    deciding = get_verified_lake(lake, switch.ABORT_STEP)
+    generation_id = switches.find_switch(deciding, session.named(generation)).generation_id
+    _write_switch(lake, switch.abort_switch(deciding, session.clock, generation_id, DECIDED_BY), as_json)
+
+
+def _switch_document(switch: GenerationSwitch) -> dict[str, object]:
+    return {
+        "generation_id": switch.generation_id,
+        "phase": str(switch.phase),
+        "time": format_optional_ms(switch.time_ms),
+        "initiator": switch.initiator,
+        "participants": list(switch.participants),
+        "acknowledged": [{"host_id": host, "lease_end": format_optional_ms(end)} for host, end in switch.leases],
+        "missing": list(switch.missing),
+        "prepared_at": format_optional_ms(switch.prepared_at_ms),
+        "deadline": format_optional_ms(switch.deadline_ms),
+        "decided_at": format_optional_ms(switch.decided_at_ms),
+        "decided_by": switch.decided_by,
+    }
+
+
+def _write_switch(lake: Lake, switch: GenerationSwitch, as_json: bool) -> None:
+    facts = _switch_document(switch)
+    leases = ", ".join(f"{host} (lease until {format_optional_ms(end)})" for host, end in switch.leases)
+    hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
+    shown = facts | hosts | {"acknowledged": leases or None}
+    write_result(facts, lambda: write_facts(shown.items()), _switch_next_steps(lake, switch), as_json=as_json)
+
+
+def _switch_next_steps(lake: Lake, switch: GenerationSwitch) -> list[NextStep]:
+    """What goes on with a switch: an answer that is missing, its decision, or the join that it is part of."""
+    from cdc_platform.generations import SwitchPhase
+    from cdc_platform.metastore import read_join_progress
+
+    if switch.phase is SwitchPhase.PREPARING and switch.missing:
+        return [build_next_step("switch", "ack", switch.generation_id, "--node", switch.missing[0])]
+    if switch.phase is SwitchPhase.PREPARING:
+        return [build_next_step("switch", "commit", switch.generation_id)]
+    joins = [each for each in read_join_progress(lake) if each.generation_id == switch.generation_id and each.is_open]
+    return [build_next_step(*each.ends) for each in joins]

@@ -1,0 +1,239 @@
+"""`cdc-platform tables`: register, alter and list CDC-enabled tables with the TTL of their log rows."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.params import CREATION_TIME, GENERATION_TIME, NOW, TABLE_NAME, TTL
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Milliseconds, format_us
+from cdc_platform.delta import allow_mirror_writes, allow_writes
+
+if TYPE_CHECKING:
+    from cdc_platform.metastore import CdcTable
+
+_created_at_option = click.option(
+    "--created-at", type=CREATION_TIME, metavar="TIME|now", help="When its log was created; not given: not known."
+)
+_ttl_since_option = click.option(
+    "--ttl-since", type=GENERATION_TIME, metavar="TIME", help="Since when its TTL is in force."
+)
+_ttl_option = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
+_QualifiedName = tuple[str, str]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--history", is_flag=True, help="Every change of every table, oldest first.")
+@json_option
+@pass_session
+@click.pass_context
+def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool) -> None:
+    """List the CDC-enabled tables with the TTL of their log rows.
+
+    A generation stays for as long as a row of it can be in a log, and a row lives for the TTL that it was written
+    with: so every change of a TTL is kept, and a lower one shortens nothing that is there already. What is not known
+    of a log counts as the worst case: one of unknown age is older than every generation, and under a TTL that is not
+    known rows never expire.
+
+    \b
+    Example:
+      cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
+      cdc-platform tables alter shop.orders --ttl 3600
+      cdc-platform tables --history
+    """
+    if ctx.invoked_subcommand is not None:
+        ctx.with_resource(allow_writes())  # what is told of the cluster is no building on it
+        if history or as_json:
+            raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
+        return
+    from cdc_platform.metastore import cdc_tables
+
+    lake = session.lake()
+    if history:
+        title = "Changes of CDC-enabled tables"
+        rows = [
+            {
+                "table": change.full_name,
+                "changed_at": format_us(change.changed_at_us),
+                "what": change.what,
+                "enabled": change.enabled,
+                "ttl_seconds": change.ttl_seconds,
+                "created_at": None if change.created_at_us is None else format_us(change.created_at_us),
+            }
+            for change in cdc_tables.read_table_changes(lake)
+        ]
+    else:
+        title = "CDC-enabled tables"
+        rows = [_table_document(table) for table in cdc_tables.read_cdc_tables(lake)]
+    from cdc_platform.cdclog import describe_gaps
+
+    for line in describe_gaps(lake):
+        warn(line, code="log-gap")
+    if as_json:
+        write_json(rows)
+        return
+    columns = ("table", "enabled", "ttl_seconds", "created_at", *(("what", "changed_at") if history else ()))
+    write_table(
+        title,
+        [f">{name}" if name == "ttl_seconds" else name for name in columns],
+        [[row[name] for name in columns] for row in rows],
+    )
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="How long log rows live; 0: for ever.")
+@_created_at_option
+@_ttl_since_option
+@json_option
+@pass_session
+def add(
+    session: CliSession,
+    table: _QualifiedName,
+    ttl: int,
+    created_at: Milliseconds | str | None,
+    ttl_since: Milliseconds | None,
+    as_json: bool,
+) -> None:
+    """Tell of TABLE (keyspace.table), whose writes go to a CDC log. The same twice is one table.
+
+    The TTL is in force since --ttl-since, or else since --created-at. Without either it is known from now on alone:
+    the log may be older than every generation, and its rows may never expire, so that every generation stays.
+
+    \b
+    Example:
+      cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
+      cdc-platform tables add shop.orders --ttl 86400 --created-at now
+      cdc-platform tables add shop.orders --ttl 86400
+    """
+    from cdc_platform.delta import Lake
+    from cdc_platform.metastore import cdc_tables
+
+    with session.making_home() as home:
+        added = cdc_tables.add_cdc_table(
+            Lake(home.lake),
+            session.clock,
+            *table,
+            ttl_seconds=ttl,
+            created_at_ms=None if isinstance(created_at, str) else created_at,
+            created_now=created_at == NOW,
+            ttl_since_ms=ttl_since,
+        )
+    _write_table_facts(added, as_json)
+
+
+@tables.command()
+@json_option
+@pass_session
+def none(session: CliSession, as_json: bool) -> None:
+    """Say that no table has a CDC log, so that expiry and growth stop asking. One that is added later has one.
+
+    \b
+    Example:
+      cdc-platform tables none
+    """
+    from cdc_platform.delta import Lake
+    from cdc_platform.metastore import cdc_tables
+
+    with session.making_home() as home:
+        cdc_tables.declare_no_cdc_tables(Lake(home.lake))
+    told = {"tables": 0}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@_ttl_option
+@click.option("--enabled/--disabled", default=None, help="Whether new writes are logged.")
+@_created_at_option
+@_ttl_since_option
+@json_option
+@pass_session
+def alter(
+    session: CliSession,
+    table: _QualifiedName,
+    ttl: int | None,
+    enabled: bool | None,
+    created_at: Milliseconds | str | None,
+    ttl_since: Milliseconds | None,
+    as_json: bool,
+) -> None:
+    """Change the TTL of TABLE from now on, or turn its CDC on or off. Rows that are there keep their TTL.
+
+    --created-at and --ttl-since state what is not known of the log: when it was created, and since when the TTL is in
+    force. In the home of a live cluster these two alone are allowed; all else is seen in the cluster.
+
+    \b
+    Example:
+      cdc-platform tables alter shop.orders --ttl 3600
+      cdc-platform tables alter shop.orders --disabled
+      cdc-platform tables alter shop.orders --created-at 2026-01-31T12:00:00Z --ttl-since 2026-01-31T12:00:00Z
+    """
+    from cdc_platform.metastore import cdc_tables
+
+    if ttl is None and enabled is None and created_at is None and ttl_since is None:
+        raise click.UsageError(
+            "say what to change: --ttl SECONDS, --enabled or --disabled; or state what is not known: --created-at TIME,"
+            " --ttl-since TIME"
+        )
+    created_ms = session.clock.now_ms() if isinstance(created_at, str) else created_at
+    with allow_mirror_writes() if ttl is None and enabled is None else nullcontext():
+        altered = cdc_tables.alter_cdc_table(
+            session.lake(),
+            session.clock,
+            *table,
+            ttl_seconds=ttl,
+            enabled=enabled,
+            created_at_ms=created_ms,
+            ttl_since_ms=ttl_since,
+        )
+    _write_table_facts(altered, as_json)
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@json_option
+@pass_session
+def drop(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
+    """Note that TABLE's log was dropped, with all of its rows: it holds no generation any more.
+
+    The stream sets of a tablet-based table go with it.
+
+    \b
+    Example:
+      cdc-platform tables drop shop.orders
+    """
+    from cdc_platform.lifecycle import tablets
+
+    tablets.drop_table_log(session.lake(), session.clock, *table)
+    told = {"table": ".".join(table), "dropped": True}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
+
+
+def _table_document(table: CdcTable) -> dict[str, object]:
+    return {
+        "keyspace_name": table.keyspace_name,
+        "table_name": table.table_name,
+        "table": table.full_name,
+        "enabled": table.enabled,
+        "ttl_seconds": table.ttl_seconds,
+        "created_at": format_optional_ms(table.created_at_ms),
+        "ddl": table.ddl,
+    }
+
+
+def _write_table_facts(table: CdcTable, as_json: bool) -> None:
+    if as_json:
+        write_json(_table_document(table))
+    else:
+        write_facts((name, value) for name, value in _table_document(table).items() if value is not None)

@@ -1,0 +1,330 @@
+"""`cdc-platform tablets`: create, split, merge, show and garbage-collect stream sets of tablet-based tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.cli.next_steps import NextStep, build_next_step, build_write_step, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.params import TABLE_NAME, TTL
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Milliseconds, format_ms, format_us
+from cdc_platform.cql import format_table_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import TabletCollection
+    from cdc_platform.metastore import StreamSetChange, TabletLayoutChange
+
+_QualifiedName = tuple[str, str]
+# As generations.tablets has it; written down here because the command line is ready before numpy is loaded.
+_TABLET_COUNT = click.IntRange(1, 1 << 20)
+_count_option = click.option("--count", type=_TABLET_COUNT, required=True, help="How many tablets there are to be.")
+
+
+@click.group()
+def tablets() -> None:
+    """Stream sets of tablet-based tables: one stream a tablet, a new set with every split and merge.
+
+    \b
+    Example:
+      cdc-platform tablets create shop.orders --count 2
+      cdc-platform tablets split shop.orders --count 4
+      cdc-platform tablets show shop.orders --json
+    """
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--count", type=_TABLET_COUNT, help="This many tablets of one size.")
+@click.option("--ends", metavar="FILE", help="Tablets with the last tokens in FILE, a JSON list; - is standard input.")
+@click.option("--ttl", type=TTL, metavar="SECONDS", help="TTL of a new log. [default: 86400]")
+@json_option
+@pass_session
+def create(
+    session: CliSession, table: _QualifiedName, count: int | None, ends: str | None, ttl: int | None, as_json: bool
+) -> None:
+    """Give TABLE (keyspace.table) its first stream set. It operates at once.
+
+    Without --count and --ends: a log that was dropped is made anew, for the tablets that the table had.
+
+    \b
+    Example:
+      cdc-platform tablets create shop.orders --count 8 --ttl 3600
+    """
+    if count is not None and ends is not None:
+        raise click.UsageError("name either --count or --ends")
+    from cdc_platform.delta import Lake
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    tokens = None if count is None and ends is None else _read_ends(count, ends, table)
+    home = session.open_home(create=tokens is not None)
+    lake = Lake(home.lake)
+    tokens = _ends_before_drop(lake, table) if tokens is None else tokens
+    _show_change(
+        lifecycle.create_tablets(lake, session.clock, home.settings, *table, tokens, ttl_seconds=ttl), table, as_json
+    )
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@_count_option
+@json_option
+@pass_session
+def split(session: CliSession, table: _QualifiedName, count: int, as_json: bool) -> None:
+    """Split the tablets of TABLE to COUNT: each is halved, and halved again, or all are of one size.
+
+    \b
+    Example:
+      cdc-platform tablets split shop.orders --count 16
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _apply_change(session, table, as_json, lifecycle.split_tablets, count)
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@_count_option
+@json_option
+@pass_session
+def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool) -> None:
+    """Merge the tablets of TABLE to COUNT: neighbours are joined, or all are of one size.
+
+    \b
+    Example:
+      cdc-platform tablets merge shop.orders --count 4
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _apply_change(session, table, as_json, lifecycle.merge_tablets, count)
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--ends", metavar="FILE", required=True, help="The last tokens, a JSON list; - is standard input.")
+@json_option
+@pass_session
+def resize(session: CliSession, table: _QualifiedName, ends: str, as_json: bool) -> None:
+    """Give TABLE other tablets, of which the last tokens are in a file.
+
+    \b
+    Example:
+      cdc-platform tablets resize shop.orders --ends tokens.json
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _apply_change(session, table, as_json, lifecycle.resize_tablets, _read_ends(None, ends, table))
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@json_option
+@pass_session
+def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
+    """Show the stream sets of TABLE, newest first, and what each closed and opened; streams in ring order.
+
+    \b
+    Example:
+      cdc-platform tablets show shop.orders --json
+    """
+    from cdc_platform.metastore import tablets
+
+    sets = tablets.read_stream_set_changes(session.lake(), *table)[::-1]
+    if as_json:
+        write_json(
+            [
+                {
+                    "timestamp": format_ms(each.timestamp_ms),
+                    "current": _format_stream_ids(each.current),
+                    "closed": _format_stream_ids(each.closed),
+                    "opened": _format_stream_ids(each.opened),
+                }
+                for each in sets
+            ]
+        )
+    else:
+        _show_sets(".".join(table), sets, session.clock.now_ms())
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME, required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--ttl", type=TTL, metavar="SECONDS", help="With --dry-run: as if that were the TTL from now on.")
+@json_option
+@pass_session
+def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: int | None, as_json: bool) -> None:
+    """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
+
+    A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
+    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it. Tables that do not hold
+    what their commits put there decide nothing, nor does a clock that is ahead of the machine's by more than the
+    grace time (expiry_grace_ms): the command is refused. A set that a consumer has
+    not read to its end stays, and that is said; a consumer that will never come back is taken out with
+    `consumers forget`.
+
+    \b
+    Example:
+      cdc-platform tablets gc --dry-run
+      cdc-platform tablets gc shop.orders --dry-run --ttl 3600
+    """
+    if ttl is not None and not dry_run:
+        raise click.UsageError("--ttl goes with --dry-run: to change it say so with `tables alter KS.T --ttl`")
+    from cdc_platform.delta import get_verified_lake
+    from cdc_platform.lifecycle import tablets
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    lake, grace_ms = (
+        get_verified_lake(session.lake(), tablets.COLLECTION_STEP),
+        session.open_home().settings.expiry_grace_ms,
+    )
+    if table is not None:
+        tablets.plan_tablet_collection(
+            lake, session.clock, *table
+        )  # so that a wrong name is refused before anything is written
+    if not dry_run:
+        lifecycle.finish_tablet_changes(lake, session.clock)
+    names = _known_tables(lake) if table is None else [table]
+    planned = [
+        tablets.plan_tablet_collection(lake, session.clock, *name, ttl_seconds=ttl)
+        if dry_run
+        else tablets.collect_tablet_sets(lake, session.clock, *name, grace_ms=grace_ms)
+        for name in names
+    ]
+    left = _gc_next_steps(lake, planned, table, ttl) if dry_run else []
+    _show_collections(planned, dry_run, left, as_json)
+
+
+def _gc_next_steps(
+    lake: Lake, planned: list[TabletCollection], table: _QualifiedName | None, ttl: int | None
+) -> list[NextStep]:
+    """What a plan asks for that was only shown: under another TTL that one first."""
+    going = [format_table_name(each.keyspace, each.table) for each in planned if each.removed_ms]
+    named = [] if table is None else [format_table_name(*table)]
+    alter = [build_next_step("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
+    return [*alter, build_write_step(lake, "tablets", "gc", *named)] if going else []
+
+
+def _apply_change(
+    session: CliSession, table: _QualifiedName, as_json: bool, change: Callable[..., TabletLayoutChange], wanted: Any
+) -> None:
+    from cdc_platform.delta import Lake
+
+    home = session.open_home()
+    _show_change(change(Lake(home.lake), session.clock, home.settings, *table, wanted), table, as_json)
+
+
+def _read_ends(count: int | None, file: str | None, table: _QualifiedName) -> np.ndarray:
+    from cdc_platform.generations import check_tablet_ends, uniform_tablet_ends
+    from cdc_platform.importing import parse_tablet_ends, read_tablet_ends
+    from cdc_platform.storage import STANDARD_INPUT, read_standard_input
+
+    if count is not None:
+        return uniform_tablet_ends(count)
+    assert file is not None
+    if file != "-":
+        return check_tablet_ends(read_tablet_ends(file), ".".join(table))
+    return check_tablet_ends(parse_tablet_ends(read_standard_input(), STANDARD_INPUT), ".".join(table))
+
+
+def _ends_before_drop(lake: Lake, table: _QualifiedName) -> np.ndarray:
+    from cdc_platform.metastore import read_newest_layout
+
+    newest = read_newest_layout(lake, *table)
+    if newest is None:
+        raise click.UsageError("name --count or --ends; the tablets of this table were never known")
+    return newest.last_tokens
+
+
+def _show_change(change: TabletLayoutChange, table: _QualifiedName, as_json: bool) -> None:
+    time = change.layout.timestamp_ms
+    told: dict[str, Any] = {
+        "table": ".".join(table),
+        "timestamp": None if time is None else format_ms(time),
+        "tablets": len(change.layout.last_tokens),
+        "changed": change.changed,
+    }
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
+
+
+def _show_sets(name: str, sets: list[StreamSetChange], now_ms: Milliseconds) -> None:
+    started = [each.timestamp_ms for each in sets if each.timestamp_ms <= now_ms]
+    rows = [
+        (
+            format_ms(each.timestamp_ms),
+            len(each.current),
+            len(each.closed),
+            len(each.opened),
+            each.timestamp_ms == max(started, default=None),
+        )
+        for each in sets
+    ]
+    write_table(f"Stream sets of {name}", ("timestamp", ">current", ">closed", ">opened", "operating"), rows)
+    from cdc_platform.generations import get_stream_tokens
+
+    newest = sets[0]
+    streams = zip(get_stream_tokens(newest.current).tolist(), _format_stream_ids(newest.current), strict=True)
+    write_table(f"Streams from {format_ms(newest.timestamp_ms)} on", (">last token", "stream_id"), streams)
+
+
+def _show_collections(planned: list[TabletCollection], dry_run: bool, left: list[NextStep], as_json: bool) -> None:
+    rows = [
+        {
+            "table": each.full_name,
+            "ttl_seconds": each.ttl_seconds,
+            "base": format_ms(each.base_ms),
+            "removed": [format_ms(time) for time in each.removed_ms],
+            "at_risk": [format_ms(time) for time in each.at_risk_ms],
+            "held_back": [
+                {
+                    "consumer": held.consumer.name,
+                    "position": format_us(held.consumer.position_us),
+                    "sets": [format_ms(time) for time in held.sets_ms],
+                }
+                for held in each.held_back
+            ],
+        }
+        for each in planned
+    ]
+    for each in planned:
+        if each.at_risk_ms:
+            warn(
+                f"{each.full_name}: rows of {len(each.at_risk_ms)} stream sets "
+                f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written",
+                code="rows-at-risk",
+            )
+        for held in each.held_back:
+            warn(str(held), code="held-back")
+    columns = ("table", ">ttl_seconds", "base", ">would go" if dry_run else ">removed")
+    shown = [
+        (row["table"], row["ttl_seconds"], row["base"], len(each.removed_ms))
+        for row, each in zip(rows, planned, strict=True)
+    ]
+    write_result(rows, lambda: write_table("Stream sets of tablets", columns, shown), left, as_json=as_json)
+
+
+def _known_tables(lake: Lake) -> list[_QualifiedName]:
+    """The tables with stream sets whose TTL is known; a remark names the others."""
+    from cdc_platform.delta import choose_remedy
+    from cdc_platform.metastore import cdc_tables, tablets
+
+    known = {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)}
+    names = tablets.read_tables_with_stream_sets(lake)
+    for keyspace, table in names:
+        if (keyspace, table) not in known:
+            do = choose_remedy(lake, f"cdc-platform tables add {keyspace}.{table}")
+            warn(f"{keyspace}.{table} is left alone: its TTL is not known; {do}", code="ttl-unknown")
+    return [name for name in names if name in known]
+
+
+def _format_stream_ids(ids: np.ndarray) -> list[str]:
+    digits = ids.tobytes().hex()
+    return ["0x" + digits[start : start + 32] for start in range(0, len(digits), 32)]

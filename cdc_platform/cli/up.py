@@ -1,0 +1,155 @@
+"""`cdc-platform up`: run a Spark Connect server, Dagster's UI and its daemon on loopback until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.cli.output import json_option, write_facts, write_json
+from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.home import Home, make_private_folder
+from cdc_platform.instance_lock import InstanceLock, lock_home_exclusively
+from cdc_platform.processes import Supervisor, supervise
+from cdc_platform.server import LOOPBACK, PublicUrl, UiAddresses, listen_on_loopback, parse_public_url
+from cdc_platform.storage import atomic
+
+if TYPE_CHECKING:
+    from cdc_platform.storage import StoreLease
+
+DEFAULT_PORT = 3000
+START_SECONDS = 180
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of the UI, 0 for any. [default: 3000, or any if it is taken]"
+)
+@click.option("--public-url", help="Address of a proxy in front of the UI, as https://HOST/PATH; others are refused.")
+@click.option("--read-only", is_flag=True, help="Nothing can be changed in the UI: for those who only look.")
+@json_option
+@pass_session
+def up(session: CliSession, port: int | None, public_url: str | None, read_only: bool, as_json: bool) -> None:
+    """Start a warm Spark Connect server, the Dagster UI and its daemon; Ctrl-C ends all three.
+
+    Prints a link to the UI when all of them answer; the link has a token in it, and without that nobody is let in.
+    Spark is started again if it dies, and sleeps when nobody has wanted it for a quarter of an hour (spark_sleep_ms
+    in settings.toml) until somebody does; if one of the others dies all end, with exit code 1. Everything listens
+    on 127.0.0.1 only, and serves only you: docs/trust.md.
+
+    \b
+    Example:
+      cdc-platform up
+      cdc-platform --home /tmp/rehearsal up --port 0
+      cdc-platform up --public-url https://dagster.example.com --read-only
+    """
+    public = parse_public_url(public_url) if public_url else None
+    home = session.open_home(create=True)
+    _refuse_world_writable_home(home)
+    with (
+        lock_home_exclusively(home) as held,
+        _hold_store_lease(home) as lease,
+        _open_port(port) as bound,
+        supervise() as supervisor,
+    ):
+        parts = _start_services(supervisor, session, home, held, bound, public, read_only, quiet=as_json)
+        if as_json:
+            write_json(parts)
+        else:
+            write_facts([(name.replace("_", " "), value) for name, value in parts.items()])
+            click.echo("Ctrl-C ends all of it")
+        supervisor.await_end(lambda: lease and lease.assert_had(f"home {home.name} is up"))
+    if not as_json:
+        click.echo("all ended")
+
+
+def _hold_store_lease(home: Home) -> AbstractContextManager[StoreLease | None]:
+    """A home in a store is held against other machines by a lease there; a folder by its locks alone."""
+    from cdc_platform.storage import ObjectStorePath, acquire_lease, parse_path
+
+    place = parse_path(home.name) / "up.lease.json"
+    return acquire_lease(place, f"home {home.name} is up") if isinstance(place, ObjectStorePath) else nullcontext()
+
+
+def _start_services(
+    supervisor: Supervisor,
+    session: CliSession,
+    home: Home,
+    held: InstanceLock,
+    bound: socket.socket,
+    public: PublicUrl | None,
+    read_only: bool,
+    *,
+    quiet: bool,
+) -> dict[str, object]:
+    """Start all of it and wait until it answers; what a person is told then."""
+    from cdc_platform.server import UpServices, generate_token
+    from cdc_platform.spark import LOG_VARIABLE, find_java, get_jars
+
+    find_java()
+    get_jars()
+    if not quiet:
+        click.echo("starting Spark, the Dagster UI and its daemon ...")
+    names = UiAddresses(bound.getsockname()[1], public)
+    parts = UpServices(home, held, session.clock, names, read_only, generate_token())
+    make_private_folder(parts.logs)
+    atomic.write_text_atomically(parts.token_file, parts.token, mode=atomic.OWNER_ONLY_MODE)
+    parts.spark_file.withdraw()
+    for service in parts.services(bound):
+        supervisor.start(service)
+    bound.close()  # only the UI listens from now on: when it dies, nobody waits for an answer
+    log = parts.logs / "spark.log"
+    log.unlink(missing_ok=True)
+    os.environ[LOG_VARIABLE] = str(log)
+    # Spark last: it waits for itself, and the others come up meanwhile.
+    server = parts.connect_server()
+    supervisor.adopt(
+        "the Spark Connect server",
+        log,
+        server,
+        lambda: parts.start_spark(server),
+        told=lambda text: click.echo(text, err=True),
+        needed=parts.sleeping(server).needed,
+    )
+    supervisor.await_answers(START_SECONDS)
+    held.note([os.getpid(), *supervisor.pids])
+    return {
+        "url": names.url,
+        "link": parts.link,
+        "token_file": parts.token_file,
+        "spark": server.remote,
+        "spark_file": parts.spark_file.path,
+        "home": home.name,
+        "logs": parts.logs,
+    }
+
+
+def _refuse_world_writable_home(home: Home) -> None:
+    """Whoever can write into a home can have code run by whoever brings it up.
+
+    Raises:
+        EnvironmentProblem: that is everybody on this machine.
+    """
+    if home.path.stat().st_mode & 0o002:
+        raise EnvironmentProblem(
+            f"everybody on this machine can write into home {home.path}, and what is in it is run in your name; "
+            f"close it with chmod 700 {home.path}"
+        )
+
+
+def _open_port(wanted: int | None) -> socket.socket:
+    """A socket that listens at the port that is asked for; without one at the default, or any where that is taken.
+
+    Raises:
+        InputError: the port that is asked for is taken.
+    """
+    try:
+        return listen_on_loopback(DEFAULT_PORT if wanted is None else wanted)
+    except OSError:
+        if wanted is None:
+            return listen_on_loopback(0)
+        raise InputError(f"port {wanted} of {LOOPBACK} is taken; name another with --port, or 0 for any") from None

@@ -1,0 +1,372 @@
+"""Lightweight transactions: conditions behind IF, the rows they read, whether they hold, and the result rows.
+
+The rules are those of ScyllaDB 2026: the row that a statement reads (cql3/statements/cas_request.cc, find_old_row;
+cql3/update_parameters.cc), null (cql3/expr/expression.cc, null_handling_style::lwt_nulls), and the statements that
+may have conditions (cql3/statements/modification_statement.cc, validate_where_clause_for_conditions).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_platform.cql import ast as s
+from cdc_platform.cql.literals import ExecutionContext, element_from_term, value_from_term
+from cdc_platform.cql.mutation import KeyValues
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.table import LivePartition
+from cdc_platform.cql.types import INT, CqlType, ListType, MapType, SetType, UserType, Value
+from cdc_platform.cql.where import RowSelection, select_rows
+from cdc_platform.errors import InputError
+
+APPLIED_COLUMN = "[applied]"
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": lambda one, other: one < other,
+    "<=": lambda one, other: one <= other,
+    ">": lambda one, other: one > other,
+    ">=": lambda one, other: one >= other,
+}
+
+
+@dataclass(frozen=True)
+class ConditionalWrite:
+    """One write of a conditional statement: what it asks, and where.
+
+    `key` is the clustering key of the first row that it names, () where it names none in full. `reads` are the rows
+    that ScyllaDB reads for it: keys, or None for whatever the partition holds, as for a range.
+    """
+
+    condition: s.IfCondition | None
+    key: KeyValues
+    names_rows: bool
+    reads: frozenset[KeyValues] | None
+    needs_elements: bool
+
+
+@dataclass(frozen=True)
+class LwtResult:
+    """Whether a conditional statement is applied, and the rows that the client gets: columns by name, in order."""
+
+    applied: bool
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Value | None], ...]
+
+    def json(self) -> list[dict[str, object]]:
+        """The rows as JSON has them."""
+        return [
+            {APPLIED_COLUMN: self.applied}
+            | {column.name: column.type.json(row.get(column.name)) for column in self.columns}
+            for row in self.rows
+        ]
+
+
+_RowValues = dict[str, Value]
+
+
+def _check_condition_columns(schema: TableSchema, condition: s.IfCondition | None) -> None:
+    """Hold that the columns of an IF can be asked; raises InputError, NotFound."""
+    for comparison in () if condition is None or isinstance(condition, str) else condition:
+        column = schema.column(comparison.target.column)
+        if column.is_key:
+            raise InputError(f"PRIMARY KEY column '{column.name}' cannot have IF conditions")
+        if isinstance(comparison.target, s.ColumnField):
+            raise InputError(
+                f"IF {column.name}.{comparison.target.field}: ScyllaDB's grammar has no conditions on fields"
+                " (cql3/Cql.g, columnCondition); compare the whole column"
+            )
+
+
+def _condition_reads(schema: TableSchema, condition: s.IfCondition | None, names_rows: bool) -> tuple[bool, bool]:
+    """Whether a condition asks static columns, and whether it asks rows (cql3: has_static_, has_regular_)."""
+    if condition is None:
+        return False, False
+    if isinstance(condition, str):
+        static = bool(schema.statics) and not names_rows
+        return static, not static
+    kinds = {schema.column(comparison.target.column).kind for comparison in condition}
+    return "static" in kinds, "regular" in kinds
+
+
+def evaluate_conditions(
+    schema: TableSchema,
+    partition: LivePartition,
+    asked: Sequence[ConditionalWrite],
+    moment: ExecutionContext,
+    *,
+    batch: bool,
+) -> LwtResult:
+    """Whether the writes of a statement, all to one partition, are applied, and the row that is told for each.
+
+    Raises:
+        InputError: a condition compares what cannot be compared.
+    """
+    read = _RowsRead(schema, partition, asked)
+    applied = all(_condition_holds(schema, read, one, moment) for one in asked if one.condition is not None)
+    columns = _result_columns(schema, asked, batch=batch)
+    return LwtResult(applied, columns, tuple(_result_row(schema, partition, read, one) for one in asked))
+
+
+class _RowsRead:
+    """The rows of the partition that ScyllaDB reads for a statement, and the static row beside them."""
+
+    def __init__(self, schema: TableSchema, partition: LivePartition, asked: Sequence[ConditionalWrite]) -> None:
+        static = partition.static()
+        keys = list(partition.keys())
+        wanted = [one.reads for one in asked if self._reads_rows(schema, one)]
+        if wanted:
+            several = frozenset[KeyValues]().union(*(each for each in wanted if each is not None))
+            keys = keys if None in wanted else [key for key in keys if key in several]
+        elif schema.clustering_key:
+            keys = keys[:1]
+        self.rows: dict[KeyValues, _RowValues] = {key: static | partition.row(key) for key in keys}
+        self.static: _RowValues | None = None
+        if schema.clustering_key and schema.statics and (self.rows or static):
+            self.static = static
+
+    @staticmethod
+    def _reads_rows(schema: TableSchema, one: ConditionalWrite) -> bool:
+        if one.condition is None:
+            return one.needs_elements
+        static, regular = _condition_reads(schema, one.condition, one.names_rows)
+        return regular or not static or one.needs_elements
+
+    def row(self, schema: TableSchema, one: ConditionalWrite) -> tuple[KeyValues, _RowValues] | None:
+        """The row that a write asks, with the key it is found under; () for the static row."""
+        if not schema.clustering_key:
+            return ((), self.rows[()]) if () in self.rows else None
+        if one.key in self.rows:
+            return one.key, self.rows[one.key]
+        if (not one.key or not isinstance(one.condition, str)) and self.static is not None:
+            return (), self.static
+        return None
+
+
+def _condition_holds(schema: TableSchema, read: _RowsRead, one: ConditionalWrite, moment: ExecutionContext) -> bool:
+    found = read.row(schema, one)
+    row = None if found is None else found[1]
+    static, regular = _condition_reads(schema, one.condition, one.names_rows)
+    if static and not regular and row is not None and not any(column.name in row for column in schema.statics):
+        row = None
+    if isinstance(one.condition, str):
+        return (row is not None) == (one.condition == "exists")
+    assert one.condition is not None
+    # Each is looked at: what cannot be compared is refused whatever the others come to.
+    held = [_comparison_holds(schema, row or {}, comparison, moment) for comparison in one.condition]
+    return all(held)
+
+
+def _result_columns(schema: TableSchema, asked: Iterable[ConditionalWrite], *, batch: bool) -> tuple[Column, ...]:
+    names: set[str] = set()
+    for one in asked:
+        if isinstance(one.condition, str):
+            return schema.selected
+        names |= {comparison.target.column for comparison in one.condition or ()}
+    return tuple(column for column in schema.selected if column.name in names or (batch and column.is_key))
+
+
+def _result_row(schema: TableSchema, partition: LivePartition, read: _RowsRead, one: ConditionalWrite) -> _RowValues:
+    """The row of the answer for one write; empty where there is none, since all of its columns are null then."""
+    found = read.row(schema, one)
+    if found is None:
+        return {}
+    key, row = found
+    keys = (*partition.state.partition_key, *key)
+    named = zip((*schema.partition_key, *schema.clustering_key), keys, strict=False)
+    return {column.name: value for column, value in named} | {
+        name: _base_table_value(schema.column(name).type, value) for name, value in row.items()
+    }
+
+
+def _base_table_value(kind: CqlType, value: Value) -> Value:
+    """A value of the log as the base table has it: of a list its values alone."""
+    return tuple(inner for _, inner in value) if isinstance(kind, ListType) and kind.multicell else value
+
+
+def _comparison_holds(
+    schema: TableSchema, row: _RowValues, comparison: s.ConditionComparison, moment: ExecutionContext
+) -> bool:
+    column = schema.column(comparison.target.column)
+    value = row.get(column.name)
+    value = None if value is None else _base_table_value(column.type, value)
+    try:
+        kind, mine = _left_operand(column.type, value, comparison.target, moment)
+        theirs = [_right_operand(kind, term, moment) for term in comparison.terms]
+        return _compare(kind, mine, comparison.operator, theirs)
+    except InputError as error:
+        raise InputError(f"IF {column.name}: {error}") from None
+
+
+def _left_operand(
+    kind: CqlType, value: Value | None, target: s.AssignmentTarget, moment: ExecutionContext
+) -> tuple[CqlType, Value | None]:
+    """The type and the value of what a condition asks: a column, or an element of it, null where there is none."""
+    if not isinstance(target, s.ColumnElement):
+        return kind, value
+    if isinstance(kind, MapType):
+        key = value_from_term(target.key, kind.key, moment)
+        order = kind.key.sort_key
+        found = (inner for name, inner in value or () if key is not None and order(name) == order(key))
+        return kind.value, next(found, None)
+    if isinstance(kind, ListType):
+        index = value_from_term(target.key, INT, moment)
+        elements = () if value is None else value
+        return kind.element, elements[index] if index is not None and 0 <= index < len(elements) else None
+    raise InputError(f"type {kind.cql} has no elements that a condition could name; compare the whole column")
+
+
+def _right_operand(kind: CqlType, term: s.Term, moment: ExecutionContext) -> Value | None:
+    """The value of a term; an empty collection that is not frozen is null, as it is in the table."""
+    if isinstance(kind, ListType | SetType) and isinstance(term, s.ListLiteral | s.SetLiteral):
+        for item in term.items:
+            element_from_term(item, kind.element, moment)
+    value = value_from_term(term, kind, moment)
+    return None if kind.multicell and not isinstance(kind, UserType) and value == () else value
+
+
+def _compare(kind: CqlType, mine: Value | None, operator: str, theirs: Sequence[Value | None]) -> bool:
+    if operator == "IN":
+        return any(_are_equal(kind, mine, each) for each in theirs)
+    (other,) = theirs
+    if operator == "LIKE":
+        return _matches_like(kind, mine, other)
+    if operator in ("=", "!="):
+        return _are_equal(kind, mine, other) == (operator == "=")
+    if not kind.comparable:
+        raise InputError(f"values of type {kind.cql} have no order; compare them with = or !=")
+    if other is None:
+        raise InputError(f'Invalid comparison with null for operator "{operator}"; compare with a value, or use =')
+    return mine is not None and _COMPARISONS[operator](kind.sort_key(mine), kind.sort_key(other))
+
+
+def _are_equal(kind: CqlType, one: Value | None, other: Value | None) -> bool:
+    """Whether two values are equal; null equals null."""
+    if one is None or other is None:
+        return one is None and other is None
+    return kind.sort_key(one) == kind.sort_key(other) if kind.comparable else kind.to_bytes(one) == kind.to_bytes(other)
+
+
+_MAX_PATTERN_CHARACTERS = 1 << 14
+"""Characters of a pattern of LIKE: a compiled one takes some hundred bytes for each."""
+
+
+def _matches_like(kind: CqlType, text: Value | None, pattern: Value | None) -> bool:
+    """Whether a text matches a pattern: `%` is any characters, `_` is one, and a backslash frees what is behind it.
+
+    As in utils/like_matcher.cc; each part between two `%` is looked for once, so that it takes no longer than that.
+    """
+    if kind.cql not in ("text", "ascii"):
+        raise InputError(f"LIKE is for texts, not for values of type {kind.cql}")
+    if text is None or pattern is None:
+        return False
+    if len(pattern) > _MAX_PATTERN_CHARACTERS:
+        raise InputError(f"a pattern of LIKE has {len(pattern)} characters; write at most {_MAX_PATTERN_CHARACTERS}")
+    segments = [""]
+    for part in re.findall(r"\\.|.", pattern, re.DOTALL):
+        if part == "%":
+            segments.append("")
+        else:
+            segments[-1] += "." if part == "_" else re.escape(part[-1])
+    first, *middle = segments
+    last = f".*{middle.pop()}" if middle else ""
+    return re.fullmatch(first + "".join(f"(?>.*?{each})" for each in middle) + last, text, re.DOTALL) is not None
+
+
+def get_written_rows(
+    schema: TableSchema, selection: RowSelection, columns: Sequence[Column], what: str, condition: s.IfCondition | None
+) -> Sequence[KeyValues]:
+    """The clustering keys of the rows whose columns are written; one empty key for the static row alone."""
+    static = all(column.kind == "static" for column in columns)
+    asks_rows = not isinstance(condition, str) and _condition_reads(schema, condition, not selection.is_whole)[1]
+    if static and not asks_rows:
+        if not selection.is_whole:
+            raise InputError(
+                f"{what} of static columns alone names a partition; leave the clustering columns of {schema.full_name}"
+                " out of WHERE"
+            )
+        return [()]
+    if selection.ranges or (selection.is_whole and schema.clustering_key):
+        names = ", ".join(column.name for column in schema.clustering_key)
+        raise InputError(f"{what} of columns names whole rows of {schema.full_name}; give {names} with = or IN")
+    return selection.rows
+
+
+def check_conditional_statement(body: s.WriteStatement | s.Batch, writes: Sequence[s.WriteStatement]) -> None:
+    """Hold that a statement with conditions says nothing that goes with none; raises InputError."""
+    if isinstance(body, s.Batch) and body.using.timestamp is not None:
+        raise InputError("Cannot provide custom timestamp for conditional BATCH; leave USING TIMESTAMP out")
+    for write in writes:
+        if write.condition is not None and write.using.timestamp is not None:
+            raise InputError("Cannot provide custom timestamp for conditional updates; leave USING TIMESTAMP out")
+
+
+def get_conditional_write(
+    schema: TableSchema, write: s.WriteStatement, moment: ExecutionContext
+) -> tuple[tuple[KeyValues, ...], ConditionalWrite]:
+    """The partitions that a write of a conditional statement names, and what it asks.
+
+    Raises:
+        InputError, NotFound: the write is not allowed with a condition.
+    """
+    if schema.has_counters:
+        raise InputError(f"Conditional updates are not supported on counter tables, as {schema.full_name} is one")
+    _check_condition_columns(schema, write.condition)
+    selection = select_rows(schema, _key_relations(schema, write), moment)
+    if write.condition is not None:
+        _check_rows_named(schema, write, selection)
+    names_rows = bool(schema.clustering_key) and not selection.is_whole
+    keys = selection.rows if schema.clustering_key else ((),)
+    asked = ConditionalWrite(
+        write.condition,
+        keys[0] if keys else (),
+        names_rows,
+        None if selection.ranges or (selection.is_whole and schema.clustering_key) else frozenset(keys),
+        _needs_elements(schema, write),
+    )
+    return selection.partitions, asked
+
+
+def _key_relations(schema: TableSchema, write: s.WriteStatement) -> Sequence[s.Relation]:
+    if not isinstance(write, s.Insert):
+        return write.where
+    named = dict(zip(write.columns, write.values, strict=False))
+    keys = (*schema.partition_key, *schema.clustering_key)
+    return [s.Relation((column.name,), "=", (named[column.name],)) for column in keys if column.name in named]
+
+
+def _check_rows_named(schema: TableSchema, write: s.WriteStatement, selection: RowSelection) -> None:
+    """Hold that a condition is asked of one row, or of a partition's static columns."""
+    what = "deletions" if isinstance(write, s.Delete) else "updates"
+    if len(selection.partitions) != 1:
+        raise InputError(f"IN on the partition key is not supported with conditional {what}; name one partition")
+    if len(selection.rows) > 1:
+        raise InputError(
+            f"IN on the clustering key columns is not supported with conditional {what}; name one row of"
+            f" {schema.full_name}"
+        )
+    if isinstance(write, s.Delete) and not selection.rows and schema.clustering_key:
+        columns = [schema.column(target.column) for target in write.targets]
+        if not columns or any(column.kind != "static" for column in columns):
+            raise InputError(
+                "DELETE statements must restrict all PRIMARY KEY columns with equality relations in order to delete"
+                f" non static columns of {schema.full_name} with IF"
+            )
+        if _condition_reads(schema, write.condition, not selection.is_whole)[1]:
+            raise InputError(
+                "DELETE statements must restrict all PRIMARY KEY columns with equality relations in order to use IF"
+                f" condition on non static columns of {schema.full_name}"
+            )
+
+
+def _needs_elements(schema: TableSchema, write: s.WriteStatement) -> bool:
+    """Whether the elements of a list are read for the write itself (cql3/lists.hh, requires_read)."""
+    if isinstance(write, s.Insert):
+        return False
+    if isinstance(write, s.Delete):
+        targets: list[s.AssignmentTarget] = [target for target in write.targets if isinstance(target, s.ColumnElement)]
+    else:
+        targets = [
+            each.target for each in write.assignments if isinstance(each.target, s.ColumnElement) or each.sign == "-"
+        ]
+    return any(isinstance(schema.column(target.column).type, ListType) for target in targets)

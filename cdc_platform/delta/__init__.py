@@ -1,0 +1,151 @@
+"""Delta Lake through deltalake, without a JVM. No other package imports deltalake.
+
+The package imports nothing here, so that light commands do not load pyarrow, deltalake or pyspark.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "access": (
+            "CLUSTERS_FOLDER",
+            "CLUSTER_CONNECTION_FILE",
+            "CLUSTER_IDENTITY_FILE",
+            "MIRROR_MARK_FILE",
+            "REPAIR_STREAMS_COMMAND",
+            "WRITE_TO_OBSERVED_OPTION",
+            "allow_mirror_writes",
+            "allow_writes",
+            "choose_remedy",
+            "describe_mirror",
+            "get_mirrored_cluster",
+            "get_registering_home",
+            "read_mirrored_cluster",
+        ),
+        "arrow": (
+            "binaries_from_buffer",
+            "composite_keys_to_arrow",
+            "compute",
+            "fixed_width_to_arrow",
+            "flatten_stream_lists",
+            "get_binary_buffers",
+            "stream_ids_to_arrow",
+            "stream_ids_to_numpy",
+            "stream_lists_to_arrow",
+            "to_int64_array",
+            "to_milliseconds",
+            "to_milliseconds_without_nulls",
+            "to_python_values",
+            "tokens_from_keys",
+            "uuids_to_text",
+        ),
+        "commit_info": (
+            "CommitAuthor",
+            "UNKNOWN_USER",
+            "commit_as",
+            "new_commit_info",
+        ),
+        "commit_retry": ("retry_on_conflict",),
+        "conform": (
+            "conform_rows",
+            "fill_columns",
+        ),
+        "errors": ("translate_errors",),
+        "file_cache": ("cache_file_reads",),
+        "files": (
+            "BoundedFile",
+            "DataFile",
+            "Filter",
+            "STATISTICS_ROUNDING_US",
+            "quote_column",
+        ),
+        "foreign_commits": (
+            "accept_commit",
+            "undo_commit",
+        ),
+        "hash_chain": (
+            "ChainStatus",
+            "HashChain",
+            "compare_hash_chain",
+            "read_hash_chain",
+        ),
+        "lake": (
+            "Lake",
+            "VERSION_RETENTION",
+        ),
+        "lake_copy": ("put_file",),
+        "locks": (
+            "IMPORTS_LOCK",
+            "JOINS_LOCK",
+            "JOIN_COMMANDS_LOCK",
+            "SCRIPTS_LOCK",
+            "TABLES_LOCK",
+            "exclusive",
+            "is_shared_lock_held",
+            "lake_lock",
+            "shared_lock",
+        ),
+        "observed_home": (
+            "assert_write_allowed",
+            "get_observed_status",
+            "lift_observed_mark",
+        ),
+        "provenance": (
+            "PartChange",
+            "PartSelector",
+            "find_last_change",
+        ),
+        "row_hash": (
+            "hash_keys",
+            "to_single_array",
+        ),
+        "snapshot": ("Snapshot",),
+        "table_usage": (
+            "track_commits",
+            "track_reads",
+        ),
+        "tasks": (
+            "Batches",
+            "FrameRows",
+            "IN_PROCESS_VARIABLE",
+            "TaskRows",
+            "TaskRunner",
+            "coalesce_batches",
+            "freeze_worker_heap",
+            "group_batches_by_key",
+            "read_file_batches",
+            "rows_from_files",
+        ),
+        "transaction_log": ("Commit",),
+        "verification": (
+            "ReadFailureCause",
+            "TableVerification",
+            "VerifiedRows",
+            "assert_tables_as_committed",
+            "find_first_cause",
+            "get_verified_rows",
+            "list_stray_checkpoint_pointers",
+            "verify_added_files_between",
+            "verify_tables",
+        ),
+        "verified_lake": ("get_verified_lake",),
+        "versions": (
+            "count_file_rows",
+            "list_files_added_since",
+            "list_files_at_version",
+            "list_stored_tables",
+            "read_changes_since",
+            "read_newest_versions",
+            "read_stored_file",
+            "read_stored_schema",
+        ),
+        "writer": (
+            "NO_TRANSACTION_NUMBERS",
+            "PartialReplacement",
+            "TransactionNumbers",
+        ),
+    },
+)

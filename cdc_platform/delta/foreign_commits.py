@@ -1,0 +1,266 @@
+"""Accept or undo a foreign commit of a table, with a reason.
+
+Accepting is a commit that changes no row and records the current digests of the affected partitions. Undoing is a
+commit that restores the version before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from cdc_platform.delta import files, row_hash, transaction_log, verification
+from cdc_platform.delta.commit_retry import retry_on_conflict
+from cdc_platform.delta.errors import translate_errors
+from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.lake_copy import put_file
+from cdc_platform.delta.transaction_log import Commit
+from cdc_platform.delta.verification import LAST_CHECKPOINT_FILE
+from cdc_platform.delta.versions import list_stored_tables
+from cdc_platform.errors import InputError, NotFound, StateError, UnknownTable
+from cdc_platform.storage import StoragePath, parse_path
+from cdc_platform.tables import Table
+
+MAX_REASON_LENGTH = 500
+"""Characters of a reason."""
+
+
+@dataclass(frozen=True)
+class AcceptedCommit:
+    """A foreign commit that is accepted: in which version that is said, and the slices that are taken as they are."""
+
+    table: str
+    version: int
+    said_in: int
+    slices: tuple[str, ...]
+    is_new: bool
+
+
+def accept_commit(lake: Lake, name: str, version: int, because: str) -> AcceptedCommit:
+    """Accept a foreign commit of a table; one that is accepted stays as it was said.
+
+    Slices that another foreign commit has changed as well, which nobody has accepted, are left for that one.
+
+    Raises:
+        NotFound: there is no such table or commit.
+        InputError: the commit is the platform's own, or from before there were envelopes, or changes nothing; or there
+            is no reason, or it is too long.
+        StateError: a file of the table is damaged.
+        ConflictError: other writers kept winning.
+    """
+    table = _find_table(lake, name, because)
+    return retry_on_conflict(
+        f"accepting version {version} of {name}", lambda: _accept_once(lake, table, version, because)
+    )
+
+
+@dataclass(frozen=True)
+class UndoneCommit:
+    """A foreign commit, and all behind it, that was taken back: to which version, and in which one that is recorded.
+
+    `moved`: the entries of the log that could not be read and were moved out of it, by where they lie now.
+    """
+
+    table: str
+    version: int
+    restored: int
+    said_in: int
+    moved: tuple[str, ...]
+
+
+def undo_commit(lake: Lake, name: str, version: int, because: str) -> UndoneCommit:
+    """Take a foreign commit of a table back, with everything behind it: the table is as in the version before.
+
+    Entries of the log that no reader understands, so that the table cannot be opened, are moved into the folder
+    `damaged` of the home; what they wrote is gone with them.
+
+    Raises:
+        NotFound: there is no such table or commit.
+        InputError: the commit is the platform's own, or the table's first; or there is no reason, or it is too long.
+        StateError: the platform has written since, or files of the version before are gone.
+        ConflictError: other writers kept winning.
+    """
+    table = _find_table(lake, name, because)
+    return retry_on_conflict(
+        f"taking back version {version} of {name}", lambda: _undo_once(lake, table, version, because)
+    )
+
+
+def _find_table(lake: Lake, name: str, because: str) -> Table:
+    """Return the table of this name; refuse a reason that cannot be recorded."""
+    if not because.strip() or len(because) > MAX_REASON_LENGTH or not because.isprintable():
+        raise InputError(
+            f"a reason is one line of 1 to {MAX_REASON_LENGTH} characters; say with --because why {name} is as it is"
+        )
+    keyspace, _, short = name.partition(".")
+    if (keyspace, short) not in list_stored_tables(lake):
+        raise UnknownTable(f"there is no table {name} in this home; check shows the tables that have foreign commits")
+    return Table(keyspace, short, pa.schema([]), (), "")
+
+
+def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCommit:
+    folder, name = lake.path(table), table.full_name
+    log = transaction_log.get_log_folder(folder)
+    newest = max((each for each in map(transaction_log.version_from_name, log.names()) if each is not None), default=-1)
+    if 0 < version == newest + 1 and (moved := _list_moved_entries(lake, name, version)):
+        # A process that died between the move and its record.
+        return _record_undo(folder, name, version, because, moved)
+    if not 0 < version <= newest:
+        raise NotFound(f"{name} has no commit {version} that could be taken back; its newest is {newest}")
+    entries: dict[int, Commit | None] = {}
+    for each in range(version, newest + 1):
+        try:
+            entries[each] = transaction_log.read_commit(transaction_log.get_entry_path(folder, each), each)
+        except ValueError:
+            entries[each] = None
+        except OSError as error:
+            raise StateError(f"version {each} of {name} cannot be read: {error}; bring it back first") from None
+    _refuse_own(name, version, entries)
+    before = version - 1
+    _assert_restorable(folder, name, before)
+    changing = [each for each, commit in entries.items() if commit is None or commit.changes]
+    with translate_errors(f"taking back version {version} of {name}"):
+        if None not in entries.values() and _try_restore(folder, before, dict.fromkeys(changing, because)):
+            return UndoneCommit(name, version, before, newest + 1, ())
+    return _record_undo(folder, name, version, because, _move_entries(lake, name, log, version))
+
+
+def _record_undo(folder: str, name: str, version: int, because: str, moved: tuple[str, ...]) -> UndoneCommit:
+    """Record in a commit that the entries from `version` on were moved out of the log."""
+    with translate_errors(f"opening version {version - 1} of {name}"):
+        opened = files.open_table(folder)
+        transaction_log.make_commit(
+            opened, lambda properties: _make_empty_commit(opened, properties), digests={}, accepts={version: because}
+        )
+    return UndoneCommit(name, version, version - 1, opened.version(), moved)
+
+
+def _try_restore(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
+    """Restore a version of a table in a commit of its own; False where Delta cannot: then nothing was written.
+
+    Raises:
+        CommitFailedError: another writer was first.
+    """
+    try:
+        opened = files.open_table(folder)
+        files.list_paths(opened)  # what is not in the table's folder cannot be taken out of the log by its name
+        if files.list_unsupported_features(opened):  # no version that is restored turns a feature off
+            return False
+        transaction_log.make_commit(
+            opened,
+            lambda properties: opened.restore(version, commit_properties=properties),
+            digests={},
+            accepts=accepts,
+        )
+    except CommitFailedError:
+        raise
+    except (DeltaError, ValueError):
+        return False
+    return True
+
+
+def _assert_restorable(folder: str, name: str, version: int) -> None:
+    """Refuse to restore a version that cannot be read or lacks a file."""
+    with translate_errors(f"opening version {version} of {name}"):
+        paths = files.list_paths(files.open_table(folder, version))
+    gone = next((path for path in paths if parse_path(path).seen() is None), None)
+    if gone is not None:
+        raise StateError(f"version {version} of {name} cannot be restored: {gone} is gone; bring it back first")
+
+
+def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -> None:
+    first = entries[version]
+    if first is not None and first.envelope is not None:
+        raise InputError(f"version {version} of {name} is the platform's own; only foreign commits are taken back")
+    own = [each for each, commit in entries.items() if commit is not None and commit.envelope and commit.changes]
+    if own:
+        raise StateError(
+            f"the platform has written version {own[0]} of {name} since, which would go as well; accept version "
+            f"{version} with --accept, and put its rows right"
+        )
+
+
+def _move_entries(lake: Lake, name: str, log: StoragePath, version: int) -> tuple[str, ...]:
+    """Move a log's entries and checkpoints of a version and later ones out of it, the newest first."""
+    moved = []
+    for file in sorted(log.names(), reverse=True):
+        if file == LAST_CHECKPOINT_FILE or (file[:20].isdigit() and int(file[:20]) >= version):
+            content = (log / file).read()
+            target = lake.place.folder / f"damaged/{name}/{file}.{hashlib.sha256(content).hexdigest()[:16]}"
+            put_file(target, content)
+            (log / file).remove()
+            moved.append(str(target))
+    return tuple(moved)
+
+
+def _list_moved_entries(lake: Lake, name: str, version: int) -> tuple[str, ...]:
+    """Return where the entries of a version and later ones lie that were moved out of a log earlier."""
+    folder = lake.place.folder / f"damaged/{name}"
+    return tuple(
+        str(folder / file) for file in sorted(folder.names()) if file[:20].isdigit() and int(file[:20]) >= version
+    )
+
+
+def _make_empty_commit(opened: DeltaTable, properties: transaction_log.DeltaCommitProperties) -> None:
+    """Make a commit that changes nothing."""
+    opened.create_write_transaction(
+        [], "append", opened.schema(), opened.metadata().partition_columns, commit_properties=properties
+    )
+
+
+def _accept_once(lake: Lake, table: Table, version: int, because: str) -> AcceptedCommit:
+    folder, name = lake.path(table), table.full_name
+    opened = files.open_table(folder)
+    history = list(transaction_log.iter_commits(folder, opened.version()))
+    said = {number: each.version for each in history if each.envelope for number in each.envelope.accepts}
+    if version in said:
+        return AcceptedCommit(name, version, said[version], (), is_new=False)
+    foreign = verification.list_foreign_commits(history)
+    _refuse_unless_foreign(name, version, history, foreign)
+    left = [each.version for each in foreign if each.version not in {*said, version}]
+    taken = _list_changed_partitions(folder, [number for number in (*said, version) if number not in left])
+    taken -= _list_changed_partitions(folder, left)
+    now = verification.digest_partitions(name, folder, opened.version(), taken)
+    said_in = opened.version() + 1
+    transaction_log.make_commit(
+        opened, lambda properties: _make_empty_commit(opened, properties), digests=now, accepts={version: because}
+    )
+    return AcceptedCommit(name, version, said_in, tuple(sorted(now)), is_new=True)
+
+
+def _refuse_unless_foreign(name: str, version: int, history: Sequence[Commit], foreign: Sequence[Commit]) -> None:
+    if any(each.version == version for each in foreign):
+        return
+    found = next((each for each in history if each.version == version), None)
+    if found is None:
+        raise NotFound(f"{name} has no commit {version} in its log; its newest is {history[0].version}")
+    why = "is the platform's own" if found.envelope else "changes nothing, or is from before commits had envelopes"
+    raise InputError(f"version {version} of {name} {why}: there is nothing to accept; check names foreign commits")
+
+
+def _list_changed_partitions(folder: str, versions: Sequence[int]) -> set[str]:
+    """The slices of which commits have put in or taken out a file."""
+    found: set[str] = set()
+    for version in versions:
+        after, before = (_map_files_to_partitions(folder, number) for number in (version, version - 1))
+        found |= {name for path, name in (after | before).items() if (path in after) != (path in before)}
+    return found
+
+
+def _map_files_to_partitions(folder: str, version: int) -> dict[str, str]:
+    """The files of a version, each with its slice."""
+    try:
+        opened = files.open_table(folder, version)
+    except OSError as error:
+        raise StateError(f"version {version} of {folder} cannot be read any more: {error}") from None
+    names = tuple(opened.metadata().partition_columns)
+    table = Table("", "", pa.schema(opened.schema()), (), "", names)
+    return {
+        file.path: row_hash.format_partition_name(names, file.partition)
+        for file in files.list_data_files(opened, table, folder)
+    }

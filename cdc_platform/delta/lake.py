@@ -1,0 +1,422 @@
+"""The `Lake`: create, read, merge, delete and inspect Delta tables in milliseconds, without a JVM (deltalake).
+
+Rows are pyarrow tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from cdc_platform.delta import compaction, create, files, transaction_log, writer
+from cdc_platform.delta.arrow import compute
+from cdc_platform.delta.commit_retry import retry_on_conflict
+from cdc_platform.delta.conform import conform_rows, get_empty_rows, refuse_append_only, refuse_repeated_keys
+from cdc_platform.delta.errors import translate_errors, translate_read_errors
+from cdc_platform.delta.files import BoundedFile, DataFile, Filter, TablePartition, normalize_filters
+from cdc_platform.delta.observed_home import assert_table_writable
+from cdc_platform.delta.row_hash import NEWEST_DIGEST_RULE, DigestRule
+from cdc_platform.delta.table_cache import CachedTable, TableCache, read_by_partition, read_rows
+from cdc_platform.delta.table_usage import record_read
+from cdc_platform.delta.transaction_log import Commit
+from cdc_platform.delta.writer import (
+    NO_TRANSACTION_NUMBERS,
+    MergeResult,
+    PartialReplacement,
+    RowsRule,
+    TransactionNumbers,
+    merge_judged_rows,
+    merge_rows,
+    transact_rows,
+)
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.storage import parse_path, parse_root
+from cdc_platform.tables import Table
+
+VERSION_RETENTION = timedelta(days=7)
+"""How long files that a table does without are kept for readers of its older versions: Delta's own default."""
+_Result = TypeVar("_Result")
+
+
+class Lake:
+    """The Delta tables under one root: a folder of a local or shared file system, or a prefix of an object store."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.place = parse_root(root)
+        self.open_tables = TableCache()
+
+    @property
+    def root(self) -> Path:
+        """The folder of a lake that lies in one; one in a store has none."""
+        assert self.place.here is not None, f"{self.place} is no folder"
+        return self.place.here
+
+    def __repr__(self) -> str:
+        return f"Lake({str(self.place)!r})"
+
+    def path(self, table: Table) -> str:
+        """Where the table's files are; asking for that counts as reading the table, see `reads`."""
+        record_read(table.full_name)
+        return files.get_table_folder(self.place, table.keyspace, table.name)
+
+    def exists(self, table: Table) -> bool:
+        """Whether the table was ever created here."""
+        with translate_errors(f"looking for {table.full_name}"):
+            return self.open_tables.is_there(self.path(table))
+
+    def version(self, table: Table) -> int | None:
+        """The newest version of the table, None where it does not exist."""
+        return None if (opened := self._open(table)) is None else opened.version()
+
+    def ensure(self, table: Table) -> None:
+        """Create the table unless it exists. Any number of processes may do so at once: one table comes out.
+
+        Raises:
+            StateError: a table of another shape, or a folder that is no table, is in its place.
+            OnlyObserved, OnlyMirrors: nothing is built on this lake.
+        """
+        assert_table_writable(self, f"writing {table.full_name}", table)
+        existing = self._open(table)
+        if existing is None:
+            with translate_errors(f"creating {table.full_name}"):
+                create.create_table(table, parse_path(self.path(table)))
+            self.open_tables.look_anew(self.path(table))
+            existing = self._open(table)
+        columns = [] if existing is None else [column.name for column in existing.schema().fields]
+        if columns != table.schema.names:
+            raise StateError(
+                f"{table.full_name} at {self.path(table)} has columns {', '.join(columns) or 'none'} where this "
+                f"version expects {', '.join(table.schema.names)}; use the version that wrote it, or another --home"
+            )
+
+    def digest_rule(self, table: Table) -> DigestRule:
+        """The rule by which the table's slices are digested; that of a new table where it does not exist."""
+        return NEWEST_DIGEST_RULE if (opened := self._open(table)) is None else transaction_log.get_digest_rule(opened)
+
+    def columns(self, table: Table) -> list[str]:
+        """The columns that the table has here, in its order; none where it does not exist."""
+        opened = self._open(table)
+        return [] if opened is None else [column.name for column in opened.schema().fields]
+
+    def widen(self, table: Table) -> Table:
+        """Create the table, or give it the columns that it lacks; answers with the table as it stands then.
+
+        New columns come behind those that are there, null in all rows. What `table` does not have stays where it is.
+
+        Raises:
+            StateError: a column is there with another type, or a folder that is no table is in its place.
+        """
+        if not self.exists(table):
+            self.ensure(table)
+        return self._write(table, lambda opened: create.add_missing_columns(opened, table))
+
+    def read(
+        self, table: Table, columns: Sequence[str] | None = None, filters: Sequence[Filter] | None = None
+    ) -> pa.Table:
+        """The rows that pass all `filters`, in no order, in the declared schema; no rows where the table is missing.
+
+        Filters on partition columns and on columns with statistics leave whole files unread.
+        """
+        schema = table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
+        normal = normalize_filters(table, filters or ())
+        opened = self._open(table)
+        if opened is None:
+            return get_empty_rows(schema)
+        with translate_read_errors(table.full_name):
+            return read_rows(opened, schema, normal)
+
+    def read_version(self, table: Table, version: int) -> pa.Table:
+        """All rows of a version of the table, in the columns that it had then, in no order."""
+        with translate_read_errors(f"version {version} of {table.full_name}"):
+            return files.read_rows_at_version(self.path(table), version)
+
+    def merge(self, table: Table, rows: pa.Table, *, update: bool) -> MergeResult:
+        """Insert the rows whose key is not there; those that are there stay, or with `update` become the given ones.
+
+        Where nothing would change nothing is committed, so the version stays. Writers in other processes may merge
+        the same keys: one wins, the others find its rows.
+
+        Raises:
+            InputError: the rows don't fit the table's schema or constraints, or hold a key twice.
+            StateError: the table is append-only and `update` is asked for.
+            ConflictError: other writers kept winning.
+        """
+        if update:
+            refuse_append_only(table)
+        source = conform_rows(table, rows)
+        refuse_repeated_keys(table, source)
+        self.ensure(table)
+        return self._write(table, lambda opened: merge_rows(opened, table, source, update), source.nbytes)
+
+    def delete(self, table: Table, filters: Sequence[Filter]) -> int:
+        """Delete the rows that pass all `filters`; answers how many. Nothing to delete is no commit.
+
+        Raises:
+            InputError: there is no filter: emptying a table is never meant.
+            StateError: the table is append-only.
+        """
+        if not filters:
+            raise InputError(f"deleting from {table.full_name} needs a filter")
+        refuse_append_only(table)
+        chosen = normalize_filters(table, filters)
+        if not self.exists(table):
+            return 0
+        return self._write(table, lambda opened: writer.delete_rows(opened, table, chosen))
+
+    def compare_and_set(self, table: Table, rows: pa.Table, expected: tuple[str, Any]) -> bool:
+        """Replace the one row that has the key of `rows` while its column is as `expected`; whether that was so.
+
+        Of any number of writers at once, in any number of processes, one is told True.
+
+        Raises:
+            InputError: `rows` is not one row, or does not fit the table.
+            StateError: the table is append-only.
+        """
+        refuse_append_only(table)
+        source = conform_rows(table, rows)
+        if source.num_rows != 1:
+            raise InputError(f"{table.full_name}: compare and set takes one row, not {source.num_rows}")
+        self.ensure(table)
+        [(name, _, value)] = normalize_filters(table, [(expected[0], "=", expected[1])])
+
+        def as_expected(old: pa.Table, _: pa.Table) -> pa.ChunkedArray:
+            return compute.equal(old[name], pa.scalar(value, old[name].type))
+
+        return self._write(table, lambda opened: merge_rows(opened, table, source, True, only=as_expected)).updated == 1
+
+    def transact(
+        self, table: Table, rule: RowsRule, *, whole: bool = False, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
+    ) -> None:
+        """Make rows out of all rows of a small table, as one step that no other write comes between.
+
+        `rule` gets every row of one version and answers with the rows to insert, or to put in the place of those with
+        their key, which stay where the table is append-only; with `whole`, with all rows that there are to be. None
+        or no other rows: nothing is written, nor where the table has seen one of the `numbers` of applications. The
+        commit has to be the table's next version; if it is not, the rule is asked again. What it raises, is raised.
+
+        Raises:
+            InputError: the rows don't fit the table, or hold a key twice.
+            StateError: the table is append-only, and `whole` is asked for.
+            ConflictError: other writers kept winning.
+        """
+        if whole:
+            refuse_append_only(table)
+        if not self.exists(table) and rule(table.schema.empty_table()) is None:
+            return
+        self.ensure(table)
+        self._write(table, lambda opened: transact_rows(opened, table, rule, whole=whole, numbers=numbers))
+
+    def merge_judged(
+        self, table: Table, judge: Callable[[], pa.Table | None], *, update: bool = False
+    ) -> MergeResult | None:
+        """Merge the rows that `judge` makes of what it reads itself; None where it makes none.
+
+        The commit has to be the version after the newest that there was before `judge` read: if it is not, it is
+        asked again. So what it was told of this table holds when its rows are in. What it raises, is raised, and then
+        nothing was written.
+
+        Raises:
+            As `merge`.
+        """
+        if update:
+            refuse_append_only(table)
+        if not self.exists(table) and judge() is None:
+            return None
+        self.ensure(table)
+        return self._write(table, lambda opened: merge_judged_rows(opened, table, judge, update))
+
+    def raise_column(self, table: Table, rows: pa.Table, name: str) -> int:
+        """Replace the rows that are there by those of `rows` with their key, where column `name` is null or less.
+
+        Answers how many were. None is inserted, so that what somebody else deletes stays deleted.
+
+        Raises:
+            InputError: the rows don't fit the table, or hold a key twice.
+        """
+        refuse_append_only(table)
+        source = conform_rows(table, rows)
+        refuse_repeated_keys(table, source)
+        if not self.exists(table):
+            return 0
+
+        def grows(old: pa.Table, new: pa.Table) -> pa.ChunkedArray:
+            return compute.or_kleene(compute.is_null(old[name]), compute.less(old[name], new[name]))
+
+        return self._write(table, lambda opened: merge_rows(opened, table, source, True, only=grows)).updated
+
+    def transaction(self, table: Table, application: str) -> int | None:
+        """The number of the last transaction of an application that the table has seen; None before the first."""
+        opened = self._open(table)
+        return None if opened is None else opened.transaction_version(application)
+
+    def transactions(self, table: Table, applications: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of the last transactions that the table has seen, of those of some applications."""
+        opened = self._open(table)
+        if opened is None:
+            return {}
+        found = {name: opened.transaction_version(name) for name in applications}
+        return {name: number for name, number in found.items() if number is not None}
+
+    def append_once(self, table: Table, rows: pa.Table, numbers: Mapping[str, int], expected: int | None) -> bool:
+        """Append rows in one commit with the transaction numbers of applications; whether it was this commit.
+
+        It is only made while the number of the first of them is still `expected`: of any number of writers at once,
+        in any number of processes, the rows of one go in. No rows are a commit as well, that of the numbers.
+
+        Raises:
+            InputError: the rows don't fit the table.
+        """
+        source = conform_rows(table, rows)
+        self.ensure(table)
+        first = next(iter(numbers))
+
+        def change(opened: DeltaTable) -> bool:
+            if opened.transaction_version(first) != expected:
+                return False
+            writer.append_rows(opened, table, source, numbers)
+            return True
+
+        return self._write(table, change, source.nbytes)
+
+    def replace_once(
+        self,
+        table: Table,
+        rows: pa.Table,
+        filters: Sequence[Filter],
+        version: int | None,
+        parted: PartialReplacement | None = None,
+        **numbers: int,
+    ) -> bool:
+        """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
+
+        It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
+        `parted`: that version's rows that pass filters on partition columns: those that stay are not read again.
+
+        Raises:
+            InputError, StateError: there is no filter, the rows don't fit the table, it is append-only, or has others.
+        """
+        if not filters:
+            raise InputError(f"replacing rows of {table.full_name} needs a filter")
+        refuse_append_only(table)
+        source = conform_rows(table, rows)
+        chosen = normalize_filters(table, filters)
+
+        def change(opened: DeltaTable) -> bool:
+            if opened.version() != version:
+                return False
+            writer.replace_rows(opened, table, source, chosen, numbers, parted)
+            return True
+
+        return self._write(table, change, source.nbytes + (parted.rows.nbytes if parted else 0))
+
+    def data_files(self, table: Table) -> list[DataFile]:
+        """Every data file of a table, from Delta's log alone."""
+        return self._files(table, ())
+
+    def slices(self, table: Table) -> list[TablePartition]:
+        """What each slice of a table holds, from Delta's log alone; a table without partitions is one slice."""
+        return files.partitions_from_files(self._files(table, ()))
+
+    def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:
+        """The least and the greatest value of a column in each data file, and the file's rows; nothing is opened.
+
+        Files without statistics, and without a value in the column, are left out.
+        """
+        return [(low, high, rows) for _, low, high, rows in self.bounded_files(table, name) if None not in (low, high)]
+
+    def bounded_files(self, table: Table, name: str) -> list[BoundedFile]:
+        """Each data file with the bounds of a column in it, which are as exact as who wrote them was."""
+        opened = self._open(table)
+        with translate_read_errors(table.full_name):
+            return [] if opened is None else files.list_bounded_files(opened, self.path(table), name)
+
+    def vacuum(self, table: Table, *, retention: timedelta = VERSION_RETENTION) -> int:
+        """Delete files that no version younger than `retention` needs; answers how many. None is no commit.
+
+        By the machine's clock: files have no other.
+        """
+        files: set[str] = set()
+        retry_on_conflict(
+            f"vacuuming {table.full_name}", lambda: files.update(compaction.vacuum_files(self._open(table), retention))
+        )
+        return len(files)
+
+    def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
+        """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
+        return [] if (opened := self._open(table)) is None else opened.history(limit)
+
+    def envelopes(self, table: Table) -> list[Commit]:
+        """The commits that Delta's log still has, newest first, each with its envelope where it has one.
+
+        Raises:
+            StoreFailure: an entry of the log cannot be read.
+        """
+        opened = self._open(table)
+        with translate_read_errors(f"the log of {table.full_name}"):
+            return [] if opened is None else list(transaction_log.iter_commits(self.path(table), opened.version()))
+
+    def files(self, table: Table, filters: Sequence[Filter]) -> list[str]:
+        """Paths of the data files that can hold rows which pass `filters`; those on partition columns are what decides.
+
+        For a reader that wants one slice's Parquet files and not Delta's whole log.
+        """
+        return [file.path for file in self._files(table, normalize_filters(table, filters))]
+
+    def rows_by_slice(
+        self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
+    ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
+        """Columns of the rows of slices, by the value of the one partition column, and the files that have them.
+
+        `keys`: of the slices of these values alone. Both are of one version. The rows are as they are, with the nulls
+        that a foreign writer may have left.
+
+        Raises:
+            StateError: the table has features of Delta with which its files are not its rows.
+        """
+        opened = self._open(table)
+        if opened is None:
+            return {}, []
+        files.refuse_unsupported_features(table, opened)
+        with translate_read_errors(table.full_name):
+            held = files.list_data_files(opened, table, self.path(table))
+            chosen = held if keys is None else [file for file in held if file.partition[0] in keys]
+            return read_by_partition(opened, table, columns, chosen, are_all=keys is None), chosen
+
+    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[CachedTable]:
+        """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
+        assert_table_writable(self, f"writing {table.full_name}", table, size)
+        return self.open_tables.taken(self.path(table))
+
+    def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
+        opened = self._open(table)
+        with translate_read_errors(table.full_name):
+            return [] if opened is None else files.list_data_files(opened, table, self.path(table), filters)
+
+    def _open(self, table: Table) -> CachedTable | None:
+        with translate_errors(f"opening {table.full_name}"):
+            try:
+                return self.open_tables.newest(self.path(table))
+            except TableNotFoundError:
+                return None
+
+    def _write(self, table: Table, change: Callable[[DeltaTable], _Result], size: int = 0) -> _Result:
+        """Run a change against the newest version, again from a newer one as long as other writers come first.
+
+        `size`: the bytes of the rows that it writes, where they are more than a few.
+        """
+
+        def write() -> _Result:
+            with self.open_tables.looked_at_once(), self.taken(table, size) as opened:
+                before = opened.version()
+                result = change(opened)
+                compaction.compact_small_files(opened, table, before)
+                return result
+
+        return retry_on_conflict(f"writing {table.full_name}", write)

@@ -1,0 +1,212 @@
+"""Copy the tables of a lake, with their history, to another place at one set of versions.
+
+Delta's own files are copied byte by byte, including commits, authors and digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cdc_platform.delta import files
+from cdc_platform.delta.errors import translate_errors, translate_read_errors
+from cdc_platform.delta.files import LOG_FOLDER, decode_path
+from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.verification import verify_tables
+from cdc_platform.delta.versions import read_newest_versions
+from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.home import local_state_folder
+from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, map_in_threads, parse_path, write_check
+
+_ATTEMPTS = 5
+_THREADS = 8
+_CHUNK_BYTES = 8 << 20
+"""Bytes of a file that are in memory at once."""
+
+
+@dataclass(frozen=True)
+class LakeCopyResult:
+    """What lies at the other end now: tables, files in all, and how many of them were there already."""
+
+    tables: int = 0
+    files: int = 0
+    found: int = 0
+
+    def __add__(self, other: LakeCopyResult) -> LakeCopyResult:
+        return LakeCopyResult(self.tables + other.tables, self.files + other.files, self.found + other.found)
+
+
+def read_settled_versions(*lakes: Lake) -> list[dict[str, int]]:
+    """The newest version of each table of each lake, such that none changed while they were looked up.
+
+    Raises:
+        ConflictError: somebody writes all the time.
+    """
+    seen = [read_newest_versions(lake) for lake in lakes]
+    for _ in range(_ATTEMPTS):
+        again = [read_newest_versions(lake) for lake in lakes]
+        if again == seen:
+            return seen
+        seen = again
+    raise ConflictError(f"{lakes[0].place} is written to all the time; copy it when less is going on")
+
+
+def assert_can_copy_to(target: Lake) -> None:
+    """Hold that a lake may be copied there.
+
+    Raises:
+        Unavailable, NoConditionalWrites: there is no room, or the store is none that may be written to.
+    """
+    write_check.assert_storage_writable(target.place, 0, f"copying to {target.place.folder}")
+
+
+def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str], None]) -> LakeCopyResult:
+    """Copy the tables as they are at these versions; what lies there is compared with what it was copied of.
+
+    Every file is read again there and has the bytes that were read here; one that is there and has them is not copied
+    again. The rows of these versions are compared with the digests of their commits as well. `told` gets the name of
+    each table.
+
+    Raises:
+        StateError: what lies at the other end is not what the commits say, or is another table.
+    """
+    assert_can_copy_to(target)
+    done = LakeCopyResult()
+    # In a home that is a folder they only move to where they belong.
+    with atomic.temporary_folder("copy", local_state_folder(target.place.folder)) as folder:
+        for name, version in at.items():
+            told(name)
+            keyspace, _, short = name.partition(".")
+            here, there = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
+            done += LakeCopyResult(tables=1)
+            # The log comes last, and in its order: a table is there at once, or grows version by version.
+            with translate_read_errors(f"the log of {name}"):
+                data, log = _list_table_files(here, version)
+            done += _copy_all(here, there, data, folder, at_once=_THREADS)
+            done += _copy_all(here, there, log, folder, at_once=1)
+    wrong = [line for each in verify_tables(target, deep=True, names=at) for line in (*each.damage, *each.strange)]
+    if wrong:
+        here, there = source.place.folder, target.place.folder
+        raise StateError(
+            f"the copy at {target.place} is not what was copied: {wrong[0]}; where cdc-platform check --deep finds "
+            f"that in {here} as well, mend it there, remove what lies at {there}, and copy it anew"
+        )
+    newest = read_newest_versions(target)
+    other = next((name for name, version in at.items() if newest.get(name) != version), None)
+    if other is not None:
+        raise StateError(f"{other} at {target.place} is at version {newest.get(other)}, not {at[other]}: it is another")
+    return done
+
+
+def _list_table_files(table: StoragePath, version: int) -> tuple[list[str], list[str]]:
+    """The files of a table up to a version: those of its rows, and those of its log, checkpoints before commits."""
+    log = table / LOG_FOLDER
+    names = [name for name in log.names() if name[:20].isdigit() and int(name[:20]) <= version]
+    commits = [name for name in names if name.endswith(".json")]
+    with translate_errors(f"opening {table}"):
+        opened = files.open_table(str(table), version)
+        held = {decode_path(path) for path in opened.get_add_actions().column("path").to_pylist()}
+    for name in commits:
+        for line in (log / name).read().decode().splitlines():
+            added = json.loads(line).get("add")
+            if added is not None:
+                held.add(decode_path(added["path"]))
+    ordered = [*sorted(set(names) - set(commits)), *sorted(commits)]
+    return sorted(held), [f"{LOG_FOLDER}/{name}" for name in ordered]
+
+
+def _copy_all(
+    here: StoragePath, there: StoragePath, paths: Sequence[str], folder: Path, *, at_once: int
+) -> LakeCopyResult:
+    found = map_in_threads(lambda path: _copy_file(here / path, there / path, folder), paths, at_once)
+    return LakeCopyResult(files=sum(each is not None for each in found), found=sum(each is True for each in found))
+
+
+def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool | None:
+    """Bring a file there, whole; whether it was there already, None where it is gone from here.
+
+    Files of earlier versions that an upkeep has removed are gone; one of the version that is copied would be missed.
+    """
+    try:
+        here = source.seen()
+        if here is None:
+            return None
+        there = target.seen()
+        if there is not None and there.bytes == here.bytes and _hash_file(target) == _hash_file(source):
+            return True
+        draft = folder / uuid.uuid4().hex
+        due = _write_draft(source, draft)
+    except FileNotFoundError:
+        return None
+    if target.here is not None:
+        target.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.receive(draft)
+    draft.unlink(missing_ok=True)
+    if _hash_file(target) != due:
+        raise StateError(f"{target} has other bytes than {source}, of which it was copied; run it again")
+    return False
+
+
+def _write_draft(source: StoragePath, draft: Path) -> bytes:
+    """Write a file anew on this machine; answers with the digest of its bytes."""
+    digest = hashlib.sha256()
+    with draft.open("wb") as file:
+        for part in _iter_chunks(source):
+            digest.update(part)
+            file.write(part)
+    return digest.digest()
+
+
+def _hash_file(file: StoragePath) -> bytes:
+    digest = hashlib.sha256()
+    for part in _iter_chunks(file):
+        digest.update(part)
+    return digest.digest()
+
+
+def _iter_chunks(file: StoragePath) -> Iterator[bytes]:
+    """The bytes of a file, some at a time.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if isinstance(file, ObjectStorePath):
+        seen = file.seen()
+        if seen is None:
+            raise FileNotFoundError(str(file))
+        for start in range(0, seen.bytes, _CHUNK_BYTES):
+            yield file.read_range(start, min(start + _CHUNK_BYTES, seen.bytes))
+        return
+    assert file.here is not None
+    with file.here.open("rb") as opened:
+        yield from iter(partial(opened.read, _CHUNK_BYTES), b"")
+
+
+def get_copy_note_path(home: str) -> StoragePath:
+    """Where it is noted that a home is a copy that is not whole yet."""
+    return parse_path(home) / ".copying.json"
+
+
+def put_file(place: StoragePath, content: bytes) -> None:
+    """Give a file at either end this content, at once."""
+    if isinstance(place, ObjectStorePath):
+        place.put(content)
+        return
+    assert place.here is not None
+    place.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    atomic.write_bytes_atomically(place.here, content)
+
+
+def copy_named_files(source: StoragePath, target: StoragePath, names: Sequence[str]) -> None:
+    """Bring the files of these names that lie in a home into its copy."""
+    for name in names:
+        try:
+            content = (source / name).read()
+        except FileNotFoundError:
+            continue
+        put_file(target / name, content)

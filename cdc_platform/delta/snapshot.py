@@ -1,0 +1,260 @@
+"""Versions of tables as Arrow datasets, for readers that bring their own query engine.
+
+Only the log is read until the dataset is scanned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from cdc_platform.clock import Microseconds, format_us, us_from_ms
+from cdc_platform.delta import files
+from cdc_platform.delta.errors import translate_errors
+from cdc_platform.delta.lake import Lake
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.storage import StoragePath, get_storage_options, parse_path
+from cdc_platform.tables import Table
+
+if TYPE_CHECKING:
+    from pyarrow import dataset as arrow_dataset
+
+# Of what is not here (deletion vectors, column mapping) a file alone does not tell the rows that a table has.
+_READABLE_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+# A scan has this many files open, and batches read ahead in each: by default they are 4 and 16 batches of 131,072
+# rows, gigabytes where rows have lists of streams.
+_FILES_AHEAD, _BATCHES_AHEAD, _ROWS_A_BATCH = 2, 2, 1 << 15
+
+_TIME_TYPES = frozenset({pa.timestamp("us"), pa.timestamp("us", "UTC")})
+_MAX_EXACT_US = 1 << 62
+"""Moments (µs) from here on are not rounded to others that are none."""
+
+
+class SnapshotFile(NamedTuple):
+    """A data file: its path in the table's folder, its values in the partition columns, and between which moments the
+    `times` of its rows lie (in the unit of the column), by columns in which it has no null.
+    """
+
+    path: str
+    values: dict[str, Any]
+    times: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A version of a table: its columns, its files.
+
+    `beyond` are the Delta features by which the files alone do not tell which rows it has.
+    """
+
+    table: Table
+    version: int
+    folder: StoragePath
+    schema: pa.Schema
+    parts: tuple[SnapshotFile, ...]
+    beyond: tuple[str, ...] = ()
+
+    def dataset(self) -> arrow_dataset.Dataset:
+        """The rows, to be scanned any number of times.
+
+        Row groups that a filter excludes stay unread; files that it excludes by partition or time are not opened.
+
+        Raises:
+            StateError: the table has a feature that takes more than its files to read.
+        """
+        if self.beyond:
+            raise StateError(
+                f"{self.table.full_name} has the Delta feature {', '.join(self.beyond)}, which this reader does not"
+                " know; read it on Spark (--spark), or with another Delta reader"
+            )
+        arrow = _import_dataset()
+        system, folder = _file_system(self.folder)
+        # Spark writes times of 12 bytes, which pyarrow would read as nanoseconds.
+        reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        fragments = [
+            reading.make_fragment(f"{folder}{part.path}", system, partition_expression=self._holds(part))
+            for part in self.parts
+        ]
+        return _get_bounded_dataset_class()(fragments, self.schema, reading, system)
+
+    def damage(self) -> str | None:
+        """The first file that is missing or cannot be read to its end, and why; None where all is well.
+
+        Reads every file: for when a query has failed.
+        """
+        for part in self.parts:
+            told = _find_damage(self.folder / part.path)
+            if told is not None:
+                return f"{self.table.full_name}: {self.folder / part.path} {told}"
+        return None
+
+    def _holds(self, part: SnapshotFile) -> arrow_dataset.Expression | None:
+        """What is true of every row of a file."""
+        field = _import_dataset().field
+        each = [
+            field(name).is_null() if value is None else field(name) == pa.scalar(value, self.schema.field(name).type)
+            for name, value in part.values.items()
+        ]
+        for name, (low, high) in part.times.items():
+            low, high = (pa.scalar(at, self.schema.field(name).type) for at in (low, high))
+            each += [field(name) >= low, field(name) <= high]
+        return reduce(and_, each) if each else None
+
+
+def read_newest_snapshot(lake: Lake, table: Table) -> Snapshot | None:
+    """The table as it is now; None where it does not exist.
+
+    Raises:
+        StateError: its log is damaged.
+    """
+    opened = _open_newest(lake, table)
+    return None if opened is None else _make_snapshot(lake, table, opened)
+
+
+def read_snapshot_at_version(lake: Lake, table: Table, version: int) -> Snapshot:
+    """A version of the table, in the columns that it had then.
+
+    Raises:
+        NotFound: there is no such version, any more or yet.
+        StateError: as `read_newest_snapshot`.
+    """
+    opened = _open_newest(lake, table)
+    if opened is None:
+        raise NotFound(f"{table.full_name} does not exist in this home, so it has no version {version}")
+    if version > opened.version():
+        raise NotFound(f"{table.full_name} has no version {version}; its newest is {opened.version()}")
+    return _read_at_version(lake, table, opened, version)
+
+
+def read_snapshot_at_time(lake: Lake, table: Table, at_us: Microseconds) -> Snapshot | None:
+    """The newest version that was committed at `at_us` (µs) or before; None where the table did not exist then.
+
+    By the times in the commits, which are of the clocks of the machines that made them.
+
+    Raises:
+        NotFound: what the table was then is forgotten.
+        StateError: as `read_newest_snapshot`.
+    """
+    opened = _open_newest(lake, table)
+    if opened is None:
+        return None
+    commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.history() if "timestamp" in entry)
+    found = max((version for version, ms in commits if us_from_ms(ms) <= at_us), default=None)
+    if found is not None:
+        return _read_at_version(lake, table, opened, found)
+    if commits and commits[0][0] == 0:
+        return None
+    raise NotFound(
+        f"the log of {table.full_name} no longer goes back to {format_us(at_us)}; its oldest commit here is version"
+        f" {commits[0][0] if commits else opened.version()}"
+    )
+
+
+def _open_newest(lake: Lake, table: Table) -> DeltaTable | None:
+    with translate_errors(f"opening {table.full_name}"):
+        try:
+            return files.open_table(lake.path(table))
+        except TableNotFoundError:
+            return None
+
+
+def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int) -> Snapshot:
+    if version != opened.version():
+        with translate_errors(f"opening version {version} of {table.full_name}"):
+            opened = files.open_table(lake.path(table), version)
+    found = _make_snapshot(lake, table, opened)
+    gone = next((part.path for part in found.parts if (found.folder / part.path).seen() is None), None)
+    if gone is not None:
+        raise NotFound(f"version {version} of {table.full_name} cannot be read any more: {found.folder / gone} is gone")
+    return found
+
+
+def _make_snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
+    with translate_errors(f"opening {table.full_name}"):
+        added = pa.table(opened.get_add_actions(flatten=True))
+        names = list(opened.metadata().partition_columns)
+        schema = pa.schema(opened.schema())
+        paths = list(map(files.decode_path, added["path"].to_pylist())) if added.num_rows else []
+    columns = [added[f"partition.{name}"].to_pylist() if added.num_rows else [] for name in names]
+    values = zip(*columns, strict=True) if names else ((),) * added.num_rows
+    named = (dict(zip(names, each, strict=True)) for each in values)
+    parts = tuple(map(SnapshotFile, paths, named, _read_time_bounds(added, schema)))
+    return Snapshot(
+        table, opened.version(), parse_path(lake.path(table)), schema, parts, _list_unreadable_features(opened)
+    )
+
+
+def _read_time_bounds(added: pa.Table, schema: pa.Schema) -> list[dict[str, tuple[int, int]]]:
+    """Between which moments the times in each file lie, as the log says."""
+    found: list[dict[str, tuple[int, int]]] = [{} for _ in range(added.num_rows)]
+    for each in schema:
+        told = [f"{what}.{each.name}" for what in ("min", "max", "null_count")]
+        if each.type not in _TIME_TYPES or not set(told) <= set(added.schema.names):
+            continue
+        lows, highs, nulls = (
+            added[name].cast(kind).cast(pa.int64()).to_pylist()
+            for name, kind in zip(told, (each.type, each.type, pa.int64()), strict=True)
+        )
+        for times, low, high, absent in zip(found, lows, highs, nulls, strict=True):
+            if absent == 0 and low is not None and high is not None and max(-low, high) < _MAX_EXACT_US:
+                times[each.name] = low - files.STATISTICS_ROUNDING_US, high + files.STATISTICS_ROUNDING_US
+    return found
+
+
+def _list_unreadable_features(opened: DeltaTable) -> tuple[str, ...]:
+    needed = set(opened.protocol().reader_features or ()) - _READABLE_FEATURES
+    if opened.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        needed.add("columnMapping")
+    return tuple(sorted(needed))
+
+
+def _file_system(folder: StoragePath) -> tuple[Any, str]:
+    """What Arrow reads the files of a table by, and what their paths begin with there."""
+    from pyarrow import fs
+
+    if folder.here is not None:
+        return fs.LocalFileSystem(), f"{folder}/"
+    from deltalake.fs import DeltaStorageHandler
+
+    return fs.PyFileSystem(DeltaStorageHandler(str(folder), get_storage_options(str(folder)))), ""
+
+
+def _find_damage(path: StoragePath) -> str | None:
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path.source()) as file:
+            for _ in file.iter_batches(_ROWS_A_BATCH):
+                pass
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, pa.ArrowException) as error:
+        return f"is damaged ({' '.join(str(error).split())[:200]})"
+    return None
+
+
+@cache
+def _get_bounded_dataset_class() -> type[Any]:
+    """A dataset whose scans read little ahead: engines scan it by its method, and leave that to it."""
+    arrow = _import_dataset()
+
+    class Bounded(arrow.FileSystemDataset):
+        def scanner(self, **options: Any) -> Any:
+            ahead = {"batch_readahead": _BATCHES_AHEAD, "fragment_readahead": _FILES_AHEAD, "batch_size": _ROWS_A_BATCH}
+            return super().scanner(**{**options, **ahead})
+
+    return Bounded
+
+
+@cache
+def _import_dataset() -> Any:
+    """pyarrow's datasets, which take longer to load than most of what is asked without them."""
+    import pyarrow.dataset
+
+    return pyarrow.dataset

@@ -1,0 +1,137 @@
+"""The stored tables of a lake, their newest versions, and the rows that were added between two versions.
+
+The module uses file names and log entries alone, and so covers tables without a declaration.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from cdc_platform.delta import files
+from cdc_platform.delta.errors import translate_errors
+from cdc_platform.delta.files import LOG_FOLDER, ForeignPath, decode_path
+from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.transaction_log import get_entry_path, version_from_name
+from cdc_platform.storage import StoragePath, parse_path
+from cdc_platform.tables import Table
+
+_STATE_TABLE = re.compile(r"\..*_scylla_cdc_log\.state")
+
+
+def read_newest_versions(lake: Lake) -> dict[str, int]:
+    """The newest version of each table by `keyspace.name`. No log is read; a folder without one is no table.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    return {
+        name: newest
+        for name, folder in iter_table_folders(lake.place)
+        if (newest := _find_newest_version(parse_path(folder))) is not None
+    }
+
+
+def list_stored_tables(lake: Lake) -> list[tuple[str, str]]:
+    """(keyspace, name) of every table that has a log in the lake, declared or not, by name."""
+    return [(place.folder.name, place.name) for place in _iter_folders(lake.place) if (place / LOG_FOLDER).is_folder()]
+
+
+def iter_table_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
+    """The tables of a lake and what looks like one: names and folders, in the order of the names."""
+    return ((f"{place.folder.name}.{place.name}", str(place)) for place in _iter_folders(root))
+
+
+def iter_state_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
+    """The states that lie beside the logs of a lake, as `folders`: tables that no list of tables names."""
+    states = (
+        place for keyspace in root.folders() for place in keyspace.folders() if _STATE_TABLE.fullmatch(place.name)
+    )
+    return ((f"{place.folder.name}.{place.name}", str(place)) for place in states)
+
+
+def is_state_table(name: str) -> bool:
+    """Whether a table of this name (`keyspace.name`) is the state beside a log."""
+    return _STATE_TABLE.fullmatch(name.partition(".")[2]) is not None
+
+
+def _iter_folders(root: StoragePath) -> Iterator[StoragePath]:
+    for keyspace in root.folders():
+        yield from (place for place in keyspace.folders() if place.name[0] != ".")
+
+
+def _find_newest_version(folder: StoragePath) -> int | None:
+    found = map(version_from_name, (folder / LOG_FOLDER).names())
+    return max((version for version in found if version is not None), default=None)
+
+
+def read_changes_since(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] | None:
+    """The rows that came behind one version up to another, a table a file, in the columns that each file has.
+
+    None where it cannot be told: rows or columns were taken away meanwhile, or Delta's log has forgotten a commit.
+    """
+    paths = list_files_added_since(lake, table, after, upto)
+    if paths is None:
+        return None
+    types = read_stored_schema(lake, table)
+    try:
+        return [read_stored_file(path, types) for path in paths]
+    except FileNotFoundError:
+        return None
+
+
+def list_files_added_since(lake: Lake, table: Table, after: int, upto: int) -> list[str] | None:
+    """The files with the rows that `read_changes_since` has, of which none is opened; None as there."""
+    folder = lake.path(table)
+    paths: list[str] = []
+    with translate_errors(f"reading what was appended to {table.full_name}"):
+        for version in range(after + 1, upto + 1):
+            try:
+                lines = get_entry_path(folder, version).read().decode().splitlines()
+            except FileNotFoundError:
+                return None
+            for action in (json.loads(line) for line in lines if line.strip()):
+                if "protocol" in action or action.get("remove", {}).get("dataChange", False):
+                    return None
+                added = action.get("add")
+                if added is not None and added.get("dataChange", True):
+                    try:
+                        paths.append(str(parse_path(folder) / decode_path(added["path"])))
+                    except ForeignPath:  # the table as a whole says whether its rows are in it
+                        return None
+    return paths
+
+
+def list_files_at_version(lake: Lake, table: Table, version: int) -> list[str]:
+    """The files that a version of a table has."""
+    folder = lake.path(table)
+    with translate_errors(f"opening version {version} of {table.full_name}"):
+        return files.list_paths(files.open_table(folder, version))
+
+
+def count_file_rows(path: str) -> int:
+    """How many rows a file has; raises FileNotFoundError where it is gone."""
+    with translate_errors(f"opening {path}"), files.open_parquet(parse_path(path)) as parquet:
+        return parquet.metadata.num_rows
+
+
+def read_stored_schema(lake: Lake, table: Table) -> pa.Schema:
+    """The columns that the table has here, with their types, without reading a row; it has to exist."""
+    with translate_errors(f"opening {table.full_name}"):
+        return pa.schema(files.open_table(lake.path(table)).schema()).remove_metadata()
+
+
+def read_stored_file(path: str, types: pa.Schema) -> pa.Table:
+    """The rows of a file, in its columns, as the table of these types has them: engines write one type in several ways.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    with translate_errors(f"reading {path}"), files.open_parquet(parse_path(path)) as parquet:
+        rows = parquet.read()
+    known = set(types.names)
+    names = rows.schema.names
+    return pa.table([rows[name].cast(types.field(name).type) if name in known else rows[name] for name in names], names)

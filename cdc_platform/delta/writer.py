@@ -1,0 +1,613 @@
+"""Change the rows of an opened Delta table in one commit that records the digests of the changed partitions.
+
+Added and removed rows are known before deltalake writes. The commit is the version after the one that was read, or
+fails; `Lake` retries. Tables partitioned by time are written through a draft and our own add actions: deltalake would
+write partition times without a zone, and a reader in another zone would read another time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake.transaction import AddAction, RemoveAction
+
+from cdc_platform.clock import Microseconds, datetime_from_us, parse_time_us, us_from_datetime
+from cdc_platform.delta import files, row_hash, transaction_log
+from cdc_platform.delta.arrow import compute
+from cdc_platform.delta.conform import conform_rows, refuse_repeated_keys
+from cdc_platform.delta.create import InitialLog, make_empty_log, write_log
+from cdc_platform.delta.errors import translate_read_errors
+from cdc_platform.delta.files import (
+    LOG_FOLDER,
+    Filter,
+    decode_path,
+    filters_sql,
+    folder_from_opened,
+    get_draft_folder,
+    normalize_filters,
+    quote_column,
+)
+from cdc_platform.delta.log_mirror import with_data_files
+from cdc_platform.delta.row_hash import encode_rows, find_differing_rows, hash_keys, hash_rows_blake2b
+from cdc_platform.delta.table_cache import CachedTable, read_rows
+from cdc_platform.delta.transaction_log import DeltaCommitProperties, get_post_commit_hooks
+from cdc_platform.errors import EnvironmentProblem, StateError
+from cdc_platform.storage import StoragePath, atomic, parse_path
+from cdc_platform.tables import Table
+
+# To set zstd up for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
+_FEW_ROWS_PROPERTIES = WriterProperties(compression="UNCOMPRESSED")
+_FEW_ROWS_BYTES = 1 << 17
+# A column of which nearly all values differ soon goes on without a dictionary: with one of all of them its file is up
+# to twice as large, and takes a third more time.
+_DICTIONARY_BYTES = 1 << 16
+_STREAM_ID_PROPERTIES = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
+"""How stream IDs are written. No two are the same, so that a dictionary is made for nothing; to know the least and the
+greatest of them helps nobody and takes a fifth of a write. deltalake finds no column inside another by its name (its
+setting is dropped in silence), so this is what holds for all columns that are not named.
+"""
+_OTHER_PROPERTIES = ColumnProperties(dictionary_enabled=True, statistics_enabled="PAGE")
+
+
+def get_writer_properties(table: Table, rows: pa.Table) -> WriterProperties:
+    """How one file of these rows of a table is written: where they are few, as they are."""
+    return _FEW_ROWS_PROPERTIES if rows.nbytes <= _FEW_ROWS_BYTES else get_bulk_writer_properties(table)
+
+
+def get_bulk_writer_properties(table: Table) -> WriterProperties:
+    """How files of many rows of a table are written."""
+    others = [name for name in table.schema.names if name != "streams"]
+    if table.generation_column is None or len(others) == len(table.schema.names):
+        return _make_bulk_properties()
+    return _make_bulk_properties(_STREAM_ID_PROPERTIES, dict.fromkeys(others, _OTHER_PROPERTIES))
+
+
+def _make_bulk_properties(
+    default: ColumnProperties | None = None, columns: dict[str, ColumnProperties] | None = None
+) -> WriterProperties:
+    # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 %
+    # of the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same
+    # (session.sql_conf).
+    return WriterProperties(
+        compression="ZSTD",
+        compression_level=1,
+        dictionary_page_size_limit=_DICTIONARY_BYTES,
+        default_column_properties=default,
+        column_properties=columns,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PartialReplacement:
+    """All rows that pass some filters, and which of them (bool) go; the others stay."""
+
+    rows: pa.Table
+    go: np.ndarray
+
+    @cached_property
+    def gone(self) -> pa.Table:
+        """The rows that go."""
+        return self.rows if self.go.all() else self.rows.filter(pa.array(self.go))
+
+    def after(self, table: Table, came: pa.Table) -> pa.Table:
+        """The rows of a table when others have come: the first with the key of one that goes in its place, the rest
+        behind all.
+
+        So a file stays in its order, in which it is smaller.
+        """
+        if self.go.all():
+            return came
+        known, asked = (encode_rows(each, table.keys) for each in (self.gone, came))
+        met = np.asarray(compute.fill_null(compute.index_in(asked, value_set=known), -1))
+        partners, first = np.unique(met, return_index=True)
+        partners, first = partners[partners >= 0], first[partners >= 0]
+        order = np.where(self.go, -1, np.arange(len(self.go)))
+        order[np.flatnonzero(self.go)[partners]] = len(self.go) + first
+        behind = np.setdiff1d(np.arange(came.num_rows), first, assume_unique=True)
+        order = np.concatenate([order[order >= 0], len(self.go) + behind])
+        return pa.concat_tables([self.rows, came]).take(pa.array(order))
+
+
+_AddedFile = dict[str, Any]
+"""A file as Delta's log adds it, with the folder of its draft's table as `draft`."""
+
+
+def has_time_partitions(table: Table) -> bool:
+    """Whether partitions of the table are named by times."""
+    return any(pat.is_timestamp(table.schema.field(name).type) for name in table.partition_by)
+
+
+def format_partition_value(value: Any) -> str:
+    """A partition column's value as Delta's log has it, and as deltalake takes it in filters."""
+    return _format_time(us_from_datetime(value)) if isinstance(value, datetime) else str(value)
+
+
+def write_draft_files(
+    empty: InitialLog, folder: Path, rows: pa.Table | pa.RecordBatchReader, properties: WriterProperties
+) -> list[_AddedFile]:
+    """Write rows as files of a table of its own in a new folder, whose log begins as `empty`; answers with the files.
+
+    So Parquet, statistics, NOT NULL and CHECKs are those of every other write.
+
+    Raises:
+        DeltaError: the rows break a rule of the table.
+    """
+    write_log(folder, empty)
+    write_deltalake(folder, rows, mode="append", writer_properties=properties)
+    lines = (folder / LOG_FOLDER / f"{len(empty):020d}.json").read_text(encoding="utf-8").splitlines()
+    return [action["add"] | {"draft": folder.name} for action in map(json.loads, lines) if "add" in action]
+
+
+def place_files(
+    table: Table, target: str, draft: Path | None, files: Sequence[_AddedFile], unseen: str
+) -> list[AddAction | RemoveAction]:
+    """Move the files of a draft to where the table has its own, under their names, and say how they are added.
+
+    All of them are looked at before the first is moved. Without a draft they are there, or nowhere.
+
+    Raises:
+        EnvironmentProblem: one is not there, or not whole; it goes on with `unseen` and the file's name.
+    """
+    missing: list[str] = []
+    moves: list[tuple[Path, StoragePath]] = []
+    for file in files:
+        path = decode_path(file["path"])
+        written, place = draft and draft / file["draft"] / path, parse_path(target) / path
+        if written is not None and _is_whole(parse_path(written), file["size"]):
+            moves.append((written, place))
+        elif not _is_whole(place, file["size"]):  # where an attempt that met a conflict has moved it
+            missing.append(str(written or place))
+    if missing:
+        raise EnvironmentProblem(
+            f"{table.full_name} stays as it was: {len(missing)} of {len(files)} new files are not whole; "
+            + unseen.format(missing[0])
+        )
+    for written, place in moves:
+        place.receive(written)
+    return [_make_add_action(table, file) for file in files]
+
+
+def _rewrite_partitions(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    partitions: Iterable[Any],
+    commit: tuple[DeltaCommitProperties, WriterProperties],
+) -> None:
+    """Commit rows: behind those that there are, and in place of those of some partitions of the table's one column.
+
+    Only as the version after the opened one, if the properties say so. What a killed process leaves is swept by the
+    next; files that no commit names are taken by vacuum.
+    """
+    properties, writing = commit
+    target = parse_path(folder_from_opened(opened))
+    (column,) = table.partition_by
+    chosen = [format_partition_value(value) for value in partitions]
+    draft = atomic.make_draft_folder(get_draft_folder(target), table.name)
+    try:
+        files = write_draft_files(make_empty_log(table), draft / "rows", rows, writing) if rows.num_rows else []
+        added = place_files(table, str(target), draft, files, "somebody has removed {}")
+    finally:
+        atomic.discard_draft(draft)
+    opened.create_write_transaction(
+        added,
+        "overwrite" if chosen else "append",
+        opened.schema(),
+        list(table.partition_by),
+        [(column, "in", chosen)] if chosen else None,
+        commit_properties=properties,
+        post_commithook_properties=get_post_commit_hooks(opened),
+    )
+
+
+def _make_add_action(table: Table, file: _AddedFile) -> AddAction:
+    return AddAction(
+        decode_path(file["path"]),
+        file["size"],
+        _with_zones(table, file["partitionValues"]),
+        file["modificationTime"],
+        True,
+        file["stats"],
+    )
+
+
+def _with_zones(table: Table, values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Values of partition columns as deltalake wrote them, times with their zone."""
+    times = {name for name in values if pat.is_timestamp(table.schema.field(name).type)}
+    return {
+        name: _format_time(parse_time_us(value, zone_required=False)) if value is not None and name in times else value
+        for name, value in values.items()
+    }
+
+
+def _format_time(us: Microseconds) -> str:
+    """As Delta on Spark writes it: ISO 8601 in UTC, always with six decimals."""
+    return f"{datetime_from_us(us):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def _is_whole(file: StoragePath, size: int) -> bool:
+    try:
+        seen = file.seen()
+    except OSError:
+        return False
+    return seen is not None and seen.bytes == size
+
+
+# More keys than this are looked for by their bounds: a statement takes no list of any length.
+_MAX_LISTED_KEYS = 256
+
+_ReplaceCondition = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
+"""Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
+
+TransactionNumbers = Mapping[str, int]
+"""Transactions of applications by their names, which Delta keeps with a commit."""
+
+NO_TRANSACTION_NUMBERS: TransactionNumbers = MappingProxyType({})
+
+RowsRule = Callable[[pa.Table], pa.Table | None]
+"""What makes the rows to write, or nothing, of all rows of a table."""
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a merge did. `version` is the table's version in which all of the rows are."""
+
+    inserted: int
+    updated: int
+    version: int
+
+
+def transact_rows(
+    opened: DeltaTable, table: Table, rule: RowsRule, *, whole: bool, numbers: TransactionNumbers
+) -> None:
+    """Merge what a rule makes of all rows; only as the version after the one that they were read from.
+
+    Nothing where the table has seen one of the `numbers` of applications, or a higher one.
+    """
+    if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
+        return
+    there = _read_declared_rows(opened, table)
+    made = rule(there)
+    if made is None:
+        return
+    source = conform_rows(table, made)
+    refuse_repeated_keys(table, source)
+    update = not table.is_append_only
+    merge_rows(opened, table, source, update, there=there, whole=whole, numbers=numbers)
+
+
+def merge_judged_rows(
+    opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool
+) -> MergeResult | None:
+    """Merge what is made of the newest rows, whoever reads them; only as the version after the one that is opened."""
+    made = judge()
+    if made is None:
+        return None
+    source = conform_rows(table, made)
+    refuse_repeated_keys(table, source)
+    return merge_rows(opened, table, source, update)
+
+
+def merge_rows(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    update: bool,
+    only: _ReplaceCondition | None = None,
+    there: pa.Table | None = None,
+    whole: bool = False,
+    numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
+) -> MergeResult:
+    """Merge by key. With `only` none is inserted. `there`: rows of the table, among them all with keys of `rows`.
+
+    `whole`: `there` is all of it, and rows whose key is not among those of `rows` go.
+    """
+    if not rows.num_rows and not whole:
+        return MergeResult(0, 0, opened.version())
+    held = _read_declared_rows(opened, table, _make_key_filters(table, rows)) if there is None else there
+    if rows.num_rows and not held.num_rows and only is None:
+        done = MergeResult(rows.num_rows, 0, opened.version() + 1)
+        append_rows(opened, table, rows, numbers)
+        return done
+    place_of = {key: place for place, key in enumerate(hash_keys(rows, table.keys))}
+    keys_there = hash_keys(held, table.keys)
+    met = [place for place, key in enumerate(keys_there) if key in place_of]
+    partners = [place_of[keys_there[place]] for place in met]
+    old, new = held.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
+    changing = np.zeros(len(met), dtype=bool)
+    if met and only is not None:
+        changing = np.asarray(compute.fill_null(only(old, new), False))
+    elif met and update:
+        changing = (hash_rows_blake2b(old) != hash_rows_blake2b(new)).any(axis=1)
+    inserted = np.ones(rows.num_rows, dtype=bool)
+    inserted[partners] = False
+    fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
+    removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
+    lost = [place for place, key in enumerate(keys_there) if whole and key not in place_of]
+    gone = held.take(pa.array(lost, pa.int64()))
+    done = MergeResult(fresh.num_rows, removed.num_rows, opened.version() + 1)
+    if not done.inserted and not done.updated and not lost:
+        return MergeResult(0, 0, opened.version())
+    # A row of which a stranger has left two is given once, and replaces both.
+    changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
+    moved = [place in changed or (only is None and new) for place, new in enumerate(inserted)]
+    source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
+    added, taken = pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])
+
+    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+        append = not (done.updated or lost)
+        few = None if append or table.partition_by else _read_all_if_few(opened, table)
+        if has_time_partitions(table):
+            _write_exchange(opened, table, added, taken, properties)
+        elif few is not None:
+            _write_overwrite(opened, table, _exchange_rows(few, table, added, taken), properties)
+        else:
+            _write_merge(opened, table, source, properties, append=append, whole=bool(lost))
+
+    transaction_log.make_commit(
+        opened, commit, digests=_compute_digests_after(opened, table, added, taken), numbers=numbers
+    )
+    return done
+
+
+def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
+    """Delete the rows that pass all (normal) filters; answers how many. None is no commit."""
+    predicate = filters_sql(filters)
+    if all(name in table.partition_by for name, _, _ in filters):
+        gone = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+        left = {row_hash.format_partition_name(table.partition_by, file.partition): 0 for file in gone}
+        if gone:
+            transaction_log.make_commit(
+                opened,
+                lambda own: opened.delete(
+                    predicate,
+                    commit_properties=own,
+                    post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+                ),
+                digests=left,
+            )
+        return sum(file.rows for file in gone)
+    removed = _read_declared_rows(opened, table, filters)
+    none = removed.slice(0, 0)
+
+    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+        if has_time_partitions(table):
+            _write_exchange(opened, table, none, removed, properties)
+        else:
+            opened.delete(
+                predicate,
+                commit_properties=properties,
+                post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            )
+
+    if removed.num_rows:
+        transaction_log.make_commit(opened, commit, digests=_compute_digests_after(opened, table, none, removed))
+    return removed.num_rows
+
+
+def append_rows(
+    opened: DeltaTable, table: Table, rows: pa.Table, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
+) -> None:
+    """Append rows, with the numbers of applications in the same commit."""
+    transaction_log.make_commit(
+        opened,
+        lambda properties: _write_append(opened, table, rows, properties),
+        digests=_compute_digests_after(opened, table, rows, rows.slice(0, 0)),
+        numbers=numbers,
+    )
+
+
+def replace_rows(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    filters: Sequence[Filter],
+    numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
+    parted: PartialReplacement | None = None,
+) -> None:
+    """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications.
+
+    `parted`: the rows that pass, which are in files of their own; of them only those that go make room.
+    """
+    predicate = filters_sql(filters)
+    if parted is None:
+        removed = _read_declared_rows(opened, table, filters)
+        due = _compute_digests_after(opened, table, rows, removed)
+    else:
+        due = _compute_digests_after_replacement(opened, table, rows, filters, parted)
+        rows, removed = parted.after(table, rows), parted.rows
+
+    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+        if has_time_partitions(table):
+            _write_exchange(opened, table, rows, removed, properties)
+        else:
+            write_deltalake(
+                with_data_files(opened),
+                rows,
+                mode="overwrite",
+                predicate=predicate,
+                commit_properties=properties,
+                post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+                writer_properties=get_writer_properties(table, rows),
+            )
+
+    transaction_log.make_commit(opened, commit, digests=due, numbers=numbers)
+
+
+def _compute_digests_after(
+    opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table, written: Collection[str] = ()
+) -> dict[str, int]:
+    """The digests of the slices that rows come to and go from, and of others that are `written` anew, as they are then.
+
+    A row that stays is in both sums or in neither: the digest of its slice goes on as commits said it.
+    """
+    names = dict.fromkeys(
+        name for rows in (added, removed) for name in row_hash.list_partition_names(rows, table.partition_by)
+    )
+    names |= dict.fromkeys(written)
+    rule = transaction_log.get_digest_rule(opened)
+    if rule == row_hash.DigestRule.BLAKE2B:  # of numbers nothing is saved
+        added, removed = find_differing_rows(added, removed)
+    came, went = (row_hash.digest_rows(rows, table.partition_by, rule) for rows in (added, removed))
+    nothing = dict.fromkeys(names, 0)
+    return row_hash.update_digests(get_digests_before(opened, table, names), nothing | came, went)
+
+
+def _compute_digests_after_replacement(
+    opened: DeltaTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: PartialReplacement
+) -> dict[str, int]:
+    """The digests of the slices of the files that pass, with what comes to them and goes from them."""
+    assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
+    held = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+    due, given = sum(file.rows for file in held), parted.rows.num_rows
+    if due != given:
+        raise StateError(f"{table.full_name} has {due} rows where {given} were read: nothing is put in their place")
+    written = {row_hash.format_partition_name(table.partition_by, file.partition): None for file in held}
+    return _compute_digests_after(opened, table, came, parted.gone, written)
+
+
+def get_digests_before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:
+    """What slices hold in an opened version: as its commits say, or, where they do not, as their rows are."""
+    if table.partition_by:
+        held = {
+            row_hash.format_partition_name(table.partition_by, file.partition): file.partition
+            for file in files.list_data_files(opened, table, files.folder_from_opened(opened))
+        }
+        slices = [name for name in slices if name in held]
+    else:
+        held = {"": ()}
+    if not slices:
+        return {}
+    with translate_read_errors(f"the log of {table.full_name}"):
+        said = transaction_log.get_digests(opened, slices)
+    if said is not None:
+        return said
+    found: dict[str, int] = {}
+    for name in slices:
+        own = normalize_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
+        with translate_read_errors(table.full_name):
+            rows = read_rows(opened, pa.schema(opened.schema()), own)
+        found |= row_hash.digest_rows(rows, table.partition_by, transaction_log.get_digest_rule(opened))
+    return found
+
+
+def _read_declared_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter] = ()) -> pa.Table:
+    """The rows of an opened table that pass all (normal) filters, in the declared schema.
+
+    Raises:
+        StoreFailure: they cannot be read, or are not as declared.
+    """
+    with translate_read_errors(table.full_name):
+        return read_rows(opened, table.schema, filters)
+
+
+def _write_merge(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    properties: transaction_log.DeltaCommitProperties,
+    *,
+    append: bool,
+    whole: bool,
+) -> None:
+    if append:  # A merge, which looks for the keys once more, takes ten times as long.
+        _write_append(opened, table, rows, properties)
+        return
+    # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
+    merger = opened.merge(
+        rows,
+        " AND ".join(f"t.{quote_column(key)} = s.{quote_column(key)}" for key in table.keys),
+        source_alias="s",
+        target_alias="t",
+        streamed_exec=False,
+        writer_properties=get_writer_properties(table, rows),
+        commit_properties=properties,
+        post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+    )
+    if whole:  # only where all rows that there are to be are given
+        merger = merger.when_not_matched_by_source_delete()
+    merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _write_append(
+    opened: DeltaTable, table: Table, rows: pa.Table, properties: transaction_log.DeltaCommitProperties
+) -> None:
+    if has_time_partitions(table):
+        _write_exchange(opened, table, rows, rows.slice(0, 0), properties)
+    else:
+        write_deltalake(
+            opened,
+            rows,
+            mode="append",
+            commit_properties=properties,
+            post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            writer_properties=get_writer_properties(table, rows),
+        )
+
+
+def _write_exchange(
+    opened: DeltaTable,
+    table: Table,
+    added: pa.Table,
+    removed: pa.Table,
+    properties: transaction_log.DeltaCommitProperties,
+) -> None:
+    """Add rows and take rows away; the partitions from which some go are written anew, in the order of their keys."""
+    (name,) = table.partition_by
+    partitions = compute.unique(removed[name]).to_pylist()
+    if partitions:
+        own = normalize_filters(table, [(name, "in", partitions)])
+        added = _exchange_rows(_read_declared_rows(opened, table, own), table, added, removed)
+    _rewrite_partitions(opened, table, added, partitions, (properties, get_writer_properties(table, added)))
+
+
+def _exchange_rows(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
+    """Rows without those that go and with those that come, in the order of their keys."""
+    gone = set(hash_keys(removed, table.schema.names))
+    stays = [row not in gone for row in hash_keys(held, table.schema.names)]
+    left = held.filter(pa.array(stays, pa.bool_()))
+    return pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
+
+
+def _read_all_if_few(opened: DeltaTable, table: Table) -> pa.Table | None:
+    """All rows, where they are few and there is nothing in the table that the platform does not know."""
+    few = opened.few() if isinstance(opened, CachedTable) and not files.list_unsupported_features(opened) else None
+    return few.cast(table.schema) if few is not None and few.schema.names == table.schema.names else None
+
+
+def _write_overwrite(
+    opened: DeltaTable, table: Table, rows: pa.Table, properties: transaction_log.DeltaCommitProperties
+) -> None:
+    """Write all rows as one file in place of all files: few are written in a third of the time that a merge takes."""
+    write_deltalake(
+        opened,
+        rows.cast(table.schema),
+        mode="overwrite",
+        commit_properties=properties,
+        post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+        writer_properties=get_writer_properties(table, rows),
+    )
+
+
+def _make_key_filters(table: Table, rows: pa.Table) -> list[Filter]:
+    """What lets the rows with the keys of `rows` through, and few others: a list of them, or their bounds."""
+    filters: list[Filter] = []
+    for name in table.keys:
+        values = compute.unique(rows[name])
+        if len(values) <= _MAX_LISTED_KEYS:
+            filters.append((name, "in", values.to_pylist()))
+        elif not pat.is_binary(values.type):
+            bounds = compute.min_max(values)
+            filters += [(name, ">=", bounds["min"].as_py()), (name, "<=", bounds["max"].as_py())]
+    return normalize_filters(table, filters)

@@ -1,0 +1,395 @@
+"""Parse the output of `nodetool ring`, `nodetool describering` and `nodetool status`.
+
+`ring` names the owner of each token. `describering` lists the replicas of one keyspace, which are the owners only
+if it is replicated in every datacenter: it never changes a known ring. `status` has host IDs. None prints shards:
+they come from nodes known by address, or from options of import.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID, uuid5
+
+from cdc_platform.errors import InputError
+from cdc_platform.importing.formats.cells import HALF_WRITTEN, read_range_end
+from cdc_platform.importing.import_issues import ImportIssues
+from cdc_platform.ring import Node, Ring, membership_from_printed_state
+
+_NAMESPACE = UUID("6c1d2b1e-9f0e-4f7c-9a53-0c9c5d9f7a11")
+_LOAD, _OWNS = r"(?:\?|\S+(?: \S+)?)", r"(?:\?|[\d.]+%)"
+_DATACENTER = re.compile(r"\s*Datacenter: (.*\S)\s*")
+_HEADER = re.compile(r"Address\s+Rack\s+Status\s+State\s+Load\s+Owns\s+Token\s*")
+_LAST = re.compile(r"\s+(-?\d{1,19})\s*", re.ASCII)
+# Names of racks hold whatever their operators wrote, and a long one reaches the next column.
+_ROW = re.compile(rf"\s*(\S+)\s+(.*\S)\s*\b(Up|Down|\?)\s+(\S+)\s+{_LOAD}\s+{_OWNS}\s+(-?\d{{1,19}})\s*", re.ASCII)
+_ENDS_IN_TOKEN = re.compile(r".*\S\s+-?\d{1,19}\s*", re.ASCII)
+_RANGE = re.compile(
+    r"TokenRange\(start_token:(-?\d{1,19}), end_token:(-?\d{1,19}), endpoints:\[([^\]]*)\].*?"
+    r"endpoint_details:\[EndpointDetails\(host:(.+?), datacenter:(.+?), rack:(.+?)\)"
+    r"(?=, EndpointDetails\(host:|\]\)?\s*$)",
+    re.ASCII,
+)
+_STATUS_HEADER = re.compile(r"\s*--\s+Address\s+Load\s+Tokens\s+Owns.*\s+Host ID\s+Rack\s*")
+_STATUS_ROW = re.compile(
+    rf"\s*([UDX?])(\S)\s+(\S+)\s+{_LOAD}\s+(\d{{1,7}}|\?)\s+{_OWNS}\s+([0-9a-fA-F-]{{36}}|\?)\s+(.*\S)\s*", re.ASCII
+)
+_STATUS_LIKE = re.compile(r"\s*[A-Z?]{2}\s+\S.*", re.ASCII)
+_STATE_LETTERS: Mapping[str, str] = {"N": "Normal", "L": "Leaving", "J": "Joining", "M": "Moving"}
+
+
+@dataclass
+class NodetoolRing:
+    """The tokens of each address, with its datacenter and rack; `source` is the file.
+
+    `replicas_only`: it was printed by describering, which does not say who owns a token.
+    """
+
+    source: str
+    tokens: dict[str, set[int]] = field(default_factory=dict)
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    replicas_only: bool = False
+
+    def own(self, place: str, address: str, datacenter: str, rack: str, token: str) -> int:
+        """Say that an address owns a token."""
+        value = read_range_end(place, token)
+        self.tokens.setdefault(address, set()).add(value)
+        self.places[address] = datacenter, rack
+        return value
+
+
+@dataclass(frozen=True)
+class NodetoolNode:
+    """A node as `nodetool status` prints it. `host_id` and `token_count` are None where it prints a question mark."""
+
+    address: str
+    host_id: UUID | None
+    token_count: int | None
+    datacenter: str
+    rack: str
+
+
+@dataclass(frozen=True)
+class NodetoolStatus:
+    """The members of a cluster by `nodetool status`, by their addresses; `source` is the file."""
+
+    source: str
+    nodes: Mapping[str, NodetoolNode]
+
+    def lists(self, node: Node) -> bool:
+        """Return True if the node is printed, by its host ID or its address."""
+        return node.address in self.nodes or any(node.host_id == each.host_id for each in self.nodes.values())
+
+    def host_id(self, address: str) -> UUID | None:
+        """The host ID of an address; None where it is not printed."""
+        found = self.nodes.get(address)
+        return None if found is None else found.host_id
+
+
+def is_nodetool_ring(text: str) -> bool:
+    """Return True for what `nodetool ring` or `nodetool describering` prints."""
+    return _is_describering(text) or any(_HEADER.fullmatch(line) for line in text[:4096].splitlines())
+
+
+def is_nodetool_status(text: str) -> bool:
+    """Return True for what `nodetool status` prints."""
+    return any(_STATUS_HEADER.fullmatch(line) for line in text[:4096].splitlines())
+
+
+def parse_nodetool_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
+    """The ring that is printed.
+
+    Raises:
+        InputError: it is cut, a line or a state is not known; or a node joins or leaves, and `flaws` are refused.
+    """
+    found = _parse_describering(source, text) if _is_describering(text) else _parse_ring(source, text, flaws)
+    if not found.tokens:
+        raise InputError(f"{source} lists no token: {HALF_WRITTEN}; print it again")
+    return found
+
+
+def parse_nodetool_status(source: str, text: str, flaws: ImportIssues) -> NodetoolStatus:
+    """The members that `nodetool status` prints.
+
+    Raises:
+        InputError: a line or a state is not known, an address or a host ID is there twice; or a node joins or leaves,
+            and `flaws` are refused.
+    """
+    nodes: dict[str, NodetoolNode] = {}
+    datacenter = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{source}, line {number}"
+        head, row = _DATACENTER.fullmatch(line), _STATUS_ROW.fullmatch(line)
+        if head:
+            datacenter = head[1]
+        elif row:
+            _, state, address, tokens, host, rack = row.groups()
+            found = membership_from_printed_state(f"{place}: node {address}", _STATE_LETTERS.get(state, state))
+            if not found.at_rest:
+                flaws.tell(f"{place}: node {address} is {_STATE_LETTERS[state]}; print it when it is Normal or gone")
+            if not found.in_ring:
+                continue
+            host_id = None if host == "?" else _parse_host_id(place, host)
+            if address in nodes or (host_id and any(host_id == each.host_id for each in nodes.values())):
+                raise InputError(f"{place}: node {address} ({host}) is there twice")
+            nodes[address] = NodetoolNode(address, host_id, None if tokens == "?" else int(tokens), datacenter, rack)
+        elif _STATUS_LIKE.fullmatch(line) and not _STATUS_HEADER.fullmatch(line):
+            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool status that is known here")
+    if not nodes:
+        raise InputError(f"{source} lists no node: {HALF_WRITTEN}; print it again")
+    return NodetoolStatus(source, nodes)
+
+
+def nodes_from_ring(
+    ring: NodetoolRing,
+    known: Sequence[Node],
+    shards: int | None,
+    ignore_msb: int | None,
+    status: NodetoolStatus | None = None,
+) -> tuple[list[Node] | None, list[str]]:
+    """The nodes of a printed ring, and what a person should know; `known` are those of the home.
+
+    The nodes are None where the ring stays as it is known. A printed ring has no zero-token nodes: those that are known
+    stay, unless `status`, which has all members, is printed beside it.
+
+    Raises:
+        InputError: nobody says how a node shards its tokens, the nodes make no ring, or `status` contradicts it.
+    """
+    if ring.replicas_only and any(node.tokens for node in known):
+        return None, [*_replicas_only(ring), *_differences(ring, known)]
+    by_host, by_address = {node.host_id: node for node in known}, {node.address: node for node in known if node.address}
+    nodes, made_up = [], []
+    for address in sorted(ring.tokens):
+        host_id = None if status is None else status.host_id(address)
+        there = by_address.get(address) if host_id is None else by_host.get(host_id)
+        like = there or by_address.get(address)
+        given = (shards, ignore_msb) if like is None else (like.shard_count, like.ignore_msb)
+        sharding = _sharding(ring.source, address, *given)
+        datacenter, rack = ring.places[address]
+        if host_id is None:
+            host_id = uuid5(_NAMESPACE, f"{datacenter} {address}") if there is None else there.host_id
+            made_up += [] if there else [address]
+        nodes.append(
+            Node(
+                host_id=host_id,
+                tokens=tuple(sorted(ring.tokens[address])),
+                shard_count=sharding[0],
+                ignore_msb=sharding[1],
+                address=address,
+                datacenter=datacenter,
+                rack=rack,
+                features=() if there is None else there.features,
+            )
+        )
+    nodes += [
+        node
+        for node in known
+        if not node.tokens and node.address not in ring.tokens and (status is None or status.lists(node))
+    ]
+    if status is not None:
+        _assert_same_counts(status, nodes)
+    Ring.of(nodes)
+    warnings = []
+    if made_up:
+        warnings.append(
+            f"{ring.source}: nodetool {'describering' if ring.replicas_only else 'ring'} prints no host IDs, and "
+            f"{len(made_up)} nodes are not known by their addresses, the first {made_up[0]}: they have IDs that were "
+            "made of their addresses; import nodetool status, system.topology or a ring snapshot for the true ones"
+        )
+    warnings += _replicas_only(ring) if ring.replicas_only else []
+    return nodes, warnings
+
+
+def apply_status(
+    nodes: Sequence[Node], status: NodetoolStatus, shards: int | None, ignore_msb: int | None
+) -> tuple[list[Node], list[str]]:
+    """Nodes with what `nodetool status` says of them, and what a person should know. It removes no node.
+
+    A host ID that was made of an address gives way to the true one; zero-token nodes are added; addresses, datacenters
+    and racks that were not known are filled in.
+
+    Raises:
+        InputError: another host has the address of a node, no node owns tokens, or nobody says how a zero-token node
+            shards.
+    """
+    if not any(node.tokens for node in nodes):
+        raise InputError(
+            f"{status.source}: nodetool status prints no tokens, and no node here owns any; import "
+            "nodetool ring with it"
+        )
+    by_host = {node.host_id: node for node in nodes}
+    by_address = {node.address: node for node in nodes if node.address}
+    found: dict[UUID, Node] = {node.host_id: node for node in nodes}
+    warnings: list[str] = []
+    for printed in status.nodes.values():
+        there = by_host.get(printed.host_id) if printed.host_id else by_address.get(printed.address)
+        there = there or by_address.get(printed.address)
+        if there is None and printed.token_count == 0 and printed.host_id is not None:
+            sharding = _sharding(status.source, printed.address, shards, ignore_msb)
+            added = Node(
+                host_id=printed.host_id,
+                tokens=(),
+                shard_count=sharding[0],
+                ignore_msb=sharding[1],
+                address=printed.address,
+                datacenter=printed.datacenter,
+                rack=printed.rack,
+            )
+            found[added.host_id] = added
+        elif there is None:
+            warnings.append(
+                f"{status.source}: node {printed.address} is not known here, and nodetool status does not print its "
+                "tokens: it is left out; import nodetool ring with it"
+            )
+        else:
+            del found[there.host_id]
+            named = _with_printed_names(there, printed, status.source)
+            found[named.host_id] = named
+            warnings += _other_tokens(there, printed, status.source)
+    gone = [node for node in nodes if not status.lists(node)]
+    if gone:
+        warnings.append(
+            f"{status.source}: {len(gone)} nodes that are known here are not in it, the first {gone[0].host_id}: they "
+            "stay; import nodetool ring with it, or system.topology, if they have left"
+        )
+    return list(found.values()), warnings
+
+
+def _with_printed_names(there: Node, printed: NodetoolNode, source: str) -> Node:
+    host_id = there.host_id
+    if printed.host_id is not None and printed.host_id != host_id:
+        if host_id != uuid5(_NAMESPACE, f"{there.datacenter} {there.address}"):
+            raise InputError(
+                f"{source}: node {printed.address} is host {printed.host_id}, and here it is host {host_id}: another "
+                "node has taken its address; import nodetool ring with it, or system.topology"
+            )
+        host_id = printed.host_id
+    return replace(
+        there,
+        host_id=host_id,
+        address=there.address or printed.address,
+        datacenter=there.datacenter or printed.datacenter,
+        rack=there.rack or printed.rack,
+    )
+
+
+def _other_tokens(there: Node, printed: NodetoolNode, source: str) -> list[str]:
+    if printed.token_count in (None, len(there.tokens)):
+        return []
+    return [
+        f"{source}: node {printed.address} has {printed.token_count} tokens, and {len(there.tokens)} are known here; "
+        "import nodetool ring with it"
+    ]
+
+
+def _assert_same_counts(status: NodetoolStatus, nodes: Sequence[Node]) -> None:
+    """Hold that both were printed at one time, by how many tokens each node has."""
+    owned = {node.address: len(node.tokens) for node in nodes}
+    for printed in status.nodes.values():
+        if printed.token_count not in (None, owned.get(printed.address, 0)):
+            raise InputError(
+                f"{status.source}: node {printed.address} has {printed.token_count} tokens, and nodetool ring lists "
+                f"{owned.get(printed.address, 0)}; print both at one time"
+            )
+
+
+def _sharding(source: str, address: str, shards: int | None, ignore_msb: int | None) -> tuple[int, int]:
+    if shards is None or ignore_msb is None:
+        raise InputError(
+            f"{source}: node {address} is not known, and nodetool does not say how it shards its tokens; say it with "
+            "--shards 8 --ignore-msb 12"
+        )
+    return shards, ignore_msb
+
+
+def _replicas_only(ring: NodetoolRing) -> list[str]:
+    return [
+        f"{ring.source}: nodetool describering lists the replicas of one keyspace, which are the owners of the ranges "
+        "only if it is replicated in every datacenter; import nodetool ring or system.topology for the owners"
+    ]
+
+
+def _differences(ring: NodetoolRing, known: Sequence[Node]) -> list[str]:
+    """What a description of replicas says otherwise than the known ring, which stays as it is."""
+    here = {token for node in known for token in node.tokens}
+    printed = {token for tokens in ring.tokens.values() for token in tokens}
+    strangers = sorted(ring.tokens.keys() - {node.address for node in known})
+    found = [f"the ring here stays as it is: {len(here)} tokens of {len(known)} nodes"]
+    if printed - here:
+        found.append(
+            f"{len(printed - here)} ranges end at tokens that no node here has, the first {min(printed - here)}"
+        )
+    if here - printed:
+        found.append(f"{len(here - printed)} tokens of nodes here end no range, the first {min(here - printed)}")
+    if strangers and all(node.address for node in known):
+        found.append(f"{len(strangers)} addresses are of no node here, the first {strangers[0]}")
+    return [f"{ring.source}: {'; '.join(found)}"]
+
+
+def _is_describering(text: str) -> bool:
+    return "TokenRange(" in text[:4096]
+
+
+def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
+    """By `nodetool ring`: above the rows of each datacenter is the token of its last one."""
+    found = NodetoolRing(source)
+    datacenter, due, last = "", None, None
+
+    def end(number: int) -> None:
+        if due != last:
+            raise InputError(
+                f"{source}, line {number}: the rows of datacenter {datacenter} end with token {last} where they should "
+                f"with {due}: {HALF_WRITTEN}; print it again"
+            )
+
+    number = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{source}, line {number}"
+        head, row, alone = _DATACENTER.fullmatch(line), _ROW.fullmatch(line), _LAST.fullmatch(line)
+        if head:
+            end(number)
+            datacenter, due, last = head[1], None, None
+        elif alone:
+            due = read_range_end(place, alone[1])
+        elif row:
+            address, rack, _, state, token = row.groups()
+            last = int(token)
+            membership = membership_from_printed_state(f"{place}: node {address}", state)
+            if not membership.at_rest:
+                flaws.tell(f"{place}: node {address} is {state}; print the ring when it is Normal or gone")
+            if membership.in_ring:
+                found.own(place, address, datacenter, rack, token)
+        elif _ENDS_IN_TOKEN.fullmatch(line):
+            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool ring that is known here")
+    end(number)
+    return found
+
+
+def _parse_describering(source: str, text: str) -> NodetoolRing:
+    """By `nodetool describering`: the ranges, each with its first replica and where that is."""
+    found, starts, ends = NodetoolRing(source, replicas_only=True), set[int](), set[int]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{source}, line {number}"
+        if "TokenRange(" not in line:
+            continue
+        row = _RANGE.search(line)
+        if row is None:
+            raise InputError(f"{place}: {line.strip()[:80]!r} is no range of nodetool describering: {HALF_WRITTEN}?")
+        start, token, endpoints, host, datacenter, rack = row.groups()
+        first = endpoints.split(",")[0].strip()
+        if first != host:
+            raise InputError(f"{place}: the first endpoint is {first}, and its details are of {host}")
+        starts.add(int(start))
+        ends.add(found.own(place, first, datacenter, rack, token))
+    if starts != ends:
+        gap = min(starts ^ ends)
+        raise InputError(f"{source}: the ranges do not close the ring, at token {gap}: {HALF_WRITTEN}; print it again")
+    return found
+
+
+def _parse_host_id(place: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InputError(f"{place}: host ID {text!r} is no UUID") from None

@@ -1,1 +1,0 @@
-"""Rehearsals: what a list of topology changes would do, played in memory."""

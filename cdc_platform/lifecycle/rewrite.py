@@ -1,0 +1,342 @@
+"""The rewrite of the V1 streams table into the V2 one, as design document 000 describes it, and client readiness.
+
+Every node of an upgraded cluster runs it; the first one does the work. Decisions need times alone, and one generation
+is one cell, so no Spark. Clients may switch once every node's `cdc_local` has the row `rewritten`, which
+scylla-cdc-go and -java wait for (scylla-cdc-java PR #21), and the new tables have every generation that a log can
+have rows of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import numpy as np
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from cdc_platform import failpoints
+from cdc_platform.clock import (
+    Clock,
+    Microseconds,
+    Milliseconds,
+    ceil_ms_from_us,
+    format_ms,
+    ms_from_seconds,
+    ms_from_us,
+    seconds_from_ms,
+    us_from_ms,
+)
+from cdc_platform.delta import Lake, choose_remedy
+from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
+from cdc_platform.generations import BEGINNING_US, NEVER_US, LogLifetime, get_oldest_live_ms, may_have_live_rows
+from cdc_platform.lifecycle.join import publish
+from cdc_platform.metastore import CdcTable, cdc_local, cdc_tables, generations, read_host_ids, read_node_statuses
+from cdc_platform.settings import Settings
+from cdc_platform.tables import STREAMS_DESCRIPTIONS
+
+log = logging.getLogger(__name__)
+
+RewriteAction = Literal["rewrite", "skip-too-old", "skip-present", "missing-data"]
+
+OnMessage = Callable[[str], object]
+_Result = TypeVar("_Result")
+# What the lake says of a read or a write that may not fail the next time; a rule that is broken stays so.
+_RETRYABLE = (Unavailable, StoreFailure, ConflictError)
+
+
+@dataclass(frozen=True)
+class RewriteDecision:
+    """What becomes of a V1 generation, named by its time (ms), and why."""
+
+    time_ms: Milliseconds
+    action: RewriteAction
+    reason: str
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What a rewrite did, or with a dry run would do.
+
+    `hosts`: the nodes it was run for; `marked`: those of them that have the marker now; `decisions`: one for each
+    timestamp of the old table, oldest first; `ended`: why it stopped, in words.
+    """
+
+    hosts: tuple[str, ...]
+    marked: tuple[str, ...]
+    decisions: tuple[RewriteDecision, ...]
+    ended: str
+
+    @property
+    def missing(self) -> list[RewriteDecision]:
+        """The generations whose data could not be found."""
+        return [decision for decision in self.decisions if decision.action == "missing-data"]
+
+
+def nodes_without_rewrite_marker(lake: Lake) -> list[str]:
+    """The host IDs of the ring's nodes that have not rewritten, ascending."""
+    return sorted(set(read_host_ids(lake)) - cdc_local.hosts_with_rewrite_marker(lake))
+
+
+def has_no_v1_streams(lake: Lake) -> bool:
+    """Whether there is no old streams table. An empty one counts as none: naming the tables for SQL makes them all."""
+    return lake.read(STREAMS_DESCRIPTIONS, ["time"]).num_rows == 0
+
+
+def plan_rewrite(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
+    """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
+    times = np.array(sorted(generations.read_row_times(lake, STREAMS_DESCRIPTIONS)), dtype=np.int64)
+    now_ms = clock.now_ms()
+    logs = _log_lives(lake, now_ms)
+    creation, margin = settings.use_creation_time, settings.clock_margin_ms
+    live = may_have_live_rows(times, logs, now_ms, use_creation_time=creation, clock_margin_ms=margin)
+    standing = [log for log in logs if log.until_ms is None]
+    oldest = (
+        get_oldest_live_ms(standing, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
+    )
+    listed = generations.read_listed_times(lake)
+    described = set(generations.read_v1_times(lake).tolist())
+    ends = [*times[1:].tolist(), None][: times.size]
+    return [
+        _decision(lake, time_ms, end, oldest, listed, described)
+        if is_live
+        else RewriteDecision(time_ms, "skip-too-old", _too_old_reason(lake, end if logs else None, oldest))
+        for time_ms, end, is_live in zip(times.tolist(), ends, live.tolist(), strict=True)
+    ]
+
+
+def rewrite_streams_tables(
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    hosts: Sequence[str] | None = None,
+    *,
+    dry_run: bool = False,
+    again: bool = False,
+    tell: OnMessage = log.info,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RewriteResult:
+    """Rewrite for these nodes (host IDs), by default for every node of the ring that is not marked.
+
+    Nodes share the lake, so that one pass is every node's; processes that run it at once end with the same rows.
+    `again` runs it for marked nodes too. `tell` gets every step with its reason.
+
+    Raises:
+        NotFound: a host is not known, or the ring has no nodes and none is named.
+        StateError: generations could not be read, or are not what was committed, however often that was tried; the
+            others are rewritten, and no node is marked.
+    """
+    chosen = _chosen_hosts(lake, hosts)
+    run = _RewriteRun(lake, clock, settings, dry_run, tell, sleep)
+    if has_no_v1_streams(lake):
+        return run.ended(chosen, (), "step 1: there is no cdc_streams_descriptions, so there is nothing to rewrite")
+    marked = set() if again else cdc_local.hosts_with_rewrite_marker(lake)
+    todo = tuple(host for host in chosen if host not in marked)
+    for host in (host for host in chosen if host in marked):
+        tell(f"step 2: node {host} is marked as rewritten already")
+    if not todo:
+        return run.ended(chosen, (), "step 2: every node is marked as rewritten already")
+    if settings.dont_rewrite_streams:
+        return run.ended(chosen, (), "dont_rewrite_streams is set: an administrator has to see to the old table")
+    tables = _enabled_tables(lake)
+    if not tables:
+        ended = "step 3: no table has CDC enabled, so old generations are not needed"
+        return run.ended(todo, (), ended, mark_as=run.mark(todo, None))
+    tell(f"step 3: {len(tables)} tables have CDC enabled, the first {tables[0].full_name}")
+    return run.steps_4_to_7(todo)
+
+
+@dataclass(frozen=True)
+class _RewriteRun:
+    """One run of the procedure, with what it was given."""
+
+    lake: Lake
+    clock: Clock
+    settings: Settings
+    dry_run: bool
+    tell: OnMessage
+    sleep: Callable[[float], None]
+    failures: list[str] = field(default_factory=list)
+
+    def steps_4_to_7(self, hosts: tuple[str, ...]) -> RewriteResult:
+        planned = self.retried("the scan of times", lambda: plan_rewrite(self.lake, self.clock, self.settings))
+        old = sum(decision.action == "skip-too-old" for decision in planned)
+        self.tell(f"step 4: the old table has {len(planned)} timestamps; step 5: {old} of them are too old")
+        done = tuple(self._step_6(decision) for decision in planned)
+        if self.failures:
+            raise StateError(
+                f"{len(self.failures)} of {len(planned)} V1 generations could not be read or written, so no node is "
+                f"marked; the first: {self.failures[0]}; run it again"
+            )
+        failpoints.kill_if_selected(failpoints.BEFORE_MARKER)
+        missing = sum(decision.action == "missing-data" for decision in done)
+        ended = f"finished, but {missing} generations could not be rewritten" if missing else "finished"
+        return self.ended(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
+
+    def _step_6(self, decision: RewriteDecision) -> RewriteDecision:
+        """Carry a decision out; answers with what became of it."""
+        name = format_ms(decision.time_ms)
+        if decision.action == "rewrite" and not self.dry_run:
+            try:
+                decision = self.retried(f"generation {name}", lambda: self._one(decision))
+            except _RETRYABLE as error:
+                self.failures.append(f"{name}: {error}")
+                self.tell(f"step 6: {name}: not rewritten in {self.settings.rewrite_attempts} attempts: {error}")
+                return decision
+        self.tell(f"step 6: {name}: {decision.action}: {decision.reason}")
+        return decision
+
+    def _one(self, decision: RewriteDecision) -> RewriteDecision:
+        time_ms = decision.time_ms
+        if publish.is_timestamp_listed(self.lake, time_ms):
+            return RewriteDecision(time_ms, "skip-present", "another node has rewritten it in the meantime")
+        generations.verify_v1_cell(self.lake, time_ms)
+        cell = generations.read_v1_cell(self.lake, time_ms)
+        if cell is None:
+            return _missing_data(self.lake, time_ms)
+        try:
+            description = generations.parse_v1_cell(time_ms, cell)
+        except StateError as error:
+            return RewriteDecision(time_ms, "missing-data", str(error))
+        publish.write_published_streams(self.lake, time_ms, description)
+        failpoints.kill_if_selected(failpoints.AFTER_REWRITTEN_STREAMS)
+        publish.write_published_timestamp(self.lake, time_ms)
+        failpoints.kill_if_selected(failpoints.AFTER_REWRITTEN_TIMESTAMP)
+        return decision
+
+    def mark(self, hosts: tuple[str, ...], newest_ms: Milliseconds | None) -> tuple[str, ...]:
+        """Write the marker of each node; a marker that is there stays."""
+        if self.dry_run:
+            return ()
+        self.retried("the marker", lambda: cdc_local.write_rewrite_markers(self.lake, hosts, newest_ms))
+        return hosts
+
+    def ended(
+        self, hosts: tuple[str, ...], decisions: tuple[RewriteDecision, ...], reason: str, mark_as: tuple[str, ...] = ()
+    ) -> RewriteResult:
+        marked = f"; nodes marked as rewritten: {', '.join(mark_as)}" if mark_as else ""
+        self.tell(f"{reason}{marked}{' (dry run: nothing is written)' if self.dry_run else ''}")
+        return RewriteResult(hosts, mark_as, decisions, reason)
+
+    def retried(self, what: str, work: Callable[[], _Result]) -> _Result:
+        def again(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.tell(f"{what}: attempt {state.attempt_number} failed: {error}; trying again")
+
+        for attempt in Retrying(
+            retry=retry_if_exception_type(_RETRYABLE),
+            stop=stop_after_attempt(self.settings.rewrite_attempts),
+            wait=wait_fixed(seconds_from_ms(self.settings.rewrite_retry_ms)),
+            sleep=self.sleep,
+            before_sleep=again,
+            reraise=True,
+        ):
+            with attempt:
+                return work()
+        raise AssertionError("unreachable: the last attempt raises")
+
+
+def _decision(
+    lake: Lake,
+    time_ms: Milliseconds,
+    end_ms: Milliseconds | None,
+    oldest: Milliseconds | None,
+    listed: Collection[Milliseconds],
+    there: Collection[Milliseconds],
+) -> RewriteDecision:
+    since = _since_text(oldest)
+    if time_ms in listed:
+        return RewriteDecision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
+    if time_ms not in there:
+        return _missing_data(lake, time_ms)
+    if end_ms is None:
+        return RewriteDecision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
+    reason = f"superseded at {format_ms(end_ms)}, and logs can have rows from {since} on"
+    return RewriteDecision(time_ms, "rewrite", reason)
+
+
+def _since_text(oldest: Milliseconds | None) -> str:
+    return "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
+
+
+def _too_old_reason(lake: Lake, end_ms: Milliseconds | None, oldest: Milliseconds | None) -> str:
+    """Why no log can have rows of a generation; `end_ms` is None where no log is known, which spares the newest too."""
+    if end_ms is None:
+        do = choose_remedy(lake, "import the schema, or if no table has one: cdc-platform tables none")
+        return f"no table with a CDC log is known here; {do}"
+    return f"superseded at {format_ms(end_ms)}, and logs have rows only from {_since_text(oldest)} on"
+
+
+def _missing_data(lake: Lake, time_ms: Milliseconds) -> RewriteDecision:
+    reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
+    do = choose_remedy(lake, "import that table and run: cdc-platform rewrite --again")
+    return RewriteDecision(time_ms, "missing-data", f"{reason}; {do}")
+
+
+def _chosen_hosts(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
+    if hosts is None:
+        normal = read_host_ids(lake)
+        if not normal:
+            raise NotFound("the ring has no nodes; import a ring snapshot, or name one with --node HOST_ID")
+        return tuple(normal)
+    known = read_node_statuses(lake).keys() | cdc_local.hosts_with_cdc_local(lake)
+    for host in hosts:
+        if host not in known:
+            raise NotFound(f"no node {host} is known; list the nodes with: cdc-platform ring")
+    return tuple(dict.fromkeys(hosts))
+
+
+def _log_lives(lake: Lake, now_ms: Milliseconds) -> list[LogLifetime]:
+    """How long the rows of the enabled tables live that may still be there: by each TTL that they were written with.
+
+    Rows of a time whose TTL is not known are taken to live for ever.
+    """
+    histories, found = cdc_tables.read_log_histories(lake), list[LogLifetime]()
+    for table in _enabled_tables(lake):
+        found.append(LogLifetime(ms_from_seconds(table.ttl_seconds), table.created_at_ms))
+        for period in histories[table.keyspace_name, table.table_name].periods:
+            ttl_us = period.ttl_us or Microseconds(0)
+            if not ttl_us or period.until_us + ttl_us > us_from_ms(now_ms):
+                begun_ms = None if period.from_us == BEGINNING_US else ms_from_us(period.from_us)
+                until_ms = None if period.until_us == NEVER_US else ceil_ms_from_us(period.until_us)
+                found.append(LogLifetime(ceil_ms_from_us(ttl_us), begun_ms, until_ms))
+    return found
+
+
+def _enabled_tables(lake: Lake) -> list[CdcTable]:
+    return [table for table in cdc_tables.read_cdc_tables(lake) if table.enabled]
+
+
+@dataclass(frozen=True)
+class ClientReadiness:
+    """Whether clients may switch. `from_ms`: of rows from then on (ms) the new tables have all streams; None: of none.
+
+    `lacking`: the V1 generations that are not in the new tables and whose rows a log can have. `unmarked`: the nodes
+    without the row that clients wait for. `has_old`: whether there is an old table at all.
+    """
+
+    has_old: bool
+    from_ms: Milliseconds | None
+    lacking: tuple[RewriteDecision, ...]
+    unmarked: tuple[str, ...]
+
+    @property
+    def may(self) -> bool:
+        """Whether clients that want all that there is may switch, and those of ScyllaDB do."""
+        return self.from_ms is not None and not self.lacking and not (self.has_old and self.unmarked)
+
+
+def check_client_readiness(lake: Lake, clock: Clock, settings: Settings) -> ClientReadiness:
+    """Judge by times alone. Where nobody has said which tables have a log each old generation counts."""
+    listed = sorted(generations.read_listed_times(lake))
+    if has_no_v1_streams(lake):
+        return ClientReadiness(False, listed[0] if listed else None, (), ())
+    done = ("skip-present", "skip-too-old") if cdc_tables.are_cdc_tables_known(lake) else ("skip-present",)
+    there = set(listed)
+    lacking = tuple(
+        each for each in plan_rewrite(lake, clock, settings) if each.action not in done and each.time_ms not in there
+    )
+    whole = [each for each in listed if not lacking or each > lacking[-1].time_ms]
+    return ClientReadiness(True, whole[0] if whole else None, lacking, tuple(nodes_without_rewrite_marker(lake)))

@@ -1,0 +1,681 @@
+"""CDC-enabled tables, their TTLs and the history of both.
+
+`platform.cdc_table_changes` is append-only and written first; `platform.cdc_tables` follows from it, and the next
+change of any table completes it after a crash. Unknown facts stay unknown: a log of unknown age has no creation time.
+`generations.expiry` alone decides what an unknown past means for a generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import wraps
+from itertools import groupby, pairwise
+from typing import Any, Concatenate, ParamSpec
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import (
+    MAX_CDC_TTL_SECONDS,
+    ONE_MS,
+    ONE_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    datetime_from_us,
+    format_ms,
+    format_us,
+    ms_from_us,
+    us_from_datetime,
+    us_from_ms,
+    us_from_seconds,
+)
+from cdc_platform.cql import check_table_name, quote_name
+from cdc_platform.delta import NO_TRANSACTION_NUMBERS, TABLES_LOCK, Lake, TransactionNumbers, choose_remedy, exclusive
+from cdc_platform.errors import InputError, UnknownTable
+from cdc_platform.generations import CdcSettingsChange, LogTtlHistory, build_log_ttl_history
+from cdc_platform.tables import CDC_TABLE_CHANGES, CDC_TABLES
+
+TABLE_ADDED, TABLE_ALTERED, TABLE_DROPPED = "added", "altered", "dropped"
+"""What becomes of a table. `added` once more, with no drop before it: seen to stand otherwise, not known since when."""
+
+_UNKNOWN_US = Microseconds(0)
+"""What stands for an unknown time in a column that may not be null: before every generation, for every reader."""
+
+
+@dataclass(frozen=True)
+class _NamedTable:
+    keyspace_name: str
+    table_name: str
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace_name}.{self.table_name}"
+
+    @property
+    def cql_name(self) -> str:
+        """`keyspace.table` as CQL and the command line read it: quoted where that is needed."""
+        return f"{quote_name(self.keyspace_name)}.{quote_name(self.table_name)}"
+
+
+@dataclass(frozen=True)
+class CdcTable(_NamedTable):
+    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created.
+
+    `created_at_ms` is None where that is not known.
+    """
+
+    enabled: bool
+    ttl_seconds: int
+    created_at_ms: Milliseconds | None
+    ddl: str | None = None
+
+    @property
+    def oldest_ms(self) -> Milliseconds:
+        """Before which time (ms) there was no log: a log of unknown age is older than everything."""
+        return Milliseconds(0) if self.created_at_ms is None else self.created_at_ms
+
+
+@dataclass(frozen=True)
+class TableChange(_NamedTable):
+    """What became of a table at `changed_at_us` (µs), and how it stood from then on; see `CdcTable`."""
+
+    changed_at_us: Microseconds
+    what: str
+    enabled: bool
+    ttl_seconds: int
+    created_at_us: Microseconds | None
+    ddl: str | None = None
+
+
+def log_recreation_times(changes: Iterable[TableChange]) -> list[Microseconds]:
+    """Return when (µs) a table's log was created again after it was dropped, from the changes of that table alone.
+
+    A log that comes back with the creation time that it had is the same one. Of a log of unknown age it is when it was
+    seen first.
+    """
+    return [
+        after.changed_at_us if after.created_at_us is None else after.created_at_us
+        for before, after in pairwise(changes)
+        if before.what == TABLE_DROPPED and (after.created_at_us is None or after.created_at_us != before.created_at_us)
+    ]
+
+
+def earliest_log_begin_us(changes: Iterable[TableChange]) -> Microseconds:
+    """Return the earliest time (µs) at which a table's log can have begun, from its changes, oldest first.
+
+    That is when the log was created, or where that is unknown, when the log before it was dropped; else 0.
+    """
+    began_us = Microseconds(0)
+    for change in changes:
+        if change.what == TABLE_DROPPED:
+            began_us = change.changed_at_us
+        elif change.created_at_us is not None:
+            began_us = change.created_at_us
+    return began_us
+
+
+def table_changes_from_rows(rows: pa.Table) -> list[TableChange]:
+    """Rows of the history as changes, oldest first."""
+    return sorted(
+        (
+            TableChange(
+                row["keyspace_name"],
+                row["table_name"],
+                us_from_datetime(row["changed_at"]),
+                row["what"],
+                row["enabled"],
+                row["ttl_seconds"],
+                stored_time_us(us_from_datetime(row["created_at"])),
+                row["ddl"],
+            )
+            for row in rows.to_pylist()
+        ),
+        key=lambda change: change.changed_at_us,
+    )
+
+
+def stored_time_us(stored_us: Microseconds) -> Microseconds | None:
+    """A time (µs) as it is stored; None where it stands for one that is not known."""
+    return None if stored_us == _UNKNOWN_US else stored_us
+
+
+def table_change_rows(several: list[TableChange]) -> pa.Table:
+    """Changes as rows of the history."""
+    return pa.Table.from_pylist([table_change_row(change) for change in several], schema=CDC_TABLE_CHANGES.schema)
+
+
+def table_change_row(change: TableChange) -> dict[str, Any]:
+    """A change as a row of the history, and of what follows from it, which has fewer columns."""
+    created_us = _UNKNOWN_US if change.created_at_us is None else change.created_at_us
+    return vars(change) | {
+        "changed_at": datetime_from_us(change.changed_at_us),
+        "created_at": datetime_from_us(created_us),
+    }
+
+
+def cdc_table_from_change(change: TableChange) -> CdcTable:
+    """The table as a change told it to be."""
+    return CdcTable(
+        change.keyspace_name,
+        change.table_name,
+        change.enabled,
+        change.ttl_seconds,
+        None if change.created_at_us is None else ms_from_us(change.created_at_us),
+        change.ddl,
+    )
+
+
+_Parameters = ParamSpec("_Parameters")
+
+
+def read_cdc_tables(lake: Lake) -> list[CdcTable]:
+    """The tables that have a log now, by name; one whose CDC is off keeps the log that it has."""
+    rows = lake.read(CDC_TABLES).to_pylist()
+    found = [
+        CdcTable(
+            row["keyspace_name"],
+            row["table_name"],
+            row["enabled"],
+            row["ttl_seconds"],
+            _known_ms(row["created_at"]),
+            row["ddl"],
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda table: (table.keyspace_name, table.table_name))
+
+
+def find_cdc_table(lake: Lake, keyspace: str, table: str) -> CdcTable:
+    """The table of this name.
+
+    Raises:
+        NotFound: it has no log that the platform was told of.
+    """
+    for known in read_cdc_tables(lake):
+        if (known.keyspace_name, known.table_name) == (keyspace, table):
+            return known
+    raise _unknown_table(lake, keyspace, table)
+
+
+def read_table_changes(lake: Lake, version: int | None = None) -> list[TableChange]:
+    """Everything that was ever said of any table, by table and oldest first; until a version of the history, if given.
+
+    A table without history, which another writer has left, was added as it stands when its log was created.
+    """
+    told = (
+        _recorded_changes(lake)
+        if version is None
+        else table_changes_from_rows(lake.read_version(CDC_TABLE_CHANGES, version))
+    )
+    return sorted(
+        [*told, *_unrecorded_additions(lake, told)],
+        key=lambda change: (change.keyspace_name, change.table_name, change.changed_at_us),
+    )
+
+
+def read_log_histories(lake: Lake) -> dict[tuple[str, str], LogTtlHistory]:
+    """The TTLs that rows were written with in each log that is there, by keyspace and table, as the rule has them."""
+    found: dict[tuple[str, str], LogTtlHistory] = {}
+    for name, said in groupby(read_table_changes(lake), key=lambda change: (change.keyspace_name, change.table_name)):
+        history = build_log_ttl_history(list(_expiry_changes(list(said))))
+        if history is not None:
+            found[name] = history
+    return found
+
+
+def _expiry_changes(said: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
+    """The changes of one table, oldest first, as the rule of expiry has them.
+
+    When a log was created is known of all of its changes by the last one. One that was added at that time stood so from
+    the beginning; any other one was only seen, or stated from then on.
+    """
+    created = _creations(said)
+    for before, change, created_us in zip([None, *said], said, created, strict=False):
+        is_back = before is not None and before.what == TABLE_DROPPED and _is_same_log(before, change)
+        is_first = created_us is not None and change.changed_at_us <= created_us
+        yield CdcSettingsChange(
+            change.changed_at_us,
+            created_us,
+            change.enabled,
+            us_from_seconds(change.ttl_seconds),
+            change.what == TABLE_DROPPED,
+            seen=change.what == TABLE_ADDED and not is_first and not is_back,
+        )
+
+
+def _creations(said: Sequence[TableChange]) -> list[Microseconds | None]:
+    """When the log of each change was created (µs), as it is known at last: until its drop, or by now."""
+    found: list[Microseconds | None] = []
+    created_us: Microseconds | None = None
+    for place, change in reversed(list(enumerate(said))):
+        if change.what == TABLE_DROPPED or place == len(said) - 1:
+            created_us = change.created_at_us
+        found.append(created_us)
+    return found[::-1]
+
+
+def _is_same_log(drop: TableChange, change: TableChange) -> bool:
+    """Whether a log was stated to have stood so since before its drop: such a row comes right behind the drop."""
+    return change.created_at_us is not None and change.changed_at_us == drop.changed_at_us + ONE_US
+
+
+TableChangeRule = Callable[[Sequence[TableChange]], Sequence[TableChange]]
+"""What is to be added to the changes of a table, of all that there are, oldest first."""
+
+
+@dataclass(frozen=True)
+class TableChangeRequest:
+    """What is to be said of a table: a rule makes it, or nothing, of what was said of it before."""
+
+    keyspace_name: str
+    table_name: str
+    rule: TableChangeRule
+
+
+def request_addition(
+    _lake: Lake,
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int,
+    created_at_ms: Milliseconds | None = None,
+    created_now: bool = False,
+    ttl_since_ms: Milliseconds | None = None,
+    ddl: str | None = None,
+    enabled: bool = True,
+    seen: bool = False,
+) -> TableChangeRequest:
+    """Of a table with a log, created at `created_at_ms` (None: not known), or now. The same table again is one table.
+
+    It stands so since `ttl_since_ms`, by default since its creation; where neither is known, or the table was only
+    `seen`, since now. What was not known of a table that is there is filled in.
+
+    Raises:
+        InputError: the name, the TTL or a time is impossible; as it is said, the table is there with another TTL,
+            creation or state.
+    """
+    check_table_name(keyspace, table)
+    _check_ttl(ttl_seconds)
+    _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
+
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = said[-1] if said else None
+        if last is not None and last.what != TABLE_DROPPED:
+            _assert_same(last, ttl_seconds, None if seen else created_at_ms, enabled)
+            created_us = _created_us(said, created_at_ms, seen=seen)
+            found = [] if created_us == last.created_at_us else [_creation_change(clock, last, created_us)]
+            is_unaltered = all(change.ttl_seconds == ttl_seconds for change in _changes_of_current_log(said))
+            since_ms = created_at_ms if ttl_since_ms is None and is_unaltered else ttl_since_ms
+            return found if seen or since_ms is None else [*found, *_ttl_change(_merged_changes(said, found), since_ms)]
+        after_us = -ONE_US if last is None else last.changed_at_us
+        created_ms = max(clock.now_ms(), ms_from_us(after_us) + ONE_MS) if created_now else created_at_ms
+        since_ms = created_ms if ttl_since_ms is None and not seen else ttl_since_ms
+        at_us = us_from_ms(clock.now_ms() if since_ms is None else since_ms)
+        created_us = None if created_ms is None else us_from_ms(created_ms)
+        if created_us is not None:
+            at_us = max(at_us, created_us)
+        # Right behind the drop is the place of a log that is stated to be older than it, see `_is_same_log`.
+        at_us = max(at_us, after_us + ONE_US * (1 if at_us == created_us else 2))
+        return [TableChange(keyspace, table, at_us, TABLE_ADDED, enabled, ttl_seconds, created_us, ddl)]
+
+    return TableChangeRequest(keyspace, table, rule)
+
+
+def request_alteration(
+    lake: Lake,
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int | None = None,
+    enabled: bool | None = None,
+    ddl: str | None = None,
+    created_at_ms: Milliseconds | None = None,
+    ttl_since_ms: Milliseconds | None = None,
+    stood_until_us: Microseconds | None = None,
+    seen: bool = False,
+) -> TableChangeRequest:
+    """Of another TTL of a table's log, or its CDC on or off, from now on. What changes nothing is not noted.
+
+    Rows that are in the log keep the TTL they were written with. `created_at_ms` and `ttl_since_ms` state what was not
+    known: when the log was created, and since when the TTL is in force. Where the change was only `seen`, when it was
+    made is not known, but that it was after `stood_until_us` (µs).
+
+    Raises:
+        InputError: the TTL or a time is impossible, or contradicts what is known.
+        NotFound: as it is said, the table is not known.
+    """
+    if ttl_seconds is not None:
+        _check_ttl(ttl_seconds)
+    _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
+
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = _current_state(lake, said[-1] if said else None, keyspace, table)
+        wanted = replace(
+            last,
+            enabled=last.enabled if enabled is None else enabled,
+            ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
+            ddl=last.ddl if ddl is None else ddl,
+            created_at_us=_created_us(said, created_at_ms, seen=seen),
+        )
+        is_other = (wanted.enabled, wanted.ttl_seconds) != (last.enabled, last.ttl_seconds)
+        found = list[TableChange]()
+        if wanted != last:
+            at_us = _next_us(clock, last)
+            if is_other and ttl_since_ms is not None:
+                at_us = _since_us(last, us_from_ms(ttl_since_ms))
+            if seen and is_other and stood_until_us is not None and last.changed_at_us < stood_until_us < at_us:
+                found.append(replace(last, what=TABLE_ALTERED, changed_at_us=stood_until_us))
+            found.append(replace(wanted, what=TABLE_ADDED if seen and is_other else TABLE_ALTERED, changed_at_us=at_us))
+        if ttl_since_ms is not None and not is_other:
+            found += _ttl_change(_merged_changes(said, found), ttl_since_ms)
+        return found
+
+    return TableChangeRequest(keyspace, table, rule)
+
+
+def _creation_change(clock: Clock, last: TableChange, created_us: Microseconds | None) -> TableChange:
+    return replace(last, what=TABLE_ALTERED, created_at_us=created_us, changed_at_us=_next_us(clock, last))
+
+
+def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None, *, seen: bool) -> Microseconds | None:
+    """When the log was created (µs), by what is known and what is stated, or `seen`: of two seen times the older one.
+
+    Raises:
+        InputError: what is stated contradicts what is known.
+    """
+    log = _changes_of_current_log(said)
+    last, first = log[-1], log[0]
+    if created_at_ms is None:
+        return last.created_at_us
+    created_us = us_from_ms(created_at_ms)
+    if seen:
+        return created_us if last.created_at_us is None else min(created_us, last.created_at_us)
+    if last.created_at_us is not None and last.created_at_us != created_us:
+        raise InputError(
+            f"the log of {last.full_name} is known to have been created at {format_us(last.created_at_us)}; where that "
+            f"is wrong, drop the table here and add it again: cdc-platform tables drop {last.full_name}"
+        )
+    if created_us > first.changed_at_us:
+        raise InputError(
+            f"{last.full_name} was there at {format_us(first.changed_at_us)}, so its log cannot have been created at "
+            f"{format_ms(created_at_ms)}; give a time before that"
+        )
+    return created_us
+
+
+def _since_us(last: TableChange, at_us: Microseconds) -> Microseconds:
+    """When a TTL came into force, which has to be later than another one was known to be.
+
+    Raises:
+        InputError: it is not.
+    """
+    if at_us <= last.changed_at_us:
+        raise InputError(
+            f"the TTL of {last.full_name} was {last.ttl_seconds} s at {format_us(last.changed_at_us)}; another one is "
+            "in force since a later time: give that as --ttl-since"
+        )
+    return at_us
+
+
+def _ttl_change(said: Sequence[TableChange], since_ms: Milliseconds) -> list[TableChange]:
+    """The change that the history of a table lacks where its TTL of now has been in force since a time (ms) before.
+
+    Raises:
+        InputError: it had another TTL later than that.
+    """
+    log = _changes_of_current_log(said)
+    last = log[-1]
+    at_us = us_from_ms(since_ms)
+    if last.created_at_us is not None:
+        at_us = max(at_us, last.created_at_us)
+    if len(log) < len(said):
+        at_us = max(at_us, said[-len(log) - 1].changed_at_us + ONE_US)
+    other = next((change for change in reversed(log) if change.ttl_seconds != last.ttl_seconds), None)
+    if other is not None:
+        at_us = _since_us(other, at_us)
+    begun = next(change for change in log if other is None or change.changed_at_us > other.changed_at_us)
+    if begun.changed_at_us <= at_us:
+        return []
+    # Its CDC was on as long as nobody says that it was off.
+    what = TABLE_ADDED if other is None else TABLE_ALTERED
+    return [replace(begun, what=what, changed_at_us=at_us, enabled=True, created_at_us=last.created_at_us)]
+
+
+def _changes_of_current_log(said: Sequence[TableChange]) -> Sequence[TableChange]:
+    """The changes of a table since its log was last dropped."""
+    drops = [place for place, change in enumerate(said) if change.what == TABLE_DROPPED]
+    return said[drops[-1] + 1 :] if drops else said
+
+
+def _merged_changes(said: Sequence[TableChange], more: Sequence[TableChange]) -> list[TableChange]:
+    return sorted([*said, *more], key=lambda change: change.changed_at_us)
+
+
+def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableChangeRequest:
+    """Of a table's log that was dropped, with all of its rows.
+
+    Raises:
+        NotFound: as it is said, the table is not known.
+    """
+
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = said[-1] if said else None
+        if last is not None and last.what == TABLE_DROPPED and _is_listed(lake, keyspace, table):
+            return ()  # one who died, or is at it, has said so: this finishes it
+        last = _current_state(lake, last, keyspace, table)
+        return [replace(last, what=TABLE_DROPPED, changed_at_us=_next_us(clock, last))]
+
+    return TableChangeRequest(keyspace, table, rule)
+
+
+@exclusive(TABLES_LOCK)
+def record_table_changes(
+    lake: Lake, sayings: Sequence[TableChangeRequest], once: TransactionNumbers = NO_TRANSACTION_NUMBERS
+) -> list[TableChange]:
+    """Say all of it in one commit, in this order, or nothing; answers with what stands then of each.
+
+    Where the history has seen a number of `once`, by application, all of it was said: the answer is empty.
+
+    Raises:
+        As the sayings' rules.
+    """
+    found = _record(lake, sayings, apart=False, once=once)
+    return [outcome for outcome in found if isinstance(outcome, TableChange)]
+
+
+@exclusive(TABLES_LOCK)
+def record_table_changes_separately(
+    lake: Lake, sayings: Sequence[TableChangeRequest]
+) -> list[TableChange | InputError]:
+    """As `record_table_changes`, but one that is refused keeps no other back: why is in its place."""
+    return _record(lake, sayings, apart=True, once=NO_TRANSACTION_NUMBERS)
+
+
+def _recording_one(
+    saying: Callable[Concatenate[Lake, Clock, _Parameters], TableChangeRequest],
+) -> Callable[Concatenate[Lake, Clock, _Parameters], CdcTable]:
+    """What says one thing at once, and answers with how the table stands then."""
+
+    @wraps(saying)
+    def said(lake: Lake, clock: Clock, *args: _Parameters.args, **options: _Parameters.kwargs) -> CdcTable:
+        (change,) = record_table_changes(lake, [saying(lake, clock, *args, **options)])
+        return cdc_table_from_change(change)
+
+    return said
+
+
+add_cdc_table, alter_cdc_table, drop_cdc_table = (
+    _recording_one(request_addition),
+    _recording_one(request_alteration),
+    _recording_one(request_drop),
+)
+
+
+def _current_state(lake: Lake, last: TableChange | None, keyspace: str, table: str) -> TableChange:
+    if last is None or last.what == TABLE_DROPPED:
+        raise _unknown_table(lake, keyspace, table)
+    return last
+
+
+def _record(
+    lake: Lake, sayings: Sequence[TableChangeRequest], *, apart: bool, once: TransactionNumbers
+) -> list[TableChange | InputError]:
+    """Say what the rules make of how their tables stood when something was last said of them.
+
+    Read, judged and said in one step: what others say at the same moment comes before or after it.
+    """
+    outcomes: list[TableChange | InputError] = []
+
+    def next_rows(rows: pa.Table) -> pa.Table | None:
+        told = table_changes_from_rows(rows)
+        silent = _unrecorded_additions(lake, told)
+        by_table: dict[tuple[str, str], list[TableChange]] = {}
+        for each in [*silent, *told]:
+            by_table.setdefault((each.keyspace_name, each.table_name), []).append(each)
+        outcomes.clear()
+        said: list[TableChange] = []
+        for saying in sayings:
+            name = saying.keyspace_name, saying.table_name
+            try:
+                changes = saying.rule(by_table.get(name, []))
+            except InputError as refusal:
+                if not apart:
+                    raise
+                outcomes.append(refusal)
+                continue
+            if changes:
+                said += changes
+                by_table[name] = _merged_changes(by_table.get(name, []), changes)
+            assert name in by_table, "a rule that says nothing of a table that nothing was said of"
+            outcomes.append(by_table[name][-1])
+        return table_change_rows([*silent, *said]) if said else None
+
+    if not sayings:
+        return []
+    lake.transact(CDC_TABLE_CHANGES, next_rows, numbers=once)
+    failpoints.kill_if_selected(failpoints.AFTER_TABLE_CHANGE)
+    complete_cdc_tables(lake)
+    return outcomes
+
+
+@exclusive(TABLES_LOCK)
+def complete_cdc_tables(lake: Lake) -> None:
+    """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are.
+
+    For who judges by the tables that stand, and says of one that it ended and began anew: somebody may have died
+    between what was said and what follows from it.
+    """
+
+    def followed(rows: pa.Table) -> pa.Table | None:
+        last = {(change.keyspace_name, change.table_name): change for change in _recorded_changes(lake)}
+        silent = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
+        told = [table_change_row(change) for change in last.values() if change.what != TABLE_DROPPED]
+        if not told and not rows.num_rows:
+            return None
+        return pa.Table.from_pylist([*silent, *told], schema=CDC_TABLES.schema)
+
+    lake.transact(CDC_TABLES, followed, whole=True)
+
+
+def _is_listed(lake: Lake, keyspace: str, table: str) -> bool:
+    return any((each.keyspace_name, each.table_name) == (keyspace, table) for each in read_cdc_tables(lake))
+
+
+def _recorded_changes(lake: Lake) -> list[TableChange]:
+    """The history as it stands in the lake, oldest first."""
+    return table_changes_from_rows(lake.read(CDC_TABLE_CHANGES))
+
+
+def _unrecorded_additions(lake: Lake, told: list[TableChange]) -> list[TableChange]:
+    """The additions that nobody has noted: of tables that stand there without any history."""
+    known = {(change.keyspace_name, change.table_name) for change in told}
+    return [
+        TableChange(
+            table.keyspace_name,
+            table.table_name,
+            us_from_ms(table.oldest_ms),
+            TABLE_ADDED,
+            table.enabled,
+            table.ttl_seconds,
+            None if table.created_at_ms is None else us_from_ms(table.created_at_ms),
+            table.ddl,
+        )
+        for table in read_cdc_tables(lake)
+        if (table.keyspace_name, table.table_name) not in known
+    ]
+
+
+def _unknown_table(lake: Lake, keyspace: str, table: str) -> UnknownTable:
+    do = choose_remedy(lake, f"tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS")
+    return UnknownTable(
+        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, or {do}"
+    )
+
+
+def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Milliseconds | None, enabled: bool) -> None:
+    created_ms = None if last.created_at_us is None else ms_from_us(last.created_at_us)
+    same = created_ms is None or created_at_ms in (None, created_ms)
+    if (ttl_seconds, enabled) == (last.ttl_seconds, last.enabled) and same:
+        return
+    created = "at an unknown time" if created_ms is None else f"at {format_ms(created_ms)}"
+    raise InputError(
+        f"{last.full_name} is known already, with TTL {last.ttl_seconds} s, created {created}, CDC "
+        f"{'on' if last.enabled else 'off'}; change it with: cdc-platform tables alter {last.full_name}"
+    )
+
+
+def _next_us(clock: Clock, last: TableChange) -> Microseconds:
+    """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
+    return max(clock.now_us(), last.changed_at_us + ONE_US)
+
+
+def _check_past(clock: Clock, name: str, created_at_ms: Milliseconds | None, ttl_since_ms: Milliseconds | None) -> None:
+    now = f"which is after now, {format_ms(clock.now_ms())}"
+    if created_at_ms is not None and created_at_ms > clock.now_ms():
+        raise InputError(
+            f"{name}: its log cannot have been created at {format_ms(created_at_ms)}, {now}; give the time of the "
+            "log's CREATE TABLE"
+        )
+    if ttl_since_ms is not None and ttl_since_ms > clock.now_ms():
+        raise InputError(
+            f"{name}: its TTL cannot be in force since {format_ms(ttl_since_ms)}, {now}; give the time of its last "
+            "change"
+        )
+
+
+def _known_ms(stored: datetime) -> Milliseconds | None:
+    us = stored_time_us(us_from_datetime(stored))
+    return None if us is None else ms_from_us(us)
+
+
+def _check_ttl(ttl_seconds: int) -> None:
+    if not 0 <= ttl_seconds <= MAX_CDC_TTL_SECONDS:
+        raise InputError(
+            f"a TTL of {ttl_seconds} s is out of range; it is 0 (rows never expire) to {MAX_CDC_TTL_SECONDS} s"
+        )
+
+
+def are_cdc_tables_known(lake: Lake) -> bool:
+    """Whether it is known which tables have a log: some were told of, or it was said that there is none."""
+    return lake.exists(CDC_TABLE_CHANGES) or bool(read_cdc_tables(lake))
+
+
+@exclusive(TABLES_LOCK)
+def declare_no_cdc_tables(lake: Lake) -> None:
+    """Say that no table has a log; a table that is told of later has one all the same.
+
+    Raises:
+        InputError: a table has one.
+    """
+    there = read_cdc_tables(lake)
+    if there:
+        raise InputError(
+            f"{there[0].full_name} has a log; say that it is gone with: cdc-platform tables drop {there[0].full_name}"
+        )
+    lake.ensure(CDC_TABLE_CHANGES)

@@ -1,0 +1,99 @@
+"""The register of two-phase switches, `platform.generation_switches`, and the lease promises of nodes.
+
+`generations.switch` holds the rules of the phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cdc_platform.clock import Milliseconds, datetime_from_ms, format_ms, ms_from_datetime, us_from_ms
+from cdc_platform.delta import Lake, to_python_values
+from cdc_platform.errors import NotFound
+from cdc_platform.generations import GenerationSwitch, SwitchPhase, UndecidedSwitch
+from cdc_platform.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
+
+
+def read_switches(lake: Lake) -> list[GenerationSwitch]:
+    """Every switch, in the order in which they were prepared."""
+    found = [switch_from_row(row) for row in lake.read(GENERATION_SWITCHES).to_pylist()]
+    return sorted(found, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
+
+
+def find_switch(lake: Lake, name: str | Milliseconds) -> GenerationSwitch:
+    """The switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
+
+    Raises:
+        NotFound: there is none.
+    """
+    for switch in read_switches(lake):
+        if name in (switch.generation_id, switch.time_ms):
+            return switch
+    shown = name if isinstance(name, str) else format_ms(name)
+    raise NotFound(f"there is no switch to generation {shown}; list them with: cdc-platform switch show")
+
+
+def read_lease_promises(lake: Lake, generation_id: str) -> dict[str, Milliseconds]:
+    """Where the leases end (ms) that participants have promised, by host_id; whether or not they have answered."""
+    rows = lake.read(SWITCH_PROMISES, ["host_id", "lease_end"], [("generation_id", "=", generation_id)]).to_pylist()
+    return {row["host_id"]: ms_from_datetime(row["lease_end"]) for row in rows}
+
+
+def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None = None) -> list[UndecidedSwitch]:
+    """The switches, of those that are `known`, that some node has promised to wait for from its first lease end on.
+
+    A participant that cannot read the decision refuses; one that can, and finds none, does not know more.
+    """
+    waiting = [switch for switch in (read_switches(lake) if known is None else known) if not switch.is_decided]
+    ends = {switch.generation_id: read_lease_promises(lake, switch.generation_id).values() for switch in waiting}
+    return [
+        UndecidedSwitch(
+            switch.generation_id, us_from_ms(switch.prepared_at_ms), us_from_ms(min(ends[switch.generation_id]))
+        )
+        for switch in waiting
+        if ends[switch.generation_id]
+    ]
+
+
+def read_unfinished_switches(lake: Lake) -> list[GenerationSwitch]:
+    """The switches of which something is left to do: undecided, or committed and not in the ledger; oldest first."""
+    entered = set(to_python_values(lake.read(GENERATIONS, ["generation_id"])["generation_id"]))
+    return [
+        switch
+        for switch in read_switches(lake)
+        if not switch.is_decided or (switch.phase is SwitchPhase.COMMITTED and switch.generation_id not in entered)
+    ]
+
+
+def switch_from_row(row: dict[str, Any]) -> GenerationSwitch:
+    """A row of the register as a switch."""
+    return GenerationSwitch(
+        row["generation_id"],
+        row["initiator"],
+        tuple(row["participants"]),
+        ms_from_datetime(row["prepared_at"]),
+        ms_from_datetime(row["deadline"]),
+        SwitchPhase(row["phase"]),
+        tuple((host, ms_from_datetime(end)) for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True)),
+        None if row["time"] is None else ms_from_datetime(row["time"]),
+        None if row["decided_at"] is None else ms_from_datetime(row["decided_at"]),
+        row["decided_by"],
+    )
+
+
+def switch_row(switch: GenerationSwitch) -> dict[str, Any]:
+    """A switch as a row of the register."""
+    return {
+        "generation_id": switch.generation_id,
+        "phase": str(switch.phase),
+        "initiator": switch.initiator,
+        "participants": list(switch.participants),
+        "acknowledged": [host for host, _ in switch.leases],
+        "lease_ends": [datetime_from_ms(end) for _, end in switch.leases],
+        "prepared_at": datetime_from_ms(switch.prepared_at_ms),
+        "deadline": datetime_from_ms(switch.deadline_ms),
+        "time": None if switch.time_ms is None else datetime_from_ms(switch.time_ms),
+        "decided_at": None if switch.decided_at_ms is None else datetime_from_ms(switch.decided_at_ms),
+        "decided_by": switch.decided_by,
+    }

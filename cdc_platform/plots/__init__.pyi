@@ -1,0 +1,15 @@
+from cdc_platform.plots import plots as plots
+from cdc_platform.plots import ui_files as ui_files
+from cdc_platform.plots.plots import GenerationBar as GenerationBar
+from cdc_platform.plots.plots import GenerationStay as GenerationStay
+from cdc_platform.plots.plots import RehearsalBar as RehearsalBar
+from cdc_platform.plots.plots import cut_ring_slices as cut_ring_slices
+from cdc_platform.plots.plots import plot_growth as plot_growth
+from cdc_platform.plots.plots import plot_purge_plan as plot_purge_plan
+from cdc_platform.plots.plots import plot_rehearsal as plot_rehearsal
+from cdc_platform.plots.plots import plot_ring as plot_ring
+from cdc_platform.plots.plots import plot_streams as plot_streams
+from cdc_platform.plots.plots import plot_timeline as plot_timeline
+from cdc_platform.plots.ring_svg import node_colour as node_colour
+from cdc_platform.plots.ring_svg import render_ring_svg as render_ring_svg
+from cdc_platform.plots.ui_files import UI_PREFIX_VARIABLE as UI_PREFIX_VARIABLE

@@ -1,0 +1,393 @@
+"""Supervise several long-lived processes as one: they start together and end with all of their children.
+
+Each process leads its own process group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from cdc_platform.errors import PlatformError
+
+GRACE_SECONDS = 10.0
+"""How long a group may take to end after TERM, before KILL."""
+MAX_RESTARTS = 10
+RESTART_WINDOW_SECONDS = 600.0
+"""A server that ends more often than that in this time has a reason that another start does not mend."""
+_MAX_LOG_LINE = 500
+"""So much of the last line of a log is told."""
+_POLL_SECONDS = 0.5
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ServiceDied(PlatformError):
+    """A service ended that should have gone on; or it did not answer in time."""
+
+    code = "service-died"
+    exit_code = 1
+
+
+class StopRequested(BaseException):
+    """A signal asks for the end while something starts and waits. No error: nothing but `supervise` catches it."""
+
+
+class SelfStartingServer(Protocol):
+    """A process that starts, waits and ends by itself, as the Spark Connect server does."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None while it does not run."""
+        ...
+
+    def stop(self) -> None:
+        """End it with everything it has started."""
+        ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process: what it is called, how it is started, where its output goes, and whether it answers by now.
+
+    `answers` is called repeatedly until it returns True; an error of the operating system means not yet. `keeps_open`:
+    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    answers: Callable[[], bool]
+    keeps_open: Sequence[int] = ()
+
+
+@dataclass
+class _AdoptedServer:
+    name: str
+    log: Path
+    server: SelfStartingServer
+    start: Callable[[], object]
+    told: Callable[[str], object] | None
+    needed: Callable[[], bool]
+    revived_at: list[float] = field(default_factory=list)
+    asleep: bool = False
+
+
+class Supervisor:
+    """Starts services and ends them all. Use `supervise` around it, so that nothing is left behind."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
+        self._adopted: list[_AdoptedServer] = []
+        self._ending = threading.Event()
+        self._may_interrupt = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._ending.is_set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started and not ended yet; each is the group of its children too."""
+        return [process.pid for _, process in self._running]
+
+    def start(self, service: Service) -> None:
+        """Start a service; it may take a while until it answers."""
+        service.log.parent.mkdir(parents=True, exist_ok=True)
+        with service.log.open("wb") as log:
+            process = subprocess.Popen(
+                list(service.command),
+                env=dict(service.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(service.keeps_open),
+                preexec_fn=get_death_signal_setter(),
+            )
+        self._running.append((service, process))
+
+    def adopt(
+        self,
+        name: str,
+        log: Path,
+        server: SelfStartingServer,
+        start: Callable[[], object],
+        *,
+        told: Callable[[str], object] | None = None,
+        needed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Start a server that waits for itself, and end it with the others. A signal breaks the wait off.
+
+        `told` makes it one that is started again when it has ended by itself, and hears about it. One that is not
+        `needed`, which is asked twice a second, sleeps: it is ended, and started again when it is.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+        """
+        self._adopted.append(_AdoptedServer(name, log, server, start, told, needed))
+        self._start_adopted(start)
+
+    def await_answers(self, seconds: float) -> None:
+        """Wait until every service answers.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+            ServiceDied: one has ended, or does not answer within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        silent = [service for service, _ in self._running]
+        while silent:
+            self._raise_for_the_dead()
+            silent = [service for service in silent if not _is_ready(service)]
+            if silent and time.monotonic() > deadline:
+                raise ServiceDied(f"{silent[0].name} does not answer after {seconds:.0f} s; its log is {silent[0].log}")
+            if silent and self._ending.wait(_POLL_SECONDS):
+                raise StopRequested
+
+    def await_end(self, may_go_on: Callable[[], object] = lambda: None) -> None:
+        """Wait until a signal asks for the end; what `may_go_on`, which is asked twice a second, raises, is raised.
+
+        Raises:
+            ServiceDied: a service ended by itself.
+        """
+        while not self._ending.wait(_POLL_SECONDS):
+            may_go_on()
+            self._raise_for_the_dead()
+            for adopted in self._adopted:
+                if adopted.needed():
+                    self._keep_running(adopted)
+                elif not adopted.asleep:
+                    adopted.server.stop()
+                    adopted.asleep = True
+                    self._tell(adopted, f"{adopted.name} sleeps until somebody wants it")
+
+    def stop(self) -> None:
+        """End every service with all of its children: TERM first, KILL for what is left after some seconds."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for _, process in self._running:
+                _signal_group(process.pid, number)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while any(_is_alive(process) for _, process in self._running) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS / 10)
+        self._running.clear()
+        for adopted in self._adopted:
+            adopted.server.stop()
+        self._adopted.clear()
+
+    def end(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        """Ask for the end, as a signal handler does."""
+        self._ending.set()
+        if self._may_interrupt:
+            self._may_interrupt = False
+            raise StopRequested
+
+    def _raise_for_the_dead(self) -> None:
+        for service, process in self._running:
+            code = process.poll()
+            if code is not None:
+                raise ServiceDied(describe_exit(service.name, code, service.log))
+        for adopted in self._adopted:
+            if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
+                raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
+
+    def _keep_running(self, adopted: _AdoptedServer) -> None:
+        """Wake a server that sleeps, and start one again that has ended by itself, at the next look too if it fails.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+            ServiceDied: it ends again and again.
+        """
+        if adopted.asleep:
+            adopted.asleep = False
+            self._tell(adopted, f"{adopted.name} is wanted and wakes")
+        elif adopted.server.pid is None:
+            now = time.monotonic()
+            adopted.revived_at[:] = [then for then in adopted.revived_at if now - then < RESTART_WINDOW_SECONDS]
+            if len(adopted.revived_at) >= MAX_RESTARTS:
+                raise ServiceDied(f"{adopted.name} ends again and again; its log is {adopted.log}")
+            adopted.revived_at.append(now)
+            self._tell(adopted, f"{adopted.name} has ended and is started again; its log is {adopted.log}")
+        else:
+            return
+        try:
+            self._start_adopted(adopted.start)
+        except PlatformError as error:
+            self._tell(adopted, str(error))
+
+    @staticmethod
+    def _tell(adopted: _AdoptedServer, text: str) -> None:
+        if adopted.told is not None:
+            adopted.told(text)
+
+    def _start_adopted(self, start: Callable[[], object]) -> None:
+        self._may_interrupt = True
+        try:
+            if self.ending:
+                raise StopRequested
+            start()
+        finally:
+            self._may_interrupt = False
+
+
+@contextmanager
+def supervise() -> Iterator[Supervisor]:
+    """A supervisor that Ctrl-C, TERM and a closed terminal ask for the end; on the way out all of its services end.
+
+    `StopRequested` ends the block quietly.
+    """
+    supervisor = Supervisor()
+    before = {number: signal.signal(number, supervisor.end) for number in _END_SIGNALS}
+    try:
+        yield supervisor
+    except StopRequested:
+        pass
+    finally:
+        # The handlers stay while the services end: an impatient second Ctrl-C must not leave half of them behind.
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[None]:
+    """Let Ctrl-C take effect behind a block, which has to come to its end. Other threads are never interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(came[0], None)
+
+
+def kill_process_tree(pid: int) -> None:
+    """Kill a process and all that it has started, which is known of on Linux; none of them starts more meanwhile."""
+    stopped: list[int] = []
+    while due := [each for each in _process_tree(pid) if each not in stopped]:
+        for each in due:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        stopped += due
+    for each in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _process_tree(pid: int) -> list[int]:
+    children, found = _children_by_parent(), [pid]
+    for each in found:
+        found += children.get(each, ())
+    return found
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    """The processes that each process has started, by its ID."""
+    found: dict[int, list[int]] = {}
+    for entry in _PROC.glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            parent = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            found.setdefault(int(parent), []).append(int(entry.parent.name))
+    return found
+
+
+def get_death_signal_setter() -> Callable[[], None] | None:
+    """What a child runs before it becomes another program, so that the system ends it when its parent is killed.
+
+    None but on Linux, where nothing does that. The signal is TERM, which a program can answer by ending its children.
+    """
+    if sys.platform != "linux":
+        return None
+    return partial(_set_death_signal, ctypes.CDLL(None, use_errno=True), os.getpid(), signal.SIGTERM)
+
+
+def kill_when_parent_dies() -> None:
+    """Let the system kill this process, a fork of its parent, when that has ended; only on Linux."""
+    if sys.platform == "linux":
+        _set_death_signal(ctypes.CDLL(None, use_errno=True), os.getppid(), signal.SIGKILL)
+
+
+def _set_death_signal(libc: ctypes.CDLL, parent: int, number: signal.Signals) -> None:
+    """Ask the system for a signal when the parent ends; one that has ended meanwhile is not waited for."""
+    libc.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def describe_exit(name: str, code: int, log: Path) -> str:
+    """What is told of a process with this exit code, negative of one that a signal has ended, and the log."""
+    if code < 0:
+        return f"{name} was killed by {signal.Signals(-code).name}; its log is {log}"
+    said = _last_log_line(log)
+    return f"{name} ended with exit code {code}; its log is {log}{said and f' and ends with: {said}'}"
+
+
+def _last_log_line(log: Path) -> str:
+    """The last line in a log, as far as it is told; empty without one."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8 * _MAX_LOG_LINE))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_MAX_LOG_LINE]
+
+
+def _is_ready(service: Service) -> bool:
+    try:
+        return service.answers()
+    except OSError:
+        return False
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        if sys.platform != "darwin":  # macOS says this of a group of which only zombies are left
+            raise
+
+
+def _is_alive(process: subprocess.Popen[bytes]) -> bool:
+    """Whether anything of a process's group still runs."""
+    process.poll()  # takes the leader's zombie away
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return not (_PROC / "self" / "stat").exists() or process.pid in _running_groups()
+
+
+def _running_groups() -> set[int]:
+    """The groups of all processes that are no zombies: in a container, nobody may take orphans' zombies away."""
+    groups = set()
+    for entry in _PROC.glob("[0-9]*/stat"):
+        try:
+            # After the name, which may hold anything: state, parent, group.
+            state, _, group = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+        if state != "Z":
+            groups.add(int(group))
+    return groups

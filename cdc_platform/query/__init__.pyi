@@ -1,0 +1,4 @@
+from cdc_platform.query import duckdb as duckdb
+from cdc_platform.query import spark as spark
+from cdc_platform.query.names import TimeTravel as TimeTravel
+from cdc_platform.query.result import QueryResult as QueryResult

@@ -1,0 +1,234 @@
+"""Queries in the process with DuckDB over Arrow datasets of the tables that a query names. No JVM.
+
+The engine has its own catalog per query, reaches no file but its spill files, and its transaction is read-only.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cdc_platform.delta import Lake, quote_column
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, StateError
+from cdc_platform.query.duckdb_guard import CheckedQuery, check_duckdb_query, engine_message, qualify_system_names
+from cdc_platform.query.names import QuerySource, TableNames, TimeTravel
+from cdc_platform.query.result import ROWS_PER_BATCH, QueryResult
+from cdc_platform.storage import atomic
+from cdc_platform.tables import Table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+_NOW = TimeTravel()
+_CATALOG = "cdc_platform"
+_WIDE_INTEGER_TYPES = frozenset({"HUGEINT", "UHUGEINT"})
+# What Arrow has no type for, or pyarrow no value.
+_TEXT_TYPES = frozenset({"BIT", "BIGNUM", "GEOMETRY", "TIME WITH TIME ZONE", "UNION", "VARIANT"})
+
+
+@contextmanager
+def run_duckdb_query(
+    lake: Lake, text: str, *, at: TimeTravel = _NOW, limit: int | None = None, memory: str | None = None
+) -> Iterator[QueryResult]:
+    """The rows that a query answers with, at most `limit`; they are made as they are read, inside the block.
+
+    A table that does not exist is one without rows. `memory` (as in `2GB`) is what the engine may take before it
+    spills to the temporary folder; by default four fifths of the machine's.
+
+    Raises:
+        InputError: the query is none, names what is not there, or would do more than answer.
+        NotFound: the past that it asks for is not known.
+        StateError: a file of a table is missing or damaged, or a table takes more than this reader knows.
+        EnvironmentProblem: neither memory nor disk suffice.
+    """
+    with atomic.temporary_folder("cdc-platform-sql") as spill, _engine(spill, memory) as engine:
+        names = TableNames(lake)
+        known = {(table.keyspace.lower(), table.name.lower()) for table in names.tables}
+        query = check_duckdb_query(engine, qualify_system_names(text, _CATALOG, known))
+        sources = _sources(names, query, at)
+        ordered = [names.as_defined(source) for source in sources] if query.in_order else sources
+        _create_views(
+            engine, ordered, _listed_sources(names, sources) if query.everything else [], in_order=query.in_order
+        )
+        with _translated_errors(sources):
+            relation = _with_text_columns(engine.sql(query.statement))
+            whole = frozenset(place for place, kind in enumerate(relation.types) if str(kind) in _WIDE_INTEGER_TYPES)
+            if limit is not None:
+                relation = relation.limit(limit)
+            reader = relation.to_arrow_reader(ROWS_PER_BATCH)
+        try:
+            yield QueryResult(reader.schema, _batches(reader, sources), whole)
+        finally:
+            reader.close()
+            del reader, relation
+
+
+def _sources(names: TableNames, query: CheckedQuery, at: TimeTravel) -> list[QuerySource]:
+    """The tables of a query; without rows those that it only lists."""
+    found: dict[str, Table] = {}
+    for reference in query.tables:
+        table = names.find(reference)
+        if table is None:
+            raise InputError(f"there is no table {reference} in this home{names.close_to(reference)}")
+        found[table.full_name] = table
+    hidden = (reference for reference in query.hidden if len(names.like(reference)) == 1)
+    for reference in (*query.perhaps, *hidden):
+        table = names.find(reference)
+        if table is not None:
+            found[table.full_name] = table
+    return names.sources(found.values(), at)
+
+
+def _listed_sources(names: TableNames, sources: Sequence[QuerySource]) -> list[QuerySource]:
+    """All other tables, of which a list of what there is needs the columns alone; one where capitals alone differ."""
+    taken = {source.table.full_name.lower() for source in sources}
+    others = {table.full_name.lower(): table for table in names.tables}
+    wanted = [table for name, table in others.items() if name not in taken]
+    declared = [QuerySource(table, None) for table in wanted if table.schema.names]
+    return declared + names.sources((table for table in wanted if not table.schema.names), _NOW)
+
+
+@contextmanager
+def _engine(spill: Path, memory: str | None) -> Iterator[DuckDBPyConnection]:
+    import duckdb
+
+    settings: dict[str, Any] = {
+        "temp_directory": str(spill),
+        "python_enable_replacements": False,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    if memory is not None:
+        settings["memory_limit"] = memory
+    engine = duckdb.connect(":memory:", config=settings)
+    try:
+        engine.execute("SET TimeZone = 'UTC'")
+        yield engine
+    finally:
+        engine.close()
+
+
+def _create_views(
+    engine: DuckDBPyConnection, sources: Sequence[QuerySource], listed: Sequence[QuerySource], *, in_order: bool
+) -> None:
+    """Give the tables their names, and close all doors: from here on nothing can be named, opened or set.
+
+    With `in_order` their rows are in the order that CQL declares for them.
+    """
+    _refuse_case_collisions(sources)
+    # In a catalog of its own name: the engine's are called memory, system and temp, as keyspaces can be.
+    engine.execute(f"ATTACH ':memory:' AS {_CATALOG}")
+    engine.execute(f"USE {_CATALOG}")
+    for keyspace in {source.table.keyspace.lower(): source.table.keyspace for source in (*sources, *listed)}.values():
+        engine.execute(f"CREATE SCHEMA IF NOT EXISTS {_CATALOG}.{quote_column(keyspace)}")
+    for number, source in enumerate(sources):
+        raw: Any = _empty_table(source) if source.snapshot is None else source.snapshot.dataset()
+        engine.register(f"raw_{number}", raw)
+        order = _cql_order(source.table) if in_order else ""
+        engine.execute(f"CREATE VIEW {_view_name(source.table)} AS SELECT * FROM raw_{number}{order}")
+    for source in listed:
+        engine.register("listed", _empty_table(source))
+        engine.execute(f"CREATE TABLE {_view_name(source.table)} AS SELECT * FROM listed")
+        engine.unregister("listed")
+    keyspaces = sorted({source.table.keyspace for source in (*sources, *listed)})
+    if keyspaces:
+        path = ",".join(f"{_CATALOG}.{quote_column(keyspace)}" for keyspace in keyspaces)
+        engine.execute(f"SET search_path = {_literal(path)}")
+    engine.execute("SET enable_external_access = false")
+    engine.execute("SET lock_configuration = true")
+    engine.execute("BEGIN TRANSACTION READ ONLY")
+
+
+def _cql_order(table: Table) -> str:
+    """The order of a table's rows in CQL as a clause: by partition, and in each as its clustering columns say.
+
+    CQL orders partitions by token, which says nothing to people; they are in the order of their keys.
+    """
+    clustering = dict(table.clustering)
+    columns = [name for name in table.keys if name not in clustering] if clustering else []
+    parts = [quote_column(name) for name in columns]
+    for name, descending in clustering.items():
+        if name == "stream_id":
+            parts.append(
+                f"{quote_column(name)} >= '\\x80'::BLOB DESC"
+            )  # a stream set is listed by token, a signed number
+        parts.append(f"{quote_column(name)}{' DESC' if descending else ''}")
+    return f" ORDER BY {', '.join(parts)}" if parts else ""
+
+
+def _refuse_case_collisions(sources: Sequence[QuerySource]) -> None:
+    taken: dict[str, Table] = {}
+    for source in sources:
+        other = taken.setdefault(source.table.full_name.lower(), source.table)
+        if other is not source.table:
+            raise InputError(
+                f"{other.full_name} and {source.table.full_name} differ in capitals alone, which this engine does not"
+                " tell apart in one query; ask for one at a time"
+            )
+
+
+def _view_name(table: Table) -> str:
+    return f"{_CATALOG}.{quote_column(table.keyspace)}.{quote_column(table.name)}"
+
+
+def _empty_table(source: QuerySource) -> pa.Table:
+    return pa.Table.from_batches([], source.schema)
+
+
+def _with_text_columns(relation: DuckDBPyRelation) -> DuckDBPyRelation:
+    """The same rows, as text what Arrow has no type for."""
+    kinds = [str(kind).split("(")[0] for kind in relation.types]
+    if not _TEXT_TYPES.intersection(kinds):
+        return relation
+    columns = [
+        f"CAST(#{place} AS VARCHAR) AS {quote_column(name)}"
+        if kind in _TEXT_TYPES
+        else f"#{place} AS {quote_column(name)}"
+        for place, (name, kind) in enumerate(zip(relation.columns, kinds, strict=True), 1)
+    ]
+    return relation.project(", ".join(columns))
+
+
+def _batches(reader: pa.RecordBatchReader, sources: Sequence[QuerySource]) -> Iterator[pa.RecordBatch]:
+    with _translated_errors(sources):
+        yield from reader
+
+
+@contextmanager
+def _translated_errors(sources: Iterable[QuerySource]) -> Iterator[None]:
+    """Run a part of a query; what the engine raises leaves it as the platform's error.
+
+    Where a file is to blame the engine, or Arrow, says so in many ways: the files are looked at then.
+    """
+    import duckdb
+
+    try:
+        yield
+    except PlatformError:
+        raise
+    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
+        raise InputError(f"the query: {engine_message(error)}") from None
+    except (duckdb.OutOfMemoryException, MemoryError) as error:
+        raise EnvironmentProblem(
+            f"the query needs more memory, or room to spill in {tempfile.gettempdir()}, than there is: "
+            f"{engine_message(error)};"
+            " narrow it, point TMPDIR at a larger disk, or run it with --spark"
+        ) from None
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":  # how the engine hands on Ctrl-C
+            raise
+        raise KeyboardInterrupt from None
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        damaged = next(filter(None, (source.snapshot and source.snapshot.damage() for source in sources)), None)
+        if damaged is not None:
+            raise StateError(f"{damaged}; restore it, or read an older version with --at") from None
+        raise InputError(f"the query: {engine_message(error)}") from None
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

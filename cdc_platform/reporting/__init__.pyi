@@ -1,0 +1,13 @@
+from cdc_platform.reporting.page import make_page as make_page
+from cdc_platform.reporting.record import ReportSource as ReportSource
+from cdc_platform.reporting.record import commit_facts as commit_facts
+from cdc_platform.reporting.record import find_generations_between as find_generations_between
+from cdc_platform.reporting.record import read_generation_writes as read_generation_writes
+from cdc_platform.reporting.record import write_sort_key as write_sort_key
+from cdc_platform.reporting.seal import read_private_key as read_private_key
+from cdc_platform.reporting.seal import read_public_key as read_public_key
+from cdc_platform.reporting.status import STATUS_CODES as STATUS_CODES
+from cdc_platform.reporting.status import HomeStatus as HomeStatus
+from cdc_platform.reporting.status import join_progress_facts as join_progress_facts
+from cdc_platform.reporting.status import read_home_status as read_home_status
+from cdc_platform.reporting.verify import verify_page as verify_page

@@ -1,0 +1,218 @@
+"""Verification of a report page against its seal, a public key and the home, one result per check.
+
+A check that cannot be answered is reported as unknown, which is no success.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.delta import ChainStatus, HashChain, Lake, compare_hash_chain, provenance
+from cdc_platform.errors import InputError, NotFound, PlatformError
+from cdc_platform.reporting.page import parse_record, render_page, template_digest
+from cdc_platform.reporting.record import (
+    ReportRecord,
+    ReportSource,
+    commit_facts,
+    gather_record,
+    read_generation_writes,
+)
+from cdc_platform.reporting.seal import SealedPage, is_signed_by, parse_sealed_page
+from cdc_platform.settings import Settings
+from cdc_platform.tables import TABLES, Table
+from cdc_platform.timeline import GenerationKeys, GenerationNames, get_generation_names
+
+_LASTING_FIELDS = ("id", "time", "event", "ring", "change")
+"""What is told of a generation that nothing which comes later changes."""
+
+
+@dataclass(frozen=True)
+class PageCheck:
+    """A question that was asked of a page, the answer, and what was found."""
+
+    asked: str
+    answer: ChainStatus
+    said: str
+
+
+def verify_page(lake: Lake, settings: Settings, text: str, key: str | None = None) -> list[PageCheck]:
+    """Hold a page against its seal, against a public key (Base64), and against the home that it tells of.
+
+    Raises:
+        InputError: it is no page.
+        StoreFailure: a log cannot be read.
+    """
+    sealed = parse_sealed_page(text)
+    record = parse_record(sealed.body)
+    try:
+        trusted = key is not None and is_signed_by(sealed, key)
+        about_page = [
+            _check_seal(sealed),
+            *_check_signature(sealed, record, key),
+            *_check_template(sealed, record, trusted=trusted),
+        ]
+        return [*about_page, *_check_home(lake, settings, record)]
+    except InputError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError, TemplateError) as error:
+        raise InputError(f"its record is not one of a page ({type(error).__name__}: {error}); it was altered") from None
+
+
+def _check_seal(sealed: SealedPage) -> PageCheck:
+    if sealed.holds:
+        return PageCheck("seal", ChainStatus.HOLDS, "no byte of the page was altered since it was sealed")
+    said = (
+        "the page was altered: its SHA-256 is not that of the seal"
+        if sealed.is_whole
+        else "the seal itself was altered"
+    )
+    return PageCheck("seal", ChainStatus.DIFFERS, said)
+
+
+def _check_signature(sealed: SealedPage, record: ReportRecord, key: str | None) -> Iterator[PageCheck]:
+    named = record["key"]
+    if not sealed.signature and not named:
+        if key is not None:
+            yield PageCheck("signature", ChainStatus.DIFFERS, "the page is not signed")
+        return
+    if key is not None and is_signed_by(sealed, key):
+        yield PageCheck("signature", ChainStatus.HOLDS, "it is that of the key")
+    elif key is not None:
+        yield PageCheck(
+            "signature",
+            ChainStatus.DIFFERS,
+            f"it is not that of the key; the page names the key {named or 'of nobody'}",
+        )
+    elif is_signed_by(sealed, named or ""):
+        yield PageCheck(
+            "signature", ChainStatus.HOLDS, f"it is that of the key that the page names, {named}; --key says whose"
+        )
+    else:
+        yield PageCheck("signature", ChainStatus.DIFFERS, "it is not that of the key that the page names")
+
+
+def _check_template(sealed: SealedPage, record: ReportRecord, *, trusted: bool) -> Iterator[PageCheck]:
+    """Whether what is to be seen is what its record says: the page is made again of it."""
+    if record["form"] != template_digest():
+        if not trusted:
+            said = f"cdc-platform {record['program']} made it in another form: nobody looked at more than its record"
+            yield PageCheck("page", ChainStatus.UNKNOWN, said)
+        return
+    same = render_page(record) == sealed.body
+    said = "it is what its record says, byte for byte" if same else "what is to be seen is not what its record says"
+    yield PageCheck("page", ChainStatus.HOLDS if same else ChainStatus.DIFFERS, said)
+
+
+def _check_home(lake: Lake, settings: Settings, record: ReportRecord) -> Iterator[PageCheck]:
+    last: dict[str, int] = {}
+    for said in record["tables"]:
+        kept = HashChain(int(said["first"]), int(said["last"]), {int(version): link for version, link in said["links"]})
+        if not 0 <= kept.first <= kept.last or kept.last not in kept.links:
+            raise InputError(f"its record has no chain of {said['table']}; it was altered")
+        last[said["table"]] = kept.last
+        found = compare_hash_chain(lake, _find_table(said["table"]), kept)
+        yield PageCheck(f"commits of {said['table']}", found.answer, found.said)
+    home = ReportSource(lake, Clock(parse_time_us(record["made_at"])), settings)
+    keys = GenerationKeys.read(lake)
+    for told in record["generations"]:
+        yield from _check_generation(home, keys, told, last)
+
+
+def _check_generation(
+    home: ReportSource, keys: GenerationKeys, told: Mapping[str, Any], last: Mapping[str, int]
+) -> Iterator[PageCheck]:
+    about = f"generation {told['key']}"
+    try:
+        names = get_generation_names(
+            home.lake, keys, keys.generation(told["key"]) if told["id"] is None else told["id"]
+        )
+    except PlatformError as error:
+        yield PageCheck(about, ChainStatus.UNKNOWN if isinstance(error, NotFound) else ChainStatus.DIFFERS, str(error))
+        return
+    lines = [_check_rows(home.lake, names, part, last) for part in told["parts"]]
+    yield from lines
+    yield _check_history(home.lake, names, told, last)
+    now = json.loads(json.dumps(gather_record(home, [names])["generations"][0]))
+    other = [name for name in _LASTING_FIELDS if now[name] != told[name]]
+    if other:
+        gone = any(line.answer is not ChainStatus.HOLDS for line in lines)
+        said = f"{', '.join(other)}: cannot be told again as it stands on the page"
+        yield PageCheck(about, ChainStatus.UNKNOWN if gone else ChainStatus.DIFFERS, said)
+        return
+    yield _check_results(about, now, told, all(line.answer is ChainStatus.HOLDS for line in lines))
+
+
+def _check_results(about: str, now: Mapping[str, Any], told: Mapping[str, Any], same_rows: bool) -> PageCheck:
+    """What was judged, judged again; of other rows it may well be judged otherwise."""
+    results = [[(line["invariant"], line["passed"]) for line in each["invariants"]] for each in (now, told)]
+    if results[0] == results[1]:
+        return PageCheck(about, ChainStatus.HOLDS, "ring, change and invariants come out the same again")
+    answer = ChainStatus.DIFFERS if same_rows else ChainStatus.NEWER
+    other = [name for name, passed in results[1] if (name, passed) not in results[0]] or ["none that the page has"]
+    return PageCheck(about, answer, f"judged again, other invariants hold: {', '.join(other)}")
+
+
+def _check_rows(lake: Lake, names: GenerationNames, said: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
+    """Whether a generation's rows in a table are what they were; if not, whether a later commit has made them so."""
+    about = f"rows of {names.key} in {said['table']}"
+    part = next((each for each in names.parts() if each.table.full_name == said["table"]), None)
+    held = None if part is None else provenance.get_part_digest(lake, part.table, part.where)
+    digest = None if held is None else f"{held:032x}"
+    if digest == said["digest"]:
+        return PageCheck(about, ChainStatus.HOLDS, "their digest is the same" if digest else "there are none, as then")
+    change = None if part is None else next(provenance.iter_changes(lake, part.table, part.where), None)
+    if change is None or change.commit.version <= last.get(said["table"], -1):
+        return PageCheck(
+            about, ChainStatus.DIFFERS, "they are not what they were, and no commit since has changed them"
+        )
+    version, by = change.commit.version, change.commit.envelope
+    if by is None:
+        said_by = f"version {version} has changed them, which {change.commit.engine} made and not the platform"
+        return PageCheck(about, ChainStatus.DIFFERS, said_by)
+    return PageCheck(about, ChainStatus.NEWER, f"version {version} has changed them since, by {by.user}")
+
+
+def _check_history(lake: Lake, names: GenerationNames, told: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
+    """Whether the writes on the page are those that the logs tell of, up to the versions that the page knew."""
+    about = f"history of {names.key}"
+    now = [line for line in read_generation_writes(lake, names) if line["version"] <= last.get(line["table"], -1)]
+    left_out = [line for line in now if line not in told["writes"]]
+    if left_out:
+        return PageCheck(
+            about, ChainStatus.DIFFERS, f"{_version_text(left_out[0])} is otherwise on the page, or left out"
+        )
+    rest = [line for line in told["writes"] if line not in now]
+    unknown = None
+    for line in rest:
+        commit = next(
+            (each for each in lake.envelopes(_find_table(line["table"])) if each.version == line["version"]), None
+        )
+        if commit is None:
+            unknown = unknown or line
+        elif commit_facts(_find_table(line["table"]), commit, None, 0) | _row_facts(line) != line:
+            return PageCheck(
+                about, ChainStatus.DIFFERS, f"{_version_text(line)} is not the commit that the page tells of"
+            )
+    if unknown is not None:
+        return PageCheck(about, ChainStatus.UNKNOWN, f"{_version_text(unknown)} is in the log no more")
+    return PageCheck(about, ChainStatus.HOLDS, f"its {len(told['writes'])} writes are as they stand on the page")
+
+
+def _row_facts(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in ("rows", "what", "digest")}
+
+
+def _version_text(line: Mapping[str, Any]) -> str:
+    return f"version {line['version']} of {line['table']}"
+
+
+def _find_table(name: str) -> Table:
+    if name not in TABLES:
+        raise InputError(f"its record tells of a table {name!r}, which generations do not have; it was altered")
+    return TABLES[name]

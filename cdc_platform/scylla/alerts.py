@@ -1,0 +1,242 @@
+"""Run a user's program for each change of a cluster: in order, in bounded time, each change once.
+
+A failing or hanging program is one warning and never stops the watcher. Progress is stored beside the cluster's
+home before the program runs: a kill in between loses one alert, and none is sent twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cdc_platform.clock import Clock, Milliseconds, seconds_from_ms
+from cdc_platform.delta import Lake, lake_lock
+from cdc_platform.errors import InputError, PlatformError
+from cdc_platform.home import Home
+from cdc_platform.metastore import cluster_changes
+from cdc_platform.processes import get_death_signal_setter
+from cdc_platform.scylla import changes as telling
+from cdc_platform.scylla import registry
+from cdc_platform.scylla.metadata_fingerprint import MetadataSnapshot
+from cdc_platform.scylla.registry import ScyllaCluster
+from cdc_platform.scylla.watch import WatchedChange, problems_after_failure
+from cdc_platform.storage import atomic
+
+MAX_WAITING_ALERTS = 1000
+"""Changes that wait while the program runs; those beyond are not told."""
+
+
+@dataclass(frozen=True)
+class HookFailure:
+    """What went wrong with one run of the program; `hung`: it was ended because its time was over."""
+
+    line: str
+    hung: bool = False
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A program by its path, how long (s) it may take for one change, and the environment that it gets.
+
+    The environment is this process's without the variables that hold users and passwords of clusters.
+    """
+
+    program: str
+    seconds: float
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, home: Home, program: str, within_ms: Milliseconds) -> Hook:
+        """The program of this path, or of this name on the PATH.
+
+        Raises:
+            InputError: there is none, or it cannot be executed.
+        """
+        found = shutil.which(program) if program.isprintable() else None
+        if found is None:
+            there = os.path.lexists(program)
+            mend = "it is no file that can be executed; run chmod +x on it" if there else "there is no such program"
+            raise InputError(f"hook {program!r}: {mend}, or name another")
+        secret = {
+            name
+            for each in registry.list_clusters(home)
+            for name in (each.connection.user_env, each.connection.password_env)
+            if name is not None
+        }
+        environment = {name: value for name, value in os.environ.items() if name not in secret}
+        return cls(str(Path(found).absolute()), seconds_from_ms(within_ms), environment)
+
+    def tell(self, change: Mapping[str, str]) -> HookFailure | None:
+        """Run the program with a change on its standard input; what went wrong, None where it ended well."""
+        of = f"hook {self.program}, of {change['who']}"
+        try:
+            running = subprocess.Popen(
+                [self.program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(self.environment),
+                start_new_session=True,
+                preexec_fn=get_death_signal_setter(),
+            )
+        except OSError as error:
+            return HookFailure(f"{of}: it cannot be run: {error.strerror}")
+        with running:
+            try:
+                running.communicate(f"{json.dumps(change)}\n".encode(), timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+                return HookFailure(f"{of}: it did not end within {self.seconds:g} s and was ended", hung=True)
+        if running.returncode < 0:
+            return HookFailure(f"{of}: it was ended by signal {-running.returncode}")
+        return HookFailure(f"{of}: it ended with exit code {running.returncode}") if running.returncode else None
+
+
+class AlertQueue:
+    """Tells a hook of changes in their order, beside whoever finds them; `warn` is given a line for what went wrong.
+
+    As a context it waits at its end for what is left, until one run hangs; after an error for the one that runs alone.
+    """
+
+    def __init__(self, hook: Hook, warn: Callable[[str], None]) -> None:
+        self._hook, self._warn = hook, warn
+        self._waiting: queue.Queue[Mapping[str, str] | None] = queue.Queue(MAX_WAITING_ALERTS)
+        self._ending, self._given_up = threading.Event(), threading.Event()
+        self._untold = 0
+        self._thread = threading.Thread(target=self._run, daemon=True, name="hook")
+
+    def tell(self, several: Sequence[Mapping[str, str]]) -> None:
+        """Put changes behind those that wait; what finds no room is not told, and that is said."""
+        for number, change in enumerate(several):
+            try:
+                self._waiting.put_nowait(change)
+            except queue.Full:
+                self._warn(f"hook {self._hook.program}: {len(several) - number} changes are not told, too many wait")
+                return
+
+    def __enter__(self) -> AlertQueue:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        if kind is not None:
+            self._given_up.set()
+        self._waiting.put(None)
+        self._thread.join()
+        if self._untold:
+            self._warn(f"hook {self._hook.program}: {self._untold} changes were not told any more")
+
+    def _run(self) -> None:
+        for change in iter(self._waiting.get, None):
+            if self._given_up.is_set():
+                self._untold += 1
+                continue
+            failure = self._hook.tell(change)
+            if failure is not None:
+                self._warn(failure.line)
+                # Nobody is kept waiting at the end for a program that hangs.
+                if failure.hung and self._ending.is_set():
+                    self._given_up.set()
+
+
+_FILE, _LOCK = "alerted.json", "alerts"
+ALERT_TICK_SECONDS = 20.0
+"""After so long a tick begins no other run of the hook, none of which takes longer; the rest is told at the next."""
+
+
+class _SentAlerts(BaseModel):
+    """What was told: the number of the last noted change; who is in the way of a look, by which aspect, in words."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    number: int
+    problems: tuple[tuple[str, str, str], ...] = ()
+
+
+def forget_alerts(cluster: ScyllaCluster) -> None:
+    """Nobody is told any more: who is told later is told of what comes from then on."""
+    Path(cluster.home, _FILE).unlink(missing_ok=True)
+
+
+def send_alerts(
+    cluster: ScyllaCluster,
+    hook: Hook,
+    clock: Clock,
+    seen: MetadataSnapshot | PlatformError,
+    say: Callable[[str], None],
+    begun: float | None = None,
+) -> None:
+    """Tell of what was noted since it was told last, and whether the cluster can be looked at and its nodes are up.
+
+    `seen`: what was seen of it at this tick, or why nothing was. `begun`: by `time.monotonic`, when the tick was. The
+    first time only what is noted from then on is told.
+    """
+    begun = time.monotonic() if begun is None else begun
+    hook = replace(hook, seconds=min(hook.seconds, ALERT_TICK_SECONDS))
+    lake = Lake(cluster.open_home().lake)
+    with lake_lock(lake, _LOCK):
+        for told, change in _pending_alerts(cluster, lake, clock, seen, say):
+            if time.monotonic() - begun > ALERT_TICK_SECONDS:
+                say(f"{cluster.name}: what is left for hook {hook.program} is told at the next tick")
+                return
+            _write_sent(cluster, told)
+            failure = hook.tell(change.document())
+            if failure is not None:
+                say(failure.line)
+
+
+def _pending_alerts(
+    cluster: ScyllaCluster, lake: Lake, clock: Clock, seen: MetadataSnapshot | PlatformError, say: Callable[[str], None]
+) -> Iterator[tuple[_SentAlerts, WatchedChange]]:
+    """The changes to tell, each with what is told once it is."""
+    told = _read_sent(cluster)
+    noted = cluster_changes.read_cluster_changes(lake, -1 if told is None else told.number)
+    if told is None:
+        told = _SentAlerts(number=noted[-1].number if noted else -1)
+        noted = []
+        _write_sent(cluster, told)
+    if len(noted) > MAX_WAITING_ALERTS:
+        say(f"{cluster.name}: {len(noted) - MAX_WAITING_ALERTS} changes are not told, too many wait")
+    for each in noted[-MAX_WAITING_ALERTS:]:
+        if each.change.what == telling.PREEXISTING:
+            continue
+        told = told.model_copy(update={"number": each.number})
+        yield told, WatchedChange(each.at_us, cluster.name, each.change.who, each.change.what)
+    standing = {(who, aspect): line for who, aspect, line in told.problems}
+    after = (
+        telling.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
+    )
+    for each in telling.diff_states(standing, after, clock.now_us()):
+        standing.pop((each.who, each.aspect), None)
+        if each.state is not None:
+            standing[each.who, each.aspect] = each.state
+        told = told.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
+        yield told, WatchedChange(clock.now_us(), cluster.name, each.who, each.what)
+
+
+def _read_sent(cluster: ScyllaCluster) -> _SentAlerts | None:
+    try:
+        return _SentAlerts.model_validate_json(Path(cluster.home, _FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _write_sent(cluster: ScyllaCluster, told: _SentAlerts) -> None:
+    atomic.write_text_atomically(cluster.home / _FILE, told.model_dump_json())

@@ -1,0 +1,208 @@
+"""How to reach a cluster: contact points, where its secrets are, TLS, and limits of every read.
+
+It is stored in a file, which names where user and password are and does not hold them. It does not import the
+driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import stat
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.storage import read_user_bytes
+
+DEFAULT_PORT = 9042
+_MAX_PEM_BYTES, _MAX_CREDENTIALS_BYTES = 16 << 20, 1 << 20
+_CONTACT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Connection(BaseModel):
+    """What is known of the way to a cluster. Times in seconds; `contacts` as `host:port`, all of one port.
+
+    User and password come from two environment variables or from a file; without either the cluster asks for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    contacts: tuple[str, ...] = Field(min_length=1)
+    user_env: str | None = None
+    password_env: str | None = None
+    credentials_file: str | None = None
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_host_names: bool = True
+    datacenter: str | None = None
+    connect_timeout: float = Field(default=5.0, gt=0, le=120)
+    request_timeout: float = Field(default=10.0, gt=0, le=600)
+    page_rows: int = Field(default=5_000, ge=1, le=100_000)
+
+    @property
+    def endpoints(self) -> list[tuple[str, int]]:
+        """The contact points as (host, port)."""
+        return [parse_contact(contact) for contact in self.contacts]
+
+    @property
+    def port(self) -> int:
+        """The port at which every node of the cluster listens."""
+        return self.endpoints[0][1]
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A user and its password, which no text of this object shows."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+def validate_connection(connection: Connection) -> Connection:
+    """The connection, if its parts fit each other.
+
+    Raises:
+        InputError: a contact point is none, ports differ, or half of a pair is given.
+    """
+    ports = {port for _, port in connection.endpoints}
+    if len(ports) > 1:
+        shown = " and ".join(str(port) for port in sorted(ports))
+        raise InputError(f"contact points with ports {shown}; the nodes of a cluster all listen at one port")
+    if (connection.user_env is None) != (connection.password_env is None):
+        raise InputError("--user-env and --password-env go together: name an environment variable for each")
+    if connection.user_env and connection.credentials_file:
+        raise InputError("--user-env and --credentials-file are two ways of one thing; give one of them")
+    for name in (connection.user_env, connection.password_env):
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise InputError(
+                "what stands behind --user-env or --password-env is no name of an environment variable; "
+                "give the name, as in CDC_PASSWORD, never the secret itself"
+            )
+    if (connection.tls_cert is None) != (connection.tls_key is None):
+        raise InputError("--tls-cert and --tls-key go together: a client's certificate and its key")
+    if not connection.tls and (connection.tls_ca or connection.tls_cert or not connection.tls_host_names):
+        raise InputError("certificates, or how they are judged, are given and TLS is off; add --tls")
+    for option, text in (
+        ("--datacenter", connection.datacenter),
+        ("--credentials-file", connection.credentials_file),
+        ("--tls-ca", connection.tls_ca),
+        ("--tls-cert", connection.tls_cert),
+        ("--tls-key", connection.tls_key),
+    ):
+        if text is not None and not (text.strip() and text.isprintable()):
+            raise InputError(f"{option} {text!r} is no name; give one of printable characters, or leave it out")
+    return connection
+
+
+def format_contact(address: str, port: int) -> str:
+    """Return a node's address and port as a contact point; an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def parse_contact(text: str) -> tuple[str, int]:
+    """A contact point as (host, port); without a port it is 9042.
+
+    Raises:
+        InputError: it is no `HOST:PORT`.
+    """
+    match = _CONTACT.fullmatch(text)
+    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if match is None and "@" in text:
+        # What stands before the sign may be a password.
+        raise InputError(
+            f"...@{text.rpartition('@')[2]!r} is no contact point; write it as HOST:PORT, and name where user and"
+            " password are by --user-env and --password-env or --credentials-file"
+        )
+    if match is None or not 1 <= port <= 65_535:
+        raise InputError(f"{text!r} is no contact point; write it as HOST:PORT, as in 10.0.0.1:9042")
+    return match["host"].strip("[]"), port
+
+
+def resolve_credentials(connection: Connection) -> Credentials | None:
+    """User and password as this process finds them now; None where the cluster asks for none.
+
+    Raises:
+        EnvironmentProblem: a variable is not set, or the file is missing, readable by others, or holds something else.
+    """
+    if connection.credentials_file is not None:
+        return _read_credentials_file(Path(connection.credentials_file).expanduser())
+    if connection.user_env is None or connection.password_env is None:
+        return None
+    return Credentials(_read_variable(connection.user_env), _read_variable(connection.password_env))
+
+
+def create_tls_context(connection: Connection) -> ssl.SSLContext | None:
+    """What TLS is spoken with, None where it is not.
+
+    Raises:
+        EnvironmentProblem: a certificate or key is missing or damaged.
+    """
+    if not connection.tls:
+        return None
+    named = [file for file in (connection.tls_ca, connection.tls_cert, connection.tls_key) if file]
+    try:
+        for file in named:
+            _assert_regular_file(Path(file))
+        context = ssl.create_default_context(cafile=connection.tls_ca)
+        context.check_hostname = connection.tls_host_names
+        if connection.tls_cert:
+            context.load_cert_chain(connection.tls_cert, connection.tls_key, password=_no_passphrase)
+    except OSError as error:
+        files = ", ".join(named) or "the system certificates"
+        raise EnvironmentProblem(
+            f"TLS: {files} cannot be used ({error.strerror or error}); name PEM files "
+            "with --tls-ca, --tls-cert and --tls-key"
+        ) from None
+    return context
+
+
+def _assert_regular_file(file: Path) -> None:
+    """OpenSSL reads to the end, and a device has none; a pipe waits for a writer."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_PEM_BYTES:
+        raise EnvironmentProblem(
+            f"TLS: {file} is no PEM file: it is no regular file, or has more than {_MAX_PEM_BYTES >> 20} "
+            "MiB; name another"
+        )
+
+
+def _no_passphrase() -> str:
+    raise EnvironmentProblem("TLS: the key of --tls-key is locked by a passphrase; give one without, with mode 0600")
+
+
+def _read_variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise EnvironmentProblem(
+            f"environment variable {name} is not set, and the cluster's secret is to be in it; export it"
+        )
+    return value
+
+
+def _read_credentials_file(path: Path) -> Credentials:
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise EnvironmentProblem(f"{path} has mode {mode:04o} and others can read it; run: chmod 0600 {path}")
+        values = tomllib.loads(read_user_bytes(path, _MAX_CREDENTIALS_BYTES, f"credentials file {path}").decode())
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"credentials file {path}: {error.strerror}; it is to be there, with mode 0600"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        values = {}
+    user, password = values.get("user"), values.get("password")
+    # What is in the file is never repeated: a part of it may be the secret.
+    if not (isinstance(user, str) and user and isinstance(password, str) and password):
+        raise EnvironmentProblem(
+            f'credentials file {path} does not tell both; it holds two lines: user = "..." and password = "..."'
+        )
+    return Credentials(user, password)

@@ -1,0 +1,168 @@
+"""Translate the driver's exceptions into the platform's errors, each one line with a remedy.
+
+No other module knows the driver's exceptions.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import ssl
+
+from cassandra import (
+    AuthenticationFailed,
+    InvalidRequest,
+    OperationTimedOut,
+    ReadFailure,
+    ReadTimeout,
+    RequestExecutionException,
+    Unauthorized,
+    Unavailable,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException
+from cassandra.protocol import ErrorMessage
+
+from cdc_platform.errors import EnvironmentProblem, NotFound, PlatformError, StateError
+
+_USER_REMEDY = "add the cluster again with --user-env and --password-env, or --credentials-file"
+_MESSAGE = re.compile(r'message="(.*?)"?>?$', re.DOTALL)
+_OTHER_HOST_NAME = 62
+"""OpenSSL's verification code X509_V_ERR_HOSTNAME_MISMATCH; 64 is the one for addresses."""
+_OTHER_ADDRESS = 64
+_NOT_IN_FORCE = (9, 10)
+"""OpenSSL's verification codes of a certificate that is not valid yet, and of one that has expired."""
+
+DRIVER_ERRORS = (
+    AuthenticationFailed,
+    ConnectionException,
+    ErrorMessage,
+    InvalidRequest,
+    NoHostAvailable,
+    OperationTimedOut,
+    RequestExecutionException,
+    Unauthorized,
+    OSError,
+)
+"""Everything that the driver raises of what a cluster did or did not do."""
+
+
+class Unreachable(EnvironmentProblem):
+    """A node, or all of them, could not be reached or did not answer; another try may go better."""
+
+    code = "unreachable"
+
+
+class Refused(EnvironmentProblem):
+    """The cluster does not let us in: credentials or certificates."""
+
+    code = "not-let-in"
+
+
+class NoTable(NotFound):
+    """This version of the server has no such table."""
+
+    code = "no-such-table"
+
+
+class NotGranted(StateError):
+    """The role may not read a table. `grant` is the statement that lets it."""
+
+    code = "not-granted"
+
+    def __init__(self, table: str, role: str | None) -> None:
+        self.grant = f"GRANT SELECT ON {table} TO {role or 'ROLE'}"
+        log_in = "" if role else f" {_USER_REMEDY}, and"
+        super().__init__(f"{describe_role(role)} may not read {table};{log_in} an administrator runs: {self.grant};")
+
+
+def describe_role(role: str | None) -> str:
+    """Return how a message names who asked; None is a connection without a user."""
+    return f"role {role}" if role else "a connection without a user"
+
+
+def translate_error(error: BaseException, where: str, table: str, role: str | None) -> PlatformError:
+    """Return the platform's error for what the driver raised when `table` was read at `where` (a cluster or a node).
+
+    `role` is None where no user is configured.
+    """
+    if isinstance(error, NoHostAvailable):
+        # Where no node takes a connection the driver has their addresses alone.
+        causes = error.errors.values() if isinstance(error.errors, dict) else ()
+        inner = [cause for cause in causes if isinstance(cause, BaseException)]
+        if not inner:
+            return Unreachable(f"{where}: no node is up; look at the nodes, or name others with --contact")
+        # All nodes were tried: what the first says is told, a refusal before a silence.
+        inner.sort(key=lambda cause: not isinstance(cause, (AuthenticationFailed, Unauthorized, InvalidRequest)))
+        return translate_error(inner[0], where, table, role)
+    if isinstance(error, AuthenticationFailed):
+        if role is None:
+            return Refused(f"{where}: the cluster asks for a user, and none is configured; {_USER_REMEDY}")
+        return Refused(f"{where}: user {role} was not let in; check the user and the password that are named for it")
+    if isinstance(error, Unauthorized):
+        return NotGranted(table, role)
+    if isinstance(error, InvalidRequest):
+        return NoTable(f"{where}: {table} cannot be read: {server_message(error)}")
+    if isinstance(error, Unavailable):
+        why = ", system_distributed has three replicas at most" if _keyspace(table) == "system_distributed" else ""
+        return Unreachable(
+            f"{where}: {table} needs {error.required_replicas} replicas and {error.alive_replicas} are up; "
+            f"start the nodes that are down{why}"
+        )
+    if isinstance(error, (ReadTimeout, OperationTimedOut, TimeoutError)):
+        return Unreachable(
+            f"{where}: no answer about {table} in time; try again, or give it more with --request-timeout"
+        )
+    if isinstance(error, ReadFailure):
+        return Unreachable(f"{where}: replicas failed to read {table}; the server's log says why")
+    if isinstance(error, OSError):
+        return translate_connect_error(error, where)
+    return Unreachable(f"{where}: {table} could not be read: {server_message(error)}")
+
+
+def translate_connect_error(error: OSError, where: str) -> PlatformError:
+    """The platform's error for a connection to `where` (host:port) that did not come to be."""
+    if isinstance(error, socket.gaierror):
+        return Unreachable(f"{where}: no such host is known; check the name in --contact")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(
+            f"{where}: its certificate is not accepted: {error.verify_message}; {_certificate_remedy(error)}"
+        )
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        if "certificate required" in reason or "handshake failure" in reason:
+            return Refused(f"{where}: it asks for a client's certificate; give --tls-cert and --tls-key")
+        if "wrong version" in reason or "record layer" in reason:
+            return Refused(f"{where}: it does not speak TLS; leave --tls out, or name its port for TLS")
+        return Refused(f"{where}: TLS failed: {reason}")
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{where}: no answer in time; is it the right address, and is a firewall in between?")
+    if error.errno == errno.ECONNREFUSED:
+        return Unreachable(f"{where}: nothing listens there; check the port (CQL's is 9042, with TLS often 9142)")
+    if isinstance(error, ConnectionError):
+        return Unreachable(f"{where}: the connection was closed at once; does it want TLS? then add --tls")
+    return Unreachable(f"{where}: {error.strerror or error}")
+
+
+def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
+    """Return what helps against this reason not to accept a server's certificate, and nothing that does not."""
+    if error.verify_code in (_OTHER_HOST_NAME, _OTHER_ADDRESS):
+        return "name the node in --contact as its certificate does, or give --no-tls-host-names"
+    if error.verify_code in _NOT_IN_FORCE:
+        return "renew the node's certificate, or set this machine's clock right"
+    return "name the CA that signed it with --tls-ca"
+
+
+def _keyspace(table: str) -> str:
+    """Return the keyspace of a table's name as CQL has it."""
+    return table.partition(".")[0].strip('"')
+
+
+def server_message(error: BaseException) -> str:
+    """Return the first line of the server's own message, without the driver's wrapping."""
+    text = str(error).strip()
+    message = _MESSAGE.search(text)
+    if message is not None:
+        text = message[1]
+    return (text.strip().splitlines() or ["no reason given"])[0][:200]

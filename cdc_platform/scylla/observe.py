@@ -1,0 +1,419 @@
+"""Observe a live cluster: bring its nodes, CDC-enabled tables, generations and stream sets into its home.
+
+Observing an unchanged cluster writes nothing. While the topology changes, which may take hours, the nodes stay as
+they were. Times that the home publishes and the cluster does not list are refused; removed generations expire by
+the purge plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_platform.cdclog import FROM_CLUSTER, load_table_schemas
+from cdc_platform.clock import (
+    ONE_US,
+    SECOND_MS,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    ceil_ms_from_us,
+    format_ms,
+    ms_from_datetime,
+    us_from_ms,
+)
+from cdc_platform.cql import Catalog
+from cdc_platform.delta import Lake, allow_mirror_writes
+from cdc_platform.errors import ClockRefused, InputError, NotAsCommitted, NotFound, StateError
+from cdc_platform.importing import (
+    CqlshExports,
+    ImportIssues,
+    ImportReport,
+    ImportSources,
+    TopologyExport,
+    import_sources,
+)
+from cdc_platform.lifecycle import ExpiryAction, expiry
+from cdc_platform.metastore import (
+    CdcTable,
+    RecordedClusterChange,
+    TableChangeRequest,
+    cdc_local,
+    cdc_tables,
+    cluster_changes,
+    consumers,
+    parse_alteration,
+    ring,
+    tablets,
+    with_unchanged_until,
+    without_unchanged_until,
+)
+from cdc_platform.metastore import generations as metastore_generations
+from cdc_platform.scylla import changes, generations, registry, system_tables
+from cdc_platform.scylla.generations import SkippedItem, read_stream_sets
+from cdc_platform.scylla.metadata_fingerprint import (
+    MetadataSnapshot,
+    TableKey,
+    read_last_fingerprint,
+    store_fingerprint,
+    take_metadata_snapshot,
+)
+from cdc_platform.scylla.registry import ScyllaCluster
+from cdc_platform.scylla.schema import LoggedTable, read_logged_tables
+from cdc_platform.scylla.session import ScyllaSession, open_session
+from cdc_platform.scylla.system_tables import AvailableTables, detect_tables
+from cdc_platform.scylla.topology import ClusterTopology, read_topology
+from cdc_platform.settings import Settings
+from cdc_platform.tables import (
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+)
+
+
+@dataclass(frozen=True)
+class PublishedTimes:
+    """What a home publishes, in ms: generations that have not expired, and the stream sets of each table."""
+
+    times_ms: tuple[Milliseconds, ...]
+    sets: tuple[tuple[TableKey, Milliseconds], ...]
+
+
+def read_published_times(lake: Lake, clock: Clock) -> PublishedTimes:
+    """What a home publishes now. It is asked before the cluster is, since another process may take in more."""
+    now_ms = clock.now_ms()
+    rows = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
+    held = (row["time"] for row in rows if row["expired"] is None or ms_from_datetime(row["expired"]) > now_ms)
+    return PublishedTimes(
+        tuple(sorted(map(ms_from_datetime, held))), tuple(sorted(tablets.read_listed_stream_sets(lake)))
+    )
+
+
+def assert_listed_by_cluster(
+    name: str,
+    here: PublishedTimes,
+    there: MetadataSnapshot,
+    may_be_gone: Callable[[], Collection[Milliseconds]] = frozenset,
+) -> None:
+    """Hold that the home of the cluster `name` publishes nothing but what the cluster lists.
+
+    What has expired may have gone from there, and so may stream sets before the first that is left. `may_be_gone` is
+    asked for more times (ms) of generations that may, where one has.
+
+    Raises:
+        StateError: it does.
+    """
+    lacking = [time_ms for time_ms in here.times_ms if time_ms not in there.times_ms]
+    allowed = may_be_gone() if lacking else ()
+    for time_ms in lacking:
+        if time_ms not in allowed:
+            raise _unlisted_error(name, f"generation {format_ms(time_ms)}")
+    for table, time_ms in here.sets:
+        listed = there.sets.get(table, ())
+        if listed and time_ms > min(listed) and time_ms not in listed:
+            raise _unlisted_error(name, f"stream set {format_ms(time_ms)} of {'.'.join(table)}")
+
+
+def _unlisted_error(name: str, what: str) -> StateError:
+    return StateError(
+        f"the home of {name} publishes {what}, which the cluster does not list: it was made here, or the cluster was "
+        "restored, and rows would be looked for where nobody writes them; begin anew with: cdc-platform cluster renew "
+        f"{name}; what was read before is kept aside"
+    )
+
+
+def find_expired_times(lake: Lake, clock: Clock, settings: Settings) -> frozenset[Milliseconds]:
+    """The times (ms) of generations that no log can hold a row of by now, whoever still reads them here.
+
+    A TTL that is not known is no sign that a generation was made up here: it is taken for the one that was seen next.
+    """
+    now_ms, plan = clock.now_ms(), expiry.plan_expiry(lake, clock, settings, as_seen=True)
+    return frozenset(each.time_ms for each in plan if each.expired_ms is not None and each.expired_ms <= now_ms)
+
+
+def follow_removals(lake: Lake, clock: Clock, settings: Settings, listed: Collection[Milliseconds]) -> str | None:
+    """Mark what has expired, and remove what the cluster does not list (`listed`, ms) and an earlier look marked.
+
+    Returns why nothing was marked and removed, None where that was not refused. A look that was killed is followed by
+    one that ends it, as of `expire`.
+    """
+    here = metastore_generations.read_listed_times(lake)
+    missing = here - set(listed)
+    plan = expiry.plan_expiry(lake, clock, settings)
+    if not missing and not expiry.read_unfinished_removals(lake) and not any(map(expiry.needs_mark, plan)):
+        return None
+    try:
+        lake, plan = expiry.read_verified_plan(lake, clock, settings)
+        expiry.mark_expired(lake, clock, plan)
+        gone = [each for each in plan if each.time_ms in missing and each.action is ExpiryAction.REMOVE]
+        begun = expiry.begin_removals(lake, clock, gone)
+        for table in expiry.REMOVAL_TABLES:
+            expiry.remove_generation_rows(lake, table, begun)
+    except (NotAsCommitted, ClockRefused) as error:
+        return f"what has expired is neither marked nor removed here: {error}"
+    return None
+
+
+@dataclass
+class Observation:
+    """What was seen of a cluster, and what became of it. `tables_changed` are lines; `incomplete` was left out.
+
+    `changing`: what goes on in a topology that is changing, whose nodes are as before; None: it has settled.
+    `changes` are those that were noted. `lacking_ms` is the first generation that is listed and was left out,
+    `lacking_sets_ms` of a table's stream sets.
+    """
+
+    cluster_name: str
+    version: str
+    imported: ImportReport = field(default_factory=ImportReport)
+    tables_changed: list[str] = field(default_factory=list)
+    incomplete: list[SkippedItem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    changing: str | None = None
+    changes: list[RecordedClusterChange] = field(default_factory=list)
+    lacking_ms: Milliseconds | None = None
+    lacking_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
+
+    def readable_us(self, table: str, horizon_us: Microseconds) -> Microseconds:
+        """Up to when (µs) rows of a table (`keyspace.table`) may be read: no streams that are listed are lacking."""
+        lacking = (self.lacking_ms, self.lacking_sets_ms.get(table))
+        ends = [us_from_ms(each) - ONE_US for each in lacking if each is not None]
+        return Microseconds(min([horizon_us, *ends]))
+
+
+def run_observation(cluster: ScyllaCluster, clock: Clock) -> Observation:
+    """Look at a cluster once and take in what is new; answers with what was seen.
+
+    Raises:
+        EnvironmentProblem: it cannot be reached, or does not let us in.
+        NotGranted: a table that tells of CDC may not be read.
+        StateError: it is another cluster than before, or has no CDC; or its home publishes what it does not list.
+        InputError: it says something else about a generation than it did before.
+    """
+    with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
+        return observe_session(live, cluster, clock)
+
+
+def refresh_if_changed(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock) -> Observation | None:
+    """Observe a cluster that is connected to, where a glance says that anything changed; None where nothing did.
+
+    Raises:
+        As `run_observation`.
+    """
+    seen = _take_checked_snapshot(live, cluster, clock)
+    if seen.mark == read_last_fingerprint(cluster):
+        return None
+    return observe_session(live, cluster, clock, seen)
+
+
+def observe_session(
+    live: ScyllaSession, cluster: ScyllaCluster, clock: Clock, seen_before: MetadataSnapshot | None = None
+) -> Observation:
+    """As `run_observation`, of a cluster that is connected to. `seen_before` is the glance that it was looked at
+    for.
+    """
+    with allow_mirror_writes():
+        return _observe(live, cluster, clock, seen_before)
+
+
+def _take_checked_snapshot(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock) -> MetadataSnapshot:
+    """A glance, by which it is the cluster of before, and its home's generations and stream sets are its own."""
+    home = cluster.open_home()
+    lake = Lake(home.lake)
+    here = read_published_times(lake, clock)
+    seen = take_metadata_snapshot(live)
+    registry.assert_same_cluster(cluster, seen.identity, seen.times_ms)
+    assert_listed_by_cluster(cluster.name, here, seen, lambda: find_expired_times(lake, clock, home.settings))
+    return seen
+
+
+def _observe(
+    live: ScyllaSession, cluster: ScyllaCluster, clock: Clock, seen_before: MetadataSnapshot | None
+) -> Observation:
+    lake = Lake(cluster.open_home().lake)
+    first = _take_checked_snapshot(live, cluster, clock) if seen_before is None else seen_before
+    layout = detect_tables(live)
+    layout.assert_readable()
+    topology = read_topology(live, layout, {node.host_id: node for node in ring.read_nodes(lake)})
+    registry.assert_same_cluster(cluster, topology.identity)
+    _assert_has_cdc(live, layout, topology)
+    times = generations.read_generation_timestamps(live, layout)
+    registry.assert_same_cluster(cluster, topology.identity, list(times))
+    found = generations.read_generations(live, layout, topology, times, _known_generations(lake))
+    sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
+    logged = read_logged_tables(live, layout)
+    not_whole = [*found.incomplete, *without]
+    seen = Observation(topology.cluster_name, topology.version, incomplete=not_whole, changing=topology.changing)
+    seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
+    seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
+    held = frozenset(name.rpartition(".")[2] for name in layout.present)
+    known_there = TopologyExport(committed=_unpublished_generations(topology, found))
+    exports = CqlshExports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held, known_there)
+    changes.record_initial_state(lake, clock)
+    _record_tables(cluster, lake, clock, logged, seen)
+    # It is the cluster itself that says so, and the next look may find it mended.
+    sources = ImportSources(
+        list(topology.nodes) or None, exports, None, [], flaws=ImportIssues(as_is=True, marks=False)
+    )
+    seen.imported = import_sources(lake, clock, sources)
+    refused = (
+        follow_removals(lake, clock, cluster.open_home().settings, times)
+        if system_tables.TIMESTAMPS in layout
+        else None
+    )
+    cluster_changes.store_omitted_items(lake, clock, [each.line for each in not_whole])
+    seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
+    newest = max(found.timestamps, default=None)
+    registry.store_identity(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
+    seen.changes = changes.record_changes(lake, clock, not_whole, topology.changing, found.not_read)
+    # What is changing by the glance too has another mark when it has settled.
+    if not not_whole and (topology.changing is None or first.changing is not None):
+        store_fingerprint(cluster, first)
+    return seen
+
+
+def _unpublished_generations(
+    topology: ClusterTopology, found: generations.ObservedGenerations
+) -> dict[Milliseconds, str]:
+    """The UUIDs of the generations that nodes know and clients cannot read yet, by their times (ms).
+
+    Readers wait at the start of such a generation: its rows lie in its own streams from then on. Without Raft each
+    node's `cdc_local` names the newest generation that it knows.
+    """
+    by_nodes = {
+        row.streams_timestamp_ms: row.uuid
+        for row in found.v1.local
+        if row.key == cdc_local.GENERATION_KEY and row.streams_timestamp_ms is not None and row.uuid is not None
+    }
+    known_there = by_nodes | {time_ms: str(id_) for time_ms, id_ in topology.committed}
+    return {time_ms: id_ for time_ms, id_ in known_there.items() if time_ms not in found.timestamps}
+
+
+def _assert_has_cdc(live: ScyllaSession, layout: AvailableTables, topology: ClusterTopology) -> None:
+    if not {system_tables.TIMESTAMPS, system_tables.STREAMS_V1, system_tables.TABLET_TIMESTAMPS} & layout.present:
+        raise StateError(
+            f"{live.name} is version {topology.version} and has no table of CDC generations; ScyllaDB has them from "
+            "4.3 on"
+        )
+
+
+def _known_generations(lake: Lake) -> generations.KnownGenerations:
+    ids = lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist()
+    # Of a generation that has gone from the list rows may be left elsewhere: they would bring half of it back.
+    gone = metastore_generations.read_removed_generations(lake)
+    times = {each.time_ms for each in gone}
+    return generations.KnownGenerations(
+        metastore_generations.read_row_times(lake, STREAMS_DESCRIPTIONS_V2),
+        {*ids, *(each.id for each in gone if each.id is not None)},
+        metastore_generations.read_row_times(lake, GENERATION_DESCRIPTIONS) | times,
+        metastore_generations.read_row_times(lake, STREAMS_DESCRIPTIONS) | times,
+    )
+
+
+def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
+    found: dict[tuple[str, str], set[Milliseconds]] = {}
+    for name, time_ms in tablets.read_listed_stream_sets(lake) & tablets.read_stream_sets_with_rows(lake):
+        found.setdefault(name, set()).add(time_ms)
+    return found
+
+
+def _record_tables(
+    cluster: ScyllaCluster, lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation
+) -> None:
+    """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew; by one commit.
+
+    What is refused of a table is a warning, and keeps no other back.
+    """
+    # Who died behind a log's end and its new beginning has said both, and they are not to be said again.
+    cdc_tables.complete_cdc_tables(lake)
+    there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.read_cdc_tables(lake)}
+    sayings: list[tuple[TableChangeRequest, str]] = []
+    for table in logged:
+        try:
+            for news in _table_changes(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen):
+                sayings.append(news)
+        except InputError as refusal:
+            seen.warnings.append(str(refusal))
+    for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
+        sayings.append((cdc_tables.request_drop(lake, clock, *gone), f"{'.'.join(gone)} dropped"))
+    outcomes = cdc_tables.record_table_changes_separately(lake, [saying for saying, _ in sayings])
+    for outcome, (_, line) in zip(outcomes, sayings, strict=True):
+        if isinstance(outcome, InputError):
+            seen.warnings.append(str(outcome))
+        else:
+            seen.tables_changed.append(line)
+
+
+def _table_changes(
+    cluster: ScyllaCluster, lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation
+) -> Iterator[tuple[TableChangeRequest, str]]:
+    """What is to be said of a table that has a log in the cluster, each with the line that tells of it."""
+    name = f"{table.keyspace}.{table.name}"
+    if table.unknown is not None:
+        seen.warnings.append(f"{name}: {table.unknown}: its CDC counts as on")
+    created_ms = table.created_at_ms
+    same = there is not None and (
+        created_ms is None
+        or there.created_at_ms in (None, created_ms)
+        or created_ms == registry.read_future_logs(cluster).get(name)
+    )
+    if not same and created_ms is not None and created_ms > clock.now_ms():
+        # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
+        registry.store_future_log(cluster, name, created_ms)
+        created_ms = clock.now_ms()
+    if there is not None and not same:
+        yield cdc_tables.request_drop(lake, clock, table.keyspace, table.name), f"{name} dropped"
+        there = None
+    ddl, told = _readable_ddl(table, seen), None if there is None else without_unchanged_until(there.ddl)
+    options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
+    if there is None:
+        options |= {
+            "created_at_ms": created_ms,
+            "ttl_since_ms": _unaltered_since_ms(clock, table, created_ms),
+            "seen": True,
+        }
+        yield cdc_tables.request_addition(lake, clock, table.keyspace, table.name, **options), f"{name} added"
+        return
+    if there.created_at_ms is None and created_ms is not None:
+        options["created_at_ms"] = min(created_ms, clock.now_ms())
+    elif (there.ttl_seconds, there.enabled, told) == (table.ttl_seconds, table.enabled, ddl or told):
+        return
+    # Each ingest looks before it reads on: up to where it has read, nothing was altered.
+    read_us = _read_up_to_us(lake, table)
+    options |= {"ddl": ddl if ddl is None or read_us is None else with_unchanged_until(ddl, read_us)}
+    options |= {"stood_until_us": read_us, "seen": True}
+    yield cdc_tables.request_alteration(lake, clock, table.keyspace, table.name, **options), f"{name} altered"
+
+
+_ONE_STATEMENT_MS = SECOND_MS
+"""A table that was written to the schema no later than this after its log was created was written by that statement."""
+
+
+def _unaltered_since_ms(clock: Clock, table: LoggedTable, created_ms: Milliseconds | None) -> Milliseconds | None:
+    """Since when (ms) the options of a table are as they are, by the time at which its schema was written last."""
+    noted = parse_alteration(table.ddl)
+    if noted is None:
+        return None
+    since_ms = min(ceil_ms_from_us(noted.at_us), clock.now_ms())
+    return created_ms if created_ms is not None and since_ms - created_ms <= _ONE_STATEMENT_MS else since_ms
+
+
+def _read_up_to_us(lake: Lake, table: LoggedTable) -> Microseconds | None:
+    """Up to when (µs) the log of a table was read from the cluster; None where it was not."""
+    try:
+        return consumers.find_consumer(lake, FROM_CLUSTER, table.keyspace, table.name).position_us
+    except NotFound:
+        return None
+
+
+def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
+    """The definition, if the platform's own CQL understands it."""
+    try:
+        load_table_schemas(Catalog(), [table.as_told()])
+    except StateError as error:
+        seen.warnings.append(f"{table.keyspace}.{table.name}: its definition is left out, {error}")
+        return None
+    return table.ddl

@@ -1,0 +1,87 @@
+"""Dagster's code server: `python -m cdc_platform.server.code_server` with the options of `dagster api grpc`.
+
+Runs are forks of a process that has imported everything, because importing takes longer than most runs. That process
+is a fork of the code server made before it serves, so both share their memory. Each run ends with `up`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cdc_platform.errors import EnvironmentProblem, PlatformError
+from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.processes import kill_when_parent_dies
+from cdc_platform.server.console_commands import console_command
+
+
+def initialize_dagster_storage(folder: Path) -> None:
+    """Let Dagster make its databases, and end what an earlier `up` has left unfinished, with what that has reserved.
+
+    On a new home the UI and the daemon would both make the databases at once, and one would fail. A run whose process
+    was killed together with its `up` stands as started for good, and its join would never be asked for again; under
+    the home's lock no run can be alive.
+
+    Raises:
+        EnvironmentProblem: Dagster cannot work there.
+    """
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    alive = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    try:
+        with DagsterInstance.from_config(str(folder)) as instance:
+            instance.all_instigator_state()
+            for run in instance.get_runs(RunsFilter(statuses=alive)):
+                instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
+            tables = instance.event_log_storage
+            for pool in tables.get_concurrency_keys():
+                taken = tables.get_concurrency_info(pool)
+                for run_id in taken.active_run_ids | taken.pending_run_ids:
+                    tables.free_concurrency_slots_for_run(run_id)
+    except Exception as error:  # noqa: BLE001 whatever it is that Dagster, its database or its disk says
+        told = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({told}); mend that, or name another home") from None
+
+
+PRELOADED = "cdc_platform.server.prefork_imports"
+
+if __name__ == "__mp_main__":
+    bind_to_up()
+    kill_when_parent_dies()
+
+
+def serve_code_location() -> None:
+    """Serve until the process is asked to end."""
+    bind_to_up()
+    command = console_command("dagster")
+    try:
+        initialize_dagster_storage(Path(os.environ["DAGSTER_HOME"]))
+    except PlatformError as error:
+        sys.exit(str(error))  # `up` shows the last line of the log of a part that has ended
+    if sys.platform == "linux":
+        fork_runs()
+    sys.argv[:1] = ["dagster", "api", "grpc"]
+    command()
+
+
+def fork_runs() -> None:
+    """Fork the runs of this code server from a process that has imported what they import.
+
+    Dagster starts each run in multiprocessing's context "spawn" and has no option for another one. Here that name gives
+    the context "forkserver". Its process starts with the first run: an `up` without runs needs no memory for it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    get_context: Any = multiprocessing.get_context
+
+    def forking(method: str | None = None) -> Any:
+        return context if method == "spawn" else get_context(method)
+
+    multiprocessing.get_context = forking
+
+
+if __name__ == "__main__":
+    serve_code_location()

@@ -1,0 +1,20 @@
+"""Dagster's daemon: `python -m cdc_platform.server.daemon` with the options of `dagster-daemon`.
+
+The workspace file is the last argument; the process waits for its code server.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.server.addresses import await_code_server
+from cdc_platform.server.console_commands import console_command
+
+bind_to_up()
+
+if __name__ == "__main__":
+    command = console_command("dagster-daemon")
+    await_code_server(Path(sys.argv[-1]))
+    command()

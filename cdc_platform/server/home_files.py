@@ -1,0 +1,126 @@
+"""Serve plots and report pages of a home next to Dagster's UI; missing pages are generated on request.
+
+An ASGI application. A content security policy keeps everything that it serves from running code. A page has one
+address, by its generation's key; every other name redirects there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from cdc_platform.home import Home
+from cdc_platform.plots import ui_files
+from cdc_platform.server.auth import AsgiApplication, AsgiReceive, AsgiScope, AsgiSend
+
+_CONTENT_TYPES = {".png": "image/png", ".html": "text/html; charset=utf-8"}
+_PLAIN_TEXT = "text/plain; charset=utf-8"
+_PAGE_SECONDS = 180
+_CONTENT_SECURITY_POLICY = b"sandbox; default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class _FileResponse:
+    """What is answered: the bytes of a file, the address of a page under its own name, or why there is neither."""
+
+    content: bytes = b""
+    address: str = ""
+    why: str = ""
+
+
+class HomeFilesApp:
+    """Answers what is asked for below `ui_files`, and passes on everything else. `keeps`: pages that it makes stay."""
+
+    def __init__(self, application: AsgiApplication, home: Home, prefix: str = "", *, keeps: bool = True) -> None:
+        self._application = application
+        self._home = home
+        self._prefix = prefix
+        self._keeps = keeps
+        self._one_at_a_time = asyncio.Lock()
+        self._by_key: set[Path] = set()
+        """Pages that were found to be named by the key of their generation, which never changes."""
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Answer or pass on one request."""
+        below = f"{self._prefix}/{ui_files.UI_FOLDER}/"
+        if scope["type"] != "http" or not scope["path"].startswith(below):
+            await self._application(scope, receive, send)
+            return
+        file = ui_files.file_from_address(self._home.path, scope["path"].removeprefix(self._prefix))
+        if scope["method"] not in ("GET", "HEAD"):
+            await _respond(send, HTTPStatus.METHOD_NOT_ALLOWED, b"it can be looked at\n", _PLAIN_TEXT, "no-store")
+            return
+        found = _FileResponse(why="there is no such file") if file is None else await self._find(file)
+        if found.address:
+            there = f"{found.address}\n".encode()
+            await _respond(
+                send, HTTPStatus.FOUND, there, _PLAIN_TEXT, "no-store", (b"location", found.address.encode())
+            )
+        elif found.why or file is None:
+            await _respond(send, HTTPStatus.NOT_FOUND, f"{found.why}\n".encode(), _PLAIN_TEXT, "no-store")
+        else:
+            content = b"" if scope["method"] == "HEAD" else found.content
+            kept = "private, max-age=31536000, immutable" if file.suffix == ".png" else "no-cache"
+            await _respond(send, HTTPStatus.OK, content, _CONTENT_TYPES[file.suffix], kept)
+
+    async def _find(self, file: Path) -> _FileResponse:
+        if file.suffix == ".html" and file not in self._by_key:
+            async with self._one_at_a_time:
+                return await self._make(file)
+        try:
+            return _FileResponse(await asyncio.to_thread(file.read_bytes))
+        except FileNotFoundError:
+            if file.suffix == ".html":
+                self._by_key.discard(file)
+                return await self._find(file)
+            return _FileResponse(why="this picture is gone; materialise its asset again for a new one")
+
+    async def _make(self, file: Path) -> _FileResponse:
+        """Have the page of a name made, or its generation's key found, in a process whose memory goes with it."""
+        name = ui_files.generation_key_from_name(file.name)
+        command = [sys.executable, "-m", "cdc_platform.server.report_page", "--home", self._home.name]
+        making = await asyncio.create_subprocess_exec(
+            *command,
+            *(["--keep"] if self._keeps else []),
+            "--",
+            name,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(_PAGE_SECONDS):
+                made, said = await making.communicate()
+        except TimeoutError:
+            return _FileResponse(why=f"it takes longer than {_PAGE_SECONDS} s; make it with: cdc-platform report")
+        finally:
+            if making.returncode is None:
+                making.kill()
+                await making.wait()
+        line, _, content = made.partition(b"\n")
+        page = ui_files.report_file(self._home.path, line.decode(errors="replace")) if making.returncode == 0 else None
+        if page is None:
+            return _FileResponse(why=said.decode(errors="replace").strip()[-500:] or "there is no page of it")
+        if page.file != file:
+            return _FileResponse(address=f"{self._prefix}/{ui_files.UI_FOLDER}/{ui_files.UI_REPORTS}/{page.file.name}")
+        if self._keeps:
+            self._by_key.add(file)
+        return _FileResponse(content)
+
+
+async def _respond(
+    send: AsgiSend, status: HTTPStatus, body: bytes, kind: str, kept: str, *more: tuple[bytes, bytes]
+) -> None:
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", kept.encode()),
+        (b"content-security-policy", _CONTENT_SECURITY_POLICY),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        *more,
+    ]
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

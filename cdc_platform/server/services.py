@@ -1,0 +1,202 @@
+"""The services of `cdc-platform up`: commands, environment, secrets and readiness checks.
+
+Secrets go through files and the environment, which only the owner can read. Every user can read command lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cdc_platform import instance_lock
+from cdc_platform.clock import Clock, format_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE, PACKAGES_FOLDER, prepare_dagster_home
+from cdc_platform.home import HOME_VARIABLE, Home, make_private_folder
+from cdc_platform.instance_lock import InstanceLock
+from cdc_platform.plots import UI_PREFIX_VARIABLE
+from cdc_platform.processes import Service, ServiceDied
+from cdc_platform.server.addresses import LOOPBACK, UiAddresses
+from cdc_platform.server.idle import IdleMonitor
+from cdc_platform.spark import ConnectServer
+from cdc_platform.spark_server import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
+
+CODE_LOCATION = "cdc_platform"
+"""The code location's name, as in workspace.yaml: what people have switched on and off is kept under it."""
+_MAX_SOCKET_PATH = 103
+_LISTENER_NAME_LENGTH = len("/pymp-12345678/listener-12345678")
+"""Of the process that runs are forked from."""
+_WORKSPACE_QUERY = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename \
+... on PythonError { message } } } } ... on PythonError { message } } }"
+_DAEMON_HEALTH_QUERY = (
+    "{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy lastHeartbeatTime } } } }"
+)
+
+
+@dataclass(frozen=True)
+class UpServices:
+    """What is started in a home, and where it answers. `token` is the UI's."""
+
+    home: Home
+    held: InstanceLock
+    clock: Clock
+    names: UiAddresses
+    read_only: bool
+    token: str
+
+    @property
+    def logs(self) -> Path:
+        """The folder of what the parts print."""
+        return self.home.path / "logs"
+
+    @property
+    def token_file(self) -> Path:
+        """The UI's token, for programs."""
+        return self.held.folder / "ui.token"
+
+    @property
+    def spark_file(self) -> ServerFile:
+        """Where the Connect server is and its token, as a shell reads variables."""
+        return ServerFile(self.held.folder / "spark.env")
+
+    @property
+    def link(self) -> str:
+        """The address that lets a browser in."""
+        return f"{self.names.url}/?token={self.token}"
+
+    def services(self, listening: socket.socket) -> Iterator[Service]:
+        """Yield the processes of Dagster, in the order in which they are started."""
+        environment = self._environment()
+        workspace = self._workspace()
+        started = time.time()
+        yield self._service("the Dagster code server", "code_server", self._code_arguments(), environment)
+        public = ["--public-url", self.names.public.url] if self.names.public else []
+        arguments = ["--listening", str(listening.fileno()), "--workspace", str(workspace)]
+        header = self.home.settings.user_header
+        public += ["--user-header", header] if header else []
+        arguments += ["--token-file", str(self.token_file), *public, *(["--read-only"] if self.read_only else [])]
+        ui = self._service("the Dagster UI", "ui", arguments, environment, listening.fileno())
+        yield replace(ui, answers=self._serves)
+        daemon = self._service("the Dagster daemon", "daemon", ["run", "-w", str(workspace)], environment)
+        yield replace(daemon, answers=lambda: self._beats(started))
+
+    def start_spark(self, server: ConnectServer) -> None:
+        """Start the Connect server, again if it has died, and tell the parts where it is once it answers."""
+        self.spark_file.withdraw()
+        server.start()
+        self.spark_file.tell(server.environment)
+
+    def sleeping(self, server: ConnectServer) -> IdleMonitor:
+        """Whether Spark is needed, by the home's settings."""
+        after_ms = self.home.settings.spark_sleep_ms
+        return IdleMonitor(self.spark_file, server, after_ms, lambda: self.spark_file.tell(server.environment))
+
+    def connect_server(self) -> ConnectServer:
+        """The Spark Connect server, not yet started; the home is held as long as it runs."""
+        below = make_private_folder(self.held.folder / "spark")
+        return ConnectServer(below=below, keeps_open=[self.held.parts.fileno()])
+
+    def _service(
+        self, name: str, module: str, arguments: list[str], environment: Mapping[str, str], *keeps_open: int
+    ) -> Service:
+        return Service(
+            name,
+            [sys.executable, "-m", f"cdc_platform.server.{module}", *arguments],
+            environment,
+            self.logs / f"dagster-{module.removesuffix('_server')}.log",
+            lambda: True,
+            [self.held.parts.fileno(), *keeps_open],
+        )
+
+    def _code_arguments(self) -> list[str]:
+        named = [
+            "-m",
+            "cdc_platform.definitions",
+            "-a",
+            "defs",
+            "-d",
+            str(PACKAGES_FOLDER),
+            "--location-name",
+            CODE_LOCATION,
+        ]
+        # A failure to load is told in the UI, and by `_serves`.
+        return ["--socket", str(self._socket), *named, "--lazy-load-user-code"]
+
+    @property
+    def _socket(self) -> Path:
+        """Of the code server, in a folder that is the owner's alone: it runs whatever it is asked to."""
+        return self._short("code.sock")
+
+    def _short(self, name: str, room: int = 0) -> Path:
+        """What is called so in the held folder, by a name with room for so much more in the path of a socket."""
+        path = self.held.folder / name
+        short = Path(f"/proc/{os.getpid()}/fd/{self.held.opened}") / name
+        return short if len(str(path)) + room > _MAX_SOCKET_PATH and short.parent.exists() else path
+
+    def _workspace(self) -> Path:
+        """The workspace of UI and daemon: the one code server."""
+        workspace = self.held.folder / "workspace.yaml"
+        location = {"grpc_server": {"socket": str(self._socket), "location_name": CODE_LOCATION}}
+        workspace.write_text(json.dumps({"load_from": [location]}), encoding="utf-8")
+        return workspace
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
+        environment = {
+            **kept,
+            HOME_VARIABLE: self.home.name,
+            instance_lock.UP_VARIABLE: str(self.held.alive),
+            SERVER_VARIABLE: str(self.spark_file.path),
+            "DAGSTER_HOME": str(prepare_dagster_home(self.home)),
+            "TMPDIR": str(self._short(make_private_folder(self.held.folder / "tmp").name, _LISTENER_NAME_LENGTH)),
+            UI_PREFIX_VARIABLE: self.names.prefix,
+            "PYTHONUNBUFFERED": "1",
+        }
+        # Nothing on loopback goes through a proxy, whatever the shell has set for the rest of the world.
+        for name in ("NO_PROXY", "no_proxy"):
+            environment[name] = ",".join(filter(None, [environment.get(name), LOOPBACK, "localhost"]))
+        if self.clock.stopped_at_us is not None:
+            environment[CLOCK_VARIABLE] = format_us(self.clock.stopped_at_us)
+        return environment
+
+    def _serves(self) -> bool:
+        """Whether the UI answers and has loaded the code location.
+
+        Raises:
+            ServiceDied: the code location does not load.
+        """
+        workspace = self._ask(_WORKSPACE_QUERY)["workspaceOrError"]
+        entries = [entry["locationOrLoadError"] for entry in workspace.get("locationEntries", [])]
+        for told in [workspace, *(entry for entry in entries if entry)]:
+            if "message" in told:
+                raise ServiceDied(f"the Dagster UI cannot load the code location: {told['message'].strip()[:500]}")
+        return bool(entries) and all(entry and entry["__typename"] == "RepositoryLocation" for entry in entries)
+
+    def _beats(self, since: float) -> bool:
+        """Whether every daemon that is needed has given a sign of life since this one was started."""
+        statuses = self._ask(_DAEMON_HEALTH_QUERY)["instance"]["daemonHealth"]["allDaemonStatuses"]
+        needed = [status for status in statuses if status["required"]]
+        return bool(needed) and all(s["healthy"] and (s["lastHeartbeatTime"] or 0) > since for s in needed)
+
+    def _ask(self, query: str) -> Mapping[str, Any]:
+        request = urllib.request.Request(
+            f"{self.names.local_url}/graphql",
+            json.dumps({"query": query}).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+
+def generate_token() -> str:
+    """A secret that nobody guesses, fit for an address and a header."""
+    return secrets.token_urlsafe(32)

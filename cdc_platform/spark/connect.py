@@ -1,0 +1,257 @@
+"""Start, await and stop a Spark Connect server on this machine's loopback.
+
+Clients need its token, which is in the environment of server and clients and never on a command line, since every
+user of the machine can read those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from cdc_platform.errors import EnvironmentProblem, StateError
+from cdc_platform.processes import get_death_signal_setter
+from cdc_platform.spark.executors import SPARK_CONF_VARIABLE, is_local_master, read_conf_file
+from cdc_platform.spark.jars import get_spark_home
+from cdc_platform.spark.session import (
+    LOG_VARIABLE,
+    LONGEST_SOCKET_FOLDER,
+    MEMORY_VARIABLE,
+    NO_PERF_DATA_OPTIONS,
+    extract_jvm_reason,
+    get_driver_conf,
+    get_master,
+    get_worker_environment,
+)
+from cdc_platform.spark_server import REMOTE_VARIABLE, TOKEN_VARIABLE
+
+_CONNECT_HOST = "127.0.0.1"
+# A client with a token asks for TLS, except of a server that has this very name.
+_CONNECT_HOST_NAME = "localhost"
+_CONNECTIONS, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"
+_START_SECONDS = 180
+_STOP_SECONDS = 20
+_POLL_SECONDS = 0.1
+
+
+class ConnectServer:
+    """A server in a session of processes of its own; `with ConnectServer() as server:` starts and ends it.
+
+    `port` 0 takes any free one; `heavy` is that of `session.spark_session`, right for a server that stays; what it
+    writes is in a folder of its own below `below`, by default the machine's temporary one; `keeps_open` are file
+    descriptors that it inherits. On Linux the server ends with the thread that started it, however that ends.
+    """
+
+    def __init__(
+        self, port: int = 0, *, heavy: bool = True, below: Path | None = None, keeps_open: Sequence[int] = ()
+    ) -> None:
+        self._master = get_master()
+        self._wanted = port
+        self._port = port
+        self._heavy = heavy
+        self._below = below
+        self._keeps_open = tuple(keeps_open)
+        self._token = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._opened: int | None = None
+
+    @property
+    def remote(self) -> str:
+        """The URL for `SPARK_REMOTE`; of use together with the token only."""
+        return f"sc://{_CONNECT_HOST_NAME}:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client has in its environment: the URL, and the token of this start of the server."""
+        return {REMOTE_VARIABLE: self.remote, TOKEN_VARIABLE: self._token}
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process and the ID of its session of processes, None while it does not run."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    @property
+    def clients(self) -> int | None:
+        """How many connections are open to it, None where the system does not say."""
+        tables = [table for table in map(Path, _CONNECTIONS) if table.exists()]
+        if not tables:
+            return None
+        ours = f":{self._port:04X}"
+        lines = [line.split() for table in tables for line in table.read_text(encoding="ascii").splitlines()[1:]]
+        return sum(fields[1].endswith(ours) and fields[3] == _ESTABLISHED for fields in lines)
+
+    def start(self) -> ConnectServer:
+        """Start the server and wait until it answers a query. One that has ended by itself can be started again.
+
+        Raises:
+            EnvironmentProblem: it does not come up: no Java, the port is taken, too little memory.
+        """
+        if self.pid is not None:
+            raise StateError(f"the Spark Connect server at {self.remote} runs already")
+        self.stop()
+        if self._wanted == 0:
+            self._port = self._port if self._port and _is_port_free(self._port) else _find_free_port()
+        elif not _is_port_free(self._port):
+            raise EnvironmentProblem(f"port {self._port} of {_CONNECT_HOST} is taken; name another, or 0 for any")
+        # Each start has another token: whoever took the port of a server that died may have been sent the old one.
+        self._token = secrets.token_urlsafe(32)
+        self._folder = Path(tempfile.mkdtemp(prefix="cdc-platform-connect-", dir=self._below))
+        try:
+            self._launch(self._folder)
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and everything that it started; nothing to end is no error."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _end_session(process.pid)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
+
+    def __enter__(self) -> ConnectServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self, folder: Path) -> None:
+        settings = {
+            **get_driver_conf(self._master, folder, self._sockets(folder), heavy=self._heavy),
+            "spark.master": self._master,
+            "spark.app.name": "cdc-platform connect",
+            "spark.connect.grpc.binding.address": _CONNECT_HOST,
+            "spark.connect.grpc.binding.port": str(self._port),
+        }
+        command = [str(get_spark_home() / "bin" / "spark-submit")]
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        # What a file of the user's says outdoes the rest, and may be a secret: it is named, not told.
+        given = {} if is_local_master(self._master) else read_conf_file()
+        if given:
+            command += ["--properties-file", os.environ[SPARK_CONF_VARIABLE]]
+        for name, value in settings.items():
+            command += [] if name in given else ["--conf", f"{name}={value}"]
+        environment = {
+            **os.environ,
+            **get_worker_environment(self._master, server=True),
+            TOKEN_VARIABLE: self._token,
+            "TMPDIR": str(folder),
+        }
+        environment["SPARK_LAUNCHER_OPTS"] = " ".join(NO_PERF_DATA_OPTIONS)
+        # A server is no client, and Spark would take these for one.
+        for name in (REMOTE_VARIABLE, "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
+            environment.pop(name, None)
+        with self._log(folder).open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "spark-internal"],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=self._keeps_open,
+                preexec_fn=get_death_signal_setter(),
+            )
+
+    def _sockets(self, folder: Path) -> Path:
+        """The folder, by a name that is short enough for the paths of sockets where the system has one."""
+        if len(str(folder)) <= LONGEST_SOCKET_FOLDER or not Path("/proc/self/fd").exists():
+            return folder
+        self._opened = os.open(folder, os.O_RDONLY)
+        return Path(f"/proc/{os.getpid()}/fd/{self._opened}")
+
+    def _wait(self) -> None:
+        """Wait for an answer, asked by a process that imports what that takes meanwhile."""
+        asks = [sys.executable, "-m", "cdc_platform.spark.connect_probe"]
+        environment = {**os.environ, **get_worker_environment(self._master), **self.environment}
+        deadline = time.monotonic() + _START_SECONDS
+        with subprocess.Popen(
+            asks, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as asking:
+            try:
+                while asking.poll() is None:
+                    if self.pid is None or time.monotonic() > deadline:
+                        raise self._did_not_start()
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                asking.kill()
+        if asking.returncode:
+            raise self._did_not_start()
+
+    def _did_not_start(self) -> EnvironmentProblem:
+        assert self._folder is not None
+        told = extract_jvm_reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
+        return EnvironmentProblem(
+            f"the Spark Connect server at {self.remote} did not start ({told}); check free memory and "
+            f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
+        )
+
+    @staticmethod
+    def _log(folder: Path) -> Path:
+        return Path(os.environ.get(LOG_VARIABLE) or folder / "connect.log")
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_CONNECT_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_port_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((_CONNECT_HOST, port)) != 0
+
+
+def _end_session(session: int) -> None:
+    """Wait for the Python workers of a dead server, which end when they notice, and end those that don't."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    while members := _list_session_processes(session):
+        if time.monotonic() > deadline:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _list_session_processes(session: int) -> list[int]:
+    """Processes of a session, as far as /proc tells; zombies are none."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, its_session = (
+                status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
+            )
+            if int(its_session) == session and state != "Z":
+                found.append(int(status.parent.name))
+    return found

@@ -1,0 +1,246 @@
+"""Configure sessions with executors on other machines, and check what each executor has.
+
+A cluster shares no folder with the driver: the interpreter and the JARs come from the driver's file server, the
+program with each session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from cdc_platform.delta import task_retry
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
+from cdc_platform.preflight import PreflightResult
+from cdc_platform.spark import worker_archive
+from cdc_platform.spark.jars import get_jars
+from cdc_platform.storage import read_user_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_CONF_VARIABLE = "CDC_PLATFORM_SPARK_CONF"
+_MAX_CONF_BYTES = 1 << 20
+"""A file of settings of a cluster, as Spark's own: a name and a value a line. It outdoes what is set here."""
+MAX_SKEW_SECONDS = 5
+"""How far a worker's clock may be from the driver's: times of objects and leases are compared across machines."""
+# More than there are places for tasks.
+_PROBE_ROWS = 4096
+_PROBE_ROUNDS, _PROBE_TASK_SECONDS = 3, 0.5
+
+
+def is_local_master(master: str) -> bool:
+    """Whether a master's executors are the driver itself."""
+    return master.startswith("local")
+
+
+def get_cluster_conf(master: str, folder: Path) -> dict[str, str]:
+    """Settings of a driver of executors on other machines; what it writes here is below `folder`.
+
+    Raises:
+        EnvironmentProblem: the workers' archive or the JARs cannot be made.
+        InputError: the file of settings is not there, or has a line that is none.
+    """
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": _get_driver_address(master),
+        "spark.jars": ",".join(str(path) for path in get_jars()),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        # One unpacked interpreter an executor, not one a session.
+        "spark.sql.artifact.isolation.enabled": "false",
+        # Tasks are safe to run twice at once: a commit names the files of one of them.
+        "spark.speculation": "true",
+        "spark.dynamicAllocation.enabled": "false",
+        **task_retry.RETRY_SETTINGS,
+    }
+    if not get_worker_python():
+        archive = worker_archive.get_worker_archive()
+        settings["spark.archives"] = f"{archive.path}#{worker_archive.ARCHIVE_FOLDER}"
+    return settings | read_conf_file()
+
+
+def get_worker_python() -> str | None:
+    """The interpreter that the workers of a cluster have themselves (`PYSPARK_PYTHON`), so that none is sent."""
+    named = os.environ.get("PYSPARK_PYTHON")
+    return None if named in (None, "", sys.executable, *worker_archive.ARCHIVE_PYTHONS) else named
+
+
+def send_program_file(session: SparkSession) -> None:
+    """Give the workers the program that the tasks of this session import."""
+    session.addArtifacts(str(worker_archive.get_program_file()), pyfile=True)
+
+
+def _get_driver_address(master: str) -> str:
+    """The address by which the master's machines reach this one: that of the way there."""
+    host = urlsplit(master.removeprefix("k8s://")).hostname
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host or "", 9))  # nothing is sent
+        return str(way.getsockname()[0])
+    return socket.gethostname()
+
+
+def read_conf_file() -> dict[str, str]:
+    """The settings in the file that `CDC_PLATFORM_SPARK_CONF` names.
+
+    Raises:
+        InputError: it is not there, or has a line that is no setting.
+    """
+    name = os.environ.get(SPARK_CONF_VARIABLE)
+    if not name:
+        return {}
+    try:
+        lines = read_user_text(Path(name), _MAX_CONF_BYTES).splitlines()
+    except PlatformError as error:
+        raise InputError(f"{SPARK_CONF_VARIABLE}: {error}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        setting, _, value = line.strip().partition(" ")
+        if not setting.startswith("spark.") or not value.strip():
+            raise InputError(f"line {number} of {SPARK_CONF_VARIABLE}={name} is no setting; it is: spark.NAME VALUE")
+        found[setting] = value.strip()
+    return found
+
+
+@dataclass(frozen=True)
+class ExecutorReport:
+    """What a task has found where it ran.
+
+    `packages`: the version of each that is there; `program` and `read`: why it cannot be imported, or the home's file
+    not be read, else empty; `skew`: by how many seconds its clock is off, at least.
+    """
+
+    where: str
+    python: str
+    packages: dict[str, str]
+    program: str
+    read: str
+    skew: float
+
+
+def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]:
+    """Run a task on every executor: one in each place that they have for tasks, until no other one answers.
+
+    `look_at`: a small file of the home, which each reads and nobody writes.
+
+    Raises:
+        EnvironmentProblem: tasks do not run at all: there is no executor, or it has no Python that starts.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    # Not by Arrow: that it is missing is one of the things to be told.
+    tell = F.udf(
+        _make_probe_task(look_at, tuple(worker_archive.get_worker_archive().packages)), "string", useArrow=False
+    )
+    known: dict[str, ExecutorReport] = {}
+    for _ in range(_PROBE_ROUNDS):
+        before, seen = time.time(), set(known)
+        try:
+            # Spark makes a task for each place, and each is long enough that none is left idle.
+            rows = session.range(0, _PROBE_ROWS).select(tell("id").alias("told")).where(F.col("told") != "").collect()
+        except (PySparkException, Py4JError) as error:
+            raise EnvironmentProblem(
+                f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); look that it has workers, "
+                f"that they reach this machine, and that Python starts there ({get_worker_python() or 'the archive'})"
+            ) from None
+        after = time.time()
+        for row in rows:
+            said = json.loads(row["told"])
+            skew = max(before - said.pop("now"), said.pop("then") - after, 0.0)
+            known[said["where"]] = ExecutorReport(**said, skew=skew)
+        if set(known) == seen:
+            break
+    return [known[name] for name in sorted(known)]
+
+
+def check_executor(told: ExecutorReport, archive: worker_archive.WorkerArchive) -> Iterator[PreflightResult]:
+    """What is missing where a task ran: a trial for each thing, with its mend."""
+    at = f"on {told.where}"
+    due = ".".join(archive.python.split(".")[:2])
+    ok = told.python.startswith(f"{due}.")
+    mend = f"give it Python {due}: unset PYSPARK_PYTHON, so that the archive is sent"
+    yield PreflightResult(f"Python {at}", ok, told.python, None if ok else mend)
+    wrong = [
+        f"{name} is {told.packages.get(name, 'missing')}, expected {version}"
+        for name, version in archive.packages.items()
+        if told.packages.get(name) != version
+    ]
+    mend = f"unset PYSPARK_PYTHON, so that the archive is sent, or install there what is in {archive.path}"
+    yield PreflightResult(
+        f"packages {at}", not wrong, "; ".join(wrong) or f"{len(archive.packages)} as here", mend if wrong else None
+    )
+    mend = "open the session by the platform (CDC_PLATFORM_SPARK_MASTER or SPARK_REMOTE), which sends it"
+    yield PreflightResult(f"program {at}", not told.program, told.program or "as here", mend if told.program else None)
+    mend = (
+        "the home has to lie in a store (home copy), and the worker needs the store's address and credentials in its "
+        "own environment, or a role"
+    )
+    yield PreflightResult(f"lake {at}", not told.read, told.read or "is reached", mend if told.read else None)
+    ok = told.skew <= MAX_SKEW_SECONDS
+    found = f"off by {told.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
+    yield PreflightResult(f"clock {at}", ok, found, None if ok else "set it by NTP, as the driver's")
+
+
+def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], str]:
+    """What travels there: it imports nothing but Python's own, as what is missing is to be told and not to fail."""
+    seconds = _PROBE_TASK_SECONDS
+
+    def tell(_row: int, said: list[str] = []) -> str:  # noqa: B006 of this task: once is enough
+        import importlib
+        import json
+        import platform
+        import socket
+        import time
+        from importlib import metadata
+        from pathlib import Path
+
+        if said:
+            return ""
+        said.append("")
+
+        def version(name: str) -> str | None:
+            try:
+                return metadata.version(name)
+            except metadata.PackageNotFoundError:
+                return None
+
+        # An executor has a working folder of its own, and in it each session one that is named by a UUID.
+        own = [part for part in Path.cwd().parts if part.count("-") != 4]
+        then, program, read = time.time(), "", ""
+        try:
+            storage = importlib.import_module("cdc_platform.storage")
+        except Exception as error:  # noqa: BLE001 the report carries any error
+            program = read = f"{type(error).__name__}: {error}"[:300]
+        else:
+            try:
+                storage.parse_path(look_at).read()
+            except Exception as error:  # noqa: BLE001 as above
+                read = f"{type(error).__name__}: {error}"[:300]
+        time.sleep(seconds)
+        return json.dumps(
+            {
+                "where": f"{socket.gethostname()} ({'/'.join(own[-2:])})",
+                "python": platform.python_version(),
+                "packages": {name: found for name in packages if (found := version(name))},
+                "program": program,
+                "read": read,
+                "then": then,
+                "now": time.time(),
+            }
+        )
+
+    return tell

@@ -1,0 +1,61 @@
+"""The process that forks Spark's Python workers: pyspark's own, preloaded, and ended when idle.
+
+It loads the task writer and the check models (a second) once before the first fork. A Connect server starts such a
+process for every session that uses Python and ends none; Spark starts another if the session returns. Spark runs this
+module, see `session.local_conf`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+from pyspark import daemon
+
+from cdc_platform.runtime import gc_paused_for_imports
+
+_TASK_WRITER_MODULE = "cdc_platform.delta.task_writer"
+"""What is imported for the workers, with pyarrow and deltalake."""
+_MODELS_MODULE = "cdc_platform.checks.judge"
+"""The module whose models are preloaded, by name, because Spark's modules import no checks."""
+IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
+_IDLE_SECONDS = 120.0
+"""How long the process waits for the next worker. Spark ends workers that have had no task for a minute."""
+_CHECKS = 4
+
+
+class IdleTimer:
+    """Ends this process when it has had no child for `seconds`; asked again and again by a timer."""
+
+    def __init__(self, seconds: float) -> None:
+        self._pause = seconds / _CHECKS
+        self._left = _CHECKS
+
+    def start(self) -> None:
+        """Start the timer, which forks do not inherit."""
+        signal.signal(signal.SIGALRM, lambda *_: self._look())
+        signal.setitimer(signal.ITIMER_REAL, self._pause, self._pause)
+
+    def _look(self) -> None:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            self._left -= 1
+        else:
+            self._left = _CHECKS
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGTERM)  # pyspark's own end: it removes its socket
+
+
+def main() -> None:
+    """Serve workers until Spark ends, or until nobody wants one."""
+    with gc_paused_for_imports():
+        importlib.import_module(_TASK_WRITER_MODULE)
+        importlib.import_module(_MODELS_MODULE).preload_models()
+    IdleTimer(float(os.environ.get(IDLE_VARIABLE) or _IDLE_SECONDS)).start()
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

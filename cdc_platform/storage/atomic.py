@@ -1,0 +1,251 @@
+"""Write files and folders atomically: each is a draft until one rename gives it its name.
+
+The owner of a draft holds a file lock on it, which the system releases when the process ends. The next writer in the
+same folder sweeps drafts that no process holds; it never touches a locked one, however old.
+`new_file` and `new_folder` write what a user named: the name gets all of it or nothing, and one of several concurrent
+writers wins.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cdc_platform.clock import DAY_SECONDS
+from cdc_platform.errors import InputError
+
+OWNER_ONLY_MODE = 0o600
+"""The mode of a file that holds a secret."""
+_SUFFIX = ".draft"
+_DRAFT_NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft", re.DOTALL)
+_LONGEST_NAME = 120
+"""Bytes of a name that a draft repeats: a file system takes 255, and the draft adds 40."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What a file system says that has no hard links."""
+_NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+# What earlier releases made beside tables, and nobody could hold.
+_LEGACY_DRAFT_NAME = re.compile(r"\.[^.]+\.[0-9a-f]{32}")
+
+_locked_drafts: dict[Path, int] = {}
+_locked_drafts_guard = threading.Lock()
+
+
+def make_draft_folder(parent: Path, name: str, *, mode: int = 0o777) -> Path:
+    """A new folder in `parent`, hidden and named after what it is to become; `discard_draft` it in the end."""
+    while True:
+        draft = _draft_path(parent, name)
+        parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(mode=mode)
+        if _lock_draft(draft):
+            sweep_drafts(parent)
+            return draft
+
+
+def sweep_drafts(parent: Path) -> None:
+    """Remove the drafts in a folder that nobody holds."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _DRAFT_NAME.fullmatch(entry.name):
+                _remove_unlocked(Path(entry.path))
+
+
+def sweep_legacy_drafts(parent: Path) -> None:
+    """Remove what earlier releases left in a folder of tables, whose drafts nobody could hold: a day later."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _LEGACY_DRAFT_NAME.fullmatch(entry.name):
+                _remove_old(Path(entry.path), parent)
+
+
+def write_text_atomically(target: Path, text: str, *, mode: int = 0o666) -> None:
+    """Give a file this text at once: whoever reads it finds what it was before, or all of it.
+
+    It has this mode from its first byte on, but for what the process's own mask takes away.
+    """
+    write_bytes_atomically(target, text.encode(), mode=mode)
+
+
+def write_bytes_atomically(target: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """As `write_text_atomically`, of bytes."""
+    draft = _make_draft_file(_draft_path(target.parent, target.name), mode)
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        discard_draft(draft)
+
+
+def assert_path_free(target: Path, home: Path | None = None, *, folder: bool = False) -> Path:
+    """Return a new file of the user's by its whole path, or a new `folder`, whose parents are made; `~` is expanded.
+
+    Raises:
+        InputError: the name is taken, there is no folder for it, or it lies in the home.
+    """
+    try:
+        place = target.expanduser().absolute()
+    except RuntimeError:
+        raise InputError(f"{target}: there is no such user; write the path in full") from None
+    if home is not None and place.resolve().is_relative_to(home.resolve()):
+        raise InputError(f"{target} lies in the home {home}, which only the platform writes to; name another")
+    if os.path.lexists(place):
+        raise InputError(f"{target} is there already; name another, or move it away")
+    beside = next(parent for parent in place.parents if os.path.lexists(parent)) if folder else place.parent
+    if not beside.is_dir():
+        raise InputError(f"{target}: {beside} is no folder; make it, or name another")
+    return place
+
+
+@contextmanager
+def new_file(target: Path, *, home: Path | None = None, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a draft to write, which gets the name `target` as the block ends; an error in the block leaves nothing.
+
+    Killed anywhere, the name has all of the file or is free. Of writers at the same time one wins, where the file
+    system has hard links. `home` is the one that it must not lie in.
+
+    Raises:
+        InputError: as `assert_path_free`, also where somebody else was faster.
+    """
+    place = assert_path_free(target, home)
+    draft = _draft_path(place.parent, place.name)
+    try:
+        draft = _make_draft_file(draft, mode)
+        yield draft
+        _link_name(draft, place, target)
+    except OSError as error:
+        raise _error_for_target(error, draft, place) from None
+    finally:
+        discard_draft(draft)
+
+
+@contextmanager
+def new_folder(target: Path, *, home: Path | None = None) -> Iterator[Path]:
+    """As `new_file`, of a folder with all that is in it; the folders that it lies in are made.
+
+    Raises:
+        InputError: as `assert_path_free`, also where somebody else was faster.
+    """
+    place = assert_path_free(target, home, folder=True)
+    beside = next(parent for parent in place.parents if parent.is_dir())
+    draft = make_draft_folder(beside, place.name)
+    try:
+        yield draft
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.rename(place)
+        except OSError as error:
+            if error.errno in _NAME_TAKEN:
+                raise _name_taken_error(target) from None
+            raise
+    except OSError as error:
+        raise _error_for_target(error, draft, place) from None
+    finally:
+        discard_draft(draft)
+
+
+@contextmanager
+def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder for the length of a block, its owner's alone, in `parent` or where temporary files are."""
+    folder = make_draft_folder(parent or Path(tempfile.gettempdir()), name, mode=0o700)
+    try:
+        yield folder
+    finally:
+        discard_draft(folder)
+
+
+def discard_draft(draft: Path) -> None:
+    """Remove a draft, or what is left of it; nothing is no error."""
+    _remove(draft)
+    with _locked_drafts_guard:
+        descriptor = _locked_drafts.pop(draft, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _make_draft_file(draft: Path, mode: int) -> Path:
+    """Make a draft, with nothing in it, and hold it."""
+    while True:
+        draft.touch(mode=mode, exist_ok=False)
+        if _lock_draft(draft):
+            sweep_drafts(draft.parent)
+            return draft
+
+
+def _link_name(draft: Path, place: Path, target: Path) -> None:
+    """Give a file its name unless that is taken, which a rename would not see."""
+    try:
+        os.link(draft, place, follow_symlinks=False)
+    except FileExistsError:
+        raise _name_taken_error(target) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(place):
+            raise _name_taken_error(target) from None
+        draft.rename(place)
+
+
+def _name_taken_error(target: Path) -> InputError:
+    return InputError(f"{target} was made by another process meanwhile; name another, or move it away")
+
+
+def _error_for_target(error: OSError, draft: Path, place: Path) -> OSError:
+    """The error with the user's name where it has the draft's."""
+    named = str(error.filename or "")
+    if not named.startswith(str(draft)):
+        return error
+    return OSError(error.errno, error.strerror, f"{place}{named.removeprefix(str(draft))}")
+
+
+def _draft_path(parent: Path, name: str) -> Path:
+    begin = os.fsencode(name.removeprefix("."))[:_LONGEST_NAME].decode(errors="ignore")
+    return parent / f".{begin or 'file'}.{uuid.uuid4().hex}{_SUFFIX}"
+
+
+def _lock_draft(draft: Path) -> bool:
+    """Lock a draft; whether it is there still: somebody may have swept it before it was locked."""
+    try:
+        descriptor = os.open(draft, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    with suppress(OSError):  # on a file system without locks nobody sweeps by them either
+        # Shared, since a folder can only be read, and some file systems lock for writing what is open for it alone.
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not draft.exists():
+        os.close(descriptor)
+        return False
+    with _locked_drafts_guard:
+        _locked_drafts[draft] = descriptor
+    return True
+
+
+def _remove_unlocked(draft: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(draft, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(draft)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_old(draft: Path, beside: Path) -> None:
+    """By the clock of the file system, on which somebody has just made a draft beside it."""
+    with suppress(OSError):
+        if beside.stat().st_mtime - draft.stat().st_mtime > DAY_SECONDS:
+            _remove(draft)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir() and not draft.is_symlink():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""A block-scoped cache of small files fetched from an object store.
+
+A file is identified by its address and the version mark (ETag) of the store. The cache holds 8 MiB; a later block
+reuses a file only if its store lists the file with the same mark.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from cdc_platform.storage.context import set_for_block
+
+SMALL_BYTES = 4 << 20
+"""A file of so many bytes is fetched by one request, and kept as long as there is room."""
+_CACHE_BYTES = 8 << 20
+
+
+class SmallFileCache:
+    """Small files by address and mark; those that were not asked for the longest go first."""
+
+    def __init__(self) -> None:
+        self._contents: dict[tuple[str, str], bytes] = {}
+        self._bytes = 0
+        self._changing = threading.Lock()
+
+    def get(self, address: str, mark: str) -> bytes | None:
+        """What is in a file with this mark; None where it is not kept."""
+        with self._changing:
+            content = self._contents.pop((address, mark), None)
+            if content is not None:
+                self._contents[address, mark] = content
+            return content
+
+    def put(self, address: str, mark: str, content: bytes) -> None:
+        """Keep a file."""
+        with self._changing:
+            self._bytes += len(content) - len(self._contents.pop((address, mark), b""))
+            self._contents[address, mark] = content
+            while self._bytes > _CACHE_BYTES:
+                self._bytes -= len(self._contents.pop(next(iter(self._contents))))
+
+
+@dataclass
+class _FetchScope:
+    """The files that were fetched or put in a block, by their addresses; the marks of those that were listed in it.
+
+    `kept` are those of earlier blocks.
+    """
+
+    kept: SmallFileCache
+    contents: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+    marks: dict[str, str] = field(default_factory=dict)
+
+
+_fetch_scope: ContextVar[_FetchScope | None] = ContextVar("block", default=None)
+
+
+@contextmanager
+def cache_fetches(kept: SmallFileCache | None = None) -> Iterator[None]:
+    """Fetch each small file that Parquet is read from once in a block: a data file never changes. Some MB are kept.
+
+    One that is kept from an earlier block, where it was fetched or put, is fetched again unless it is listed in this
+    one with its mark.
+    """
+    if _fetch_scope.get() is not None:
+        yield
+        return
+    with set_for_block(_fetch_scope, _FetchScope(SmallFileCache() if kept is None else kept)):
+        yield
+
+
+def bypass_fetch_cache() -> AbstractContextManager[None]:
+    """Fetch what is read in a block from its store, whatever earlier ones kept: to see that it can be read there."""
+    block = _fetch_scope.get()
+    return set_for_block(_fetch_scope, None if block is None else replace(block, kept=SmallFileCache()))
+
+
+def get_cached_content(address: str) -> bytes | None:
+    """What is in a file as this block knows it; None where it has to be fetched."""
+    block = _fetch_scope.get()
+    if block is None:
+        return None
+    if address in block.contents:
+        return block.contents[address]
+    mark = block.marks.get(address)
+    return None if mark is None else block.kept.get(address, mark)
+
+
+def get_cached_version(address: str, mark: str) -> bytes | None:
+    """What is in a file that was just seen with a mark; None where it has to be fetched."""
+    block = _fetch_scope.get()
+    return None if block is None else block.kept.get(address, mark)
+
+
+def cache_content(address: str, mark: str | None, content: bytes) -> None:
+    """Keep what was fetched or put, if it is small."""
+    block = _fetch_scope.get()
+    if block is None or len(content) > SMALL_BYTES:
+        return
+    if mark is not None:
+        block.kept.put(address, mark, content)
+    if block.size + len(content) <= _CACHE_BYTES:
+        block.contents[address] = content
+        block.size += len(content)
+
+
+def record_listed_marks(marks: Mapping[str, str]) -> None:
+    """Note the marks with which a store lists files, for this block."""
+    block = _fetch_scope.get()
+    if block is not None:
+        block.marks.update(marks)

@@ -1,0 +1,34 @@
+"""Set context variables for a block, and run work in threads that inherit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
+
+
+@contextmanager
+def set_for_block(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
+    """Let a variable with a default have a value in a block, and then the one before, in whatever context that ends."""
+    before = variable.get()
+    variable.set(value)
+    try:
+        yield
+    finally:
+        variable.set(before)
+
+
+_Item = TypeVar("_Item")
+_Output = TypeVar("_Output")
+
+
+def map_in_threads(work: Callable[[_Item], _Output], parts: Iterable[_Item], at_once: int) -> list[_Output]:
+    """What the work makes of each part, in their order, on so many threads; raises what the first failure raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    contexts = [(copy_context(), part) for part in parts]
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda each: each[0].run(work, each[1]), contexts))

@@ -1,0 +1,511 @@
+"""Paths in an object store (through obstore): connections, credentials and error messages.
+
+Credentials come from the store's own environment variables or from an AWS profile, which boto3 reads and whose
+credentials it refreshes as they expire. The platform stores none, and no path contains any.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from cdc_platform.errors import (
+    EnvironmentProblem,
+    NotLetIn,
+    PlatformError,
+    Unavailable,
+    disk_full_error,
+    is_store_full,
+    to_one_line,
+)
+from cdc_platform.redaction import redact_url_passwords
+from cdc_platform.storage import cache
+from cdc_platform.storage.path import FileStat, StoragePath
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore
+
+_ENDPOINT_VARIABLES = (
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"),
+    *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+)
+_PROFILE_VARIABLES = (
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "HOME",
+)
+_CONNECTION_VARIABLES = (
+    *_ENDPOINT_VARIABLES,
+    *_PROFILE_VARIABLES,
+    *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "GOOGLE_SERVICE_ACCOUNT",
+)
+# Emulators on loopback have no TLS.
+_ALLOW_HTTP_VARIABLES = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
+
+
+@dataclass(frozen=True)
+class _AwsProfile:
+    """What a profile says, outdone by variables; obstore asks `credentials` for them."""
+
+    region: str | None
+    endpoint: str | None
+    credentials: Any
+
+
+def _read_connection_variables() -> tuple[str | None, ...]:
+    """What a connection depends on: with another environment it is another one."""
+    return tuple(os.environ.get(name) for name in _CONNECTION_VARIABLES)
+
+
+def _allows_http() -> bool:
+    """Whether stores may be spoken to without TLS."""
+    return any(os.environ.get(name, "").lower() in ("true", "1") for name in _ALLOW_HTTP_VARIABLES)
+
+
+def _assert_endpoints() -> None:
+    """Hold that endpoints are addresses with nothing secret in them: who cannot reach one tells where it was.
+
+    Raises:
+        EnvironmentProblem: one is none, or has a user or a password in it.
+    """
+    for name in _ENDPOINT_VARIABLES:
+        if os.environ.get(name) is not None:
+            _assert_endpoint(name, os.environ[name])
+
+
+def _read_aws_profile(root: str) -> _AwsProfile | None:
+    """The profile by which a bucket is reached; None where keys are named, no profile is, or the store is none of S3's.
+
+    Raises:
+        EnvironmentProblem: it is not there, cannot be read, or has no credentials, or boto3 is not there.
+    """
+    name = os.environ.get("AWS_PROFILE")
+    if not name or os.environ.get("AWS_ACCESS_KEY_ID") or not root.startswith("s3://"):
+        return None
+    return _load_aws_profile(name, _read_connection_variables())
+
+
+def _load_obstore() -> None:
+    """Import the library of stores, before any part of it is.
+
+    Its parts import each other and the whole: threads that begin with different ones at once meet half of it.
+    """
+    import_module("obstore")
+
+
+@lru_cache(maxsize=4)
+def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsProfile:
+    try:
+        import boto3
+        from botocore.configprovider import ConfiguredEndpointProvider
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import get_session
+
+        _load_obstore()
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise EnvironmentProblem(
+            "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed; install it with "
+            "pip install 'cdc-platform[profiles]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    mend = "mend it in AWS's files of profiles, name another, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    try:
+        core = get_session()
+        session = boto3.Session(botocore_session=core)
+        if session.get_credentials() is None:
+            raise EnvironmentProblem(f"AWS_PROFILE is {name}, which has no credentials; {mend}")
+        credentials = Boto3CredentialProvider(session)
+        credentials()  # that of a role or a program is asked for once, so that it is told here why it gives none
+        settings = ConfiguredEndpointProvider(core.full_config, core.get_scoped_config(), "s3")
+        endpoint = settings.provide()
+    except BotoCoreError as error:
+        raise EnvironmentProblem(f"AWS_PROFILE is {name}, which cannot be used: {error}; {mend}") from None
+    if endpoint is not None:
+        _assert_endpoint(f"the endpoint_url of AWS_PROFILE {name}", endpoint)
+    region = os.environ.get("AWS_REGION") or session.region_name
+    credentials.config = {}  # the region is said once
+    return _AwsProfile(region, endpoint, credentials)
+
+
+def _assert_endpoint(name: str, text: str) -> None:
+    if "@" in text or "?" in text:
+        raise EnvironmentProblem(
+            f"{name} has a user, a password or a query in it, which messages would tell; take them out: credentials "
+            "have variables and profiles of their own"
+        )
+    try:
+        is_address = bool(urlsplit(text).netloc)
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise EnvironmentProblem(f"{name} is {text!r}; it is an address, as https://host:port, or not set")
+
+
+# deltalake draws a tree of causes, in colours.
+_TERMINAL_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+_STATUS = re.compile(r"status code:? (\d{3} [A-Z][A-Za-z ]*)")
+# What a store may say another time: of a file that is not there, or shorter than it was, it tells no such thing.
+_TRANSIENT_STATUS = re.compile(r"40[1378]|429|5\d\d")
+_CLOCK_SKEW = "RequestTimeTooSkewed"
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
+# The same, of a bucket whose region is another one: of a redirect, and of a signature for that region.
+_WRONG_REGION = re.compile(r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed")
+_REGION = re.compile(r"expecting '([a-z0-9-]+)'|<Region>([a-z0-9-]+)</Region>")
+# What obstore says of an address without TLS that it has not been told to use.
+_PLAIN_HTTP_REFUSED = re.compile(r" http://\S+ in \S+ - HTTP error: builder error")
+# Who has no credentials asks the machine's own service for some, at this address.
+_ACCESS_DENIED = re.compile(
+    r"status code:? 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId|//169\.254\.169\.254/", flags=re.IGNORECASE
+)
+
+
+def classify_store_error(text: str, place: str = "the store") -> Unavailable | None:
+    """What is told of an answer: what was asked is in it, what it was asked with is not.
+
+    None where it is none, or one about a file, which may be damaged.
+    """
+    text = clean_message(text)
+    if is_store_full(text):
+        return disk_full_error(place)
+    if _CLOCK_SKEW in text:
+        return NotLetIn(
+            f"{place} says that this machine's clock is wrong ({_CLOCK_SKEW}); set it by NTP, and run it again"
+        )
+    if _NO_BUCKET.search(text):
+        return Unavailable(f"{place} does not exist (404 Not Found); make the bucket, or name another one")
+    if _WRONG_REGION.search(text):
+        region = _REGION.search(text)
+        where = f", {region[1] or region[2]}" if region else ""
+        return Unavailable(f"{place} lies in another region{where}; set AWS_REGION to that of the bucket")
+    status = _STATUS.search(text)
+    if (status is not None and _TRANSIENT_STATUS.match(status[1])) or _ACCESS_DENIED.search(text):
+        return unexpected_response_error(text, place)
+    return None
+
+
+def unexpected_response_error(text: str, place: str) -> Unavailable:
+    """What is told of an answer that says nothing else: its status, or its first words."""
+    text = clean_message(text)
+    if _PLAIN_HTTP_REFUSED.search(text):
+        return Unavailable(
+            f"{place} is not asked without TLS; name an endpoint of https://, or, where nobody listens in, as on "
+            "loopback, set AWS_ALLOW_HTTP=true"
+        )
+    status = _STATUS.search(text)
+    said = status[1].strip() if status else text[:200]
+    kind = NotLetIn if _ACCESS_DENIED.search(text) else Unavailable
+    return kind(
+        f"{place} does not answer as a store does ({said}); check that the bucket is there, the endpoint and the "
+        "credentials in the environment, and run it again"
+    )
+
+
+def clean_message(text: str) -> str:
+    """A foreign message without decoration, backtraces, line breaks and passwords of addresses."""
+    return redact_url_passwords(to_one_line(_TERMINAL_DECORATION.sub("", text)))
+
+
+# How often, and for how long, a request is tried again that a store did not answer or said it could not.
+_RETRIES, _RETRY_SECONDS, _CONNECT_SECONDS = 8, 60, 5
+# So many files are named by one request.
+_PAGE_SIZE = 1000
+
+
+def format_object_key(path: PurePosixPath) -> str:
+    """A path in a store as its objects are named: nothing stands for the bucket itself."""
+    return "" if path == PurePosixPath() else str(path)
+
+
+@dataclass(frozen=True)
+class ObjectStorePath(StoragePath):
+    """A place in a store: `root` is the address of the bucket, `path` the path in it, without a slash at either end.
+
+    The bucket itself has an empty path.
+    """
+
+    root: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.path}" if self.path else self.root
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+    @property
+    def folder(self) -> ObjectStorePath:
+        return ObjectStorePath(self.root, format_object_key(PurePosixPath(self.path).parent))
+
+    @property
+    def here(self) -> Path | None:
+        return None
+
+    def __truediv__(self, path: str) -> ObjectStorePath:
+        return ObjectStorePath(self.root, format_object_key(PurePosixPath(self.path, path)))
+
+    def seen(self) -> FileStat | None:
+        with self._asked():
+            try:
+                return self._of_meta(self._store.head(self.path))
+            except FileNotFoundError:
+                return None
+
+    def read(self) -> bytes:
+        return self.read_marked()[0]
+
+    def read_marked(self) -> tuple[bytes, str]:
+        """What is in the file, and its mark, by one request.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        with self._asked():
+            found = self._store.get(self.path)
+            return bytes(found.bytes()), self._of_meta(found.meta).mark
+
+    def is_folder(self) -> bool:
+        with self._asked():
+            return any(True for some in self._store.list(self.path or None, chunk_size=1) for _ in some)
+
+    def folders(self) -> list[StoragePath]:
+        with self._asked():
+            found = self._store.list_with_delimiter(self.path or None)["common_prefixes"]
+        return [ObjectStorePath(self.root, path.rstrip("/")) for path in sorted(found)]
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.files()]
+
+    def files(self, after: str = "") -> list[tuple[str, FileStat]]:
+        with self._asked():
+            if after:
+                found = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
+            else:
+                found = self._store.list_with_delimiter(self.path or None)["objects"]
+        named = [(PurePosixPath(each["path"]), self._of_meta(each)) for each in found]
+        return sorted((path.name, seen) for path, seen in named if format_object_key(path.parent) == self.path)
+
+    def page(self, after: str) -> tuple[list[tuple[str, FileStat]], bool]:
+        """The files below it, in whatever folder, whose paths in the store come after one, and whether these are all.
+
+        They are as many as a store names by one request.
+        """
+        with self._asked():
+            pages = self._store.list(self.path or None, offset=after or None, chunk_size=_PAGE_SIZE)
+            found = next(iter(pages), [])
+        return [(each["path"], self._of_meta(each)) for each in found], len(found) < _PAGE_SIZE
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of all files below it, in whatever folder, by their paths in the store."""
+        with self._asked():
+            return {each["path"]: each["size"] for each in self._store.list(self.path or None).collect()}
+
+    def fetch(self, mark: str) -> bytes:
+        """What is in the file, which was seen with this mark in a list; it is fetched if nobody here has.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        kept = cache.get_cached_version(str(self), mark)
+        if kept is not None:
+            return kept
+        with self._asked():
+            found = self._store.get(self.path)
+            content = bytes(found.bytes())
+        cache.cache_content(str(self), found.meta["e_tag"], content)
+        return content
+
+    def create(self, content: bytes) -> str | None:
+        """Make the file unless it is there; its mark if it was made. Of any number at once one makes it."""
+        return self._put(content, "create")
+
+    def replace(self, content: bytes, mark: str) -> str | None:
+        """Put another file in place of the one with this mark; its mark, or None where that one is there no more."""
+        return self._put(content, {"version": mark} if self._goes_by_versions else {"e_tag": mark})
+
+    def put(self, content: bytes) -> None:
+        """Make the file, in place of any that is there."""
+        with self._asked():
+            self._store.put(self.path, content)
+
+    def receive(self, written: Path) -> None:
+        with self._asked():
+            if written.stat().st_size > cache.SMALL_BYTES:
+                self._store.put(self.path, written)
+                return
+            content = written.read_bytes()
+            cache.cache_content(str(self), self._store.put(self.path, content)["e_tag"], content)
+
+    def remove(self) -> None:
+        with self._asked():
+            try:
+                self._store.delete(self.path)
+            except FileNotFoundError:
+                return
+
+    def source(self) -> Any:
+        from pyarrow import BufferReader, PythonFile
+
+        kept = cache.get_cached_content(str(self))
+        if kept is not None:
+            return BufferReader(kept)
+        with self._asked():
+            found = self._store.get(self.path)
+            size = found.meta["size"]
+            # Of a larger one its end tells which parts are of use.
+            if size <= cache.SMALL_BYTES:
+                content = bytes(found.bytes())
+                cache.cache_content(str(self), found.meta["e_tag"], content)
+                return BufferReader(content)
+        return PythonFile(_RangeReader(self, size), mode="r")
+
+    def has_bucket(self) -> bool:
+        """Whether the bucket is there."""
+        try:
+            with self._asked():
+                next(iter(self._store.list(chunk_size=1)), None)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """The bytes of the file from one place up to another."""
+        with self._asked():
+            return bytes(self._store.get_range(self.path, start=start, end=end))
+
+    def _put(self, content: bytes, mode: Literal["create"] | UpdateVersion) -> str | None:
+        _load_obstore()
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with self._asked():
+            try:
+                put = self._store.put(self.path, content, mode=mode, use_multipart=False)
+                return str(put["version" if self._goes_by_versions else "e_tag"])
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                return None
+
+    @property
+    def lists_from_anywhere(self) -> bool:
+        """Whether the store itself begins a list behind a name; of another all before it would be fetched."""
+        return self.root.startswith(("s3://", "gs://"))
+
+    @property
+    def _goes_by_versions(self) -> bool:
+        """Whether the store tells an object from another in its place by its version alone, as Google's does."""
+        return self.root.startswith("gs://")
+
+    def _of_meta(self, meta: Any) -> FileStat:
+        # A list does not say versions: its marks are compared with those of lists.
+        told = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
+        return FileStat(meta["size"], str(told), meta["last_modified"].timestamp())
+
+    @property
+    def _store(self) -> ObjectStore:
+        return _connect_store(self.root, os.getpid(), _read_connection_variables())
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """What a store says of itself, in one line; that a file is not there is left to who asks."""
+        _load_obstore()
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (FileNotFoundError, PlatformError):
+            raise
+        except (BaseError, OSError, ValueError) as error:
+            raise _store_error(self, error) from None
+
+
+class _RangeReader(io.RawIOBase):
+    """A file of a store, read where it is asked for; a request a read."""
+
+    def __init__(self, place: ObjectStorePath, size: int) -> None:
+        self._place, self._size, self._at = place, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._at + size, self._size)
+        if end <= self._at:
+            return b""
+        start, self._at = self._at, end
+        return self._place.read_range(start, end)
+
+
+@lru_cache(maxsize=16)
+def _connect_store(root: str, _process: int, _environment: tuple[str | None, ...]) -> ObjectStore:
+    """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
+    _load_obstore()
+    from obstore.store import from_url
+
+    _assert_endpoints()
+    settings: dict[str, Any] = {
+        "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+        "client_options": {
+            "connect_timeout": f"{_CONNECT_SECONDS}s",
+            "timeout": f"{_RETRY_SECONDS}s",
+            "allow_http": _allows_http(),
+        },
+    }
+    if (profile := _read_aws_profile(root)) is not None:
+        settings["credential_provider"] = profile.credentials
+        settings |= {
+            name: value for name, value in (("region", profile.region), ("endpoint", profile.endpoint)) if value
+        }
+    return from_url(root, **settings)
+
+
+def get_storage_options(name: str) -> dict[str, str] | None:
+    """What deltalake is told of a table's store: to be as patient as the platform itself; nothing of a folder.
+
+    By a profile, also which credentials to look up, where they are to be used.
+    """
+    if "://" not in name:
+        return None
+    _assert_endpoints()
+    told = {
+        **({"allow_http": "true"} if _allows_http() else {}),
+        "max_retries": str(_RETRIES),
+        "retry_timeout": f"{_RETRY_SECONDS}s",
+        "connect_timeout": f"{_CONNECT_SECONDS}s",
+        "timeout": f"{_RETRY_SECONDS}s",
+    }
+    if (profile := _read_aws_profile(name)) is not None:
+        told["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
+        of_profile = (("AWS_REGION", profile.region), ("AWS_ENDPOINT_URL", profile.endpoint))
+        told |= {name: value for name, value in of_profile if value}
+    return told
+
+
+def _store_error(place: ObjectStorePath, error: Exception) -> Unavailable:
+    """A store's answer in one line."""
+    text = str(error).split("Debug source")[0]
+    return classify_store_error(text, place.root) or unexpected_response_error(text, place.root)

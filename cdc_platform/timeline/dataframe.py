@@ -1,0 +1,119 @@
+"""Streams of base writes in DataFrames of any size: from key bytes and timestamp to stream ID.
+
+It looks up the past and does not check whether a coordinator would accept the writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_platform.cql import LOG_SUFFIX, is_valid_name
+from cdc_platform.delta import Batches, FrameRows, Lake, TaskRunner, freeze_worker_heap
+from cdc_platform.errors import InputError
+from cdc_platform.spark import IncomingFrameSchema, frames, spark_to_arrow_type
+from cdc_platform.tables import TABLES, Table, column
+from cdc_platform.timeline.sources import StreamSources
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
+
+STREAM_ID_COLUMN = "stream_id"
+"""The column that writes get."""
+_KEY_COLUMNS = ("key", "timestamp")
+_FORBIDDEN_CHARACTERS = re.compile("[ ,;{}()\n\t=]")
+"""What Delta takes in no name of a column."""
+
+
+def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
+    """Add `stream_id` (binary) to writes with a serialized partition `key` (binary) and a `timestamp` (bigint, µs).
+
+    The stream is the one that the generation operating at the timestamp gives the key. It is null where the key or
+    the timestamp is null, where no generation operated yet, and where the one that did was removed since. Writes of
+    which 32,768 don't fit into memory are run under `lake.session.bounded_batches`.
+
+    Raises:
+        InputError: a column is missing or has another type, or `stream_id` is there already.
+        StateError: a generation that operated in between has no ID, so that its description cannot be read.
+
+    A write whose generation an undecided switch may still change fails the job: WriteRefused, UNDECIDED.
+    """
+    from pyspark.sql import types as T
+
+    schema = T.StructType([*writes.schema.fields, T.StructField(STREAM_ID_COLUMN, T.BinaryType())])
+    return writes.mapInArrow(_stream_assigner(lake, writes), schema)
+
+
+def append_with_streams(lake: Lake, writes: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> bool:
+    """Append writes with their streams, see `assign_streams`, to a Delta table of the lake; whether that was done.
+
+    `name` is `keyspace.table`; the table is made of the columns of the writes where there is none. Each partition of
+    `writes` becomes a file, which the task that gives the streams writes itself: that takes half the time of a
+    DataFrame that Spark writes. All of them are in one commit. With a `transaction` (application and its number) they
+    go in at most once.
+
+    Raises:
+        InputError: as `assign_streams`; the name is none, or one of the platform's own tables; a column is of a type
+            that no table of the platform has.
+        StateError: as `assign_streams`; the table has other columns; an undecided switch may still change the
+            generation of a write. Nothing is appended.
+        ConflictError, EnvironmentProblem: as `frames.append`.
+    """
+    change = _stream_assigner(lake, writes)
+    table = _delta_table(name, writes)
+    return frames.append_to_table(
+        TaskRunner(lambda: writes.sparkSession), lake, table, FrameRows(writes, change), transaction
+    )
+
+
+def _stream_assigner(lake: Lake, writes: DataFrame) -> Callable[[Batches], Batches]:
+    """What tasks make of writes: the same with their streams behind them."""
+    from pyspark.sql import types as T
+
+    due = T.StructType([T.StructField("key", T.BinaryType()), T.StructField("timestamp", T.LongType())])
+    for each in IncomingFrameSchema("base writes", due).misfits(writes):
+        raise InputError(f"writes need a column {each.column!r} of type {each.due}; they have {writes.columns}")
+    if STREAM_ID_COLUMN in map(str.lower, writes.columns):
+        raise InputError(f"writes have a column {STREAM_ID_COLUMN!r} already; drop it, or give it another name")
+    streams_of = StreamSources(lake).generations.finder()
+
+    def with_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            streams = streams_of(batch.column("key"), batch.column("timestamp"))
+            yield pa.RecordBatch.from_arrays([*batch.columns, streams], names=[*batch.schema.names, STREAM_ID_COLUMN])
+        freeze_worker_heap()
+
+    return with_streams
+
+
+def _delta_table(name: str, writes: DataFrame) -> Table:
+    """The Delta table of that name with the columns of the writes."""
+    keyspace, _, table = name.partition(".")
+    if not (is_valid_name(keyspace) and is_valid_name(table)):
+        raise InputError(f"writes are appended to keyspace.table, not to {name!r}")
+    if keyspace in {each.keyspace for each in TABLES.values()} or LOG_SUFFIX in name:
+        raise InputError(f"{name} is for what the platform itself keeps; append the writes to a table of another name")
+    for known, each in enumerate(writes.columns):
+        if _FORBIDDEN_CHARACTERS.search(each) or each.lower() in map(str.lower, writes.columns[:known]):
+            raise InputError(
+                f"Delta has no column {each!r} beside {writes.columns[:known]}; rename it with withColumnRenamed"
+            )
+    fields = [_arrow_field(field) for field in writes.schema]
+    stream = column(STREAM_ID_COLUMN, pa.binary(), "stream of the write: that of its key at its timestamp", null=True)
+    return Table(
+        keyspace, table, pa.schema([*fields, stream]), keys=_KEY_COLUMNS, comment="base writes with their streams"
+    )
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    kind = spark_to_arrow_type(field.dataType)
+    if kind is None:
+        raise InputError(
+            f"column {field.name!r} of the writes is {field.dataType.simpleString()}, which is kept with no write;"
+            " leave it out, or make a text of it"
+        )
+    return column(field.name, kind, "as it came with the write", null=True)

@@ -1,0 +1,333 @@
+"""Reading a log: every row once, over a switch of generations, whoever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import home_with_generations
+
+from cdc_platform import failpoints
+from cdc_platform.cdclog import CONFIDENCE_WINDOW_US, EXACT, WRITTEN_AT, log_table, read_table_schema
+from cdc_platform.cdclog.batch_encoder import encode_log_batch
+from cdc_platform.cdclog.consumer import hourly, reader
+from cdc_platform.cdclog.consumer.reader import consume, read_changes, sink_table
+from cdc_platform.cdclog.dataframe import get_stream_lookup
+from cdc_platform.cdclog.schema import GENERATION, typed_writes_schema
+from cdc_platform.clock import (
+    Clock,
+    Microseconds,
+    datetime_from_us,
+    format_ms,
+    ms_from_us,
+    parse_time_us,
+    us_from_datetime,
+    us_from_ms,
+)
+from cdc_platform.delta import Lake
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.generations import uniform_tablet_ends
+from cdc_platform.lifecycle import tablets
+from cdc_platform.metastore import cdc_tables, consumers
+from cdc_platform.metastore import tablets as metastore_tablets
+from cdc_platform.settings import Settings
+from cdc_platform.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_platform.cql import TableSchema
+
+FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
+START_US, SWITCH_US = parse_time_us(FIRST), parse_time_us(SECOND)
+NOW_US = SWITCH_US + Microseconds(3_600_000_000)
+DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
+    home_with_generations(tmp_path, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
+    lake = Lake(tmp_path / "home" / "lake")
+    cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
+    write(lake, 0, [Microseconds(START_US), Microseconds(START_US + 1), Microseconds(SWITCH_US - 1)])
+    write(
+        lake,
+        1,
+        [
+            Microseconds(SWITCH_US),
+            Microseconds(SWITCH_US + 1),
+            Microseconds(NOW_US - CONFIDENCE_WINDOW_US),
+            Microseconds(NOW_US - CONFIDENCE_WINDOW_US + 1),
+        ],
+    )
+    return tmp_path / "home"
+
+
+def schema(lake: Lake) -> TableSchema:
+    """The table that the platform was told of."""
+    return read_table_schema(lake, "ks", "t")
+
+
+def write(lake: Lake, number: int, times_us: list[Microseconds]) -> None:
+    """Log writes at these times."""
+    typed = [
+        {"operation": 2, "timestamp": when, "p": place, "k": number, "v": when % 1000}
+        for place, when in enumerate(times_us)
+    ]
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(schema(lake)))
+    rows = pa.Table.from_batches([encode_log_batch(schema(lake), batch, get_stream_lookup(lake, schema(lake)))])
+    assert lake.append_once(log_table(schema(lake)), rows, {"writer": number + 1}, number or None)
+
+
+def times_of(lake: Lake, table: Any) -> list[int]:
+    """When the rows of a table were written (µs), sorted."""
+    return sorted(lake.read(table, [WRITTEN_AT])[WRITTEN_AT].cast("int64").to_pylist())
+
+
+READABLE = [START_US, START_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1, NOW_US - CONFIDENCE_WINDOW_US]
+
+
+def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
+    """Two windows over the switch; the row that is younger than the safety window comes when it is old enough."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
+    assert (rows, consumer.window_number, consumer.set_timestamp_us) == (6, 2, SWITCH_US)
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
+    assert consume(lake, Clock(Microseconds(NOW_US + 1)), table, "audit")[1] == 1
+    assert times_of(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - CONFIDENCE_WINDOW_US + 1]
+    everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
+    copied = lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")])
+    assert copied.drop_columns([GENERATION]).equals(everything)
+    # Beside each row stands the generation that operates at its time.
+    begun = zip(map(us_from_datetime, copied[WRITTEN_AT].to_pylist()), copied[GENERATION].to_pylist(), strict=True)
+    assert all(us_from_datetime(begin) == (SWITCH_US if at >= SWITCH_US else START_US) for at, begin in begun)
+
+
+def test_until_and_names_are_the_consumers_own(home: Path) -> None:
+    """One stops where it is told, another reads on; a position never goes back."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 1
+    assert consume(lake, Clock(NOW_US), table, "fast")[1] == 6
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=Microseconds(SWITCH_US - 1))[1] == 2
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 0
+    assert times_of(lake, sink_table(table, "slow")) == READABLE[:3]
+
+
+def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many files at once as fit, by their own bounds; the rows are the same."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 1)
+    for part in range(3):
+        write(lake, 2 + part, [Microseconds(START_US + 1000 * part + 10), Microseconds(START_US + 1000 * part + 20)])
+    consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
+    assert rows == 12
+    assert consumer.window_number > 2
+    assert times_of(lake, sink_table(table, "audit")) == [
+        each for each in times_of(lake, log_table(table)) if each <= NOW_US - CONFIDENCE_WINDOW_US
+    ]
+
+
+@pytest.mark.parametrize("point", failpoints.CONSUME_POINTS)
+def test_a_killed_consumer_goes_on_where_it_was(home: Path, point: str) -> None:
+    """A real process that dies before its rows are in, or before its position is; more rows come in the meantime."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", "2026-01-31T12:30:00Z"]
+    environment = {**os.environ, failpoints.KILL_AT_VARIABLE: point}
+    killed = subprocess.run(
+        [*command, "consume", "ks.t", "--name", "audit"], env=environment, capture_output=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL
+    answer = run("--home", home, "--clock", "2026-01-31T14:00:00Z", "consume", "ks.t", "--name", "audit", "--json")
+    assert answer.exit_code == 0, answer.stderr
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert answer.json["rows"] == (6 if point == failpoints.BEFORE_SINK else 4)
+    assert answer.json["position"] == "2026-01-31T13:59:30.000Z"
+
+
+def test_of_two_consumers_of_one_name_one_stops(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both read the same window; the one that comes second writes nothing."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    read = reader.read_window
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(reader, "read_window", read)
+        consume(lake, Clock(NOW_US), table, "audit")
+        return read(*arguments)
+
+    monkeypatch.setattr(reader, "read_window", overtaken)
+    with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+
+
+def test_windows_of_another_process_are_not_taken_for_those_of_one_forgotten(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looked a consumer up before another brought several windows in is told so, and not to remove them."""
+    lake, look_up = Lake(home / "lake"), reader.ensure_consumer
+
+    def overtaken(*arguments: Any) -> consumers.Consumer:
+        mine = look_up(*arguments)
+        monkeypatch.undo()
+        consume(Lake(home / "lake"), Clock(NOW_US), schema(lake), "audit")
+        return mine
+
+    monkeypatch.setattr(reader, "ensure_consumer", overtaken)
+    with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
+        consume(lake, Clock(NOW_US), schema(lake), "audit")
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 0
+
+
+def test_a_generation_is_read_once_its_streams_are_all_there(home: Path) -> None:
+    """A timestamp without its streams rows makes the reader wait, and say so; what lies before it is read."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_us(SWITCH_US))])
+    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", datetime_from_us(SWITCH_US)), ("range_end", ">", 0)])
+    with pytest.raises(StateError, match="not all published yet"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert times_of(lake, sink_table(table, "audit")) == READABLE[:3]
+    lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 3
+
+
+def test_a_generation_that_is_gone_is_named(home: Path) -> None:
+    """A reader that stood in it is told what it lost, and is not moved."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    before, _ = consume(lake, Clock(NOW_US), table, "audit", until_us=START_US)
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_us(START_US))])
+    with pytest.raises(StateError, match="which is gone; what it has not read before 2026-01-31T13:00"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert consumers.find_consumer(lake, "audit", "ks", "t") == before
+
+
+def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
+    """Names that are none, tables without a log, a sink that does not belong to the position."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    with pytest.raises(InputError, match="no name of a consumer"):
+        consume(lake, Clock(NOW_US), table, "a-b/../c")
+    with pytest.raises(NotFound, match="has no log here"):
+        consume(Lake(tmp_path / "empty"), Clock(NOW_US), table, "audit")
+    consume(lake, Clock(NOW_US), table, "audit")
+    consumers.forget_consumer(lake, "audit", "ks", "t")
+    with pytest.raises(StateError, match="it was forgotten"):
+        consume(lake, Clock(NOW_US), table, "audit")
+
+
+def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
+    """ALTER TABLE added a column and dropped another: the consumer reads on; what it has of the old one stays."""
+    lake = Lake(home / "lake")
+    consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
+    cdc_tables.alter_cdc_table(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "w text"))
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US)[1] == 1
+    stored = lake.widen(log_table(schema(lake)))
+    typed = [{"operation": 2, "timestamp": SWITCH_US + 2, "p": 1, "k": 9, "w": "new"}]
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(schema(lake)))
+    rows = encode_log_batch(schema(lake), batch, get_stream_lookup(lake, schema(lake)))
+    assert lake.append_once(stored, pa.Table.from_batches([rows]), {"other": 1}, None)
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 3
+    read = lake.read(lake.widen(sink_table(schema(lake), "audit"))).sort_by(WRITTEN_AT).to_pylist()
+    assert [row["v"] for row in read] == [when % 1000 for when in READABLE[:3]] + [None] * 4
+    assert [row["w"] for row in read] == [None] * 5 + ["new", None]
+
+
+def test_a_copy_has_the_exact_value_where_its_log_has_one(home: Path, tmp_path: Path) -> None:
+    """A log that got one after a consumer had begun: in both kinds of copies, beside the nearest native value."""
+    lake, file = Lake(home / "lake"), tmp_path / "statements.cql"
+    far_ms, clock = 9_300_000_000_000_000, format_ms(ms_from_us(Microseconds(START_US + 60_000_000)))
+
+    def keep(number: int, at_us: int, value: int, before: str = "") -> None:
+        row = f"INSERT INTO ks.u (p, at) VALUES ({number}, {value}) USING TIMESTAMP {at_us};"
+        file.write_text(before + row, encoding="utf-8")
+        answer = run("--home", home, "--clock", clock, "log", file, "--keep")
+        assert answer.exit_code == 0, answer.stderr
+
+    keep(1, START_US + 5, 1_000, "CREATE TABLE ks.u (p int PRIMARY KEY, at timestamp) WITH cdc = {'enabled': 'true'};")
+    table = read_table_schema(lake, "ks", "u")
+    consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(START_US + 10))
+    keep(2, START_US + 20, far_ms)
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 1
+    assert hourly.copy_hour(lake, Clock(NOW_US), [table], START_US)[0].rows == 2
+    log = exact_of(lake, log_table(table, exact=True))
+    assert [(p, far) for p, _, far in log] == [(1, None), (2, [("at", str(far_ms))])]
+    for name in ("audit", "hourly"):
+        assert exact_of(lake, sink_table(table, name, exact=True)) == log
+
+
+def exact_of(lake: Lake, table: Any) -> list[tuple[Any, ...]]:
+    """The key, the native and the exact value of each row."""
+    rows = lake.read(table, ["p", "at", EXACT]).sort_by("p")
+    return list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
+
+
+def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) -> None:
+    """Dropped and made anew: the old values stand aside in the sink, with their deletions, and it reads on."""
+    lake = Lake(home / "lake")
+    consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
+    before = lake.read(sink_table(schema(lake), "audit"))
+    shutil.rmtree(lake.path(log_table(schema(lake))))
+    cdc_tables.alter_cdc_table(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "v text"))
+    lake.ensure(log_table(schema(lake)))
+    consume(lake, Clock(NOW_US), schema(lake), "audit")
+    sink = sink_table(schema(lake), "audit")
+    found = lake.read_version(sink, lake.version(sink) or 0)
+    old = sorted(name for name in found.column_names if "$until_" in name)
+    assert [name.partition("$until_")[0] for name in old] == ["cdc$deleted_v", "v"]
+    assert sorted(found[old[1]].to_pylist()) == sorted(before["v"].to_pylist()) != []
+    assert found["v"].null_count == found.num_rows
+    assert str(found.schema.field("v").type).startswith("string")
+
+
+def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
+    """Two tablets that split into four: rows in the streams of their set, a window each, every row once."""
+    lake = Lake(tmp_path / "lake")
+    created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
+    tablets.create_tablets(lake, created, Settings(), "ks", "t", uniform_tablet_ends(2), ttl_seconds=86_400)
+    tablets.split_tablets(lake, split, Settings(), "ks", "t", 4)
+    cdc_tables.drop_cdc_table(lake, created, "ks", "t")
+    cdc_tables.add_cdc_table(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
+    sets = metastore_tablets.read_stream_sets(lake, "ks", "t")
+    assert [us_from_ms(each.timestamp_ms) for each in sets] == [START_US, SWITCH_US]
+    times = [START_US, *map(Microseconds, range(SWITCH_US - 20, SWITCH_US + 20))]
+    write(lake, 0, times)
+    consumer, rows = consume(lake, Clock(NOW_US), schema(lake), "audit")
+    assert (rows, consumer.window_number, consumer.set_timestamp_us) == (41, 2, SWITCH_US)
+    read = lake.read(sink_table(schema(lake), "audit"))
+    streams = [{bytes(stream) for stream in each.ids} for each in sets]
+    assert [len(each) for each in streams] == [2, 4]
+    for stream, when in zip(read["cdc$stream_id"].to_pylist(), read[WRITTEN_AT].cast("int64").to_pylist(), strict=True):
+        assert stream in streams[when >= SWITCH_US]
+    assert sorted(read[WRITTEN_AT].cast("int64").to_pylist()) == times
+
+
+@pytest.mark.spark
+def test_changes_come_in_the_order_of_generations(home: Path, spark: SparkSession) -> None:
+    """The same rows as one DataFrame: half open at its start, nothing younger than the safety window."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+
+    def read(since_us: Microseconds, until_us: Microseconds) -> list[int]:
+        rows = read_changes(spark, lake, table, since_us, until_us, now_us=NOW_US)
+        return [row[0] for row in rows.selectExpr(f"unix_micros(`{WRITTEN_AT}`)").collect()]
+
+    assert read(Microseconds(0), NOW_US * 2) == READABLE
+    assert read(START_US, SWITCH_US) == READABLE[1:4]
+    assert read(NOW_US, NOW_US * 2) == []

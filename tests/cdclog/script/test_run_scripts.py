@@ -1,0 +1,630 @@
+"""Statements in order: what each writes, when, into which stream, and what the next one sees of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from cassandra.util import min_uuid_from_time
+from support.files.cql_scripts import NOW_US, Accepted, Rehearse
+
+from cdc_platform.cdclog import ScriptResult, StatementOutcome
+from cdc_platform.clock import ms_from_us
+from cdc_platform.cql import get_log_columns, us_from_timeuuid
+from cdc_platform.cql.types import timeuuid_sort_key
+from cdc_platform.errors import WriteRefused
+from cdc_platform.generations import StreamId
+from cdc_platform.ring import tokens_from_keys
+from cdc_platform.settings import Settings
+
+SIMPLE = "CREATE TABLE ks.t (pk int, ck int, v int, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};"
+LISTS = (
+    "CREATE TABLE ks.t (pk int PRIMARY KEY, l list<int>, m map<text, int>, n set<int>) WITH cdc = {'enabled': true};"
+)
+
+
+def rows(outcomes: list[StatementOutcome], *columns: str) -> list[tuple[Any, ...]]:
+    """These columns of all log rows, in order."""
+    return [tuple(row[column] for column in columns) for outcome in outcomes for row in outcome.rows]
+
+
+def times(outcomes: list[StatementOutcome]) -> list[int]:
+    """The times (µs) of all log rows, each batch once."""
+    return [us_from_timeuuid(time) for time in dict.fromkeys(row["cdc$time"] for each in outcomes for row in each.rows)]
+
+
+def base(result: ScriptResult, name: str = "ks.t") -> list[dict[str, Any]]:
+    """The rows of a table at the end, which its log has to give as well."""
+    (table,) = [table for table in result.tables if table.name == name]
+    assert table.replayed == table.base
+    return table.base
+
+
+def test_writes_are_one_microsecond_apart(accepted: Accepted):
+    """From the clock's time on; a batch is one write, and those with a timestamp of their own take none."""
+    done = accepted(
+        SIMPLE
+        + f"""UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 0;
+        UPDATE ks.t USING TIMESTAMP {NOW_US - 7} SET v = 2 WHERE pk = 0 AND ck = 0;
+        BEGIN BATCH
+            UPDATE ks.t SET v = 3 WHERE pk = 0 AND ck = 0;
+            UPDATE ks.t SET v = 3 WHERE pk = 0 AND ck = 1;
+        APPLY BATCH;
+        SELECT * FROM ks.t;
+        UPDATE ks.t SET v = 4 WHERE pk = 0 AND ck = 0;"""
+    )
+    assert times(done) == [NOW_US, NOW_US - 7, NOW_US + 1, NOW_US + 2]
+
+
+def test_the_stream_is_that_of_the_key(accepted: Accepted):
+    """Rows of one partition share it, those of others have theirs; it is of the range that holds the key's token."""
+    done = accepted(
+        SIMPLE + "".join(f"INSERT INTO ks.t (pk, ck) VALUES ({pk}, {ck});" for pk in range(9) for ck in (0, 1))
+    )
+    by_key: dict[int, set[bytes]] = {}
+    for stream, pk in rows(done, "cdc$stream_id", "pk"):
+        by_key.setdefault(pk, set()).add(stream)
+    assert all(len(streams) == 1 for streams in by_key.values())
+    assert len(set.union(*by_key.values())) > 1
+    ends = [-6 * 10**18, -3 * 10**18, 100, 101, 4 * 10**18, 7 * 10**18]
+    for pk, (stream,) in by_key.items():
+        token = int(tokens_from_keys([pk.to_bytes(4, "big")])[0])
+        index = next((place for place, end in enumerate(ends) if token <= end), 0)
+        assert StreamId.from_bytes(stream).index == index
+
+
+def test_the_same_script_gives_the_same_rows(rehearsed: Rehearse):
+    """Byte for byte, the UUIDs of now() and uuid() included; two statements never get the same."""
+    script = """CREATE TABLE ks.t (pk uuid, ck timeuuid, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk, ck) VALUES (uuid(), now()); INSERT INTO ks.t (pk, ck) VALUES (uuid(), now());"""
+    one, other = rehearsed(script), rehearsed(script)
+    assert [each.rows for each in one.outcomes] == [each.rows for each in other.outcomes]
+    for column in ("pk", "ck", "cdc$time"):
+        assert len(set(rows(one.outcomes, column))) == 2
+    assert all(key.version == 4 for (key,) in rows(one.outcomes, "pk"))
+
+
+def test_the_same_statement_twice_is_two_writes(accepted: Accepted):
+    """At one timestamp they have one time and two timeuuids."""
+    statement = f"UPDATE ks.t USING TIMESTAMP {NOW_US} SET v = 1 WHERE pk = 0 AND ck = 0;"
+    (one,), (other,) = rows(accepted(SIMPLE + statement + statement), "cdc$time")
+    assert one != other
+    assert us_from_timeuuid(one) == us_from_timeuuid(other)
+
+
+def test_a_refused_write_changes_nothing(rehearsed: Rehearse):
+    """Neither the table nor the log, of no partition of the batch; those behind it do not see it."""
+    result = rehearsed(
+        LISTS
+        + f"""UPDATE ks.t SET l = l + [1] WHERE pk = 0;
+        BEGIN BATCH
+            UPDATE ks.t SET l = l + [2] WHERE pk = 0;
+            UPDATE ks.t USING TIMESTAMP {NOW_US + 5_000_000} SET l = l + [3] WHERE pk = 1;
+        APPLY BATCH;
+        UPDATE ks.t SET l[0] = 4 WHERE pk = 0;"""
+    )
+    assert [each.accepted for each in result.outcomes] == [True, True, False, True]
+    assert isinstance(result.outcomes[2].error, WriteRefused)
+    assert result.outcomes[2].rows == []
+    assert [(row["pk"], row["l"]) for row in base(result)] == [(0, [4])]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "accepted"),
+    [(NOW_US + 4_999_998, True), (NOW_US + 4_999_999, False)],
+)
+def test_the_time_of_the_log_row_is_what_is_accepted(rehearsed: Rehearse, timestamp: int, accepted: bool):
+    """A deleted collection is told one microsecond late, and that time needs a stream."""
+    outcome = rehearsed(f"{LISTS} DELETE m FROM ks.t USING TIMESTAMP {timestamp} WHERE pk = 0;").outcomes[-1]
+    assert outcome.accepted is accepted
+
+
+def test_the_policy_of_the_home_decides(rehearsed: Rehearse):
+    """Before the only generation: `strict` says that it is past, `recent-past` as well; in it all is accepted."""
+    before = f"{SIMPLE} INSERT INTO ks.t (pk, ck) VALUES (0, 0) USING TIMESTAMP 1577836799999999;"
+    inside = before.replace("1577836799999999", "1577836800000000")
+    for settings in (Settings(), Settings(policy="recent-past")):
+        assert [each.accepted for each in rehearsed(before, settings=settings).outcomes] == [True, False]
+        assert [each.accepted for each in rehearsed(inside, settings=settings).outcomes] == [True, True]
+
+
+def test_a_table_without_cdc_has_no_rows_and_no_bounds(rehearsed: Rehearse):
+    """Its writes need no stream; the log begins when CDC is turned on, and pauses while it is off."""
+    result = rehearsed(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, v int);
+        INSERT INTO ks.t (pk, v) VALUES (0, 0) USING TIMESTAMP 1;
+        ALTER TABLE ks.t WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk, v) VALUES (1, 1);
+        ALTER TABLE ks.t WITH cdc = {'enabled': false};
+        INSERT INTO ks.t (pk, v) VALUES (2, 2);"""
+    )
+    assert [each.accepted for each in result.outcomes] == [True] * 6
+    assert rows(result.outcomes, "pk") == [(1,)]
+    assert {row["pk"] for row in result.tables[0].base} == {0, 1, 2}
+    assert result.tables[0].replayed is None
+
+
+def test_tablets_have_streams_of_their_own(rehearsed: Rehearse):
+    """One a tablet, that ends at its last token; accepted is what lies between the table's creation and the leeway."""
+    result = rehearsed(
+        f"""CREATE KEYSPACE tabs WITH tablets = {{'enabled': true, 'initial': 4}};
+        USE tabs; CREATE TABLE t (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}};
+        INSERT INTO t (pk) VALUES (0);
+        INSERT INTO t (pk) VALUES (0) USING TIMESTAMP {NOW_US - 5_000_001};
+        INSERT INTO t (pk) VALUES (0) USING TIMESTAMP {NOW_US + 5_000_001};
+        DROP TABLE t; CREATE TABLE t (pk int, x int, PRIMARY KEY (pk, x)) WITH cdc = {{'enabled': true}};"""
+    )
+    assert [each.accepted for each in result.outcomes] == [True, True, True, True, False, False, True, True]
+    ((stream,),) = rows(result.outcomes, "cdc$stream_id")
+    token = int(tokens_from_keys([bytes(4)])[0])
+    lasts = [number * (2**64 - 1) // 4 - 2**63 for number in range(1, 5)]
+    assert StreamId.from_bytes(stream).token == min(last for last in lasts if last >= token)
+    assert StreamId.from_bytes(stream).index == 0
+
+
+def test_definitions_tell_the_columns_of_the_log(accepted: Accepted):
+    """Keys as they are, static columns as others, and what ALTER adds and drops; none where CDC is off."""
+    done = accepted(
+        """CREATE TABLE ks.t (b text, a int, c int, "V" frozen<list<int>>, s set<int> static, PRIMARY KEY ((b, a), c))
+            WITH cdc = {'enabled': true};
+        ALTER TABLE ks.t ADD x tuple<int, text>; ALTER TABLE ks.t DROP s;
+        ALTER TABLE ks.t WITH cdc = {'enabled': false};"""
+    )
+    columns = [
+        {column.name: column.type.cql for column in get_log_columns(each.schema)} for each in done if each.schema
+    ]
+    assert list(columns[0]) == [
+        *("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$ttl", "cdc$end_of_batch"),
+        *("b", "a", "c", "s", "cdc$deleted_s", "cdc$deleted_elements_s", "V", "cdc$deleted_V"),
+    ]
+    assert columns[0]["V"] == "frozen<list<int>>"
+    assert columns[1]["x"] == "frozen<tuple<int, text>>"
+    assert "s" not in columns[2]
+    assert done[-1].schema is not None
+    assert not done[-1].schema.cdc.enabled
+
+
+def test_columns_that_are_added_and_dropped(rehearsed: Rehearse):
+    """Rows written before have nothing in a new column; a dropped one is gone from the table and its later rows."""
+    result = rehearsed(
+        SIMPLE
+        + """INSERT INTO ks.t (pk, ck, v) VALUES (0, 0, 0);
+        ALTER TABLE ks.t ADD w list<int>; ALTER TABLE ks.t DROP v;
+        INSERT INTO ks.t (pk, ck, w) VALUES (0, 1, [1]);"""
+    )
+    assert base(result) == [{"pk": 0, "ck": 0, "w": None}, {"pk": 0, "ck": 1, "w": [1]}]
+
+
+def test_fields_that_are_added_to_a_type(rehearsed: Rehearse):
+    """Values that were written before show null in them, whether they are frozen, nested or neither."""
+    result = rehearsed(
+        """CREATE TYPE ks.inner (a int); CREATE TYPE ks.outer (i frozen<inner>, b int);
+        CREATE TABLE ks.t (pk int PRIMARY KEY, f frozen<outer>, n outer, s set<frozen<inner>>)
+            WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk, f, n, s) VALUES (0, {i: {a: 1}, b: 2}, {i: {a: 1}}, {{a: 1}});
+        ALTER TYPE ks.inner ADD z text; ALTER TYPE ks.outer ADD y int;
+        UPDATE ks.t SET s = s + {{a: 2, z: 'z'}}, n.y = 3 WHERE pk = 0;"""
+    )
+    assert base(result) == [
+        {
+            "pk": 0,
+            "f": {"i": {"a": 1, "z": None}, "b": 2, "y": None},
+            "n": {"i": {"a": 1, "z": None}, "b": None, "y": 3},
+            "s": [{"a": 1, "z": None}, {"a": 2, "z": "z"}],
+        }
+    ]
+
+
+def test_a_dropped_table_is_forgotten(rehearsed: Rehearse):
+    """One of its name is another table; a dropped keyspace takes all of its tables along."""
+    result = rehearsed(
+        SIMPLE
+        + """INSERT INTO ks.t (pk, ck, v) VALUES (0, 0, 0); DROP TABLE ks.t;
+        CREATE TABLE ks.t (a text PRIMARY KEY) WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (a) VALUES ('x');
+        CREATE TABLE other.t (a text PRIMARY KEY); DROP KEYSPACE other;"""
+    )
+    assert base(result) == [{"a": "x"}]
+    assert [table.name for table in result.tables] == ["ks.t"]
+
+
+def test_truncating_is_not_logged(rehearsed: Rehearse):
+    """The table is empty, its log as it was."""
+    result = rehearsed(SIMPLE + "INSERT INTO ks.t (pk, ck) VALUES (0, 0); TRUNCATE ks.t;")
+    assert (len(rows(result.outcomes, "pk")), result.tables[0].base) == (1, [])
+
+
+def test_names_are_found_in_the_keyspace_in_use(rehearsed: Rehearse):
+    """USE chooses it; quoted names keep their case."""
+    result = rehearsed(
+        """CREATE KEYSPACE "Ks" WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1};
+        USE "Ks"; CREATE TABLE "T" ("Key" int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
+        INSERT INTO "T" ("Key") VALUES (1); UPDATE "Ks"."T" SET V = 2 WHERE "Key" = 1;"""
+    )
+    assert base(result, "Ks.T") == [{"Key": 1, "v": 2}]
+
+
+def test_lists_are_in_the_order_in_which_they_were_made(rehearsed: Rehearse):
+    """Behind, in front, by index, by value; in a batch, and with more elements than a microsecond has steps."""
+    many = list(range(100, 400))
+    result = rehearsed(
+        LISTS
+        + f"""UPDATE ks.t SET l = l + {many} WHERE pk = 0;
+        UPDATE ks.t SET l = [1, 2] + l WHERE pk = 0;
+        BEGIN BATCH
+            UPDATE ks.t SET l = [3] + l WHERE pk = 0;
+            UPDATE ks.t SET l = [4] + l WHERE pk = 0;
+            UPDATE ks.t SET l = l + [5] WHERE pk = 0;
+            UPDATE ks.t SET l = l + [6] WHERE pk = 0;
+        APPLY BATCH;
+        UPDATE ks.t SET l[1] = 33 WHERE pk = 0;
+        DELETE l[0] FROM ks.t WHERE pk = 0;
+        UPDATE ks.t SET l = l - {many[:-2]} WHERE pk = 0;
+        UPDATE ks.t SET l[1] = null WHERE pk = 0;"""
+    )
+    assert base(result)[0]["l"] == [33, 2, *many[-2:], 5, 6]
+    (first,) = result.outcomes[1].rows
+    added: Any = first["l"]
+    keys: list[UUID] = [key for key, _ in added]
+    assert keys == sorted(keys, key=timeuuid_sort_key)
+    assert all(us_from_timeuuid(key) == NOW_US for key in keys)
+
+
+def test_prepends_of_one_batch_have_keys_of_their_own(rehearsed: Rehearse):
+    """However many there are, whatever else the batch appends, and at whatever timestamps: the last one comes first."""
+    prepends = "".join(f"UPDATE ks.t SET l = [{n}, {n + 100}] + l WHERE pk = 0;" for n in range(40))
+    others = "UPDATE ks.t SET l = l + [7] WHERE pk = 0; UPDATE ks.t SET l = l + [8] WHERE pk = 0;"
+    result = rehearsed(LISTS + f"BEGIN BATCH {prepends} {others} APPLY BATCH;")
+    assert base(result)[0]["l"] == [value for n in reversed(range(40)) for value in (n, n + 100)] + [7, 8]
+    earlier = f"UPDATE ks.t USING TIMESTAMP {NOW_US - 1} SET l = [1] + l WHERE pk = 0;"
+    later = f"UPDATE ks.t USING TIMESTAMP {NOW_US} SET l = [2] + l WHERE pk = 0;"
+    for batch in (earlier + later, later + earlier):
+        assert base(rehearsed(LISTS + f"BEGIN BATCH {batch} APPLY BATCH;"))[0]["l"] == [2, 1]
+
+
+def test_a_prepend_has_a_timestamp_after_2010(rehearsed: Rehearse):
+    """Since its key lies as far before that as the write behind it (cql3/lists.cc, prepender)."""
+    at = 1_262_304_000_000_000
+    write = "UPDATE ks.t USING TIMESTAMP {} SET l = [1] + l WHERE pk = 0;"
+    for timestamp in (at, at - 1, 0):
+        error = rehearsed(LISTS + write.format(timestamp)).outcomes[-1].error
+        assert "List prepend custom timestamp must be greater than Jan 1 2010 00:00:00" in str(error)
+    error = rehearsed(LISTS + write.format(at + 1)).outcomes[-1].error
+    assert isinstance(error, WriteRefused)
+    appended = write.format(at).replace("[1] + l", "l + [1]")
+    assert isinstance(rehearsed(LISTS + appended).outcomes[-1].error, WriteRefused)
+
+
+def test_the_two_zeros_are_two_keys(accepted: Accepted):
+    """In clustering keys, partition keys, maps and sets: -0.0 lies before 0.0, however it is written."""
+    done = accepted(
+        """CREATE TABLE ks.f (p double, k float, s set<double>, m map<float, int>, PRIMARY KEY (p, k))
+            WITH cdc = {'enabled': true, 'postimage': true};
+        INSERT INTO ks.f (p, k, s, m) VALUES (0.0, 0.0, {0.0, -0.0}, {-0: 1, 0: 2});
+        UPDATE ks.f SET s = s - {0.0} WHERE p = 0 AND k = 0;
+        UPDATE ks.f SET s = {1} WHERE p = -0.0 AND k IN (-0.0, 0.0);
+        DELETE FROM ks.f WHERE p = -0.0 AND k < 0.0;"""
+    )
+    shown = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in done[1].rows]
+    assert shown[0][1:] == ["0.0", "0.0", "[-0.0, 0.0]", "[[-0.0, 1], [0.0, 2]]"]
+    assert [[str(row["s"])] for row in done[2].rows] == [["None"], ["[-0.0]"]]
+    keys = [(row["cdc$operation"], str(row["p"]), str(row["k"])) for row in done[3].rows]
+    assert keys == [(1, "-0.0", "-0.0"), (1, "-0.0", "0.0"), (9, "-0.0", "-0.0"), (9, "-0.0", "0.0")]
+    assert [str(row["k"]) for row in done[4].rows] == ["0.0"]
+
+
+def test_a_type_cannot_be_a_part_of_itself(rehearsed: Rehearse):
+    """Neither at once nor by way of another one."""
+    types = "CREATE TYPE ks.a (x int); CREATE TYPE ks.b (y frozen<a>);"
+    for field in ("frozen<a>", "frozen<b>", "list<frozen<b>>"):
+        error = rehearsed(f"{types} ALTER TYPE ks.a ADD z {field};").outcomes[-1].error
+        assert "a part of itself" in str(error)
+
+
+def test_what_changes_nothing_leaves_no_row(accepted: Accepted):
+    """Adding no elements, removing values that are not there, IN without choices."""
+    done = accepted(
+        LISTS
+        + """UPDATE ks.t SET m = m + {}, n = n - {} WHERE pk = 0;
+        UPDATE ks.t SET l = l - [1] WHERE pk = 0;
+        DELETE FROM ks.t WHERE pk IN ();"""
+    )
+    assert rows(done, "pk") == []
+
+
+def test_ttls(accepted: Accepted):
+    """Cells have their statement's, else the table's; 0 and null are none; tombstones have none."""
+    done = accepted(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true} AND default_time_to_live = 60;
+        UPDATE ks.t SET v = 1 WHERE pk = 0;
+        UPDATE ks.t USING TTL 5 SET v = 1 WHERE pk = 0;
+        UPDATE ks.t USING TTL 0 SET v = 1 WHERE pk = 0;
+        UPDATE ks.t USING TTL null SET v = 1 WHERE pk = 0;
+        UPDATE ks.t USING TTL 5 SET v = null WHERE pk = 0;
+        ALTER TABLE ks.t WITH default_time_to_live = 0;
+        INSERT INTO ks.t (pk, v) VALUES (0, 1);"""
+    )
+    assert rows(done, "cdc$ttl") == [(60,), (5,), (None,), (None,), (None,), (None,)]
+
+
+def test_a_written_ttl_counts_from_the_statement(rehearsed: Rehearse):
+    """An old timestamp does not make a value expire that was written now."""
+    result = rehearsed(
+        f"{SIMPLE} UPDATE ks.t USING TIMESTAMP {NOW_US - 10**9} AND TTL 1 SET v = 1 WHERE pk = 0 AND ck = 0;"
+    )
+    assert base(result) == [{"pk": 0, "ck": 0, "v": 1}]
+
+
+def test_an_insert_of_a_collection_with_a_ttl_is_three_rows(accepted: Accepted):
+    """The marker with its TTL, the tombstone without, the elements with."""
+    done = accepted(f"{LISTS} INSERT INTO ks.t (pk, n) VALUES (0, {{1}}) USING TTL 7;")
+    assert rows(done, "cdc$operation", "cdc$ttl", "n", "cdc$deleted_n", "cdc$batch_seq_no", "cdc$end_of_batch") == [
+        (2, 7, None, None, 0, None),
+        (1, None, None, True, 1, None),
+        (1, 7, [1], None, 2, True),
+    ]
+
+
+def test_statements_name_several_rows(accepted: Accepted):
+    """IN of partitions is a log mutation each, IN of rows is one; choices that repeat count once."""
+    done = accepted(
+        SIMPLE
+        + """UPDATE ks.t SET v = 1 WHERE pk IN (0, 1, 0) AND ck IN (1, 2);
+        DELETE FROM ks.t WHERE pk = 0 AND (ck) IN ((1), (2));"""
+    )
+    assert rows(done, "pk", "ck", "cdc$operation", "cdc$batch_seq_no") == [
+        (0, 1, 1, 0), (0, 2, 1, 1), (1, 1, 1, 0), (1, 2, 1, 1), (0, 1, 3, 0), (0, 2, 3, 1),
+    ]  # fmt: skip
+    assert len(times(done)) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "bounds", "left"),
+    [
+        ("a = 1", [(5, 1, None), (7, 1, None)], [(2, 1), (2, 2), (0, 1), (0, 2)]),
+        ("a > 0", [(8, 0, None)], [(0, 1), (0, 2)]),
+        ("a >= 1 AND a < 2", [(6, 2, None), (7, 1, None)], [(2, 1), (2, 2), (0, 1), (0, 2)]),
+        ("a = 1 AND b > 1", [(6, 1, 1)], [(2, 1), (2, 2), (1, 1), (0, 1), (0, 2)]),
+        ("a = 1 AND b <= 1", [(7, 1, 1)], [(2, 1), (2, 2), (1, 2), (0, 1), (0, 2)]),
+        ("(a) > (1)", [(8, 1, None)], [(1, 1), (1, 2), (0, 1), (0, 2)]),
+        ("(a, b) = (1, 2)", [(3, 1, 2)], [(2, 1), (2, 2), (1, 1), (0, 1), (0, 2)]),
+        ("a IN (0, 2)", [(5, 2, None), (7, 2, None), (5, 0, None), (7, 0, None)], [(1, 1), (1, 2)]),
+    ],
+)
+def test_ranges_are_in_clustering_order(rehearsed: Rehearse, where: str, bounds: list[Any], left: list[Any]):
+    """With a descending first column a lower bound of values is the end; a prefix is both bounds."""
+    inserts = "".join(f"INSERT INTO ks.t (pk, a, b) VALUES (0, {a}, {b});" for a in (0, 1, 2) for b in (1, 2))
+    result = rehearsed(
+        f"""CREATE TABLE ks.t (pk int, a int, b int, PRIMARY KEY (pk, a, b))
+            WITH cdc = {{'enabled': true}} AND CLUSTERING ORDER BY (a DESC, b ASC);
+        {inserts} DELETE FROM ks.t WHERE pk = 0 AND {where};"""
+    )
+    assert rows(result.outcomes[-1:], "cdc$operation", "a", "b") == bounds
+    assert [(row["a"], row["b"]) for row in base(result)] == left
+
+
+COMPARED = {
+    "(a, b) > (0, 1) AND (a, b) <= (2, 1)": lambda a, b: (0, 1) < (a, b) <= (2, 1),
+    "(a, b) >= (1, 1) AND (a) < (2)": lambda a, b: (a, b) >= (1, 1) and a < 2,
+    "a >= 1 AND (a, b) < (1, 2)": lambda a, b: a >= 1 and (a, b) < (1, 2),
+    "(a, b) >= (1, 2)": lambda a, b: (a, b) >= (1, 2),
+    "(a, b) > (1, 2) AND (a, b) < (1, 2)": lambda _a, _b: False,
+    "(a, b) > (0, 0) AND (a, b) < (2, 2)": lambda a, b: (0, 0) < (a, b) < (2, 2),
+}
+ORDERS = ["a ASC, b ASC", "a DESC, b DESC", "a DESC, b ASC", "a ASC, b DESC"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("where", COMPARED)
+def test_several_columns_are_bounded_together(rehearsed: Rehearse, where: str, order: str):
+    """As tuples are compared, the first column first, whichever way the columns are ordered."""
+    places = [(a, b) for a in (0, 1, 2) for b in (0, 1, 2)]
+    inserts = "".join(f"INSERT INTO ks.t (pk, a, b) VALUES (0, {a}, {b});" for a, b in places)
+    result = rehearsed(
+        f"""CREATE TABLE ks.t (pk int, a int, b int, PRIMARY KEY (pk, a, b))
+            WITH cdc = {{'enabled': true}} AND CLUSTERING ORDER BY ({order});
+        {inserts} DELETE FROM ks.t WHERE pk = 0 AND {where};"""
+    )
+    left = {(row["a"], row["b"]) for row in base(result)}
+    assert left == {(a, b) for a, b in places if not COMPARED[where](a, b)}
+
+
+def test_images_show_what_statements_before_have_written(accepted: Accepted):
+    """The row before, if there was one, and after; of a list its keys."""
+    done = accepted(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {'enabled': true, 'preimage': true,
+            'postimage': true};
+        UPDATE ks.t SET v = 1, w = 1 WHERE pk = 0; UPDATE ks.t SET v = 2 WHERE pk = 0;
+        DELETE v FROM ks.t WHERE pk = 0;"""
+    )
+    assert rows(done, "cdc$operation", "v", "w", "cdc$deleted_v", "cdc$batch_seq_no") == [
+        (1, 1, 1, None, 0), (9, 1, 1, None, 1),
+        (0, 1, None, None, 0), (1, 2, None, None, 1), (9, 2, 1, None, 2),
+        (0, 2, None, None, 0), (1, None, None, True, 1), (9, None, 1, None, 2),
+    ]  # fmt: skip
+
+
+def test_a_log_of_keys_has_no_values(rehearsed: Rehearse):
+    """Keys, operations and TTLs alone; it cannot be replayed."""
+    result = rehearsed(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, v int, n set<int>) WITH cdc = {'enabled': true, 'delta': 'keys'};
+        UPDATE ks.t USING TTL 9 SET v = 1, n = n + {1} WHERE pk = 0;"""
+    )
+    assert rows(result.outcomes, "pk", "v", "n", "cdc$operation", "cdc$ttl") == [(0, None, None, 1, 9)]
+    assert result.tables[0].replayed is None
+
+
+def test_a_batch_is_merged_before_the_log_sees_it(accepted: Accepted):
+    """Of two writes of a cell the later stays; at one timestamp a deletion wins, else the larger value."""
+    done = accepted(
+        SIMPLE
+        + """BEGIN BATCH
+            UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 0;
+            UPDATE ks.t SET v = 3 WHERE pk = 0 AND ck = 0;
+            UPDATE ks.t SET v = 2 WHERE pk = 0 AND ck = 0;
+            UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 1;
+            DELETE v FROM ks.t WHERE pk = 0 AND ck = 1;
+        APPLY BATCH"""
+    )
+    assert rows(done, "ck", "v", "cdc$deleted_v") == [(0, 3, None), (1, None, True)]
+
+
+def test_two_inserts_of_a_batch_leave_one_marker(accepted: Accepted):
+    """The cell of the earlier one shows as an update at its own time."""
+    done = accepted(
+        f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {{'enabled': true}};
+        BEGIN BATCH
+            INSERT INTO ks.t (pk, v) VALUES (0, 1) USING TIMESTAMP {NOW_US};
+            INSERT INTO ks.t (pk, w) VALUES (0, 2) USING TIMESTAMP {NOW_US + 1};
+        APPLY BATCH"""
+    )
+    assert rows(done, "v", "w", "cdc$operation") == [(1, None, 1), (None, 2, 2)]
+    assert times(done) == [NOW_US, NOW_US + 1]
+
+
+def test_batches_reach_several_tables(rehearsed: Rehearse):
+    """A log mutation each, at one time."""
+    result = rehearsed(
+        SIMPLE
+        + """CREATE TABLE ks.u (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
+        BEGIN BATCH INSERT INTO ks.t (pk, ck) VALUES (0, 0); INSERT INTO ks.u (pk) VALUES (0) APPLY BATCH"""
+    )
+    one, other = result.outcomes[-1].rows
+    assert ("ck" in one, "ck" in other) == (True, False)
+    assert times(result.outcomes) == [NOW_US, NOW_US]
+    assert (len(base(result, "ks.t")), len(base(result, "ks.u"))) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "value"),
+    [
+        ("toTimestamp(now())", "timestamp", "2020-11-26T12:00:00.000Z"),
+        ("toDate(toTimestamp(now()))", "date", "2020-11-26"),
+        ("currentDate()", "date", "2020-11-26"),
+        ("currentTime()", "time", "12:00:00"),
+        ("toUnixTimestamp(now())", "bigint", ms_from_us(NOW_US)),
+        ("minTimeuuid('2020-11-26 12:00+0000')", "timeuuid", min_uuid_from_time(NOW_US / 1_000_000)),
+        ("textAsBlob('é')", "blob", b"\xc3\xa9"),
+        ("toTimestamp(null)", "timestamp", None),
+    ],
+)
+def test_functions(accepted: Accepted, expression: str, kind: str, value: object):
+    """Of the moment at which the statement runs, and of one another."""
+    done = accepted(
+        f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}) WITH cdc = {{'enabled': true}};
+        INSERT INTO ks.t (pk, v) VALUES (0, {expression});"""
+    )
+    assert rows(done, "v") == [(value,)]
+
+
+def test_the_example_of_the_documentation(rehearsed: Rehearse):
+    """It runs as it stands."""
+    script = Path(__file__).resolve().parents[3] / "docs" / "examples" / "statements.cql"
+    result = rehearsed(script.read_text(encoding="utf-8"))
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [(row["item"], row["tags"], row["notes"]) for row in base(result, "shop.carts")] == [
+        (1, ["gift"], ["ring twice"]),
+        (2, None, None),
+    ]
+
+
+def test_several_changes_of_a_collection_in_one_update(rehearsed: Rehearse):
+    """They meet as in a batch: at one timestamp a removed element stays removed, of two values the larger stays."""
+    result = rehearsed(
+        """CREATE TYPE ks.u (a int, b int);
+        CREATE TABLE ks.t (pk int PRIMARY KEY, m map<text, int>, n set<int>, l list<int>, u u)
+            WITH cdc = {'enabled': true};
+        UPDATE ks.t SET m['a'] = 1, m['b'] = 2, m = m + {'c': 3}, m = m - {'b'}, m['a'] = 5,
+            n = n + {1, 2}, n += {3}, n = n - {2}, l = l + [1], l = l + [2], l = [0] + l, u.a = 1, u.b = 2
+            WHERE pk = 0;"""
+    )
+    assert base(result) == [{"pk": 0, "m": [["a", 5], ["c", 3]], "n": [1, 3], "l": [0, 1, 2], "u": {"a": 1, "b": 2}}]
+    (row,) = result.outcomes[-1].rows
+    assert (row["cdc$deleted_elements_m"], row["cdc$deleted_elements_n"]) == (["b"], [2])
+
+
+@pytest.mark.parametrize(
+    "sets", ["n = {1}, n = n + {2}", "n = n + {2}, n = {1}", "n = {1}, n = {2}", "u.a = 1, u.a = 2", "u = {}, u.a = 1"]
+)
+def test_changes_that_do_not_go_together(rehearsed: Rehearse, sets: str):
+    """A column that is set whole is set once, and so is a field (cql3/operation.cc)."""
+    table = "CREATE TYPE ks.u (a int, b int); CREATE TABLE ks.t (pk int PRIMARY KEY, n set<int>, u u);"
+    outcome = rehearsed(f"{table} UPDATE ks.t SET {sets} WHERE pk = 0;").outcomes[-1]
+    assert "Multiple incompatible setting of column" in str(outcome.error)
+
+
+def test_an_empty_batch_does_nothing(accepted: Accepted):
+    """It is accepted, and the next write has the time that it would have had."""
+    done = accepted(
+        SIMPLE + "BEGIN BATCH APPLY BATCH; BEGIN UNLOGGED BATCH; APPLY BATCH; DELETE FROM ks.t WHERE pk = 0;"
+    )
+    assert [each.rows for each in done[1:3]] == [[], []]
+    assert times(done) == [NOW_US]
+
+
+def test_times_may_be_numbers(accepted: Accepted):
+    """With and without quotes they say the same (types/types.cc, timestamp_from_string, simple_date_type_impl)."""
+    done = accepted(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, t timestamp, d date) WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk, t, d) VALUES (0, 1600000000000, 2147483649);
+        INSERT INTO ks.t (pk, t, d) VALUES (0, '1600000000000', '2147483649');
+        INSERT INTO ks.t (pk, t, d) VALUES (0, '2020-09-13T12:26:40Z', '1970-01-02');"""
+    )
+    assert len(set(rows(done, "t", "d"))) == 1
+
+
+def test_tables_named_like_logs(rehearsed: Rehearse):
+    """They are tables as long as they are no log (cdc/log.cc, is_log_for_some_table)."""
+    named = "CREATE TABLE ks.o_scylla_cdc_log (pk int PRIMARY KEY);"
+    result = rehearsed(f"{named} INSERT INTO ks.o_scylla_cdc_log (pk) VALUES (1); DROP TABLE ks.o_scylla_cdc_log;")
+    assert [each.became for each in result.outcomes] == ["done"] * 3
+    error = rehearsed(SIMPLE + named.replace("ks.o", "ks.t")).outcomes[-1].error
+    assert "is the name of the log of ks.t" in str(error)
+    result = rehearsed(named + "CREATE TABLE ks.o (pk int PRIMARY KEY); ALTER TABLE ks.o WITH cdc = {'enabled': true};")
+    assert "Cannot create CDC log table for table ks.o" in str(result.outcomes[-1].error)
+
+
+def test_long_names(rehearsed: Rehearse):
+    """Keyspaces, types and tables have names of up to 192 letters."""
+    for size, became in ((192, "done"), (193, "wrong")):
+        table = f"CREATE TABLE ks.{'x' * size} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}};"
+        assert rehearsed(table).outcomes[-1].became == became
+
+
+def test_vectors(rehearsed: Rehearse):
+    """As many floats as the type says, in one value; of another number they are refused."""
+    table = "CREATE TABLE ks.t (pk int PRIMARY KEY, v vector<float, 3>) WITH cdc = {'enabled': true};"
+    result = rehearsed(
+        table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2.5, -3]); UPDATE ks.t SET v = null WHERE pk = 1;"
+    )
+    assert base(result) == [{"pk": 0, "v": [1.0, 2.5, -3.0]}]
+    assert rows(result.outcomes, "v", "cdc$deleted_v") == [([1.0, 2.5, -3.0], None), (None, True)]
+    defined = result.outcomes[0].schema
+    assert defined is not None
+    columns = {column.name: column.type.cql for column in get_log_columns(defined)}
+    assert columns["v"] == "vector<float, 3>"
+    wrong = rehearsed(table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2]); UPDATE ks.t SET v = v + [1] WHERE pk = 1;")
+    assert [each.became for each in wrong.outcomes[1:]] == ["wrong", "wrong"]
+    for kind in ("vector<int, 3>", "vector<float>", "vector<float, 0>"):
+        assert rehearsed(table.replace("vector<float, 3>", kind)).outcomes[0].became == "wrong"
+
+
+def test_key_columns_are_renamed(rehearsed: Rehearse):
+    """The table and its log go on under the new names, and rows of before have them too; others are not renamed."""
+    result = rehearsed(
+        SIMPLE
+        + """INSERT INTO ks.t (pk, ck, v) VALUES (1, 2, 3); ALTER TABLE ks.t RENAME pk TO id AND ck TO place;
+        ALTER TABLE ks.t RENAME id TO "Id"; INSERT INTO ks.t ("Id", place, v) VALUES (1, 3, 4);"""
+    )
+    assert [each.became for each in result.outcomes] == ["done"] * 5
+    assert base(result) == [{"Id": 1, "place": 2, "v": 3}, {"Id": 1, "place": 3, "v": 4}]
+    assert result.outcomes[-1].rows[0]["place"] == 3
+    for renames, why in {
+        "v TO w": "Cannot rename non PRIMARY KEY part v",
+        "pk TO ck": "it has a column of that name",
+        "x TO y": "unknown column x",
+        "pk TO a AND ck TO a": "names a column twice",
+    }.items():
+        assert why in str(rehearsed(f"{SIMPLE} ALTER TABLE ks.t RENAME {renames};").outcomes[-1].error)

@@ -1,0 +1,157 @@
+"""Columns of Arrow as bytes of CQL's protocol: as the types write single values, in their order, and back."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.cdclog import (
+    FIRST_DAY,
+    FIRST_MS,
+    LAST_DAY,
+    LAST_MS,
+    arrow_type,
+    join_components,
+    split_components,
+    to_arrow_value,
+)
+from cdc_platform.cdclog.column_codec import decode_column, encode_column, rank_values
+from cdc_platform.cdclog.state.select import find_exact_scalars
+from cdc_platform.cdclog.values import decode_exact_value, to_canonical_values
+from cdc_platform.cql import CqlType
+from cdc_platform.cql import types as t
+from cdc_platform.cql.types import get_scalar_type
+from cdc_platform.delta import composite_keys_to_arrow
+
+_UUID_BITS = st.integers(0, 2**128 - 1)
+_FLOATS = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan])
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "ascii": st.text(st.characters(max_codepoint=127), max_size=3),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "blob": st.binary(max_size=4),
+    "boolean": st.booleans(),
+    "date": st.integers(FIRST_DAY, LAST_DAY),
+    "decimal": st.sampled_from([Decimal(text) for text in ("1.0", "1.00", "-3", "2e9", "0")]),
+    "double": _FLOATS,
+    "float": st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan]),
+    "inet": st.ip_addresses(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "smallint": st.integers(-(2**15), 2**15 - 1),
+    "text": st.text(st.characters(exclude_categories=["Cs"]), max_size=3),
+    "time": st.integers(0, 86_399_999_999_999),
+    "timestamp": st.integers(FIRST_MS, LAST_MS),
+    "timeuuid": _UUID_BITS.map(lambda bits: UUID(int=bits & ~(0xF << 76) | 1 << 76)),
+    "tinyint": st.integers(-128, 127),
+    "uuid": _UUID_BITS.map(lambda bits: UUID(int=bits)),
+    "varint": st.integers(),
+}
+KINDS: dict[str, tuple[CqlType, st.SearchStrategy[Any]]] = {
+    **{name: (get_scalar_type(name), SCALARS[name]) for name in SCALARS},
+    "tuple": (t.TupleType((t.INT, t.TEXT)), st.tuples(st.none() | SCALARS["int"], st.none() | SCALARS["text"])),
+    "set": (t.SetType(t.INT, True), st.sets(SCALARS["int"], max_size=3)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_a_column_is_as_its_values_are(name: str, data: st.DataObject) -> None:
+    """Each type writes, orders and reads a column as it does with single values, of which some are null."""
+    kind, values = KINDS[name]
+    drawn = [kind.canonical(value) for value in data.draw(st.lists(values, max_size=6))]
+    column = pa.array([to_arrow_value(kind, value) for value in drawn], arrow_type(kind))
+    # The column may be a part of a longer one.
+    found = encode_column(kind, pa.concat_arrays([column, column]).slice(len(drawn)))
+    assert found.to_pylist() == [kind.to_bytes(value) for value in drawn]
+    keys = [kind.sort_key(value) for value in drawn]
+    rank = rank_values(kind, found).tolist()
+    assert [[a < b for b in rank] for a in rank] == [[a < b for b in keys] for a in keys]
+    assert [[a == b for b in rank] for a in rank] == [[a == b for b in keys] for a in keys]
+    nulls = pa.concat_arrays([pa.nulls(1, pa.binary()), found, pa.nulls(1, pa.binary())])
+    back = decode_column(kind, nulls)
+    assert back.type == column.type
+    # NaN is not what it is.
+    assert list(map(repr, to_canonical_values(kind, back))) == list(map(repr, [None, *drawn, None]))
+
+
+def test_what_no_column_holds_is_the_nearest() -> None:
+    """Timestamps and dates of any year have their bytes; a native column shows what every reader has."""
+    far = pa.array([(2**63 - 1).to_bytes(8, "big"), (-(2**63)).to_bytes(8, "big", signed=True)], pa.binary())
+    assert decode_column(t.TIMESTAMP, far).cast(pa.int64()).to_pylist() == [LAST_MS * 1000, FIRST_MS * 1000]
+    days = pa.array([b"\xff" * 4, bytes(4)], pa.binary())
+    assert decode_column(t.DATE, days).cast(pa.int32()).to_pylist() == [LAST_DAY, FIRST_DAY]
+
+
+def test_times_inside_of_a_millisecond_are_of_that() -> None:
+    """A reader's timestamps are finer than CQL's."""
+    at = datetime(1969, 12, 31, 23, 59, 59, 999_900, tzinfo=UTC)
+    column = pa.array([at], pa.timestamp("us", "UTC"))
+    assert encode_column(t.TIMESTAMP, column).to_pylist() == [t.TIMESTAMP.to_bytes(-1)]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=4)
+    | st.lists(st.tuples(st.binary(min_size=4, max_size=4), st.binary(min_size=1, max_size=1)), max_size=4)
+)
+def test_several_columns_become_one_and_come_apart(rows: list[tuple[bytes, bytes]]) -> None:
+    """Values behind their lengths, of one width or not, and the composite that a key of several columns is."""
+    columns = [pa.array([row[place] for row in rows], pa.binary()) for place in range(2)]
+    one = join_components(columns, len(rows))
+    assert [part.to_pylist() for part in split_components(one, 2)] == [column.to_pylist() for column in columns]
+    keys = composite_keys_to_arrow(columns)
+    assert [part.to_pylist() for part in split_components(keys, 2, 2, 1)] == [column.to_pylist() for column in columns]
+    assert join_components([], len(rows)).to_pylist() == [b""] * len(rows)
+
+
+DATED = [
+    t.get_scalar_type("date"),
+    t.get_scalar_type("timestamp"),
+    t.TupleType((t.get_scalar_type("timestamp"), t.INT)),
+    t.MapType(t.get_scalar_type("date"), t.get_scalar_type("timestamp"), True),
+    t.ListType(t.SetType(t.get_scalar_type("timestamp"), True), True),
+]
+_ANY = {
+    "date": st.sampled_from([0, FIRST_DAY, FIRST_DAY - 1, LAST_DAY, LAST_DAY + 1]) | st.integers(-(2**31), 2**31 - 1),
+    "timestamp": st.sampled_from([0, FIRST_MS, FIRST_MS - 1, LAST_MS, LAST_MS + 1]) | st.integers(-(2**63), 2**63 - 1),
+    "int": SCALARS["int"],
+}
+
+
+def _dated(kind: CqlType) -> st.SearchStrategy[Any]:
+    if isinstance(kind, t.ScalarType):
+        return _ANY[kind.name]
+    parts = [_dated(part) for part in kind.parts]
+    if isinstance(kind, t.TupleType):
+        return st.tuples(*(st.none() | part for part in parts))
+    return st.dictionaries(*parts, max_size=2) if isinstance(kind, t.MapType) else st.lists(*parts, max_size=2)
+
+
+@pytest.mark.parametrize("kind", DATED, ids=lambda kind: kind.cql)
+@given(data=st.data())
+def test_what_no_native_column_holds_stands_beside_it(kind: CqlType, data: st.DataObject) -> None:
+    """Of values that are null, near or far those that are far, each as it is; the others come back from the column."""
+    drawn = [None if each is None else kind.canonical(each) for each in data.draw(st.lists(st.none() | _dated(kind)))]
+    wire = pa.array([None if each is None else kind.to_bytes(each) for each in drawn], pa.binary())
+    beside = find_exact_scalars(kind, wire)
+    native = to_canonical_values(kind, decode_column(kind, wire))
+    assert [decode_exact_value(kind, beside[at]) if at in beside else native[at] for at in range(len(drawn))] == drawn
+    assert all(native[at] != drawn[at] for at in beside)
+
+
+@pytest.mark.parametrize("name", ["int", "bigint", "boolean", "timestamp", "date", "uuid", "double"])
+def test_no_bytes_of_a_type_of_one_width_are_null(name: str) -> None:
+    """As CQL has them since Thrift, among values that have their bytes, and alone."""
+    kind = get_scalar_type(name)
+    value = {"uuid": UUID(int=1), "boolean": True}.get(name, 1)
+    for several in ([value, None, b"", value], [b""], [b"", None]):
+        wire = [None if each is None else b"" if each == b"" else kind.to_bytes(each) for each in several]
+        found = to_canonical_values(kind, decode_column(kind, pa.array(wire, pa.binary())))
+        assert found == [value if each == value else None for each in several]
+        assert name not in ("date", "timestamp") or find_exact_scalars(kind, pa.array(wire, pa.binary())) == {}

@@ -1,0 +1,203 @@
+"""Columns of a log whose base table was altered, a user type's fields and a column's type, by every reader."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.command_line import Answer, run
+
+from cdc_platform import failpoints
+from cdc_platform.cdclog import arrow_type
+from cdc_platform.cdclog.schema_evolution import convert_values, has_new_fields, is_compatible_type
+from cdc_platform.cql import BLOB, INT, TEXT, CqlType, ListType, MapType, SetType, TupleType, UserType
+
+OLD = UserType("ks", "u", (("a", INT), ("c", TEXT)), True)
+NEW = UserType("ks", "u", (("b", INT), ("c", TEXT), ("d", TEXT)), True)
+VALUE, GROWN = {"a": 1, "c": "x"}, {"b": 1, "c": "x", "d": None}
+WRAPPED: dict[str, tuple[CqlType, CqlType, Any, Any]] = {
+    "itself": (OLD, NEW, VALUE, GROWN),
+    "in a list": (ListType(OLD), ListType(NEW), [VALUE], [GROWN]),
+    "in a set": (SetType(OLD), SetType(NEW), [VALUE], [GROWN]),
+    "as a map's value": (MapType(TEXT, OLD), MapType(TEXT, NEW), [("k", VALUE)], [("k", GROWN)]),
+    "as a map's key": (MapType(OLD, INT), MapType(NEW, INT), [(VALUE, 1)], [(GROWN, 1)]),
+    "in a tuple": (TupleType((INT, OLD)), TupleType((INT, NEW)), {"_1": 1, "_2": VALUE}, {"_1": 1, "_2": GROWN}),
+    "in another type": (
+        UserType("ks", "o", (("z", OLD),)),
+        UserType("ks", "o", (("z", NEW), ("y", ListType(NEW)))),
+        {"z": VALUE},
+        {"z": GROWN, "y": None},
+    ),
+    "twice in lists": (ListType(ListType(OLD)), ListType(ListType(NEW)), [[VALUE], []], [[GROWN], []]),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_an_older_value_has_null_in_the_fields_that_were_added(name: str) -> None:
+    """Fields by their places, whatever they are called; nulls and parts of an array stay what they are."""
+    old, new, value, grown = WRAPPED[name]
+    stored, wanted = arrow_type(old), arrow_type(new)
+    assert is_compatible_type(stored, new)
+    assert has_new_fields(stored, new)
+    assert not has_new_fields(wanted, new)
+    values = pa.array([None, value, None, value], stored)
+    for first, count in itertools.product(range(4), range(1, 5)):
+        expected = [None, grown, None, grown][first : first + count]
+        assert convert_values(values.slice(first, count), wanted).to_pylist() == expected
+    assert convert_values(pa.chunked_array([values, values.slice(1, 1)]), wanted).to_pylist()[-1] == grown
+    assert convert_values(pa.array([], stored), wanted).type == wanted
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        (INT, TEXT),
+        (TEXT, INT),
+        (NEW, OLD),
+        (OLD, UserType("ks", "u", (("a", TEXT), ("c", TEXT)))),
+        (OLD, TupleType((INT, TEXT, TEXT))),
+        (TupleType((INT,)), TupleType((INT, INT))),
+        (ListType(INT), ListType(TEXT)),
+        (MapType(TEXT, INT), SetType(TEXT)),
+        (INT, OLD),
+        (OLD, BLOB),
+    ],
+    ids=str,
+)
+def test_another_type_is_not_a_grown_one(stored: CqlType, kind: CqlType) -> None:
+    """Not even where its fields or parts are the same at the beginning."""
+    assert not is_compatible_type(arrow_type(stored), kind)
+
+
+SCRIPTS = [
+    """CREATE TYPE ks.u (a int, c text);
+       CREATE TABLE ks.t (p int PRIMARY KEY, v u, f frozen<u>, l list<frozen<u>>, m map<frozen<u>, int>, w int)
+           WITH cdc = {'enabled': true};
+       INSERT INTO ks.t (p, v, f, l, m, w) VALUES (1, {a: 1, c: 'x'}, {a: 2, c: 'y'}, [{a: 3, c: 'z'}], {{a: 4}: 4}, 7);
+       INSERT INTO ks.t (p, v, w) VALUES (2, {a: 1, c: 'x'}, 8);""",
+    "ALTER TYPE ks.u ADD d text;",
+    "ALTER TYPE ks.u RENAME a TO b;",
+    """INSERT INTO ks.t (p, v, f, w) VALUES (3, {b: 3, d: 'new'}, {b: 3, d: 'new'}, 9);
+       UPDATE ks.t SET v.b = 5, m = m - {{b: 4}} WHERE p = 1;""",
+    "UPDATE ks.t SET w = null WHERE p = 2;",
+    "ALTER TABLE ks.t DROP w;",
+    "ALTER TABLE ks.t ADD w text;",
+    "INSERT INTO ks.t (p, w) VALUES (4, 'ten');",
+]
+ROWS = [
+    {"p": 1, "w": None, "v": {"b": 1, "c": "x", "d": None}, "f": {"b": 2, "c": "y", "d": None}},
+    {"p": 2, "w": None, "v": {"b": 1, "c": "x", "d": None}, "f": None},
+    {"p": 3, "w": None, "v": {"b": 3, "c": None, "d": "new"}, "f": {"b": 3, "c": None, "d": "new"}},
+    {"p": 1, "w": None, "v": {"b": 5, "c": None, "d": None}, "f": None},
+    {"p": 2, "w": None, "v": None, "f": None},
+    {"p": 4, "w": "ten", "v": None, "f": None},
+]
+"""The rows of the log by hand, as they are once all scripts have run."""
+
+
+class Home:
+    """A home at a clock that goes on by a minute with each command."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.minute = home, 0
+
+    def run(self, *words: object) -> Answer:
+        """Run a command, which has to succeed."""
+        self.minute += 1
+        at = f"2026-01-02T{self.minute // 60:02}:{self.minute % 60:02}:00Z"
+        answer = run("--home", self.home, "--clock", at, *map(str, words))
+        assert answer.exit_code == 0, answer
+        return answer
+
+
+@pytest.fixture
+def altered(streams_home: Path, tmp_path: Path) -> Home:
+    """A home that has kept all scripts, and whose consumer has read on behind each of them."""
+    home = Home(Path(shutil.copytree(streams_home, tmp_path / "home")))
+    for number, text in enumerate(SCRIPTS):
+        script = tmp_path / f"{number}.cql"
+        script.write_text(text, encoding="utf-8")
+        home.run("log", script, "--keep")
+        home.run("consume", "ks.t", "--name", "follower")
+    home.run("consume", "ks.t", "--name", "late")
+    return home
+
+
+def rows_in(home: Home, table: str) -> list[dict[str, Any]]:
+    """The rows of a log or of a copy of it, oldest first, in the columns that are of interest."""
+    found = home.run("sql", f'SELECT p, w, v, f FROM {table} ORDER BY "cdc$timestamp", "cdc$batch_seq_no"', "--json")
+    return found.json
+
+
+def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path: Path) -> None:
+    """The log, both consumers, the export and the table that is rebuilt: no value is lost, no deletion is made."""
+    for table in ("ks.t_scylla_cdc_log", "ks.t_scylla_cdc_log_follower", "ks.t_scylla_cdc_log_late"):
+        assert rows_in(altered, table) == ROWS, table
+    altered.run("export", tmp_path / "exported")
+    with (tmp_path / "exported" / "logs" / "ks.t_scylla_cdc_log.csv").open(encoding="utf-8", newline="") as file:
+        exported = list(csv.DictReader(file, doublequote=False, escapechar="\\"))
+    assert [int(row["p"]) for row in exported] == [row["p"] for row in ROWS]
+    assert [row["v"] != "<null>" for row in exported] == [row["v"] is not None for row in ROWS]
+    assert exported[0]["v"] == "{b: 1, c: 'x', d: <null>}"
+    assert exported[0]["m"] == "{{b: 4, c: <null>, d: <null>}: 4}"
+    assert {row["cdc$deleted_w"] for row in exported} == {"<null>"}
+    look = tmp_path / "look.cql"
+    look.write_text("INSERT INTO ks.t (p) VALUES (5);", encoding="utf-8")
+    shown = altered.run("log", look, "--json").json["tables"]["ks.t"]
+    assert shown["replayed"] == shown["base"]
+    assert {row["p"]: (row["w"], row["v"]) for row in shown["base"]} == {
+        1: (None, {"b": 5, "c": "x", "d": None}),
+        2: (None, {"b": 1, "c": "x", "d": None}),
+        3: (None, {"b": 3, "c": None, "d": "new"}),
+        4: ("ten", None),
+        5: (None, None),
+    }
+
+
+@pytest.mark.parametrize("point", failpoints.SCRIPT_POINTS)
+def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, tmp_path: Path, point: str) -> None:
+    """Whatever of a log was rewritten by then: the next script finishes it, and no row is lost or there twice."""
+    text = f"{SCRIPTS[1]} {SCRIPTS[2]} ALTER TABLE ks.t DROP w; UPDATE ks.t SET v.b = 5 WHERE p = 1;"
+    found = []
+    for name in ("whole", "killed"):
+        home = Home(Path(shutil.copytree(streams_home, tmp_path / name)))
+        for number, script in enumerate([SCRIPTS[0], text]):
+            (tmp_path / f"{number}.cql").write_text(script, encoding="utf-8")
+        home.run("log", tmp_path / "0.cql", "--keep")
+        command = [
+            "--home",
+            str(home.home),
+            "--clock",
+            "2026-01-02T00:02:00Z",
+            "log",
+            str(tmp_path / "1.cql"),
+            "--keep",
+        ]
+        environment = os.environ | ({failpoints.KILL_AT_VARIABLE: point} if name == "killed" else {})
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc_platform", *command], env=environment, capture_output=True, check=False
+        )
+        assert done.returncode == (-signal.SIGKILL if name == "killed" else 0)
+        (tmp_path / "2.cql").write_text("SELECT 1", encoding="utf-8")
+        run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "log", tmp_path / "2.cql", "--keep")
+        order = 'SELECT * FROM ks.t_scylla_cdc_log ORDER BY "cdc$timestamp", "cdc$batch_seq_no"'
+        found.append(run("--home", home.home, "sql", order, "--json").json)
+    assert found[0] == found[1]
+    assert [row["v"]["b"] for row in found[0]] == [1, 1, 5]
+    assert "w" not in found[0][0]
+
+
+def test_a_home_with_an_altered_log_is_sound(altered: Home) -> None:
+    """Every row is as it was committed, and the consumers have what the log has."""
+    found = run("--home", altered.home, "--clock", "2026-01-03T00:00:00Z", "check", "--deep", "--json").json
+    failed = [each["invariant"] for each in found if not each["passed"]]
+    assert [name for name in failed if name != "refines_vnodes"] == []  # the home has no ring

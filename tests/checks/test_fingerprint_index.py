@@ -1,0 +1,146 @@
+"""Fingerprints that are kept of small generations: a join is held against them, and finds what it would have found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.nodes import join_request
+from support.worlds.invariant_seeds import ONE, OTHER, SeededLake, generation_rows, populations, violations
+
+from cdc_platform.checks import audit_across, inventory, uniqueness
+from cdc_platform.checks.invariants import STREAMS_UNIQUE_ACROSS_GENERATIONS
+from cdc_platform.checks.uniqueness import compute_fingerprints
+from cdc_platform.clock import HOUR_US, Clock, Microseconds
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.lifecycle import run_join
+from cdc_platform.metastore import inbox
+from cdc_platform.settings import Settings
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, STREAM_FINGERPRINTS, TOPOLOGY_DESCRIPTIONS, Table
+
+THIRD = "00000000-0000-4000-8000-000000000003"
+ODD, WORD = 0x9E3779B97F4A7C15, 2**64
+START_US = Microseconds(1_767_225_600_000_000)
+
+
+def others_unread(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Which files of generations are read from now on, by the generations of a look."""
+    looks: list[tuple[str, ...]] = []
+    reading = Lake.rows_by_slice
+
+    def noted(lake: Lake, table: Table, columns: list[str], keys: Collection[Any] | None = None) -> object:
+        rows, files = reading(lake, table, columns, keys)
+        if table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
+            looks.append(tuple(sorted(rows)))
+        return rows, files
+
+    monkeypatch.setattr(Lake, "rows_by_slice", noted)
+    return looks
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), max_size=5))
+def test_a_fingerprint_is_the_same_for_ever(streams: list[bytes]) -> None:
+    """Tables keep them: two words, the second times an odd number, together once more times it, modulo 2 to the 64."""
+    due = [
+        ((int.from_bytes(each[:8], "big") ^ (int.from_bytes(each[8:], "big") * ODD % WORD)) * ODD) % WORD
+        for each in streams
+    ]
+    assert compute_fingerprints(np.frombuffer(b"".join(streams), dtype=np.uint8).reshape(-1, 16)).tolist() == due
+
+
+def test_a_known_generation_is_not_read(seeded: SeededLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all others only what was changed since, or came, is read; the answer is the same."""
+    seeded.described(generation_rows())
+    seeded.inserted(generation_rows(seed=2), OTHER)
+    seeded.described(generation_rows(seed=3), THIRD)
+    before = audit_across(TaskRunner.alone(), seeded.lake, ONE)
+    assert uniqueness.store_fingerprints(seeded.lake) == 0
+    assert not seeded.lake.exists(STREAM_FINGERPRINTS)
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=3) == 3
+    looks = others_unread(monkeypatch)
+    assert audit_across(TaskRunner.alone(), seeded.lake, ONE) == before
+    assert {each for look in looks for each in look} == {ONE}
+    seeded.inserted(generation_rows(seed=2), OTHER)
+    assert audit_across(TaskRunner.alone(), seeded.lake, ONE) == before
+    assert {each for look in looks for each in look} == {ONE, OTHER}
+
+
+def test_fingerprints_are_of_the_files_that_stand_now(seeded: SeededLake) -> None:
+    """What is kept again replaces those of other files; of generations that are gone none is left; else no commit."""
+    seeded.inserted(generation_rows(), ONE)
+    seeded.inserted(generation_rows(seed=2), OTHER)
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=1) == 2
+    seeded.lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", OTHER)])
+    seeded.inserted(generation_rows(seed=3), THIRD)
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=2) == 0
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=1) == 1
+    rows = seeded.lake.read(STREAM_FINGERPRINTS).sort_by("generation_id")
+    assert rows["generation_id"].to_pylist() == sorted([ONE, THIRD])
+    version = seeded.lake.version(STREAM_FINGERPRINTS)
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=1) == 0
+    assert seeded.lake.version(STREAM_FINGERPRINTS) == version
+    assert uniqueness.check_stored_fingerprints(seeded.lake) == [None, None]
+
+
+@pytest.mark.parametrize("damage", [None, b""])
+@pytest.mark.parametrize("where", ["described", "inserted"])
+def test_a_stream_of_a_known_generation_is_found(seeded: SeededLake, where: str, damage: bytes | None) -> None:
+    """Whatever else is in its place there; both generations are named, as without what is kept."""
+    rows, others = generation_rows(), generation_rows(seed=2)
+    others[1]["streams"][2:] = rows[1]["streams"][2:]
+    others[4]["streams"][0] = damage
+    seeded.described(rows)
+    getattr(seeded, where)(others, generation=OTHER)
+    before = audit_across(TaskRunner.alone(), seeded.lake, ONE)
+    assert violations(before) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 2}
+    assert OTHER in before[0].sample
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=1) == 2
+    assert audit_across(TaskRunner.alone(), seeded.lake, ONE) == before
+
+
+def test_a_generation_is_not_held_against_what_is_kept_of_itself(seeded: SeededLake) -> None:
+    """All of its streams are among those."""
+    rows = generation_rows()
+    seeded.described(rows)
+    assert uniqueness.store_fingerprints(seeded.lake, at_least=1) == 1
+    found = audit_across(TaskRunner.alone(), seeded.lake, ONE)
+    assert violations(found) == {}
+    assert populations(found) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: sum(len(row["streams"]) for row in rows)}
+
+
+def test_what_is_not_whole_counts_for_nothing(seeded: SeededLake) -> None:
+    """A row that lacks fingerprints of some streams would hide them: its generation is read."""
+    rows, others = generation_rows(), generation_rows(seed=2)
+    others[1]["streams"][2:] = rows[1]["streams"][2:]
+    seeded.described(rows)
+    seeded.described(others, OTHER)
+    uniqueness.store_fingerprints(seeded.lake, at_least=1)
+    kept = seeded.lake.read(STREAM_FINGERPRINTS).to_pylist()
+    cut = [row | {"fingerprints": row["fingerprints"][:8]} for row in kept]
+    seeded.lake.transact(
+        STREAM_FINGERPRINTS, lambda before: type(before).from_pylist(cut, schema=before.schema), whole=True
+    )
+    assert violations(audit_across(TaskRunner.alone(), seeded.lake, ONE)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 2}
+    assert all(uniqueness.check_stored_fingerprints(seeded.lake))
+
+
+def test_a_join_keeps_them_and_the_next_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as there are enough of them; one commit, not one a join."""
+    lake = Lake(tmp_path / "lake")
+    monkeypatch.setattr(uniqueness, "MIN_GENERATIONS_A_COMMIT", 3)
+    for number in range(1, 6):
+        clock = Clock(Microseconds(START_US + HOUR_US * number))
+        made = inbox.queue_join(lake, clock, join_request(number)).generation_id
+        looks = others_unread(monkeypatch)
+        run_join(TaskRunner.alone(), lake, clock, Settings(), made)
+        read = {each for look in looks for each in look} - {made}
+        assert len(read) == {1: 0, 2: 1, 3: 2, 4: 3, 5: 1}[number]
+    assert [commit.operation for commit in lake.envelopes(STREAM_FINGERPRINTS) if commit.operation == "WRITE"] == [
+        "WRITE"
+    ]
+    assert len(inventory.read_representative_files(lake)) == 5

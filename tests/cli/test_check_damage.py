@@ -1,0 +1,100 @@
+"""`check` where files are damaged or missing: a line names them, and what can be judged is judged. No JVM."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from support.command_line import Answer, run
+from support.homes.every_table import every_table
+from support.next_lines import lines_of
+
+from cdc_platform.checks import (
+    COMMITS_KNOWN,
+    FILES_WHOLE,
+    GENERATION_FAMILY,
+    HOUR_FAMILY,
+    INVARIANT_FAMILIES,
+    SWITCH_FAMILY,
+)
+from cdc_platform.tables import GENERATION_SWITCHES, NODES, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS, Table
+
+NOW = "2026-11-01T14:00:15Z"
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with rows in every table."""
+    return every_table(tmp_path_factory.mktemp("every"))
+
+
+@pytest.fixture
+def home(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Such a home of the test's own, in which generations have nothing to judge with."""
+
+    def started() -> None:
+        raise AssertionError("a JVM was started")
+
+    monkeypatch.setattr("cdc_platform.spark.session.get_spark_session", started)
+    return shutil.copytree(clean, tmp_path / "home")
+
+
+def check(home: Path, *options: str) -> Answer:
+    """The command on the home, at a time at which everything in it is well."""
+    return run("--home", home, "--clock", NOW, "check", *options)
+
+
+def file_of(home: Path, table: Table) -> Path:
+    """A data file of a table."""
+    return Path(next(iter(DeltaTable(home / "lake" / table.keyspace / table.name).file_uris())))
+
+
+@pytest.mark.parametrize("table", [TOPOLOGY_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2], ids=lambda table: table.name)
+def test_a_damaged_file_is_a_line_and_the_others_are_judged(home: Path, table: Table) -> None:
+    """Of generations nothing can be judged, of switches and hours everything; the exit code is 1."""
+    path = file_of(home, table)
+    path.write_bytes(path.read_bytes()[:-9])
+    answer = check(home, "--json")
+    assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
+    by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
+    assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
+    lines = {line["invariant"]: line for line in answer.json}
+    assert path.name in lines[FILES_WHOLE]["sample"]
+    assert table.full_name in lines[FILES_WHOLE]["sample"]
+    said = f"not judged: depends on {table.full_name}"
+    assert [lines[name]["sample"] for name in GENERATION_FAMILY.invariants] == [said] * len(
+        GENERATION_FAMILY.invariants
+    )
+    assert all(lines[name]["passed"] for family in (SWITCH_FAMILY, HOUR_FAMILY) for name in family.invariants)
+    assert lines[COMMITS_KNOWN]["passed"]
+
+
+@pytest.mark.parametrize("table", [GENERATION_SWITCHES, NODES], ids=lambda table: table.name)
+def test_a_damaged_log_of_a_table_ends_no_check(home: Path, table: Table) -> None:
+    """Whichever audit needs the table says that it was not made; each family has its lines, and one names the file."""
+    folder = home / "lake" / table.keyspace / table.name / "_delta_log"
+    newest = max(folder.glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:50])
+    answer = check(home, "--json")
+    assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
+    by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
+    assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
+    lines = {line["invariant"]: line for line in answer.json}
+    assert f"{table.full_name}: _delta_log/{newest.name} is damaged" in lines[FILES_WHOLE]["sample"]
+    assert any(table.full_name in line["sample"] for line in answer.json if line["invariant"] != FILES_WHOLE)
+    assert {line for family in INVARIANT_FAMILIES for line in family.invariants if line in lines} >= {
+        *SWITCH_FAMILY.invariants
+    }
+
+
+def test_a_damaged_generation_is_told_when_it_is_asked_for(home: Path) -> None:
+    """One generation by its name: a line and no page of a worker's stack."""
+    path = file_of(home, STREAMS_DESCRIPTIONS_V2)
+    path.unlink()
+    time = pa.table(DeltaTable(home / "lake/system_distributed/cdc_generation_timestamps").to_pyarrow_table())["time"]
+    answer = check(home, f"{time[0].as_py():%Y-%m-%dT%H:%M:%S.%fZ}")
+    assert answer.exit_code == 1, answer.stderr
+    assert path.name[:20] in answer.stdout

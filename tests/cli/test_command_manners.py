@@ -1,0 +1,164 @@
+"""The manners of the command line: what it leaves when it is refused, interrupted, or nobody listens any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.files.export_files import ID, TIME_MS, generation, streams_csv, timestamps_csv
+from support.homes.timelines import DDL, FIRST_MS, THIRD_MS, home_of
+
+from cdc_platform.clock import DAY_MS, format_ms
+
+PROGRAM = [sys.executable, "-m", "cdc_platform"]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three generations, only looked at."""
+    return home_of(tmp_path_factory.mktemp("hands"), "three")
+
+
+def test_a_refused_import_leaves_no_home(tmp_path: Path) -> None:
+    """Nothing where nothing was; a home that was there stays, whatever is refused."""
+    text = streams_csv({TIME_MS: generation(ID)})
+    (tmp_path / "streams.csv").write_text(text[: len(text) // 2], encoding="utf-8", newline="")
+    (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), encoding="utf-8", newline="")
+    (tmp_path / "local.csv").write_text(f"key,streams_timestamp,uuid\ncdc_local,,{ID}\n", encoding="utf-8", newline="")
+    home = tmp_path / "home"
+    for name in ("streams.csv", "local.csv"):
+        answer = run("--home", home, "import", tmp_path / name)
+        assert answer.exit_code == 2, answer.stdout
+        assert not home.exists()
+    assert run("--home", home, "import", tmp_path / "times.csv").exit_code == 0
+    assert run("--home", home, "import", tmp_path / "streams.csv").exit_code == 2
+    assert (home / "lake").is_dir()
+
+
+def test_a_refused_table_leaves_no_home(tmp_path: Path) -> None:
+    """A log that was created after now is none; the folder of the home was not there and is not there."""
+    made_later = ("tables", "add", "ks.t", "--ttl", "1", "--created-at", "2026-02-01T00:00:00Z")
+    answer = run("--home", tmp_path / "home", "--clock", "2026-01-31T12:00:00Z", *made_later)
+    assert (answer.exit_code, (tmp_path / "home").exists()) == (2, False)
+
+
+def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
+    """Then expiry asks no more and marks what is old; with a table that has a log it is refused."""
+    home = tmp_path / "home"
+    times, streams = tmp_path / "times.csv", tmp_path / "streams.csv"
+    later = TIME_MS + DAY_MS
+    made = {TIME_MS: generation(ID), later: generation("22222222-2222-4222-8222-222222222222")}
+    times.write_text(timestamps_csv(dict.fromkeys(made)), encoding="utf-8", newline="")
+    streams.write_text(streams_csv(made), encoding="utf-8", newline="")
+    assert run("--home", home, "import", times, streams).exit_code == 0
+
+    def planned() -> list[tuple[str, list[str]]]:
+        rows = run("--home", home, "expire", "--dry-run", "--json").json
+        return [(row["action"], row["blocked_by"]) for row in rows]
+
+    assert planned()[0] == ("keep", ["no CDC-enabled table is known"])
+    assert "no-tables" in run("--home", home, "status").stdout
+    assert run("--home", home, "tables", "none", "--json").json == {"tables": 0}
+    assert run("--home", home, "tables", "none").exit_code == 0
+    assert [action for action, _ in planned()] == ["mark", "keep"]
+    assert "no-tables" not in run("--home", home, "status").stdout
+    assert run("--home", home, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
+    refused = run("--home", home, "tables", "none")
+    assert (refused.exit_code, "ks.t has a log" in refused.stderr) == (2, True)
+
+
+def test_log_reads_standard_input_and_names_what_it_read(three: Path, tmp_path: Path) -> None:
+    """`-` is standard input; a wrong statement is told with the file that has it."""
+    clock = ("--home", three, "--clock", format_ms(THIRD_MS))
+    text = f"{DDL.replace('ks.t', 'ks.u')} INSERT INTO ks.u (p, k, v) VALUES (7, 1, 1);"
+    answer = run(*clock, "log", "-", "--json", stdin=text)
+    assert answer.exit_code == 0, answer.stderr
+    assert len(answer.json["statements"]) == 2
+    (tmp_path / "wrong.cql").write_text("INSERT INTO ks.nowhere (p) VALUES (1);", encoding="utf-8")
+    named = run(*clock, "log", tmp_path / "wrong.cql")
+    assert f"{tmp_path / 'wrong.cql'}: statement 1 (line 1)" in named.stderr
+    assert (
+        "standard input: statement 1" in run(*clock, "log", "-", stdin="INSERT INTO ks.nowhere (p) VALUES (1);").stderr
+    )
+
+
+def test_an_interrupt_is_one_line_and_130(three: Path) -> None:
+    """Ctrl-C while it waits for its input."""
+    command = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), "-v", "log", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        _until_it_reads(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.decode()) == (130, b"", "error: interrupted\n")
+
+
+def _until_it_reads(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process sleeps in a read of its standard input."""
+    while True:
+        assert process.poll() is None
+        called = Path(f"/proc/{process.pid}/syscall").read_text(encoding="utf-8").split()
+        if called[:2] == ["0", "0x0"]:
+            return
+
+
+@pytest.mark.parametrize(
+    "command", [["generations"], ["generations", "--json"], ["streams", "latest", "--json"], ["status"]]
+)
+def test_a_reader_that_leaves_is_no_defect(three: Path, command: list[str]) -> None:
+    """The pipe is closed before anything is written, or there is no standard output at all."""
+    whole = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), *command]
+    read, write = os.pipe()
+    os.close(read)
+    left = subprocess.run(whole, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (left.returncode, left.stderr) == (0, "")
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *whole], stderr=subprocess.PIPE, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
+def test_a_home_of_somebody_else_can_be_looked_at(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As a user who may read it and not write: every look answers as its owner's does, and nothing is written."""
+    home = home_of(tmp_path_factory.mktemp("foreign"), "three")
+    assert run("--home", home, "ring").exit_code == 0
+    for folder in (home, *home.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    for path in home.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # The interpreter may be root's alone: all that is loaded is loaded before.
+    code = (
+        "import contextlib, io, os, sys\n"
+        "import cdc_platform.lifecycle.tablets, cdc_platform.delta.locks\n"
+        "from cdc_platform.cli.main import program\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    program.main([*sys.argv[1:5], 'tables'])\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    program.main(sys.argv[1:5] + (['status'] if sys.argv[5] == 'tables' else sys.argv[5:]))\n"
+        "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+        "program.main(sys.argv[1:])"
+    )
+    tried = {("generations", "--json"): 0, ("status", "--json"): 0, ("tables", "drop", "ks.t"): 2}
+    for command, exit_code in tried.items():
+        words = ["--home", str(home), "--clock", format_ms(THIRD_MS), *command]
+        theirs = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert theirs.returncode == exit_code, theirs.stderr
+        if not exit_code:
+            assert theirs.stdout == run(*words).stdout
+        else:
+            assert theirs.stderr.startswith("error: ")
+            assert theirs.stderr.count("\n") == 1
+
+
+def test_the_clock_rules_every_age(three: Path) -> None:
+    """`status` at two times of a stopped clock tells the same home at two ages."""
+    for at_ms, operating in ((FIRST_MS, FIRST_MS), (THIRD_MS, THIRD_MS)):
+        told = run("--home", three, "--clock", format_ms(at_ms), "status", "--json").json
+        assert told["generations"]["operating"]["time"] == format_ms(operating)
+        assert told["now"] == format_ms(at_ms)

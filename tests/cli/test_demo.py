@@ -1,0 +1,278 @@
+"""The demo as a newcomer runs it: from nothing to three published generations and the acts behind them, and again
+without anything to do.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.command_line import run
+from support.nodes import join_request
+from support.processes.nursery import Nursery
+from support.worlds import installed
+
+from cdc_platform import failpoints
+from cdc_platform.cdclog import log_table, read_table_schema
+from cdc_platform.cli import demo_acts
+from cdc_platform.cli.demo import RING_SNAPSHOTS, read_demo_joins
+from cdc_platform.clock import Clock, ms_from_datetime, parse_time_us
+from cdc_platform.delta import Lake
+from cdc_platform.home import open_home
+from cdc_platform.metastore import generations as metastore_generations
+from cdc_platform.metastore import inbox, tablets
+from cdc_platform.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+)
+from cdc_platform.timeline import GenerationKeys, Timeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = installed.DEMO_CLOCK
+
+
+def arguments(home: Path, *options: str) -> list[str]:
+    """The demo on a home, with its clock stopped."""
+    return ["--home", str(home), "--clock", NOW, "demo", *options]
+
+
+def versions(home: Path) -> dict[str, int | None]:
+    """The Delta version of every table, in the demo's home and in the old cluster's."""
+    lakes = {name: Lake(open_home(home / name).lake) for name in ("", "old_cluster")}
+    return {f"{name} {table}": lake.version(TABLES[table]) for name, lake in lakes.items() for table in TABLES}
+
+
+@pytest.fixture(scope="module")
+def home(demonstrated: Path) -> Path:
+    """A home in which the demo ran once."""
+    return demonstrated
+
+
+def test_the_snapshots_are_three_joins_of_real_nodes() -> None:
+    """Each snapshot of the live cluster has one node more than the one before, with 256 vnodes of its own."""
+    requests = read_demo_joins()
+    assert [request.address for request in requests] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    assert [len(request.tokens or ()) for request in requests] == [256] * len(RING_SNAPSHOTS)
+
+
+@pytest.mark.spark
+def test_three_generations_are_published(home: Path) -> None:
+    """Every join made a generation of the ring it found, five minutes apart, each complete and published."""
+    lake = Lake(open_home(home).lake)
+    generations = Timeline.read(lake).known
+    assert [generation.published for generation in generations] == [True] * 3
+    times = [generation.time_ms for generation in generations]
+    assert [later - earlier for earlier, later in pairwise(times)] == [300_000, 300_000]
+    ids = [generation.id for generation in generations if generation.id]
+    assert [len(metastore_generations.read_v2_description(lake, generation)) for generation in ids] == [256, 512, 768]
+    assert inbox.read_pending_events(lake) == []
+
+
+@pytest.mark.spark
+def test_dagster_shows_the_runs(home: Path) -> None:
+    """The home's Dagster instance has a successful run and a partition for each join, and the inbox they came from."""
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    listed = RunsFilter(job_name="join", tags={".dagster/repository": "__repository__@cdc_platform"})
+    with DagsterInstance.from_config(str(home / "dagster")) as instance:
+        runs = instance.get_runs()
+        assert {run.run_id for run in instance.get_runs(listed)} == {run.run_id for run in runs}
+        assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
+        joined = {run.tags["dagster/partition"] for run in runs if "dagster/partition" in run.tags}
+        partitions = set(instance.get_dynamic_partitions("generation"))
+    lake = Lake(open_home(home).lake)
+    names = GenerationKeys.read(lake)
+    assert joined == partitions == {names.of(generation.id) for generation in Timeline.read(lake).known}
+
+
+@pytest.mark.spark
+def test_the_report_says_where_writes_go(home: Path) -> None:
+    """Before the first switch nothing takes a write; at each switch the owners change as the ring says they do."""
+    told = (home / "told").read_text(encoding="utf-8")
+    assert told.count("NO_STREAM") == 3
+    assert told.count("around switch") == 3
+    assert "127.0.0.3 shard" in told
+    assert "What to try next" in told
+
+
+@pytest.mark.spark
+def test_log_rows_lie_in_two_generations(home: Path) -> None:
+    """Rows from before the second switch are in streams of the first generation, later ones in those of the second."""
+    lake = Lake(open_home(home).lake)
+    first, second, _ = Timeline.read(lake).known
+    rows = lake.read(log_table(read_table_schema(lake, "demo", "carts"))).to_pylist()
+    for generation, operations in ((first, [2, 2]), (second, [0, 0, 1, 2, 3])):
+        assert generation.id is not None
+        streams = {
+            stream.tobytes() for stream in metastore_generations.read_v2_description(lake, generation.id).streams
+        }
+        inside = [row for row in rows if row["cdc$stream_id"] in streams]
+        assert sorted(row["cdc$operation"] for row in inside) == operations
+        after = {ms_from_datetime(row["cdc$timestamp"]) >= second.time_ms for row in inside}
+        assert after == {generation is second}
+    assert len(rows) == 7
+
+
+@pytest.mark.spark
+def test_the_report_shows_the_log_and_what_it_amounts_to(home: Path) -> None:
+    """Two inserts before the switch, three writes after it, and the two rows that are left: bob's was deleted."""
+    told = (home / "told").read_text(encoding="utf-8")
+    assert len(re.findall(r"2 insert .* of join 1", told)) == 2
+    assert len(re.findall(r"(0 pre-image|1 update|3 row-delete|2 insert) .* of join 2", told)) == 5
+    left = told[told.index("Rebuilt from") : told.index("An old cluster")]
+    assert sorted(re.findall(r"customer \w+, item \d, count \d", left)) == [
+        "customer alice, item 1, count 3",
+        "customer judy, item 4, count 1",
+    ]
+
+
+@pytest.mark.spark
+def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
+    """Of three V1 generations the oldest is too old to be rewritten; it and the second go, the newest operates."""
+    told = (home / "told").read_text(encoding="utf-8")
+    rewritten = told[told.index("An old cluster is upgraded") : told.index("The old cluster's generations")]
+    assert re.findall(r"Z   (skip-\S+|rewrite) ", rewritten) == ["skip-too-old", "rewrite", "rewrite"]
+    lake = Lake(open_home(home / "old_cluster").lake)
+    (left,) = Timeline.read(lake).known
+    assert (left.format, left.published) == ("v1", True)
+    assert len(Timeline.read(lake).removed) == 2
+    assert [lake.read(table, ["time"]).num_rows for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)] == [1, 1]
+    published = lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()
+    (old,) = lake.read(STREAMS_DESCRIPTIONS, ["streams"])["streams"].to_pylist()
+    assert {ms_from_datetime(row["time"]) for row in published} == {left.time_ms}
+    assert sorted(stream for row in published for stream in row["streams"]) == old
+    assert len(published) == 768
+
+
+@pytest.mark.spark
+def test_the_tablets_are_split(home: Path) -> None:
+    """The table with tablets has two stream sets, of which the second has nothing of the first."""
+    lake = Lake(open_home(home).lake)
+    made, split = tablets.read_stream_set_changes(lake, "demo", "sessions")
+    assert [len(each.current) for each in (made, split)] == [2, 4]
+    assert (len(split.closed), len(split.opened)) == (2, 4)
+
+
+@pytest.mark.spark
+def test_what_to_try_next_works(home: Path) -> None:
+    """Every command of the report's last list answers yes and shows something; `up`, which stays, has its own tests."""
+    told = (home / "told").read_text(encoding="utf-8")
+    tried = [line.strip() for line in told[told.index("What to try next") :].splitlines()[1:]]
+    commands = [shlex.split(re.split(r"   +", line)[0])[1:] for line in tried]
+    for words in commands:
+        assert words[0] == "--home"
+        if words[2] != "up":
+            ran = run("--clock", NOW, *words)
+            assert ran.exit_code == 0, f"{words}\n{ran.stdout}{ran.stderr}"
+            assert ran.stdout.count("\n") > 3, words
+    names = {words[2] for words in commands}
+    assert names >= {"explain", "generations", "check", "expire", "tablets", "log", "sql", "up", "--help", "rewrite"}
+
+
+@pytest.mark.spark
+def test_the_old_cluster_passes_its_checks(home: Path) -> None:
+    """What is left of the old cluster breaks no invariant, those of the rewrite and of expiry among them."""
+    ran = run("--home", home / "old_cluster", "--clock", NOW, "check", "--json")
+    assert ran.exit_code == 0, ran.stdout
+    assert {"live_generations_rewritten", "none_half_removed"} <= {line["invariant"] for line in ran.json}
+
+
+@pytest.mark.spark
+def test_the_second_run_needs_no_java(home: Path, program: Path, tmp_path: Path) -> None:
+    """What is finished is left as it is: run again at once, without JVM or network, the same is told of it."""
+    before = versions(home)
+    ran = installed.run(program, tmp_path, *arguments(home), JAVA_HOME=str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert versions(home) == before
+    assert ran.stdout.count("finished before") == 3
+    told = (home / "told").read_text(encoding="utf-8")
+    again = ran.stdout[ran.stdout.index("Where writes") :]
+    assert [part for part in again.split("\n\n") if part not in told] == []
+
+
+ACTS = """
+import sys
+from cli.test_demo import play_acts
+play_acts(sys.argv[1])
+"""
+
+
+def play_acts(folder: str | Path) -> None:
+    """The acts that need no Spark, in a home in which the joins are queued."""
+    home = open_home(folder)
+    lake = Lake(home.lake)
+    events = [inbox.queue_join(lake, Clock(parse_time_us(NOW)), request) for request in read_demo_joins()]
+    demo_acts.play_old_cluster(home, events)
+    demo_acts.play_tablets(lake, home.settings, events)
+
+
+def left(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every row that the acts have left, but for the inbox, whose generations are drawn at random."""
+    lakes = {name: Lake(folder / name / "lake") for name in ("", "old_cluster")}
+    return {
+        f"{name} {table.full_name}": lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+        for name, lake in lakes.items()
+        for table in TABLES.values()
+        if table is not BOOTSTRAP_EVENTS
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What the acts leave that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    play_acts(folder)
+    return left(folder)
+
+
+@pytest.mark.grid("kills of the demo's acts", 1)
+@pytest.mark.parametrize(
+    "point", [failpoints.AFTER_REWRITTEN_STREAMS, failpoints.AFTER_TIMESTAMP_REMOVAL, failpoints.AFTER_TABLET_DECISION]
+)
+def test_acts_that_were_killed_are_gone_on_with(
+    tmp_path: Path, undisturbed: dict[str, list[dict[str, Any]]], point: str, nursery: Nursery
+) -> None:
+    """A demo that dies in the middle of an act leaves what the next one ends as if nothing had been."""
+    died = nursery.run("-c", ACTS, tmp_path, kill_at=point)
+    assert died.exit_code == -signal.SIGKILL
+    assert left(tmp_path) != undisturbed
+    play_acts(tmp_path)
+    assert left(tmp_path) == undisturbed
+
+
+@pytest.mark.spark
+@pytest.mark.long("three generations made once more on Spark")
+def test_again_gives_the_same_bytes_and_times(home: Path, spark: SparkSession) -> None:
+    """Materialised once more, every generation keeps its streams and its timestamp."""
+    lake = Lake(open_home(home).lake)
+    before = Timeline.read(lake).known
+    described = [
+        metastore_generations.read_v2_description(lake, generation.id) for generation in before if generation.id
+    ]
+    ran = run(*arguments(home, "--again"))
+    assert ran.exit_code == 0, ran.stderr
+    assert Timeline.read(lake).known == before
+    for old, generation in zip(described, before, strict=True):
+        assert generation.id is not None
+        assert old.equals(metastore_generations.read_v2_description(lake, generation.id))
+
+
+def test_somebodys_ring_is_left_alone(tmp_path: Path) -> None:
+    """In a home with other nodes the demo refuses, with one line and exit code 2."""
+    lake = Lake(open_home(tmp_path).lake)
+    inbox.queue_join(lake, Clock(), join_request(4, 3))
+    ran = run(*arguments(tmp_path))
+    assert ran.exit_code == 2
+    assert ran.stderr.strip().count("\n") == 0
+    assert "another ring" in ran.stderr
+    assert len(inbox.read_pending_events(lake)) == 1

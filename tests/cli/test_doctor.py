@@ -1,0 +1,141 @@
+"""What `doctor` says of a fit machine, and of one that lacks something; the lack is made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cdc_platform.cli import doctor as module
+from cdc_platform.cli import program
+from cdc_platform.cli.doctor import check_machine
+from cdc_platform.home import open_home
+from cdc_platform.preflight import PreflightResult
+
+CHECKS = ["Python", "packages", "Java", "JARs", "home", "free disk", "memory"]
+
+
+def run(home: Path, *arguments: str) -> Result:
+    """`cdc-platform doctor` on a home."""
+    return CliRunner().invoke(program, ["--home", str(home), "doctor", *arguments])
+
+
+def found(home: Path) -> dict[str, PreflightResult]:
+    """The findings by name."""
+    return {finding.check: finding for finding in check_machine(home)}
+
+
+def test_a_fit_machine_has_a_tick_at_everything(tmp_path: Path) -> None:
+    """The machine that runs these tests has all that is needed, so doctor says so and ends with 0."""
+    answer = run(tmp_path / "home")
+    assert answer.exit_code == 0, answer.output
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == ["✓"] * len(CHECKS)
+
+
+def test_json_has_every_check_once(tmp_path: Path) -> None:
+    """A program reads the same findings as one document."""
+    document = json.loads(run(tmp_path / "home", "--json").stdout)
+    assert [entry["check"] for entry in document] == CHECKS
+    assert all(entry["ok"] and entry["mend"] is None and entry["found"] for entry in document)
+
+
+def test_looking_makes_no_home(tmp_path: Path) -> None:
+    """Doctor looks, and leaves nothing behind."""
+    run(tmp_path / "home")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_home_is_opened(tmp_path: Path) -> None:
+    """A home that is there is named with the policy that it sets."""
+    open_home(tmp_path).path.joinpath("settings.toml").write_text('policy = "recent-past"\n', encoding="utf-8")
+    assert found(tmp_path)["home"].found.endswith("acceptance policy recent-past")
+
+
+def test_missing_java_is_named_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Java there is one line on how to get it, and the exit code is 1."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = run(tmp_path / "home")
+    assert answer.exit_code == 1
+    lines = answer.stdout.splitlines()
+    (wrong,) = [number for number, line in enumerate(lines) if line.startswith("✗")]
+    assert "Java" in lines[wrong]
+    assert "mend:" in lines[wrong + 1]
+    assert "openjdk-17" in lines[wrong + 1]
+
+
+def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark 4 does not run on Java 11, and doctor says so before Spark does."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n", encoding="utf-8")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    finding = found(tmp_path / "home")["Java"]
+    assert not finding.ok
+    assert "version 11" in (finding.mend or "")
+
+
+def test_other_package_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was upgraded by hand is named with the version that the code expects."""
+    real = module.metadata.version
+    monkeypatch.setattr(module.metadata, "version", lambda name: "9.9.9" if name == "deltalake" else real(name))
+    finding = found(tmp_path)["packages"]
+    assert not finding.ok
+    assert finding.found == "deltalake is 9.9.9, expected ==1.6.6"
+    assert finding.mend is not None
+    assert "make .venv" in finding.mend
+
+
+def test_jars_that_are_not_there_yet_are_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a new machine the first start of Spark fetches the JARs; doctor says so."""
+    monkeypatch.setenv("CDC_PLATFORM_CACHE", str(tmp_path / "cache"))
+    finding = found(tmp_path)["JARs"]
+    assert finding.ok
+    assert "2 of 2 to be fetched" in finding.found
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_jar_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JAR with other content than the pinned one is not taken for it."""
+    from cdc_platform.spark import DELTA_JARS
+
+    monkeypatch.setenv("CDC_PLATFORM_CACHE", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    for jar in DELTA_JARS:
+        (tmp_path / "jars" / jar.file_name).write_bytes(b"cut off")
+    assert "2 of 2 to be fetched" in found(tmp_path)["JARs"].found
+
+
+@pytest.mark.parametrize(
+    ("marker", "told"),
+    [('{"layout": 999}', "written by a newer version"), ("{", "damaged")],
+    ids=["newer", "damaged"],
+)
+def test_a_home_that_cannot_be_used_is_mended_elsewhere(tmp_path: Path, marker: str, told: str) -> None:
+    """A home of a newer version, or a damaged one, is refused with the way out."""
+    (tmp_path / "platform.json").write_text(marker, encoding="utf-8")
+    finding = found(tmp_path)["home"]
+    assert not finding.ok
+    assert told in (finding.mend or "")
+    assert "--home" in (finding.mend or "")
+
+
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
+    """Settings that no command would take are found before a command meets them."""
+    open_home(tmp_path).path.joinpath("settings.toml").write_text("ring_delay_ms = -1\n", encoding="utf-8")
+    finding = found(tmp_path)["home"]
+    assert not finding.ok
+    assert "ring_delay_ms" in (finding.mend or "")
+
+
+def test_too_little_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is told beside what is needed."""
+    monkeypatch.setattr(module, "MIN_FREE_DISK", 1 << 60)
+    monkeypatch.setattr(module, "MIN_MEMORY", 1 << 60)
+    findings = found(tmp_path)
+    for check in ("free disk", "memory"):
+        assert not findings[check].ok
+        assert "are needed" in findings[check].found

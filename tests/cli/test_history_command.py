@@ -1,0 +1,88 @@
+"""From a generation to the commits and the run that made it, and back from a run: by the command `history`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from support.command_line import run
+from support.nodes import node_text
+
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.delta import CommitAuthor, Lake, TaskRunner, commit_as
+from cdc_platform.importing import parse_join_request
+from cdc_platform.lifecycle import run_join
+from cdc_platform.metastore import inbox
+from cdc_platform.settings import Settings
+from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_TIMESTAMPS
+from cdc_platform.timeline import GenerationKeys
+
+NOON = Clock(parse_time_us("2026-01-31T12:00:00Z"))
+RUN = "2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two nodes, of which a run of Dagster lets the first join."""
+    lake = Lake(tmp_path / "home" / "lake")
+    for number in (1, 2):
+        with commit_as(CommitAuthor("a test", "queueing")):
+            inbox.queue_join(lake, NOON, parse_join_request(node_text(number), "a test"))
+    first = GenerationKeys.read(lake).joins[0].generation_id
+    with commit_as(CommitAuthor("Dagster", "join", RUN)):
+        run_join(_nobody(), lake, NOON, Settings(), first)
+    return tmp_path / "home"
+
+
+def _nobody() -> TaskRunner:
+    def refuse() -> NoReturn:
+        raise AssertionError("a small join needs no Spark")
+
+    return TaskRunner(refuse)
+
+
+def test_a_generation_leads_to_its_run_and_back(home: Path) -> None:
+    """Each row of a generation names commit and run; the run names the same commits; no other generation is told."""
+    first, second = GenerationKeys.read(Lake(home / "lake")).joins
+    told = run("--home", home, "history", first.key, "--json").json
+    assert told == run("--home", home, "history", first.generation_id[:8], "--json").json
+    assert told == run("--home", home, "history", first.generation_id.upper(), "--json").json
+    written = {row["table"]: row for row in told}
+    assert written[BOOTSTRAP_EVENTS.full_name]["by"] == "a test queueing"
+    assert written[BOOTSTRAP_EVENTS.full_name]["rows"] == 1
+    mine = {(row["table"], row["version"]) for row in told if row["run"] == RUN}
+    assert GENERATION_TIMESTAMPS.full_name in {table for table, _ in mine}
+    back = {(row["table"], row["version"]) for row in run("--home", home, "history", "--run", RUN, "--json").json}
+    assert mine <= back
+    waits = run("--home", home, "history", second.key, "--json").json
+    assert [(row["table"], row["run"]) for row in waits] == [(BOOTSTRAP_EVENTS.full_name, None)]
+    assert first.key in run("--home", home, "history", first.key).stdout
+
+
+def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
+    """What was taken back is told of: when it was queued, and when withdrawn."""
+    lake = Lake(home / "lake")
+    second = GenerationKeys.read(lake).joins[1]
+    inbox.withdraw_event(lake, NOON, inbox.read_pending_events(lake)[0].event_id)
+    told = run("--home", home, "history", second.key, "--json").json
+    assert [row["rows"] for row in told] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["9_10.0.0.9_00000000"], "no join in the inbox makes generation"),
+        (["nonsense"], "generations begin with"),
+        (["2026-01-31T12:00:00.001Z"], "is known"),
+        (["--run", "nobody"], "no table has a commit of run nobody"),
+        ([], "name one of: a GENERATION"),
+    ],
+)
+def test_what_nobody_knows_is_refused(home: Path, asked: list[str], says: str) -> None:
+    """A name that is none, and a run that wrote nothing here, are wrong requests in one line."""
+    answer = run("--home", home, "history", *asked)
+    assert answer.exit_code == 2
+    assert says in answer.stderr
+    assert json.dumps(answer.stdout) == '""'

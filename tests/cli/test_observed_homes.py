@@ -1,0 +1,166 @@
+"""A home that is only observed: commands that build refuse, those that look answer, and Dagster asks for nothing.
+
+The marked home is made by an import of streams of which a row is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+from dagster import SkipReason
+from support.command_line import paths_of, run
+from support.files.export_files import ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
+from support.homes.guarded import answer_of, ticks, ways_of_writing
+
+from cdc_platform.cli import program
+from cdc_platform.cli.main import COMMANDS, is_write_command
+from cdc_platform.clock import Clock
+from cdc_platform.delta import Lake, get_observed_status, lift_observed_mark
+from cdc_platform.delta.observed_home import HomeIsObserved
+from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.tables import GENERATIONS, TABLES
+
+BUILDING = {
+    "demo": (),
+    "bootstrap": ("{node}",),
+    "rewrite": (),
+    "repair": (),
+    "expire": (),
+    "consume": ("ks.t", "--name", "a"),
+    "consumers forget": ("a", "ks.t"),
+    "switch ack": (ID, "--node", ID),
+    "switch commit": (ID,),
+    "switch abort": (ID,),
+    "tablets create": ("ks.t", "--count", "2"),
+    "tablets split": ("ks.t",),
+    "tablets merge": ("ks.t",),
+    "tablets resize": ("ks.t", "--ends", "{node}"),
+    "tablets gc": (),
+    "log": ("{node}", "--keep"),
+}
+"""Every command that builds, with arguments that it takes."""
+LOOKING = {
+    *(
+        "up",
+        "doctor",
+        "import",
+        "export",
+        "observe",
+        "ingest",
+        "status",
+        "watch",
+        "generations",
+        "streams",
+        "ring",
+        "history",
+        "diff",
+    ),
+    *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
+    *(
+        "complete",
+        "consumers plan",
+        "consumers lag",
+        "consumers checkpoints",
+        "consumers gaps",
+        "report",
+        "home copy",
+        "home upkeep",
+    ),
+    *("tables", "tables add", "tables none", "tables alter", "tables drop"),
+    *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster renew"),
+}
+"""Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
+LOOKING_TICKS = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_upkeep", "live_logs"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that is only observed."""
+    folder = tmp_path_factory.mktemp("observed")
+    (folder / "ring.json").write_text(json.dumps(SNAPSHOT))
+    (folder / "node.json").write_text(json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]}))
+    (folder / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
+    (folder / "s.csv").write_text(streams_csv({TIME_MS: generation()}, skip=frozenset([2])), newline="")
+    files = [folder / name for name in ("ring.json", "t.csv", "s.csv")]
+    assert run("--home", folder / "home", "import", "--as-is", *files).exit_code == 0
+    return folder / "home"
+
+
+def content(home: Path) -> dict[str, int | None]:
+    """The version of every table, and every file beside the lake."""
+    lake = Lake(home / "lake")
+    return {name: lake.version(table) for name, table in TABLES.items()}
+
+
+def test_every_command_builds_or_looks() -> None:
+    """A new command has to say which it is; the two sorts have none in common."""
+    assert isinstance(program, click.Group)
+    there = paths_of(program)
+    assert {path.split()[0] for path in there} == set(COMMANDS)
+    assert there - BUILDING.keys() - LOOKING == set()
+    assert BUILDING.keys() & LOOKING == set()
+    assert {path for path in there if is_write_command(path, ["--keep"])} == BUILDING.keys()
+
+
+@pytest.mark.parametrize("path", BUILDING)
+def test_a_command_that_builds_refuses(path: str, home: Path) -> None:
+    """Exit code 2, one line that says why and how on, and nothing was written."""
+    before = content(home)
+    arguments = [each.format(node=home.parent / "node.json") for each in BUILDING[path]]
+    answer = run("--home", home, *path.split(), *arguments)
+    assert (answer.exit_code, answer.stdout) == (2, ""), answer
+    assert answer.stderr.count("\n") == 1
+    assert answer.stderr.startswith(f"error: {path}: this home is only observed since")
+    assert "cdc-platform --write-to-observed" in answer.stderr
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("path", ["rewrite", "repair", "expire", "tablets gc"])
+def test_what_would_be_done_is_told(path: str, home: Path) -> None:
+    """With --dry-run nothing is built, and nothing is refused for it."""
+    before = content(home)
+    assert "only observed" not in run("--home", home, *path.split(), "--dry-run").stderr
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("command", [("generations",), ("ring",), ("status",), ("explain", "--token", "5"), ("check",)])
+def test_a_command_that_looks_answers(command: tuple[str, ...], home: Path) -> None:
+    """Broken homes are there to be looked at."""
+    assert run("--home", home, *command).exit_code in (0, 1)
+
+
+def test_no_commit_goes_by(home: Path) -> None:
+    """Whoever writes, with Spark's help or without: the lake itself refuses, also what no command does."""
+    lake, before = Lake(home / "lake"), content(home)
+    for attempt in ways_of_writing(lake):
+        with pytest.raises(HomeIsObserved):
+            attempt()
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("name", sorted(set(ticks()) - LOOKING_TICKS))
+def test_a_tick_asks_for_nothing(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sensor and schedule whose runs would build skips, and says why."""
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    answer = answer_of(name)
+    assert isinstance(answer, SkipReason)
+    assert "only observed since" in (answer.skip_message or "")
+
+
+def test_ticks_that_look_are_still_there() -> None:
+    """Those that only tell or judge are named, so that a new one has to say which it is."""
+    assert set(ticks()) >= LOOKING_TICKS
+
+
+def test_the_mark_is_lifted_once(home: Path, tmp_path: Path) -> None:
+    """Lifting says whether there was anything to lift; afterwards the lake takes commits."""
+    shutil.copytree(home / "lake", tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    assert lift_observed_mark(lake, Clock())
+    assert get_observed_status(lake) is None
+    assert not lift_observed_mark(lake, Clock())
+    lake.ensure(GENERATIONS)

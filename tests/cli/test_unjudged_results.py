@@ -1,0 +1,249 @@
+"""What cannot be judged of a generation is a failure or unknown, by every command that says how good it is.
+
+Each damage in each form that a generation is stored in, through `check GENERATION`, `ring --colocation` and `explain`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.nodes import node_fields
+from support.oracles import oracle
+
+from cdc_platform.clock import Milliseconds, datetime_from_ms, format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.generations import RingLayout, generate_description
+from cdc_platform.ring import Node, Ring
+from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, GENERATIONS, STREAMS_DESCRIPTIONS_V2
+
+GENERATION = UUID(int=0xB)
+TIME_MS = Milliseconds(1_700_000_600_000)
+NOW = "2023-11-14T22:30:00Z"
+TOKENS = [[-(2**62), 2**59, 2**61], [0, 2**58, 2**60]]
+SHARDS, MSB = 3, 12
+
+Streams = list[list[bytes]]
+
+
+def lacks_last(streams: Streams) -> None:
+    """A range has lost the stream of its last shard."""
+    streams[2].pop()
+
+
+def lacks_first(streams: Streams) -> None:
+    """A range has lost the stream of its first shard."""
+    streams[2].pop(0)
+
+
+def exchanged_ranges(streams: Streams) -> None:
+    """Two ranges have each other's streams."""
+    streams[2], streams[3] = streams[3], streams[2]
+
+
+def exchanged_streams(streams: Streams) -> None:
+    """Two ranges have exchanged one stream."""
+    for shard in range(SHARDS):
+        if int.from_bytes(streams[2][shard][:8], "big", signed=True) != ENDS[2]:
+            streams[2][shard], streams[3][shard] = streams[3][shard], streams[2][shard]
+            return
+
+
+def exchanged_shards(streams: Streams) -> None:
+    """The streams of a range are in another order than that of its shards."""
+    streams[0].reverse()
+
+
+ENDS = sorted(token for tokens in TOKENS for token in tokens)
+DAMAGES: list[Callable[[Streams], None]] = [lacks_last, lacks_first, exchanged_ranges, exchanged_streams]
+
+
+def home_with(folder: Path, form: str, damage: Callable[[Streams], None] | None) -> Path:
+    """A home with a ring and one generation in this form."""
+    home = folder / "home"
+    fields = [{"tokens": tokens, "shard_count": SHARDS, "ignore_msb": MSB} for tokens in TOKENS]
+    ring = [node_fields(number, **said) for number, said in enumerate(fields, start=1)]
+    (folder / "ring.json").write_text(json.dumps(ring))
+    assert run("--home", home, "import", folder / "ring.json").exit_code == 0
+    nodes = [
+        Node(UUID(str(each["host_id"])), tuple(tokens), SHARDS, MSB) for each, tokens in zip(ring, TOKENS, strict=True)
+    ]
+    made = generate_description(RingLayout.of(Ring.of(nodes)), GENERATION)
+    streams = [[stream.tobytes() for stream in made.entry(row).streams] for row in range(len(made))]
+    if damage is not None:
+        damage(streams)
+    when, lake = datetime_from_ms(TIME_MS), Lake(home / "lake")
+    common: dict[str, Any] = {
+        "range_end": pa.array(made.range_ends),
+        "streams": pa.array(streams, pa.list_(pa.binary())),
+    }
+    count = len(made)
+    if form == "described":
+        described: dict[str, Any] = {"id": [str(GENERATION)] * count, "num_ranges": np.full(count, count, np.int32)}
+        described["ignore_msb"] = made.ignore_msbs.astype(np.int8)
+        lake.merge(GENERATION_DESCRIPTIONS_V2, pa.table(described | common), update=False)
+        row = {
+            "generation_id": str(GENERATION),
+            "time": when,
+            "num_ranges": count,
+            "num_streams": 18,
+            "created_at": when,
+        }
+        lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=False)
+    lake.merge(STREAMS_DESCRIPTIONS_V2, pa.table({"time": [when] * count, **common}), update=False)
+    lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([{"key": "timestamps", "time": when}]), update=False)
+    return home
+
+
+def token_on(row: int, shard: int) -> int | None:
+    """A token of a range that this shard owns; None where it owns none."""
+    start, end = ENDS[row - 1], ENDS[row]
+    span = (end - start) % 2**64
+    for part in range(1, 400):
+        token = (start + span * part // 400 + part + 2**63) % 2**64 - 2**63
+        if oracle.shard_of(token, SHARDS, MSB) == shard:
+            return token
+    return None
+
+
+def explained(home: Path, token: int) -> tuple[int, dict[str, Any]]:
+    """The exit code and the answer of `explain`, of which a line for people says the same."""
+    asked = ("--home", home, "--clock", NOW, "explain", f"--token={token}")
+    answer, shown = run(*asked, "--json"), run(*asked)
+    assert shown.exit_code == answer.exit_code
+    if answer.exit_code == 1:
+        assert answer.json["verdict"] in shown.stdout
+    return answer.exit_code, answer.json
+
+
+@pytest.mark.parametrize("form", ["described", "published"])
+def test_a_sound_generation_passes(form: str, tmp_path: Path) -> None:
+    """All streams are judged, all keys colocated, and every shard of every range has its stream."""
+    home = home_with(tmp_path, form, None)
+    name = str(GENERATION) if form == "described" else format_ms(TIME_MS)
+    lines = run("--home", home, "--clock", NOW, "check", name, "--json")
+    judged = {line["invariant"]: line for line in lines.json}
+    assert (judged["shard_colocation"]["passed"], judged["shard_colocation"]["unjudged"]) == (True, 0)
+    for row in range(len(ENDS)):
+        for shard in range(SHARDS):
+            token = token_on(row, shard)
+            if token is not None:
+                code, told = explained(home, token)
+                assert (code, told["verdict"], told["shard"]) == (0, "OK", shard)
+    if form == "described":
+        assert lines.exit_code == 0
+        shares = run("--home", home, "--clock", NOW, "ring", "--colocation", "latest", "--json")
+        assert (shares.exit_code, shares.json["shard_colocation"], shares.json["misplaced_streams"]) == (0, 1.0, None)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("form", ["described", "published"])
+def test_a_damaged_generation_passes_nowhere(form: str, damage: Callable[[Streams], None], tmp_path: Path) -> None:
+    """Check fails, colocation is below 100 % or refused, and no write to a damaged range is accepted with a dash."""
+    home = home_with(tmp_path, form, damage)
+    name = str(GENERATION) if form == "described" else format_ms(TIME_MS)
+    answer = run("--home", home, "--clock", NOW, "check", name, "--json")
+    assert answer.exit_code == 1
+    assert [line for line in answer.json if not line["passed"]]
+    shares = run("--home", home, "--clock", NOW, "ring", "--colocation", "latest", "--json")
+    assert shares.exit_code != 0
+    refused = 0
+    for row in (2, 3):
+        for shard in range(SHARDS):
+            token = token_on(row, shard)
+            if token is None:
+                continue
+            code, told = explained(home, token)
+            assert (code == 0) == told["accepted"] == (told["verdict"] == "OK")
+            if told["stream_id"] is None:
+                assert told["verdict"] in ("STREAM_UNKNOWN", "NOT_RETRIEVED")
+            elif told["accepted"]:
+                stream = int.from_bytes(
+                    bytes.fromhex(str(told["stream_id"]).removeprefix("0x"))[:8], "big", signed=True
+                )
+                assert ENDS[row - 1] < stream <= ENDS[row]
+            refused += code
+    assert refused > 0
+
+
+def test_shards_that_are_exchanged_are_no_colocation(tmp_path: Path) -> None:
+    """In descriptions the order is the shard's: every stream of the range is on another shard than its keys."""
+    home = home_with(tmp_path, "described", exchanged_shards)
+    assert run("--home", home, "--clock", NOW, "check", str(GENERATION)).exit_code == 1
+    shares = run("--home", home, "--clock", NOW, "ring", "--colocation", "latest", "--json")
+    assert (shares.exit_code, shares.json["vnode_colocation"]) == (1, 1.0)
+    assert shares.json["shard_colocation"] < 1.0
+    assert "not where their row and shard put them" in shares.json["misplaced_streams"]
+    assert "[colocation-in-doubt]" in shares.stderr
+    token = token_on(0, 0)
+    assert token is not None
+    code, told = explained(home, token)
+    assert (code, told["verdict"], told["accepted"]) == (1, "STREAM_MISPLACED", False)
+    assert "is on shard 2 and not on shard 0" in told["reason"]
+
+
+def test_an_older_generation_of_other_shards_is_unknown(tmp_path: Path) -> None:
+    """Its nodes have other shards by now: nothing of theirs is called wrong, and it is no pass."""
+    home = home_with(tmp_path, "published", None)
+    newer = datetime_from_ms(Milliseconds(TIME_MS + 1000))
+    ring = [
+        node_fields(number, tokens=TOKENS[number - 1], shard_count=SHARDS + number - 1, ignore_msb=MSB)
+        for number in (1, 2)
+    ]
+    (tmp_path / "ring.json").write_text(json.dumps(ring))
+    assert run("--home", home, "import", tmp_path / "ring.json").exit_code == 0
+    nodes = [Node(UUID(str(e["host_id"])), tuple(TOKENS[n]), SHARDS + n, MSB) for n, e in enumerate(ring)]
+    made = generate_description(RingLayout.of(Ring.of(nodes)), UUID(int=0xC))
+    streams = [[stream.tobytes() for stream in made.entry(row).streams] for row in range(len(made))]
+    lake = Lake(home / "lake")
+    rows = {"time": [newer] * len(made), "range_end": pa.array(made.range_ends)}
+    lake.merge(
+        STREAMS_DESCRIPTIONS_V2, pa.table({**rows, "streams": pa.array(streams, pa.list_(pa.binary()))}), update=False
+    )
+    lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([{"key": "timestamps", "time": newer}]), update=False)
+    answer = run("--home", home, "--clock", NOW, "check", format_ms(TIME_MS), "--json")
+    line = next(line for line in answer.json if line["invariant"] == "shard_colocation")
+    assert (line["violations"], line["unjudged"], line["passed"], answer.exit_code) == (0, 9, False, 1)
+    assert "9 streams could not be judged" in line["sample"]
+
+
+@pytest.mark.parametrize("asked", [["--pk", ""], ["--pk", "''"]])
+def test_an_empty_partition_key_is_refused(asked: list[str], tmp_path: Path) -> None:
+    """CQL has none: nobody could write it."""
+    home = home_with(tmp_path, "described", None)
+    (tmp_path / "t.cql").write_text("CREATE TABLE ks.t (p text PRIMARY KEY) WITH cdc = {'enabled': true};")
+    assert run("--home", home, "--clock", NOW, "log", tmp_path / "t.cql", "--keep").exit_code == 0
+    answer = run("--home", home, "--clock", NOW, "explain", *asked, "--table", "ks.t")
+    assert (answer.exit_code, "the partition key of ks.t is empty" in answer.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("version", [0, 2, 15])
+def test_ids_of_other_versions_are_treated_alike(version: int, tmp_path: Path) -> None:
+    """Import tells of them, check fails, and repair names them; none of the three calls them fine."""
+
+    def altered(streams: Streams) -> None:
+        first = streams[2][0]
+        streams[2][0] = first[:15] + bytes([first[15] & 0xF0 | version])
+
+    home = home_with(tmp_path, "described", altered)
+    assert run("--home", home, "--clock", NOW, "check", str(GENERATION)).exit_code == 1
+    repair = run("--home", home, "--clock", NOW, "repair", "--dry-run", "--strict", "--json").json
+    assert repair["needed"]
+    assert "version" in str(repair["reasons"])
+    lines = ["id,range_end,ignore_msb,num_ranges,streams"]
+    for row in Lake(home / "lake").read(GENERATION_DESCRIPTIONS_V2).to_pylist():
+        blobs = ", ".join(f"0x{stream.hex()}" for stream in row["streams"])
+        lines.append(f'{row["id"]},{row["range_end"]},{row["ignore_msb"]},{row["num_ranges"]},"{{{blobs}}}"')
+    (tmp_path / "v2.csv").write_text("\r\n".join(lines) + "\r\n", newline="")
+    other = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv")
+    assert other.exit_code == 2
+    assert ("of version 0" if version == 0 else "older than the version field") in other.stderr
+    as_is = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv", "--as-is", "--json")
+    assert len(as_is.json["flaws"]) == 1

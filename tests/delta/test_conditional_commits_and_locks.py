@@ -1,0 +1,220 @@
+"""What is written by what was read: asked again whenever somebody came in between; and turns over several tables."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_platform.clock import Microseconds, datetime_from_us
+from cdc_platform.delta import Lake, locks
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, StateError
+from cdc_platform.tables import CDC_TABLE_CHANGES, CDC_TABLES
+
+ROW = {"keyspace_name": "ks", "enabled": True, "created_at": datetime_from_us(Microseconds(0)), "ddl": None}
+
+
+def rows(**ttls: int) -> pa.Table:
+    """Rows of tables by their names."""
+    found = [ROW | {"table_name": name, "ttl_seconds": ttl} for name, ttl in ttls.items()]
+    return pa.Table.from_pylist(found, schema=CDC_TABLES.schema)
+
+
+def change(at: int, ttl: int = 1) -> pa.Table:
+    """A row of the history."""
+    row = ROW | {
+        "table_name": "t",
+        "ttl_seconds": ttl,
+        "changed_at": datetime_from_us(Microseconds(at)),
+        "what": "altered",
+    }
+    return pa.Table.from_pylist([row], schema=CDC_TABLE_CHANGES.schema)
+
+
+def ttls(lake: Lake) -> dict[str, int]:
+    """What is in the table."""
+    return {row["table_name"]: row["ttl_seconds"] for row in lake.read(CDC_TABLES).to_pylist()}
+
+
+def test_what_was_judged_by_old_rows_is_not_written(lake: Lake) -> None:
+    """Another row comes in after the look: the look is taken again, and what it forbids is not written."""
+    lake.merge(CDC_TABLES, rows(first=1), update=False)
+    looks = []
+
+    def judge() -> pa.Table:
+        looks.append(ttls(lake))
+        if "second" in looks[-1]:
+            raise InputError("there is a second one")
+        lake.merge(CDC_TABLES, rows(second=2), update=False)
+        return rows(third=3)
+
+    with pytest.raises(InputError, match="second"):
+        lake.merge_judged(CDC_TABLES, judge)
+    assert looks == [{"first": 1}, {"first": 1, "second": 2}]
+    assert ttls(lake) == {"first": 1, "second": 2}
+
+
+def test_a_refusal_makes_no_table(lake: Lake) -> None:
+    """What nobody may write, and what nobody writes, leaves no files."""
+
+    def refuse(*_: Any) -> pa.Table:
+        raise InputError("no")
+
+    for ask in (lambda: lake.merge_judged(CDC_TABLES, refuse), lambda: lake.transact(CDC_TABLES, refuse)):
+        with pytest.raises(InputError):
+            ask()
+    assert lake.merge_judged(CDC_TABLES, lambda: None) is None
+    lake.transact(CDC_TABLES, lambda _: None)
+    assert not lake.exists(CDC_TABLES)
+
+
+def test_a_rule_of_an_append_only_table_adds(lake: Lake) -> None:
+    """It gets all rows, what it answers goes in where its key is not there, and it is asked again after a conflict."""
+    seen = []
+
+    def rule(known: pa.Table) -> pa.Table:
+        seen.append(known.num_rows)
+        if len(seen) == 2:
+            lake.merge(CDC_TABLE_CHANGES, change(7), update=False)
+        return pa.concat_tables([change(5, ttl=9), change(known.num_rows)])
+
+    lake.merge(CDC_TABLE_CHANGES, change(5), update=False)
+    lake.transact(CDC_TABLE_CHANGES, rule)
+    lake.transact(CDC_TABLE_CHANGES, rule)
+    found = lake.read(CDC_TABLE_CHANGES).sort_by("changed_at").to_pylist()
+    assert seen == [1, 2, 3]
+    assert [(row["changed_at"], row["ttl_seconds"]) for row in found] == [
+        (datetime_from_us(Microseconds(at)), 1) for at in (1, 3, 5, 7)
+    ]
+    with pytest.raises(StateError, match="only takes new rows"):
+        lake.transact(CDC_TABLE_CHANGES, rule, whole=True)
+
+
+def test_a_rule_may_say_all_rows(lake: Lake) -> None:
+    """Rows come, change and go in one commit; the same rows again are none."""
+    lake.transact(CDC_TABLES, lambda _: rows(a=1, b=2), whole=True)
+    before = lake.version(CDC_TABLES)
+    lake.transact(CDC_TABLES, lambda _: rows(b=2, a=1), whole=True)
+    assert lake.version(CDC_TABLES) == before
+    lake.transact(CDC_TABLES, lambda _: rows(a=1, b=5), whole=True)
+    assert ttls(lake) == {"a": 1, "b": 5}
+    lake.transact(CDC_TABLES, lambda _: rows(b=3, c=4), whole=True)
+    assert ttls(lake) == {"b": 3, "c": 4}
+    lake.transact(CDC_TABLES, lambda _: rows(), whole=True)
+    assert ttls(lake) == {}
+    assert before is not None
+    assert lake.version(CDC_TABLES) == before + 3
+
+
+def test_a_turn_is_one_threads_at_a_time(lake: Lake) -> None:
+    """Threads take turns as processes do; a turn within a turn is the same, and another one is another's."""
+    inside, most = [0], [0]
+
+    @locks.exclusive(locks.TABLES_LOCK)
+    def work(lake: Lake) -> None:
+        with locks.lake_lock(lake, locks.TABLES_LOCK), locks.lake_lock(lake, locks.JOINS_LOCK):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            threading.Event().wait(0.01)
+            inside[0] -= 1
+
+    workers = [threading.Thread(target=work, args=[lake]) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (inside, most) == ([0], [1])
+    assert not lake.root.exists()
+
+
+def test_who_waits_too_long_is_told_for_whom(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The line names the process that has the turn; a turn that ended by an error is over."""
+    monkeypatch.setattr(locks, "_LOCK_WAIT_SECONDS", 0.05)
+    told: list[str] = []
+
+    def late() -> None:
+        try:
+            with locks.lake_lock(lake, locks.IMPORTS_LOCK):
+                told.append("taken")
+        except ConflictError as error:
+            told.append(str(error))
+
+    def wait() -> None:
+        worker = threading.Thread(target=late)
+        worker.start()
+        worker.join()
+
+    @locks.exclusive(locks.IMPORTS_LOCK)
+    def failing(lake: Lake) -> None:
+        wait()
+        raise InputError("over")
+
+    with pytest.raises(InputError):
+        failing(lake)
+    wait()
+    assert "process" in told[0]
+    assert "run it again when it is done" in told[0]
+    assert told[1] == "taken"
+
+
+def test_a_step_looks_at_each_table_once(lake: Lake) -> None:
+    """In it stands what stood at its first look, and what it wrote itself; the next step sees what others wrote."""
+    other = Lake(lake.root)
+    with lake.open_tables.looked_at_once():
+        assert not lake.exists(CDC_TABLES)
+        assert lake.read(CDC_TABLES).num_rows == 0
+        lake.merge(CDC_TABLES, rows(first=1), update=False)
+        other.merge(CDC_TABLES, rows(second=2), update=False)
+        assert ttls(lake) == {"first": 1}
+        lake.open_tables.look_anew(lake.path(CDC_TABLES))
+        assert ttls(lake) == {"first": 1, "second": 2}
+        other.delete(CDC_TABLES, [("table_name", "=", "first")])
+    assert lake.exists(CDC_TABLES)
+    assert ttls(lake) == {"second": 2}
+
+
+def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
+    """Its commit is the version after the one it saw, or it looks at every table anew: nothing of another's is lost."""
+    other = Lake(lake.root)
+    lake.merge(CDC_TABLES, rows(first=1), update=False)
+    asked = []
+
+    def rule(known: pa.Table) -> pa.Table:
+        asked.append((known.num_rows, lake.read(CDC_TABLE_CHANGES).num_rows))
+        return rows(second=sum(known["ttl_seconds"].to_pylist()))
+
+    with lake.open_tables.looked_at_once():
+        assert lake.read(CDC_TABLE_CHANGES).num_rows == 0
+        assert ttls(lake) == {"first": 1}
+        other.merge(CDC_TABLES, rows(third=3), update=False)
+        other.merge(CDC_TABLE_CHANGES, change(5), update=False)
+        lake.transact(CDC_TABLES, rule)
+    assert asked == [(1, 0), (2, 1)]
+    assert ttls(lake) == {"first": 1, "second": 4, "third": 3}
+
+
+def test_a_file_that_cannot_be_locked_is_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says which file, as it does where it cannot be made."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    told = r"^/.*\.turns/joining cannot be locked: Input/output error$"
+    with pytest.raises(EnvironmentProblem, match=told), locks.lake_lock(lake, "joining"):
+        raise AssertionError("nobody has the turn")
+
+
+def test_a_turn_is_a_new_look(lake: Lake) -> None:
+    """Who had the turn before has written: what was seen before it is not built on."""
+    other = Lake(lake.root)
+    lake.merge(CDC_TABLES, rows(first=1), update=False)
+    with lake.open_tables.looked_at_once():
+        assert ttls(lake) == {"first": 1}
+        other.merge(CDC_TABLES, rows(second=2), update=False)
+        with locks.lake_lock(lake, locks.TABLES_LOCK):
+            assert ttls(lake) == {"first": 1, "second": 2}

@@ -1,0 +1,203 @@
+"""Open tables: whoever writes in between is seen, and a table that was put into another's place is not taken for it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from cdc_platform.delta import Lake, table_cache
+from cdc_platform.delta.files import OPERATORS
+from cdc_platform.delta.log_mirror import MirroredDeltaTable
+from cdc_platform.delta.table_cache import TableCache, read_rows
+from cdc_platform.tables import CHECKPOINT_EVERY
+
+
+def rows(*numbers: int) -> pa.Table:
+    """A table of one column."""
+    return pa.table({"n": pa.array(numbers, pa.int64())})
+
+
+def numbers(opened: TableCache, path: Path) -> list[int]:
+    """What the newest version holds."""
+    return sorted(opened.newest(str(path)).to_pyarrow_table()["n"].to_pylist())
+
+
+def test_whoever_writes_in_between_is_seen(tmp_path: Path) -> None:
+    """Each commit of a foreign writer, also several at once and behind a checkpoint."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    assert numbers(opened, path) == [1]
+    first = opened.newest(str(path))
+    assert opened.newest(str(path)) is first
+    write_deltalake(path, rows(2), mode="append")
+    assert numbers(opened, path) == [1, 2]
+    for number in range(3, 15):
+        write_deltalake(path, rows(number), mode="append")
+    TableCache().newest(str(path)).create_checkpoint()
+    write_deltalake(path, rows(15), mode="overwrite")
+    assert numbers(opened, path) == [15]
+
+
+def test_a_table_in_anothers_place_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Removed it is not found; made anew, at a lower or at the same version, its own rows are read."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    write_deltalake(path, rows(2), mode="append")
+    assert numbers(opened, path) == [1, 2]
+    shutil.rmtree(path)
+    with pytest.raises(TableNotFoundError):
+        opened.newest(str(path))
+    write_deltalake(path, rows(7))
+    assert numbers(opened, path) == [7]
+    other = tmp_path / "other"
+    write_deltalake(other, rows(8))
+    shutil.rmtree(path)
+    other.rename(path)
+    assert numbers(opened, path) == [8]
+
+
+COLUMNS = {
+    "whole": (pa.int64(), [-(2**63), -1, 0, 7, 2**63 - 1]),
+    "small": (pa.int32(), [-(2**31), 0, 7]),
+    "text": (pa.string(), ["", "a", "B", "o'hara", "\u00e9", "z"]),
+    "bytes": (pa.binary(), [b"", b"\x00", b"\x7f\x80", b"\xff"]),
+    "time": (pa.timestamp("us", "UTC"), [datetime(1969, 12, 31, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 1, 5, UTC)]),
+    "truth": (pa.bool_(), [True, False]),
+}
+
+
+def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -> None:
+    """Each operator on each type, with nulls in the column, over random rows: what SQL lets through."""
+    draw = random.Random(7)
+    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+    made = [{name: draw.choice([None, *values]) for name, (_, values) in COLUMNS.items()} for _ in range(200)]
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist(made, schema=schema))
+    opened = TableCache().newest(str(tmp_path / "t"))
+    assert opened.few() is not None
+    tried = 0
+    for name, (kind, values) in COLUMNS.items():
+        for operator in OPERATORS:
+            for value in values:
+                if kind == pa.bool_() and operator in ("<", "<=", ">", ">="):
+                    continue
+                asked = [value, draw.choice(values)] if operator in ("in", "not in") else value
+                filters = [(name, operator, asked), ("whole", "not in", draw.choice([[], [7], [0, 7]]))]
+                expected = read_rows(DeltaTable(tmp_path / "t"), schema, filters).to_pylist()
+                assert read_rows(opened, schema, filters).to_pylist() == expected, filters
+                tried += len(expected) > 0
+        for operator in ("in", "not in"):
+            expected = read_rows(DeltaTable(tmp_path / "t"), schema, [(name, operator, [])]).num_rows
+            assert read_rows(opened, schema, [(name, operator, [])]).num_rows == expected
+    assert tried > 100
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("name", ["small", "text", "time"])
+def test_few_rows_of_partitions_are_read_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nulls: bool
+) -> None:
+    """The rows that a query gives, and none is made but where a partition has no value, which may be an empty text."""
+    draw, path = random.Random(11), tmp_path / "t"
+    schema = pa.schema([(each, kind) for each, (kind, _) in COLUMNS.items()])
+    made = [{each: draw.choice([None, *values]) for each, (_, values) in COLUMNS.items()} for _ in range(120)]
+    chosen = [row for row in made if nulls or row[name]]
+    for some in (chosen[::2], chosen[1::2]):
+        write_deltalake(path, pa.Table.from_pylist(some, schema=schema), mode="append", partition_by=[name])
+    expected = sorted(map(repr, read_rows(DeltaTable(path), schema).to_pylist()))
+    assert len(expected) == len(chosen) > 20
+    querying, queries = table_cache._query_rows, list[object]()
+    monkeypatch.setattr(table_cache, "_query_rows", lambda *asked: queries.append(asked) or querying(*asked))
+    opened = TableCache().newest(str(path))
+    assert sorted(map(repr, read_rows(opened, schema).to_pylist())) == expected
+    assert len(queries) == nulls
+    asked = [("whole", "=", 7)]
+    found = read_rows(opened, schema, asked)
+    assert found.num_rows == read_rows(DeltaTable(path), schema, asked).num_rows > 0
+
+
+def test_many_rows_are_not_kept(tmp_path: Path) -> None:
+    """Of a table of many rows only a small answer is kept, until it grows; what was few is read again then."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    few = opened.newest(str(path)).few()
+    assert few is not None
+    assert opened.newest(str(path)).few() is few
+    write_deltalake(path, rows(2), mode="append")
+    assert read_rows(opened.newest(str(path)), few.schema).num_rows == 2
+    write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=200_000)), mode="append")
+    assert opened.newest(str(path)).few() is None
+    little = read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)])
+    assert little.num_rows >= 2
+    assert read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)]) is little
+    everything = [read_rows(opened.newest(str(path)), few.schema) for _ in range(2)]
+    assert everything[0] is not everything[1]
+    write_deltalake(path, rows(1), mode="append")
+    assert read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows == little.num_rows + 1
+
+
+def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a checkpoint, by own commits and by others'; each version is read as by who opens it then."""
+    opened, path, openings = TableCache(), tmp_path / "t", list[int]()
+    write_deltalake(path, rows(0), configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)})
+    first = opened.newest(str(path))
+    whole = MirroredDeltaTable.open_whole
+
+    def counted(self: MirroredDeltaTable) -> None:
+        whole(self)
+        openings.append(self.version())
+
+    monkeypatch.setattr(MirroredDeltaTable, "open_whole", counted)
+    for number in range(1, 35):
+        write_deltalake(opened.newest(str(path)) if number % 3 else path, rows(number), mode="append")
+        assert opened.newest(str(path)) is first
+        assert sorted(read_rows(first, rows().schema)["n"].to_pylist()) == list(range(number + 1))
+    assert openings == [9, 19, 29]
+    assert first.version() == DeltaTable(path).version()
+
+
+def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:
+    """Where commits that were open are gone from the log, the checkpoint tells the rest."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    assert numbers(opened, path) == [1]
+    write_deltalake(path, rows(2), mode="append")
+    TableCache().newest(str(path)).create_checkpoint()
+    (path / "_delta_log" / f"{0:020d}.json").unlink()
+    assert numbers(opened, path) == [1, 2]
+
+
+def test_a_table_that_was_taken_stays_at_its_version(tmp_path: Path) -> None:
+    """Who writes on a version must not find it a newer one because somebody reads meanwhile."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    opened.newest(str(path))
+    with opened.taken(str(path)) as mine:
+        write_deltalake(path, rows(2), mode="append")
+        assert opened.newest(str(path)).version() == 1
+        assert mine.version() == 0
+    assert opened.newest(str(path)) is mine
+    assert mine.version() == 1
+
+
+def test_each_thread_and_process_has_its_own(tmp_path: Path) -> None:
+    """A table is used by one thread at a time; a lake that travels takes none along."""
+    lake, path = Lake(tmp_path), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    opened = TableCache()
+    mine, theirs = opened.newest(str(path)), []
+    thread = threading.Thread(target=lambda: theirs.append(opened.newest(str(path))))
+    thread.start()
+    thread.join()
+    assert theirs[0] is not mine
+    assert pickle.loads(pickle.dumps(lake)).root == lake.root

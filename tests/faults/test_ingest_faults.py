@@ -1,0 +1,279 @@
+"""What goes wrong in the middle of an ingest: pages, nodes, clocks and tables; nothing is lost and nothing twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.standin.brought import (
+    FIRST_US,
+    LOG,
+    SWITCH_MS,
+    SWITCH_US,
+    assert_each_once,
+    bring,
+    keys_there,
+    lake_of,
+    rows_in,
+)
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.live_log import LiveLog, keys_of
+from support.standin.proxy import OVERLOADED, READ_TIMEOUT
+from support.standin.world import time_uuid
+
+from cdc_platform.cdclog import gaps
+from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Clock, Microseconds, Milliseconds, ms_from_us
+from cdc_platform.delta import TaskRunner
+from cdc_platform.errors import PlatformError
+from cdc_platform.home import open_home
+from cdc_platform.metastore import cdc_tables
+from cdc_platform.metastore.cdc_tables import TABLE_ADDED
+from cdc_platform.scylla import ScyllaCluster, Unreachable, registry
+
+pytestmark = pytest.mark.cassandra
+
+ROWS = 60
+TIMEOUT_SECONDS = 3.0
+RUNS = 8
+"""How often the next process tries again where one gave up."""
+
+
+@pytest.fixture
+def paged(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
+    """The stand-in as one whose answers come in many pages, none of which is waited for long."""
+    connection = standin.connection(page_rows=2, request_timeout=TIMEOUT_SECONDS)
+    return registry.add_cluster(open_home(tmp_path / "paged"), "prod", connection)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens as the n-th page of a window is asked for. `runs`: how many ingests may give up over it."""
+
+    name: str
+    happens: Callable[[StandIn, LiveLog], None]
+    at: tuple[int, ...] = (5,)
+    runs: int = 0
+
+
+def _slow(standin: StandIn, log: LiveLog) -> None:
+    time.sleep(TIMEOUT_SECONDS + 0.5)
+
+
+def _an_error(code: int, standin: StandIn, log: LiveLog) -> None:
+    standin.proxy.faults.errors.append(code)
+
+
+def _node_goes(standin: StandIn, log: LiveLog) -> None:
+    standin.proxy.kill(1)
+
+
+def _node_comes(standin: StandIn, log: LiveLog) -> None:
+    standin.proxy.faults.down.clear()
+
+
+def _node_goes_and_comes(standin: StandIn, log: LiveLog) -> None:
+    _node_goes(standin, log)
+    time.sleep(0.5)
+    _node_comes(standin, log)
+
+
+def _restarts(seconds: float, standin: StandIn, log: LiveLog) -> None:
+    standin.proxy.restart(seconds)
+
+
+def _clock_jumps(seconds: int, standin: StandIn, log: LiveLog) -> None:
+    standin.proxy.faults.clock_offset_ms = dict.fromkeys(range(3), seconds * 1_000)
+
+
+def _cdc(on: bool, standin: StandIn, log: LiveLog) -> None:
+    standin.world.cdc_options("shop", "t", enabled=str(on).lower(), ttl="0")
+    standin.world.schema_changed()
+
+
+def _cdc_off_and_on(standin: StandIn, log: LiveLog) -> None:
+    _cdc(False, standin, log)
+    _cdc(True, standin, log)
+
+
+def _ttl(seconds: int, standin: StandIn, log: LiveLog) -> None:
+    standin.world.cdc_options("shop", "t", ttl=str(seconds))
+    standin.world.schema_changed()
+
+
+def _a_column_comes(standin: StandIn, log: LiveLog) -> None:
+    standin.world.run("ALTER TABLE shop.t ADD w int")
+    standin.world.run(f'ALTER TABLE {LOG} ADD (w int, "cdc$deleted_w" boolean)')
+    standin.world.made(log.schema, FIRST_MS)
+    standin.world.schema_changed()
+
+
+def _a_column_goes(standin: StandIn, log: LiveLog) -> None:
+    standin.world.run("ALTER TABLE shop.t DROP v")
+    standin.world.run(f'ALTER TABLE {LOG} DROP (v, "cdc$deleted_v")')
+    standin.world.made(log.schema, FIRST_MS)
+    standin.world.schema_changed()
+
+
+def _a_generation_comes(standin: StandIn, log: LiveLog) -> None:
+    third = Milliseconds(SWITCH_MS + 7_200_000)
+    standin.world.generation(third, time_uuid(third), description(time_uuid(third)))
+
+
+FAULTS = [
+    Fault("a page that comes after its time is over", _slow),
+    Fault("an overload behind some pages", partial(_an_error, OVERLOADED), (3, 9, 20)),
+    Fault("a time-out behind some pages", partial(_an_error, READ_TIMEOUT), (4, 8, 12)),
+    Fault("a node that goes", _node_goes),
+    Fault("a node that goes and comes back", _node_goes_and_comes),
+    Fault("a cluster that is started anew", partial(_restarts, 0.2), runs=2),
+    Fault("a cluster that is away for seconds", partial(_restarts, 3.0), runs=5),
+    Fault("clocks that jump ahead", partial(_clock_jumps, 86_400)),
+    Fault("clocks that jump back", partial(_clock_jumps, -86_400)),
+    Fault("CDC that is turned off", partial(_cdc, False)),
+    Fault("CDC that is turned off and on", _cdc_off_and_on),
+    Fault("a TTL that is given", partial(_ttl, 10_000_000)),
+    Fault("a column that comes", _a_column_comes),
+    Fault("a column that goes", _a_column_goes),
+    Fault("a generation that comes", _a_generation_comes),
+]
+
+
+def _runs(cluster: ScyllaCluster, workers: TaskRunner) -> int:
+    """Ingest until one is done, as a schedule does; answers with how many gave up, each by one line."""
+    for gave_up in range(RUNS):
+        try:
+            bring(cluster, workers)
+            return gave_up
+        except Unreachable as error:
+            lines = str(error).splitlines()
+        if len(lines) != 1:
+            raise AssertionError(lines)
+        time.sleep(1)
+    return RUNS
+
+
+@pytest.mark.grid("faults in the middle of a window", 2)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_what_happens_in_the_middle_of_a_window(
+    fault: Fault, standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """Whether this ingest goes on or the next one does: at the end every row of the cluster's log is here, once."""
+    log.write([FIRST_US + place for place in range(ROWS)])
+    bring(paged, workers, FIRST_US + 31 * SECOND_US)
+    log.write([SWITCH_US + place for place in range(ROWS)])
+    standin.proxy.faults.pages_asked = 0
+    standin.proxy.faults.meanwhile = {page: partial(fault.happens, standin, log) for page in fault.at}
+    assert _runs(paged, workers) <= fault.runs
+    assert not standin.proxy.faults.meanwhile
+    standin.proxy.faults.clock_offset_ms.clear()
+    bring(paged, workers)
+    assert keys_of(rows_in(paged, log)) == keys_there(log) == log.written_keys()
+    assert standin.proxy.refused == []
+
+
+def _clocks(standin: StandIn, shown_us: dict[int, int]) -> None:
+    """Let nodes show these times (µs) now."""
+    standin.proxy.faults.clock_offset_ms = {
+        node: ms_from_us(Microseconds(us)) - Clock().now_ms() for node, us in shown_us.items()
+    }
+
+
+JUMPS = (0, 3_600, -3_600, 86_400, -7, 29, -86_400, 0)
+"""Seconds by which a clock is off, one step after the other."""
+
+
+@pytest.mark.parametrize("whose", ["a node's", "this machine's"])
+def test_a_clock_that_jumps_loses_no_row(
+    whose: str, standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """Windows stay behind the slowest clock, so a row that shows up within the confidence window is never late."""
+    now = Microseconds(SWITCH_US + 10 * SECOND_US)
+    reached = 0
+    for place, seconds in enumerate(JUMPS):
+        now = Microseconds(now + MINUTE_US)
+        off = now + seconds * SECOND_US
+        _clocks(standin, {0: now, 1: off if whose == "a node's" else now, 2: now})
+        # Written a while ago and visible only now, beside one that is as new as can be.
+        log.write([now - 25 * SECOND_US, now - place])
+        done = bring(cluster, workers, now if whose == "a node's" else off)
+        assert done.late == 0
+        assert reached <= done.position_us <= now - 30 * SECOND_US + SECOND_US
+        reached = done.position_us
+    standin.proxy.faults.clock_offset_ms.clear()
+    assert bring(cluster, workers).late_ever == 0
+    assert_each_once(cluster, log)
+    said = cdc_tables.read_table_changes(lake_of(cluster))
+    assert [each.what for each in said if each.full_name == "shop.t"] == [TABLE_ADDED]
+
+
+@pytest.mark.parametrize("seen_first", ["early", "in time"])
+def test_a_clock_before_the_log_was_made_does_not_make_it_anew(
+    seen_first: str, standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """This machine's clock is back at a time before the table, as it is seen first or later: it stays one log."""
+    early, told = Microseconds(FIRST_US - HOUR_US), []
+    if seen_first == "early":
+        assert bring(cluster, workers, early, told).rows == 0
+    log.write([FIRST_US + 1])
+    bring(cluster, workers, FIRST_US + MINUTE_US, told)
+    standin.world.schema_changed()
+    assert bring(cluster, workers, early, told).rows == 0
+    standin.world.schema_changed()
+    log.write([SWITCH_US + 1])
+    bring(cluster, workers, told=told)
+    assert_each_once(cluster, log)
+    assert told == []
+    said = cdc_tables.read_table_changes(lake_of(cluster))
+    assert [each.what for each in said if each.full_name == "shop.t"] == [TABLE_ADDED]
+
+
+def test_cdc_that_was_off_leaves_a_gap_that_is_told(
+    standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """What the log had and what it gets later comes, once; from when to when nothing was logged is a line."""
+    log.write([FIRST_US + 1])
+    bring(cluster, workers, FIRST_US + MINUTE_US)
+    _cdc(False, standin, log)
+    log.write([FIRST_US + 70 * SECOND_US])
+    bring(cluster, workers, FIRST_US + 120 * SECOND_US)
+    _cdc(True, standin, log)
+    log.write([SWITCH_US + 1])
+    bring(cluster, workers)
+    assert_each_once(cluster, log)
+    told = [each for each in cdc_tables.read_table_changes(lake_of(cluster)) if each.table_name == "t"]
+    assert [each.enabled for each in told] == [True, False, True]
+    (line,) = gaps.describe_gaps(lake_of(cluster), ["shop.t"])
+    assert "CDC of shop.t was off from" in line
+
+
+def test_a_log_that_is_dropped_in_the_middle_and_made_anew(
+    standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """One line; of the window that was under way nothing is in; the new log comes whole, and what went is told."""
+    log.write([FIRST_US + place for place in range(ROWS)])
+    bring(paged, workers, FIRST_US + 31 * SECOND_US)
+    kept = log.written.copy()
+    log.write([SWITCH_US - 1 - place for place in range(ROWS)])
+
+    def drop() -> None:
+        for table in (LOG, "shop.t"):
+            standin.world.run(f"DROP TABLE {table}")
+        standin.world.schema_changed()
+
+    standin.proxy.faults.pages_asked, standin.proxy.faults.meanwhile = 0, {5: drop}
+    with pytest.raises(PlatformError) as gone:
+        bring(paged, workers, SWITCH_US - SECOND_US)
+    assert len(str(gone.value).splitlines()) == 1
+    assert keys_of(rows_in(paged, log)) == sorted(key for rows in kept for key in keys_of(rows))
+    standin.world.logged_table(log.schema, SWITCH_MS)
+    log.written[:] = kept
+    rows = log.write([SWITCH_US + place for place in range(ROWS)])
+    told: list[str] = []
+    bring(paged, workers, told=told)
+    assert [line for line in told if "recreated" in line]
+    assert keys_there(log) == keys_of(rows)
+    assert keys_of(rows_in(paged, log)) == log.written_keys()

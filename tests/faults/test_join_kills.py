@@ -1,0 +1,144 @@
+"""Processes that are killed at named points, and two that publish at once: real ones, by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.homes.contents import contents
+from support.processes.nursery import Nursery
+
+from cdc_platform import failpoints
+from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake
+from cdc_platform.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+)
+
+# When a row was written, and into which files, is the one thing in which a second start may differ.
+BOOKKEEPING = {"created_at", "published_at", "judged_at", "content"}
+
+
+def command(home: Path, file: Path, *options: str) -> list[str]:
+    """The command that queues the node in `file`."""
+    return ["--home", str(home), *options, "bootstrap", str(file)]
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory, bootstrap_text: Callable[..., str], nursery: Nursery) -> Path:
+    """A home in which one node has joined and another waits."""
+    folder = tmp_path_factory.mktemp("waiting")
+    for number, options in ((1, ["--run"]), (2, [])):
+        file = folder / f"node{number}.json"
+        file.write_text(bootstrap_text(number), encoding="utf-8")
+        done = nursery.run(*command(folder / "home", file, "--clock", f"2026-01-01T0{number}:00:00Z"), *options)
+        assert done.exit_code == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(waiting: Path, nursery: Nursery) -> dict[str, list[dict[str, object]]]:
+    """What the tables hold when the waiting node's join is not disturbed."""
+    home = waiting / "undisturbed"
+    shutil.copytree(waiting / "home", home)
+    done = nursery.run(*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run")
+    assert done.exit_code == 0, done.stderr
+    return contents(home, without=BOOKKEEPING)
+
+
+@pytest.mark.parametrize("point", failpoints.JOIN_POINTS)
+def test_a_killed_join_ends_where_it_would_have_ended(
+    point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
+) -> None:
+    """Killed at each named point and started again: the same bytes in every table, and one timestamp."""
+    home = waiting / point
+    shutil.copytree(waiting / "home", home)
+    first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    assert nursery.run(*first, kill_at=point).exit_code == -signal.SIGKILL
+    assert contents(home, without=BOOKKEEPING) != undisturbed
+    # Once the timestamp is chosen a later clock must not choose another.
+    later = "3" if point in (failpoints.AFTER_DESCRIPTION, failpoints.AFTER_V2_INSERT) else "4"
+    again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
+    done = nursery.run(*again)
+    assert done.exit_code == 0, done.stderr
+    assert contents(home, without=BOOKKEEPING) == undisturbed
+
+
+@pytest.mark.spark
+def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
+    waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
+) -> None:
+    """Spark and all die from outside, with rows in files and none in the table; the next start needs no Spark."""
+    home = waiting / "in-streams"
+    shutil.copytree(waiting / "home", home)
+    streams = Path(Lake(home / "lake").path(STREAMS_DESCRIPTIONS_V2))
+    before = Lake(home / "lake").version(STREAMS_DESCRIPTIONS_V2)
+    program = [sys.executable, "-m", "cdc_platform"]
+    first = [*program, *command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    with subprocess.Popen(
+        first, env=environment | {IN_PROCESS_VARIABLE: "0"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        # A writer's files lie in a folder beside the table until they are all there.
+        while process.poll() is None and not any(streams.parent.glob(f".{streams.name}.*")):
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert Lake(home / "lake").version(STREAMS_DESCRIPTIONS_V2) == before
+    again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
+    done = nursery.run(*again)
+    assert done.exit_code == 0, done.stderr
+    assert contents(home, without=BOOKKEEPING) == undisturbed
+
+
+def test_two_nodes_publish_one_generation_at_once(
+    waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
+) -> None:
+    """Two processes finish the same join at the same moment: one result, no duplicates, no error."""
+    home = waiting / "race"
+    shutil.copytree(waiting / "home", home)
+    first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    assert nursery.run(*first, kill_at=failpoints.AFTER_TIMESTAMP).exit_code == -signal.SIGKILL
+    told = nursery.race([first, first])
+    assert [ended.exit_code for ended in told] == [0, 0], told
+    assert contents(home, without=BOOKKEEPING) == undisturbed
+    lake = Lake(home / "lake")
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == lake.read(GENERATIONS).num_rows == 2
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 16 + 32
+
+
+@pytest.mark.parametrize("point", failpoints.V1_JOIN_POINTS)
+def test_a_killed_join_of_a_mixed_cluster_keeps_its_timestamp(
+    point: str, waiting: Path, bootstrap_text: Callable[..., str], nursery: Nursery
+) -> None:
+    """In the first format the timestamp comes before the data: killed between or after, a later start keeps both."""
+    home = waiting / point
+    shutil.copytree(waiting / "home", home)
+    file = waiting / f"{point}.json"
+    # The waiting node is taken back; in its place comes one that is not upgraded.
+    event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, filters=[("host_id", "=", str(uuid.UUID(int=2)))]).to_pylist()[0]
+    assert nursery.run("--home", home, "bootstrap", "--withdraw", event["event_id"]).exit_code == 0
+    file.write_text(json.dumps(json.loads(bootstrap_text(3)) | {"features": []}), encoding="utf-8")
+    at_three, at_four = ([*command(home, file, "--clock", f"2026-01-01T0{hour}:00:00Z"), "--run"] for hour in (3, 4))
+    assert nursery.run(*at_three, kill_at=point).exit_code == -signal.SIGKILL
+    lake = Lake(home / "lake")
+    (chosen,) = lake.read(GENERATIONS, filters=[("format", "=", "v1")])["time"].to_pylist()
+    assert lake.read(GENERATION_DESCRIPTIONS).num_rows == (point == failpoints.AFTER_V1_INSERT)
+    assert chosen not in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
+    done = nursery.run(*at_four)
+    assert done.exit_code == 0, done.stderr
+    assert lake.read(GENERATION_DESCRIPTIONS)["time"].to_pylist() == [chosen]
+    assert chosen in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
+    assert lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", chosen)]).num_rows == 32

@@ -1,0 +1,271 @@
+"""Every command that makes more than one commit, killed before operations on files and run again. No JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import run
+from support.files.export_files import (
+    ID,
+    LATER_MS,
+    NODES,
+    OTHER_ID,
+    SNAPSHOT,
+    TIME_MS,
+    generation,
+    local_csv,
+    streams_csv,
+    tablet_streams_csv,
+    tablet_timestamps_csv,
+    timestamps_csv,
+    v1_descriptions_csv,
+    v1_streams_csv,
+    v2_csv,
+)
+from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
+from support.homes.v1_tables import old_cluster, times
+from support.nodes import node_text
+from support.processes.kills import Case, killed_and_run_again
+from support.processes.nursery import Nursery
+from support.read_logs import START_US, SWITCH_US, home_with_log, write
+from support.worlds.switch_lake import NOON_MS, host, switching
+
+from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
+from cdc_platform.delta import Lake
+from cdc_platform.home import open_home
+from cdc_platform.metastore import consumers, inbox
+from cdc_platform.tables import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+
+HOSTS = [host(number) for number in (1, 2, 3)]
+JOINING = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de003"
+COPY_HOURS = """
+import sys
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.delta.lake import Lake
+from cdc_platform.cdclog.consumer import hourly
+lake, clock = Lake(f"{sys.argv[1]}/lake"), Clock(parse_time_us("2026-01-31T15:01:00Z"))
+for hour in hourly.list_due_hours(lake, clock, 10):
+    hourly.copy_hour(lake, clock, hourly.select_logs(lake), hour)
+"""
+
+
+def done(home: Path, *command: str, clock: str = "2026-01-01T00:00:00Z") -> None:
+    """A command that is over."""
+    answer = run("--home", home, "--clock", clock, *command)
+    assert answer.exit_code == 0, answer.stderr
+
+
+def node(home: Path) -> None:
+    """A node's file beside a home that is not there yet."""
+    (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
+
+
+def queued(home: Path) -> None:
+    """A node that waits to join, under IDs that are always the same."""
+    node(home)
+    done(home, "bootstrap", str(home.parent / "node.json"))
+    lake = Lake(home / "lake")
+    (event,) = inbox.read_pending_events(lake)
+    (home.parent / "event").write_text(event.event_id, encoding="utf-8")
+
+
+def exports(home: Path, **texts: str) -> None:
+    """Files to import."""
+    folder = home.parent / "exports"
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}{'.json' if text.startswith('[') else '.csv'}").write_text(text, encoding="utf-8", newline="")
+
+
+def ring(home: Path) -> None:
+    """A ring of which one node leaves, and another comes."""
+    left = [SNAPSHOT[0] | {"host_id": JOINING, "tokens": [5]}, SNAPSHOT[1] | {"rack": "other"}]
+    exports(home, ring=json.dumps(left))
+    done(home, "import", str(home.parent / "exports"))
+    exports(home, ring=json.dumps(SNAPSHOT))
+
+
+def two_generations() -> dict[str, str]:
+    """Exports of two generations; of the first ranges the order of the streams is known with their descriptions."""
+    first, second = generation(ID), generation(OTHER_ID)
+    return {
+        "v2": v2_csv({ID: first, OTHER_ID: second}),
+        "streams": streams_csv({TIME_MS: first, LATER_MS: second}),
+        "timestamps": timestamps_csv({TIME_MS: LATER_MS, LATER_MS: None}),
+    }
+
+
+def unordered(home: Path) -> None:
+    """Streams whose order nobody could tell, and then their descriptions."""
+    texts = two_generations()
+    exports(home, streams=texts["streams"], timestamps=texts["timestamps"])
+    done(home, "import", str(home.parent / "exports"))
+    exports(home, **texts)
+
+
+def first_format(home: Path) -> None:
+    """Exports of both tables of the first format."""
+    made = {TIME_MS: generation(ID), LATER_MS: generation(OTHER_ID)}
+    exports(home, internal=v1_descriptions_csv(made), streams=v1_streams_csv(made))
+
+
+def tablets_of(home: Path) -> None:
+    """An export of two stream sets."""
+    done(home, "tables", "add", "ks.t", "--ttl", "60")
+    one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
+    third = f"{2**63 - 1:016x}{(1 << 26) + 1:016x}"
+    rows = [(TIME_MS, 0, one), (TIME_MS, 0, other), (TIME_MS, 2, one), (TIME_MS, 2, other)]
+    rows += [(LATER_MS, 0, third), (LATER_MS, 1, one), (LATER_MS, 1, other), (LATER_MS, 2, third)]
+    exports(home, streams=tablet_streams_csv(rows), timestamps=tablet_timestamps_csv([TIME_MS, LATER_MS]))
+
+
+def damaged(home: Path) -> None:
+    """A generation whose files are there in no table but that of the published streams."""
+    node(home)
+    done(home, "bootstrap", str(home.parent / "node.json"), "--run")
+    lose(home, TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2)
+
+
+def imported_and_damaged(home: Path) -> None:
+    """Two generations that were imported, whose files are gone in two tables."""
+    exports(home, **two_generations())
+    done(home, "import", str(home.parent / "exports"))
+    lose(home, GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
+
+
+def lose(home: Path, *tables: Table) -> None:
+    """Remove the data files of tables."""
+    for table in tables:
+        for file in (home / "lake" / table.keyspace / table.name).rglob("*.parquet"):
+            if "_delta_log" not in file.parts:
+                file.unlink()
+
+
+def upgraded(home: Path) -> None:
+    """An upgraded cluster whose streams are in the old table."""
+    old_cluster(Lake(open_home(home).lake), times(3))
+
+
+def expiring(home: Path) -> None:
+    """One generation may go, another has expired since."""
+    import_generations(home.parent)
+    add_table(Lake(home / "lake"), 23 * 1800)
+    mark(Lake(home / "lake"), Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS))
+
+
+def logged(home: Path) -> None:
+    """A log with rows on both sides of a switch."""
+    home_with_log(home.parent)
+    write(Lake(home / "lake"), [START_US, SWITCH_US - HOUR_US // 2, SWITCH_US - ONE_US, SWITCH_US, SWITCH_US + HOUR_US])
+
+
+def with_tablets(*counts: int) -> Any:
+    """A table whose tablets were changed that often."""
+
+    def prepare(home: Path) -> None:
+        done(home, "tablets", "create", "ks.t", "--count", str(counts[0]))
+        for hour, count in enumerate(counts[1:], 1):
+            done(home, "tablets", "split", "ks.t", "--count", str(count), clock=f"2026-01-01T0{hour}:00:00Z")
+        (home.parent / "ends.json").write_text(json.dumps([0, 2**62, 2**63 - 1]), encoding="utf-8")
+
+    return prepare
+
+
+def without_tablets(home: Path) -> None:
+    """Two tables with logs."""
+    done(home, "tables", "add", "ks.t", "--ttl", "60")
+    done(home, "tables", "add", "ks.other", "--ttl", "60")
+
+
+def read_by_somebody(home: Path) -> None:
+    """A registered consumer."""
+    consumers.register_consumer(
+        Lake(open_home(home).lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
+    )
+
+
+def long_used(home: Path) -> None:
+    """Two tables with files of no commit, and of commits that were replaced, all of them written long ago."""
+    without_tablets(home)
+    for ttl in ("5", "6"):
+        done(home, "tables", "alter", "ks.t", "--ttl", ttl, clock=f"2026-01-0{ttl}T00:00:00Z")
+    for table in (CDC_TABLES, CDC_TABLE_CHANGES):
+        folder = home / "lake" / table.keyspace / table.name
+        for number in range(3):
+            (folder / f"part-{number}.parquet").write_bytes(b"PAR1")
+            os.utime(folder / f"part-{number}.parquet", (1e9, 1e9))
+
+
+def files(home: Path) -> list[str]:
+    """The names of all data files that tests put in."""
+    return sorted(each.name for each in (home / "lake").rglob("part-?.parquet"))
+
+
+def prepared(answers: int) -> Any:
+    """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
+
+    def prepare(home: Path) -> None:
+        id_ = switching(Lake(open_home(home).lake), answers)
+        (home.parent / "generation").write_text(id_, encoding="utf-8")
+
+    return prepare
+
+
+IMPORT = ("import", "{beside}/exports")
+GONE = "no CDC-enabled table ks.t is known"
+LATE = format_ms(Milliseconds(NOON_MS + 30_000))
+CASES = {
+    "bootstrap": Case(node, ("bootstrap", "{beside}/node.json"), without={"generation_id"}),
+    "bootstrap --withdraw": Case(queued, ("bootstrap", "--withdraw", "@event")),
+    "import: ring": Case(ring, IMPORT),
+    "import: generations": Case(lambda home: exports(home, **two_generations()), IMPORT),
+    "import: descriptions after streams": Case(unordered, IMPORT),
+    "import: first format": Case(first_format, IMPORT),
+    "import: a node's": Case(
+        lambda home: exports(home, local=local_csv({"cdc_local": (TIME_MS, ID), "rewritten": (None, None)})),
+        (*IMPORT, "--node", str(NODES[0].host_id)),
+    ),
+    "import: tablets": Case(tablets_of, IMPORT),
+    "import --mend": Case(imported_and_damaged, (*IMPORT, "--mend")),
+    "repair --from-description": Case(damaged, ("repair", "--from-description")),
+    "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
+    "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2), without={"machine_marked_at"}),
+    "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),
+    "hourly copy": Case(logged, ("-c", COPY_HOURS)),
+    "tablets create": Case(lambda home: home.mkdir(), ("tablets", "create", "ks.t", "--count", "4")),
+    "tablets split": Case(with_tablets(2), ("tablets", "split", "ks.t", "--count", "4"), "2026-01-01T01:00:00Z"),
+    "tablets merge": Case(with_tablets(4), ("tablets", "merge", "ks.t", "--count", "2"), "2026-01-01T01:00:00Z"),
+    "tablets resize": Case(
+        with_tablets(2), ("tablets", "resize", "ks.t", "--ends", "{beside}/ends.json"), "2026-01-01T01:00:00Z"
+    ),
+    "tablets gc": Case(with_tablets(2, 4, 8), ("tablets", "gc"), "2026-01-03T00:00:00Z"),
+    "tables add": Case(without_tablets, ("tables", "add", "ks.new", "--ttl", "60")),
+    "tables alter": Case(without_tablets, ("tables", "alter", "ks.t", "--ttl", "5"), "2026-01-02T00:00:00Z"),
+    "tables drop": Case(without_tablets, ("tables", "drop", "ks.t"), "2026-01-02T00:00:00Z", refused=GONE),
+    "tables drop: tablets": Case(with_tablets(2, 4), ("tables", "drop", "ks.t"), "2026-01-02T00:00:00Z", refused=GONE),
+    "switch ack": Case(
+        prepared(2), ("switch", "ack", "@generation", "--node", HOSTS[2]), format_ms(Milliseconds(NOON_MS + 1000))
+    ),
+    "switch commit": Case(prepared(3), ("switch", "commit", "@generation"), LATE),
+    "switch abort": Case(prepared(1), ("switch", "abort", "@generation"), LATE),
+    "home upkeep": Case(long_used, ("home", "upkeep"), more=files),
+    "consumers forget": Case(read_by_somebody, ("consumers", "forget", "audit", "ks.t"), refused="no consumer audit"),
+}
+
+
+@pytest.mark.grid("kills of commands", 6)
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_a_command_that_was_killed_ends_where_it_would_have_ended(case: Case, nursery: Nursery, tmp_path: Path) -> None:
+    """Run again as it was, it leaves every row that it would have left, and no other; nobody holds its drafts."""
+    assert killed_and_run_again(nursery, case, tmp_path) > 0

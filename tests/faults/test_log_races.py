@@ -1,0 +1,100 @@
+"""Races at logs and at what is found: eight processes that consume, keep scripts, repair or accept at one moment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from deltalake import DeltaTable
+from support.command_line import run
+from support.files.export_files import SNAPSHOT
+from support.processes.nursery import Nursery
+from support.processes.racing import EIGHT, Command, do, explained, race
+from support.read_logs import START_US, home_with_log, write
+
+from cdc_platform.cdclog import log_table, read_table_schema
+from cdc_platform.cdclog.consumer import reader
+from cdc_platform.clock import HOUR_US, Microseconds, format_us
+from cdc_platform.delta import Lake
+from cdc_platform.metastore import cdc_tables, consumers, inbox
+from cdc_platform.tables import CDC_TABLES
+
+
+def at_kept_logs(folder: Path) -> Path:
+    """A home with two generations and a CDC-enabled table, and eight scripts beside it."""
+    home = home_with_log(folder)
+    for number in EIGHT:
+        (folder / f"write{number}.cql").write_text(f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, {number});")
+        (folder / f"alter{number}.cql").write_text(f"ALTER TABLE ks.t ADD added int; -- {number}")
+    return home
+
+
+def test_rows_are_consumed_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight runs of one consumer: each row is in the sink once and was one run's; who meets another is told so."""
+    home, lake = home_with_log(tmp_path), Lake(tmp_path / "home" / "lake")
+    late = "2026-01-31T15:01:00Z"
+    write(lake, [Microseconds(START_US + number * HOUR_US // 8) for number in range(12)])
+    alone = tmp_path / "alone"
+    shutil.copytree(home, alone)
+    due = run("--home", alone, "--clock", late, "consume", "ks.t", "--name", "audit", "--json").json
+    ended = race(nursery, home, [("consume", "ks.t", "--name", "audit", "--json")] * 8, late)
+    assert any(each.exit_code == 0 for each in ended), ended
+    assert all("another process reads" in each.stderr for each in ended if each.exit_code)
+    counted = [json.loads(each.stdout)["rows"] for each in ended if each.exit_code == 0]
+    assert 0 < sum(counted) <= due["rows"]
+    do(home, "consume", "ks.t", "--name", "audit", clock=late)  # windows of one that was refused meanwhile
+    sink = reader.sink_table(read_table_schema(lake, "ks", "t"), "audit")
+    order = [(name, "ascending") for name in sink.keys]
+    assert lake.read(sink).sort_by(order) == Lake(alone / "lake").read(sink).sort_by(order)
+    (left,) = consumers.read_consumers(lake)
+    assert format_us(left.position_us) == due["position"]
+
+
+def test_scripts_are_kept_whole(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight scripts that write rows of their own: each is kept once, whoever comes first."""
+    home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
+    commands: list[Command] = [("log", f"{tmp_path}/write{number}.cql", "--keep") for number in EIGHT]
+    ended = race(nursery, home, commands, "2026-01-31T12:10:00Z")
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    rows = lake.read(log_table(read_table_schema(lake, "ks", "t"))).to_pylist()
+    assert sorted(row["p"] for row in rows) == list(EIGHT)
+    assert len({(row["cdc$stream_id"], row["cdc$time"]) for row in rows}) == 8
+
+
+def test_a_column_is_added_by_one_script(nursery: Nursery, tmp_path: Path) -> None:
+    """Of eight scripts that add it one does; to the others it is there."""
+    home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
+    commands: list[Command] = [("log", f"{tmp_path}/alter{number}.cql", "--keep") for number in EIGHT]
+    ended = race(nursery, home, commands, "2026-01-31T12:10:00Z")
+    after = "added" in {column.name for column in read_table_schema(lake, "ks", "t").columns}
+    assert explained(lambda there, _: (True, not there), False, commands, ended, after)
+    assert [each.what for each in cdc_tables.read_table_changes(lake)].count("altered") == 1
+
+
+def test_repairs_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight calls ask for one generation, and all are told which."""
+    home = tmp_path / "home"
+    (tmp_path / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")
+    do(home, "import", str(tmp_path / "ring.json"))
+    ended = race(nursery, home, [("repair", "--json")] * 8)
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    (waiting,) = inbox.read_pending_events(Lake(home / "lake"))
+    assert {json.loads(each.stdout)["generation_id"] for each in ended} == {waiting.generation_id}
+
+
+def test_a_foreign_commit_is_accepted_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight acceptances with reasons of their own: one is kept, and all are told in which commit."""
+    home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
+    do(home, "tables", "add", "ks.t", "--ttl", "1")
+    opened = DeltaTable(lake.path(CDC_TABLES))
+    opened.delete("table_name = 't'")
+    commands: list[Command] = [
+        ("check", "--accept", f"{CDC_TABLES.full_name}@{opened.version()}", "--because", f"reason {number}", "--json")
+        for number in EIGHT
+    ]
+    ended = race(nursery, home, commands)
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    told = [json.loads(each.stdout) for each in ended]
+    assert [each["accepted"] for each in told].count("now") == 1
+    assert {each["said_in_version"] for each in told} == {opened.version() + 1} == {lake.version(CDC_TABLES)}

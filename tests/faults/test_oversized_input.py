@@ -1,0 +1,290 @@
+"""Every door that reads a user's file, times what is too large or too deep: one line, exit code 2, bounded memory.
+
+Each in a process of its own, whose memory the system tells. What is in a file that fits is other tests' subject.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.processes.watched import Left, watched
+from support.read_logs import home_with_log
+
+from cdc_platform.errors import InputError
+from cdc_platform.home import open_home
+from cdc_platform.importing.formats.strict_json import MAX_JSON_BYTES, max_export_bytes
+from cdc_platform.spark.executors import SPARK_CONF_VARIABLE, read_conf_file
+from cdc_platform.storage import read_user_text
+from cdc_platform.storage.user_files import PIPE_SECONDS_VARIABLE
+
+TERABYTE = 1 << 40
+MOST_HELD = 512 << 20
+"""Bytes that a process may hold that reads 64 MiB and refuses them; without them it is a third of that."""
+A_DOOR = pytest.mark.grid("hostile files at every door", 16)
+
+
+@dataclass(frozen=True)
+class Door:
+    """A command line with `{file}` in it, what it reads there, and, where it fails before, what has to be there."""
+
+    command: tuple[str, ...]
+    reads: str = "json"
+    by_stream: bool = False
+    needs: Mapping[str, str] | None = None
+    needs_log: bool = False
+
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_FILES = {
+    "storage/": "files of homes and stores",
+    "delta/": "tables and caches",
+    "spark/": "caches, files of the program and of a home",
+    "spark_server.py": "the address of the server of `up`",
+    "cql/parser.py": "the grammar",
+    "home.py": "the home's marker",
+    "reporting/page.py": "the template",
+    "processes.py": "/proc, and the end of a log of the home",
+    "importing/run.py": "the first bytes of regular files in a folder",
+    "importing/formats/strict_json.py": "limits of a control group",
+    "server/": "files of the home",
+    "scylla/metadata_fingerprint.py": "a note of the home",
+    "scylla/alerts.py": "a note of the home",
+    "dagster_home.py": "a file of the program",
+    "instance_lock.py": "locks of the home",
+    "cli/bundle.py": "logs of the home",
+    "cli/demo_acts.py": "files of the program",
+    "cli/demo.py": "files of the program",
+}
+CREATE = "CREATE KEYSPACE ks; CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};"
+INSERT = f"{CREATE} INSERT INTO ks.t (pk, v) VALUES (?, ?);"
+CHANGES = '[{"wait": 3600}]'
+DOORS = {
+    "bootstrap": Door(("bootstrap", "{file}")),
+    "bootstrap -": Door(("bootstrap", "-"), by_stream=True),
+    "import": Door(("import", "{file}")),
+    "import, an export": Door(("import", "{file}"), "csv"),
+    "import, what SELECT JSON prints": Door(("import", "{file}"), "printed"),
+    "import, a schema": Door(("import", "{file}"), "schema"),
+    "import, what nodetool prints": Door(("import", "{file}"), "ring"),
+    "rehearse": Door(("rehearse", "{file}")),
+    "rehearse --ring": Door(("rehearse", "{dir}/changes.json", "--ring", "{file}"), needs={"changes.json": CHANGES}),
+    "log": Door(("log", "{file}"), "cql"),
+    "log --keep": Door(("log", "{file}", "--keep"), "cql"),
+    "log --values": Door(("log", "{dir}/a.cql", "--values", "{file}"), "values", needs={"a.cql": INSERT}),
+    "tablets create": Door(("tablets", "create", "ks.t", "--ends", "{file}")),
+    "tablets create -": Door(("tablets", "create", "ks.t", "--ends", "-"), by_stream=True),
+    "tablets resize": Door(("tablets", "resize", "ks.t", "--ends", "{file}")),
+    "credentials": Door(("observe", "credentials"), "toml"),
+    "certificates": Door(("observe", "ca"), "pem"),
+    "consumers checkpoints": Door(("consumers", "checkpoints", "{file}"), "csv"),
+    "complete --base": Door(
+        ("complete", "2026-01-31T12:00:00Z", "2026-01-31T12:10:00Z", "--consumer", "audit", "--base", "{file}"),
+        "row",
+        needs_log=True,
+    ),
+    "report --verify": Door(("report", "--verify", "{file}"), "page"),
+    "report --key": Door(
+        ("report", "--verify", "{dir}/page.html", "--key", "{file}"), "key", needs={"page.html": "no page"}
+    ),
+    "report --sign": Door(("report", "latest", "--html", "{dir}/page.html", "--sign", "{file}"), "key"),
+}
+
+
+def hollow(folder: Path) -> Path:
+    """A file of a size that takes no disk: all zeros."""
+    path = folder / "huge"
+    path.touch(mode=0o600)
+    os.truncate(path, TERABYTE)
+    return path
+
+
+def of_text(text: str) -> Callable[[Path], Path]:
+    """A file with this text."""
+
+    def write(folder: Path) -> Path:
+        path = folder / "given"
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def deep(form: str, levels: int) -> str:
+    """As many levels of what the door reads, one in the other."""
+    around = {
+        "json": ("", "[", "1", "]", ""),
+        "values": ("[[[1, ", "[", "1", "]", "]]]"),
+        "cql": (f"{CREATE} INSERT INTO ks.t (pk, v) VALUES (", "[", "1", "]", ", 'a');"),
+        "csv": ("id,range_end,ignore_msb,num_ranges,streams\n", "{", "0x00", "}", ""),
+        "printed": (" [json]\n------\n ", "[", "1", "]", "\n\n(1 rows)\n"),
+        "schema": ("CREATE TABLE ks.t (a ", "frozen<list<", "int", ">>", ") WITH cdc = {'enabled': true};"),
+        "ring": ("TokenRange: \n\tTokenRange(start_token:1, endpoints:", "[", "", "]", "\n"),
+        "toml": ("user = ", "[", "1", "]", "\n"),
+        "pem": ("", "-----BEGIN CERTIFICATE-----\n", "", "-----END CERTIFICATE-----\n", ""),
+        "key": ("", "-----BEGIN PRIVATE KEY-----\n", "", "-----END PRIVATE KEY-----\n", ""),
+        "row": ('{"p": ', "[", "1", "]", "}\n"),
+        "page": ("", "<div>", "", "</div>", ""),
+    }[form]
+    before, opening, middle, closing, after = around
+    return f"{before}{opening * levels}{middle}{closing * levels}{after}"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """An empty home."""
+    home = tmp_path / "home"
+    open_home(home, create=True)
+    return home
+
+
+def prepared(home: Path, file: Path, door: Door) -> list[str]:
+    """A door's command line for a file, with all that it needs beside it."""
+    folder = home.parent
+    for name, text in (door.needs or {}).items():
+        (folder / name).write_text(text)
+    if door.needs_log:
+        home_with_log(folder)
+        assert run("--home", home, "consume", "ks.t", "--name", "audit").exit_code == 0
+    if door.reads in ("toml", "pem"):
+        option = ("--credentials-file",) if door.reads == "toml" else ("--tls", "--tls-ca")
+        name = door.command[1]
+        assert run("--home", home, "cluster", "add", name, "--contact", "127.0.0.1:1", *option, file).exit_code == 0
+    return [part.format(file=file, dir=folder) for part in door.command]
+
+
+def process(home: Path, file: Path, door: Door, **environment: str) -> Left:
+    """Run a door's command on a file as a user does."""
+    command = prepared(home, file, door)
+    with file.open("rb") as stream:
+        given = stream if door.by_stream else None
+        return watched("--home", home, *command, stream=given, environment=environment)
+
+
+def assert_refused(left: Left) -> None:
+    """One line that begins with `error:`, exit code 2, no more memory than that."""
+    assert left.stderr.count("\n") == 1, left.stderr[:2_000]
+    assert left.stderr.startswith("error: ")
+    assert len(left.stderr) < 700
+    assert (left.exit_code, left.held < MOST_HELD) == (2, True), left
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", DOORS)
+def test_what_is_too_large_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+    """A terabyte: no more is read of it than may be."""
+    left = process(home, hollow(tmp_path), DOORS[name])
+    assert_refused(left)
+    assert "more than" in left.stderr
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", DOORS)
+def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
+    """A device that never ends and has no size to look at."""
+    door = DOORS[name]
+    if door.command[0] == "import" and max_export_bytes() > MAX_JSON_BYTES * 4:
+        pytest.skip("it would read a tenth of this machine's memory")
+    if door.reads == "toml":
+        pytest.skip("others can read the device, which is refused before it is opened")
+    left = process(home, Path("/dev/zero"), door)
+    assert_refused(left)
+    assert "more than" in left.stderr
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if not door.by_stream])
+def test_a_pipe_that_nobody_writes_to_is_given_up(home: Path, tmp_path: Path, name: str) -> None:
+    """No command waits for a writer without end; it says for how long it did, or that it reads no pipes."""
+    door, pipe = DOORS[name], tmp_path / "pipe"
+    os.mkfifo(pipe, mode=0o600)
+    left = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
+    assert_refused(left)
+    assert ("no regular file" if door.reads == "pem" else "nothing has come for 0.1 s") in left.stderr
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])
+def test_a_pipe_is_waited_for_as_long_as_it_may_take(tmp_path: Path, held: bool) -> None:
+    """Whether or not somebody has it open for writing; settings of Spark are read by the same function."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR) if held else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PIPE_SECONDS_VARIABLE, "0.1")
+        patch.setenv(SPARK_CONF_VARIABLE, str(tmp_path / "pipe"))
+        with pytest.raises(InputError, match=r"nothing has come for 0\.1 s"):
+            read_conf_file()
+        for wrong in ("0", "-1", "nan", "soon", "1e9"):
+            patch.setenv(PIPE_SECONDS_VARIABLE, wrong)
+            with pytest.raises(InputError, match=PIPE_SECONDS_VARIABLE):
+                read_user_text(tmp_path / "pipe")
+        patch.delenv(PIPE_SECONDS_VARIABLE)
+        patch.setenv(SPARK_CONF_VARIABLE, "/dev/zero")
+        with pytest.raises(InputError, match="more than 1 MiB"):
+            read_conf_file()
+    if writer is not None:
+        os.close(writer)
+
+
+def test_what_comes_through_a_pipe_is_read(tmp_path: Path) -> None:
+    """In pieces and to its end, as from a file; a writer that begins late is waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    text = "é" * 300_000
+
+    def write() -> None:
+        with (tmp_path / "pipe").open("w", encoding="utf-8") as pipe:
+            pipe.write(text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_user_text(tmp_path / "pipe") == text
+    writer.join()
+
+
+def test_files_of_users_are_read_by_one_function() -> None:
+    """Each module that reads a file by other means is known, with what it reads; a new one takes `user_files`."""
+    found: dict[str, list[int]] = {}
+    for path in sorted((ROOT / "cdc_platform").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                name, text = call.func.attr, ast.unparse(call)
+                opens = name == "open" and any(mode in text for mode in ("'rb'", "'r'", "O_RDONLY"))
+                if opens or name in ("read_text", "read_bytes"):
+                    found.setdefault(str(path.relative_to(ROOT / "cdc_platform")), []).append(call.lineno)
+    known = {name: [each for each in OWN_FILES if name == each or name.startswith(each)] for name in found}
+    assert {name: found[name] for name, reasons in known.items() if not reasons} == {}
+    assert set(OWN_FILES) - {each for reasons in known.values() for each in reasons} == set()
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", DOORS)
+def test_what_is_too_deep_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+    """Far beyond what Python bears."""
+    left = process(home, of_text(deep(DOORS[name].reads, 100_000))(tmp_path), DOORS[name])
+    assert_refused(left)
+    assert DOORS[name].reads not in ("json", "values") or "nested" in left.stderr
+
+
+@pytest.mark.parametrize("levels", [200, 970])
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values", "cql")])
+def test_what_python_can_just_read_is_refused(home: Path, tmp_path: Path, name: str, levels: int) -> None:
+    """Just below its limit, where reading works and showing would not."""
+    door, text = DOORS[name], deep(DOORS[name].reads, levels)
+    arguments = prepared(home, of_text(text)(tmp_path), door)
+    answer = run("--home", home, *arguments, stdin=text if door.by_stream else None)
+    assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1), answer.stderr[:2_000]
+    assert door.reads == "cql" or "nested" in answer.stderr
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values")])
+def test_what_fits_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
+    """Empty lists up to the limit take the most; of exports `test_sizes` has the figure for a row."""
+    lists = "[" + "[]," * 21_000_000 + "[]]"
+    assert_refused(process(home, of_text(lists)(tmp_path), DOORS[name]))

@@ -1,0 +1,519 @@
+"""Whatever removes something that cannot be had again decides by verified tables alone.
+
+`SITES` names every place in the product that removes: of each, by which operation it is tried here, or why what it
+removes is no loss. Each operation is run on a healthy home, where the tables that it reads are recorded, and then on
+copies in which a foreign program changed a row of one of them: it refuses with the line of `check` and changes none.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance
+from deltalake import DeltaTable
+from support.command_line import run
+from support.homes import foreign
+from support.homes.contents import contents
+from support.homes.expiring import (
+    DAY_MS,
+    GRACE_MS,
+    HOUR_MS,
+    IDS,
+    START_MS,
+    TIMES_MS,
+    add_table,
+    import_generations,
+    iso,
+    mark,
+    write,
+)
+from support.worlds.switch_lake import NOON_MS, switching
+
+from assets.catalog_sync.sync import sync_catalog
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, us_from_ms
+from cdc_platform.definitions import defs
+from cdc_platform.delta import Lake, TableVerification, verify_tables
+from cdc_platform.home import open_home
+from cdc_platform.metastore import cdc_tables, consumers
+from cdc_platform.tables import (
+    CDC_LOCAL,
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    COMMITTED_GENERATIONS,
+    CONSUMERS,
+    EXPIRY_MARKS,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    NODES,
+    STREAM_FINGERPRINTS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+    TABLET_TIMESTAMPS,
+    Table,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Calls that remove: of tables, files, folders and objects, and of Dagster's partitions.
+REMOVING = frozenset(
+    {"delete", "replace_once", "vacuum", "unlink", "rmtree", "rmdir", "removedirs", "delete_dynamic_partition"}
+)
+STATEMENT = re.compile(r"\s*(DELETE FROM|DROP TABLE|TRUNCATE)\b")
+
+DRAFT = "a draft, a lock, a cache or a temporary file of the process itself"
+LAKE = "the lake's own way to do what is asked of it: its callers are named"
+FOLLOWS = "rows that are replaced by what follows from other tables, and can be made again"
+ASKED = "what a person hands in replaces it, in the same command"
+SITES: Mapping[str, str | tuple[str, ...]] = {
+    "cdc_platform/lifecycle/expiry.py:_delete_statement": ("expire --cql",),
+    "cdc_platform/lifecycle/expiry.py:_remove_timestamps": ("expire", "expire --dry-run", "job expire"),
+    "cdc_platform/lifecycle/expiry.py:remove_generation_rows": ("expire", "expire --dry-run", "job expire"),
+    "cdc_platform/lifecycle/expiry.py:expire_generations": ("home upkeep",),
+    "assets/expiry.py:_build_removal_op.remove": ("job expire",),
+    "cdc_platform/lifecycle/tablets.py:collect_tablet_sets": ("tablets gc", "job tablet_gc"),
+    "cdc_platform/lifecycle/tablets.py:_remove_stream_sets": ("tables drop", "tablets gc after a drop"),
+    "cdc_platform/metastore/consumers.py:forget_consumer": ("consumers forget",),
+    "cdc_platform/metastore/consumers.py:delete_skipped_sets": ("consumers forget",),
+    "cdc_platform/delta/maintenance.py:vacuum_table": ("home upkeep", "home upkeep --dry-run"),
+    "assets/catalog_sync/sync.py:_sync_partitions": ("catalogue",),
+    "cdc_platform/scylla/registry.py:remove_cluster": "an address, which `cluster add` brings back",
+    "cdc_platform/scylla/registry.py:renew_cluster": "an address beside the home that was moved aside, which is kept",
+    "cdc_platform/scylla/alerts.py:forget_alerts": "up to where a hook was told: it starts with what comes next",
+    "cdc_platform/ingest/replica/replica.py:TableReplicator._replace": FOLLOWS,
+    "cdc_platform/cdclog/consumer/hourly.py:_replace_rows": FOLLOWS,
+    "cdc_platform/lifecycle/join/publish.py:write_published_streams": FOLLOWS,
+    "cdc_platform/metastore/cdc_tables.py:complete_cdc_tables": FOLLOWS,
+    "cdc_platform/checks/uniqueness.py:store_fingerprints": FOLLOWS,
+    "cdc_platform/checks/scan.py:_streams_unique": "numbers of an array",
+    "cdc_platform/metastore/check_results.py:store_check_results": "judgements that newer ones replace",
+    "cdc_platform/metastore/log_gaps.py:record_log_gaps": "gaps that are noted, merged with those that overlap them",
+    "cdc_platform/metastore/log_gaps.py:accept_log_gaps": ASKED,
+    "cdc_platform/metastore/cluster_changes.py:store_omitted_items": "what the look before this one left out",
+    "cdc_platform/metastore/ring.py:replace_ring": ASKED,
+    "cdc_platform/importing/run.py:_write_plan": ASKED,
+    "cdc_platform/delta/foreign_commits.py:_move_entries": "an unreadable entry of a log, of which a copy lies aside",
+    "cdc_platform/cli/repair.py:_restore_rows": "a pointer to a checkpoint that is not there",
+    "cdc_platform/cql/ast.py:Truncate": "words",
+    "cdc_platform/home.py:remove_empty_home": "what the same command made",
+    "cdc_platform/cli/home.py:copy": "the note of a copy that is whole",
+    "cdc_platform/cli/up.py:_start_services": DRAFT,
+    "cdc_platform/storage/atomic.py:_remove": DRAFT,
+    "cdc_platform/spark/connect.py:ConnectServer.stop": DRAFT,
+    "cdc_platform/storage/write_check.py:_remove_probes": DRAFT,
+    "cdc_platform/storage/write_check.py:_read_probe_result": DRAFT,
+    "cdc_platform/delta/lake_copy.py:_copy_file": DRAFT,
+    "cdc_platform/delta/maintenance.py:vacuum_lake": DRAFT,
+    "cdc_platform/spark/jars.py:_fetch_jars": DRAFT,
+    "cdc_platform/storage/leases.py:is_any_lease_renewed": DRAFT,
+    "cdc_platform/delta/log_mirror.py:LogMirror._put_file": DRAFT,
+    "cdc_platform/delta/locks.py:shared_lock": DRAFT,
+    "cdc_platform/instance_lock.py:_sweep": DRAFT,
+    "cdc_platform/delta/lake.py:Lake.delete": LAKE,
+    "cdc_platform/delta/lake.py:Lake.vacuum": LAKE,
+    "cdc_platform/delta/writer.py:delete_rows": LAKE,
+    "cdc_platform/delta/writer.py:delete_rows.commit": LAKE,
+    "cdc_platform/delta/log_mirror.py:MirroredDeltaTable.delete": LAKE,
+    "cdc_platform/delta/log_mirror.py:MirroredDeltaTable.vacuum": LAKE,
+    "cdc_platform/delta/compaction.py:list_unneeded_files": LAKE,
+    "cdc_platform/delta/compaction.py:vacuum_files": LAKE,
+    "cdc_platform/delta/verification.py:_TableExamination._list_unnamed": LAKE,
+    "cdc_platform/storage/path.py:LocalPath.remove": LAKE,
+    "cdc_platform/storage/object_store.py:ObjectStorePath.remove": LAKE,
+}
+"""Every place that removes: the operations that try it, or why nothing is lost there."""
+WITHOUT_SITE = ("switch commit", "switch abort", "job plan_expiry", "expire --dry-run")
+"""Operations that cannot be undone, or that show what a removal would be, and remove nothing themselves."""
+
+
+def removing(node: ast.AST) -> bool:
+    """Whether a node of the syntax tree removes something."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and STATEMENT.match(node.value) is not None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name, given = node.func.attr, {each.arg for each in node.keywords}
+    if name == "remove":  # of a place; a list has an argument
+        return not node.args and not given
+    return name in REMOVING or (name == "transact" and "whole" in given)
+
+
+def sites() -> set[str]:
+    """Every function of the product that removes something, by its module and name."""
+
+    def inside(node: ast.AST, name: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            below = f"{name}.{child.name}".lstrip(".") if named else name
+            if removing(child):
+                yield below
+            yield from inside(child, below)
+
+    modules = [path for folder in ("cdc_platform", "assets", "resources") for path in (ROOT / folder).rglob("*.py")]
+    return {
+        f"{path.relative_to(ROOT)}:{name}"
+        for path in modules
+        for name in inside(ast.parse(path.read_text(encoding="utf-8")), "")
+    }
+
+
+def test_every_place_that_removes_is_known() -> None:
+    """A new one is tried here, or says why nothing is lost by it; each operation is that of a place."""
+    assert sites() == set(SITES)
+    tried = {name for each in SITES.values() if isinstance(each, tuple) for name in each}
+    assert tried | set(WITHOUT_SITE) == {*OPERATIONS, *FILES}
+
+
+Run = Callable[[Path], str | None]
+"""Runs an operation on a home; answers with its refusal, None where it went through."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that cannot be undone. `prepare` makes a home in which it has something to do, in the given folder.
+
+    `others`: tables that it reads and does not decide by. `is_shown`: it changes nothing by itself. `changes`: those
+    that are tried, by their names.
+    """
+
+    prepare: Callable[[Path], None]
+    run: Run
+    others: tuple[Table, ...] = ()
+    is_shown: bool = False
+    changes: tuple[str, ...] = tuple(foreign.CHANGES)
+
+
+def command(*words: str, at: str) -> Run:
+    """A command at a time."""
+
+    def execute(home: Path) -> str | None:
+        given = [(home.parent / "generation").read_text() if word == "@generation" else word for word in words]
+        answer = run("--home", home, "--clock", at, *given)
+        if answer.exit_code:
+            assert answer.exit_code in (1, 2), answer
+            assert answer.stdout == "" or answer.exit_code == 1, answer
+        return answer.stderr if answer.exit_code else None
+
+    return execute
+
+
+def job(name: str, at: str, partition: str | None = None) -> Run:
+    """A job of Dagster at a time."""
+
+    def execute(home: Path) -> str | None:
+        config = {
+            "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+            "resources": {"clock": {"config": {"stopped_at": at}}, "home": {"config": {"path": str(home)}}},
+        }
+        with DagsterInstance.ephemeral() as instance:
+            if partition is not None:
+                instance.add_dynamic_partitions("tablet_table", [partition])
+            ended = defs.resolve_job_def(name).execute_in_process(
+                run_config=config, instance=instance, raise_on_error=False, partition_key=partition
+            )
+        if ended.success:
+            return None
+        failures = [event.step_failure_data.error for event in ended.all_events if event.is_step_failure]
+        return "\n".join(str(each) for each in failures)
+
+    return execute
+
+
+def catalogue(home: Path) -> str | None:
+    """Reconcile Dagster with the home, as it is when it knows a partition of the generation that was removed."""
+    with DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("generation", [iso(TIMES_MS[0])])
+        told = sync_catalog(Lake(home / "lake"), instance, defs.resolve_asset_graph(), most=0)
+        left = instance.get_dynamic_partitions("generation")
+    assert (iso(TIMES_MS[0]) in left) == bool(told.refused)
+    return told.refused or None
+
+
+NOW_MS = Milliseconds(START_MS + 60 * DAY_MS)
+NOW = iso(NOW_MS)
+
+
+def expiring(home: Path) -> None:
+    """Generations of which three may go, with rows in each table that could keep them and does not."""
+    import_generations(home.parent)
+    lake = Lake(home / "lake")
+    add_table(lake, 3600)
+    cdc_tables.alter_cdc_table(lake, Clock(us_from_ms(Milliseconds(START_MS + 31 * DAY_MS))), "ks", "t", ttl_seconds=60)
+    consumers.register_consumer(lake, Clock(us_from_ms(START_MS)), "audit", "ks", "t", position_us=us_from_ms(NOW_MS))
+    node = {"host_id": IDS[3], "address": "a", "datacenter": "d", "rack": "r", "features": [], "tokens": [1]}
+    write(lake, NODES, node | {"status": "NORMAL", "shard_count": 1, "ignore_msb": 0})
+    write(lake, CDC_LOCAL, {"host_id": IDS[3], "key": "cdc_local", "streams_timestamp": TIMES_MS[3], "uuid": IDS[3]})
+    write(lake, COMMITTED_GENERATIONS, {"time": TIMES_MS[3], "generation_id": IDS[3]})
+    write(lake, TABLET_TIMESTAMPS, {"keyspace_name": "ks", "table_name": "tabs", "timestamp": START_MS})
+    entry = {"token_range_end": 1, "streams": [b"\0" * 16], "sharding_ignore_msb": 0}
+    write(lake, GENERATION_DESCRIPTIONS, {"time": TIMES_MS[3], "description": [entry]})
+    write(lake, STREAMS_DESCRIPTIONS, {"time": TIMES_MS[3], "streams": [b"\0" * 16]})
+    assert mark(lake, Milliseconds(NOW_MS - GRACE_MS)) == 3
+
+
+def expired(home: Path) -> None:
+    """The same after the removal."""
+    expiring(home)
+    assert run("--home", home, "--clock", NOW, "expire").exit_code == 0
+
+
+def tablets(home: Path) -> None:
+    """A table of which two stream sets may go, and a consumer that has read them."""
+    for hour, (what, count) in enumerate((("create", 2), ("split", 4), ("split", 8))):
+        words = ("tablets", what, "ks.t", "--count", str(count))
+        answer = run("--home", home, "--clock", iso(Milliseconds(START_MS + hour * HOUR_MS)), *words)
+        assert answer.exit_code == 0, answer.stderr
+    consumers.register_consumer(
+        Lake(home / "lake"), Clock(us_from_ms(START_MS)), "audit", "ks", "t", position_us=us_from_ms(NOW_MS)
+    )
+
+
+def dropped(home: Path) -> None:
+    """A table whose log was dropped by a process that died before it removed the stream sets."""
+    tablets(home)
+    cdc_tables.drop_cdc_table(Lake(home / "lake"), Clock(us_from_ms(NOW_MS)), "ks", "t")
+
+
+def read_by_somebody(home: Path) -> None:
+    """A consumer that passed a generation over."""
+    lake = Lake(open_home(home).lake)
+    consumers.register_consumer(lake, Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0))
+    consumers.record_skipped_sets(lake, Clock(Microseconds(1)), ("audit", "ks", "t"), [Microseconds(0)])
+
+
+def answered(answers: int) -> Callable[[Path], None]:
+    """A switch that so many of its three participants acknowledged."""
+
+    def prepare(home: Path) -> None:
+        id_ = switching(Lake(open_home(home).lake), answers)
+        (home.parent / "generation").write_text(id_, encoding="utf-8")
+
+    return prepare
+
+
+LATE = format_ms(Milliseconds(NOON_MS + 30_000))
+GOES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
+"""The rows of a generation that go when it goes, whatever they say."""
+SHOWN = (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, TABLET_TIMESTAMPS, EXPIRY_MARKS, STREAM_FINGERPRINTS)
+"""What Dagster's catalogue shows, and knows no generation by."""
+OPERATIONS = {
+    "expire": Operation(expiring, command("expire", at=NOW), GOES),
+    "expire --dry-run": Operation(expiring, command("expire", "--dry-run", at=NOW), is_shown=True),
+    "expire --cql": Operation(expiring, command("expire", "--cql", at=NOW), is_shown=True),
+    "job expire": Operation(expiring, job("expire", NOW), GOES),
+    "job plan_expiry": Operation(lambda home: unmarked(home), job("plan_expiry", NOW)),
+    "tablets gc": Operation(tablets, command("tablets", "gc", at=NOW)),
+    "job tablet_gc": Operation(tablets, job("tablet_gc", NOW, "ks.t")),
+    "tablets gc after a drop": Operation(dropped, command("tablets", "gc", at=NOW)),
+    "tables drop": Operation(tablets, command("tables", "drop", "ks.t", at=NOW)),
+    "consumers forget": Operation(read_by_somebody, command("consumers", "forget", "audit", "ks.t", at=NOW)),
+    "switch commit": Operation(answered(3), command("switch", "commit", "@generation", at=LATE)),
+    "switch abort": Operation(answered(1), command("switch", "abort", "@generation", at=LATE)),
+    # Without its note a generation is not gone, and a UUID that is none ends the tick before.
+    "catalogue": Operation(expired, catalogue, SHOWN, is_shown=True, changes=("a doubled row",)),
+}
+"""What cannot be undone, by its name; that of files is below."""
+SLOW = frozenset({name for name in OPERATIONS if name.startswith("job ")})
+
+
+FILES = {
+    "home upkeep": ("home", "upkeep"),
+    "home upkeep --dry-run": ("home", "upkeep", "--dry-run"),
+}
+"""What removes files, which goes by the logs of tables alone."""
+
+
+def unmarked(home: Path) -> None:
+    """Generations that have expired and are not marked."""
+    import_generations(home.parent)
+    add_table(Lake(home / "lake"), 3600)
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A home before an operation, and the tables with rows there that it reads."""
+
+    home: Path
+    reads: tuple[Table, ...]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Healthy]:
+    """Makes the home of an operation once, runs the operation on a copy of it, and records the tables that it reads."""
+    known: dict[str, Healthy] = {}
+
+    def make(name: str) -> Healthy:
+        if name not in known:
+            folder, operation = tmp_path_factory.mktemp("healthy"), OPERATIONS[name]
+            home = folder / "home"
+            operation.prepare(home)
+            before = contents(home)
+            with pytest.MonkeyPatch.context() as patch:
+                seen = recorded(patch)
+                copy = copied(home, tmp_path_factory.mktemp("copy"))
+                assert operation.run(copy) is None
+            assert (contents(copy) == before) == operation.is_shown, f"{name} had nothing to do"
+            with_rows = [table for table in TABLES.values() if table.full_name in seen and before[table.full_name]]
+            known[name] = Healthy(home, tuple(each for each in with_rows if each not in operation.others))
+        return known[name]
+
+    return make
+
+
+def recorded(patch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the tables from which rows are read from now on, or that are changed."""
+    seen: set[str] = set()
+    for method in ("read", "rows_by_slice", "taken"):
+        own = getattr(Lake, method)
+
+        def record(self: Lake, table: Table, *args: Any, own: Any = own, **options: Any) -> Any:
+            seen.add(table.full_name)
+            return own(self, table, *args, **options)
+
+        patch.setattr(Lake, method, record)
+    return seen
+
+
+def copied(home: Path, folder: Path) -> Path:
+    """A copy of a home and of what lies beside it."""
+    shutil.copytree(home.parent, folder, dirs_exist_ok=True)
+    return folder / home.name
+
+
+def versions(home: Path) -> dict[str, int | None]:
+    """The version of each table."""
+    lake = Lake(home / "lake")
+    return {name: lake.version(table) for name, table in TABLES.items()}
+
+
+@pytest.mark.grid("foreign changes before removals", 8)
+@pytest.mark.parametrize(
+    ("name", "change"), [(name, each) for name in OPERATIONS if name not in SLOW for each in OPERATIONS[name].changes]
+)
+@pytest.mark.long("a command for each table that an operation decides by")
+def test_nothing_is_removed_by_rows_that_no_commit_put_there(
+    name: str, change: str, healthy: Callable[[str], Healthy], tmp_path: Path
+) -> None:
+    """Whichever table the operation reads: it names table, version and file as `check` does, and changes nothing."""
+    found = healthy(name)
+    assert found.reads
+    for table in found.reads:
+        refuses(name, found.home, table, change, tmp_path / table.full_name)
+
+
+@pytest.mark.dagster
+@pytest.mark.parametrize("name", sorted(SLOW))
+@pytest.mark.long("a run of Dagster for each table that a job decides by")
+def test_no_job_removes_by_rows_that_no_commit_put_there(
+    name: str, healthy: Callable[[str], Healthy], tmp_path: Path
+) -> None:
+    """Nor does one mark; the failure of the run has the line of `check`."""
+    found = healthy(name)
+    for table in found.reads:
+        refuses(name, found.home, table, "an UPDATE", tmp_path / table.full_name)
+
+
+def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> None:
+    """Hold that an operation refuses what a foreign program made of a table of its home."""
+    copy = copied(home, folder)
+    foreign.CHANGES[change](Path(Lake(copy / "lake").path(table)))
+    complaint = foreign.complaint_about(Lake(copy / "lake"), table)
+    before = versions(copy)
+    refusal = OPERATIONS[name].run(copy)
+    assert refusal is not None, f"{name} went through after {change} in {table.full_name}"
+    assert complaint in " ".join(refusal.split()), (table.full_name, complaint, refusal)
+    assert versions(copy) == before, f"{name} changed a table after {change} in {table.full_name}"
+
+
+@pytest.mark.grid("damages before removals", 3)
+@pytest.mark.long("a command for each table that an operation decides by")
+@pytest.mark.parametrize("damage", ["missing file", "log gone", "log entry damaged"])
+@pytest.mark.parametrize("name", ["expire", "tablets gc", "consumers forget", "switch commit"])
+def test_nothing_is_removed_by_a_damaged_table(
+    name: str, damage: str, healthy: Callable[[str], Healthy], tmp_path: Path
+) -> None:
+    """A missing data file, an entry of the log that is cut off, a log that is gone: the table is named."""
+    found = healthy(name)
+    for table in found.reads:
+        copy = copied(found.home, tmp_path / table.full_name)
+        spoil(Path(Lake(copy / "lake").path(table)), damage)
+        before = files(copy)
+        refusal = OPERATIONS[name].run(copy)
+        assert refusal is not None, f"{name} went through: {damage} of {table.full_name}"
+        assert table.full_name in refusal, (table.full_name, refusal)
+        assert files(copy) == before
+
+
+def files(home: Path) -> list[str]:
+    """The files of all tables."""
+    tables = [path for path in (home / "lake").glob("*/*/**/*") if path.is_file()]
+    return sorted(str(path.relative_to(home)) for path in tables)
+
+
+def spoil(folder: Path, damage: str) -> None:
+    """Damage a table's files."""
+    log = folder / "_delta_log"
+    if damage == "missing file":
+        Path(DeltaTable(folder).file_uris()[0]).unlink()
+    elif damage == "log gone":
+        shutil.rmtree(log)
+    else:
+        newest = sorted(log.glob("*.json"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-20])
+
+
+def used(home: Path) -> None:
+    """Tables with a file that no commit names, written long ago."""
+    expiring(home)
+    for table in (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, NODES):
+        stray = home / "lake" / table.keyspace / table.name / "part-0.parquet"
+        stray.write_bytes(b"PAR1")
+        os.utime(stray, (1e9, 1e9))
+
+
+@pytest.mark.parametrize("words", FILES.values(), ids=list(FILES))
+@pytest.mark.parametrize("damage", [*foreign.CHANGES, "log entry missing"])
+def test_no_file_goes_by_a_log_that_is_damaged_or_foreign(words: tuple[str, ...], damage: str, tmp_path: Path) -> None:
+    """Of that table, which it may be restored from; the files of the others go, and the exit code is 1."""
+    home = tmp_path / "home"
+    used(home)
+    folder = home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name
+    if damage in foreign.CHANGES:
+        foreign.CHANGES[damage](folder)
+    else:
+        sorted((folder / "_delta_log").glob("*.json"))[1].unlink()
+    found = judged(home)
+    answer = run("--home", home, *words)
+    assert answer.exit_code == 1
+    said = found.foreign[0] if damage in foreign.CHANGES else f"vacuuming {found.name}"
+    assert said in answer.stderr
+    left = [path.parent.name for path in (home / "lake").glob("*/*/part-0.parquet")]
+    assert left == ["cdc_table_changes"] or ("--dry-run" in words and len(left) == 4)
+
+
+def test_files_go_once_foreign_commits_are_accepted(tmp_path: Path) -> None:
+    """The upkeep that was refused goes through."""
+    home = tmp_path / "home"
+    used(home)
+    foreign.changed_row(home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name)
+    assert run("--home", home, "home", "upkeep").exit_code == 1
+    for each in judged(home).foreign:
+        version = each.partition(":")[0].rpartition(" ")[2]
+        words = ("--accept", f"{CDC_TABLE_CHANGES.full_name}@{version}", "--because", "it is meant")
+        assert run("--home", home, "check", *words).exit_code == 0
+    assert run("--home", home, "home", "upkeep").exit_code == 0
+    assert not list((home / "lake").glob("*/*/part-0.parquet"))
+
+
+def judged(home: Path) -> TableVerification:
+    """What `check` finds of the history of tables."""
+    (found,) = verify_tables(Lake(home / "lake"), names=[CDC_TABLE_CHANGES.full_name])
+    return found

@@ -1,0 +1,65 @@
+"""Rewrites that are killed at named points, and several at once: real processes, by the command line. No Spark."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from support.homes.contents import contents
+from support.homes.v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
+from support.processes.nursery import Nursery
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
+from cdc_platform.delta import Lake
+from cdc_platform.home import open_home
+from cdc_platform.tables import GENERATION_TIMESTAMPS
+
+NOW = format_ms(Milliseconds(START_MS + 10 * HOUR_MS))
+
+
+def command(home: Path, *options: str) -> list[str]:
+    """The rewrite, at a stopped clock."""
+    return ["--home", str(home), "--clock", NOW, "rewrite", "--json", *options]
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
+    """A folder with the home of an upgraded cluster, `home`, and one in which the rewrite was not disturbed, `done`."""
+    folder = tmp_path_factory.mktemp("upgraded")
+    old_cluster(Lake(open_home(folder / "home").lake), times(3), without_data=times(3)[:1])
+    shutil.copytree(folder / "home", folder / "done")
+    done = nursery.run(*command(folder / "done"))
+    assert done.exit_code == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("point", failpoints.REWRITE_POINTS)
+def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: Path, nursery: Nursery) -> None:
+    """Killed at each named point: no reader sees a time without its rows, no node is marked; the next run ends it."""
+    home = upgraded / point
+    shutil.copytree(upgraded / "home", home)
+    killed = nursery.run(*command(home), kill_at=point)
+    assert killed.exit_code == -signal.SIGKILL, killed.stderr
+    lake, done = Lake(home / "lake"), Lake(upgraded / "done" / "lake")
+    for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist():
+        assert published(lake, ms_from_datetime(time)) == published(done, ms_from_datetime(time))
+    assert contents(home)["system.cdc_local"] == []
+    again = nursery.run(*command(home))
+    assert again.exit_code == 0, again.stderr
+    assert contents(home) == contents(upgraded / "done")
+
+
+def test_nodes_that_rewrite_at_once_leave_one_result(upgraded: Path, nursery: Nursery) -> None:
+    """A process a node and one for all of them, started at the same moment: the same rows, none twice, no error."""
+    home = upgraded / "race"
+    shutil.copytree(upgraded / "home", home)
+    options = [*(["--node", str(node.host_id)] for node in nodes(3)), []]
+    told = nursery.race([command(home, *more) for more in options])
+    assert [ended.exit_code for ended in told] == [0] * len(options), told
+    assert contents(home) == contents(upgraded / "done")
+    lake = Lake(home / "lake")
+    for time_ms in times(3)[1:]:
+        assert published(lake, Milliseconds(time_ms)) == expected(description(Milliseconds(time_ms), nodes(3)))

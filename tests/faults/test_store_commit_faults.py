@@ -1,0 +1,346 @@
+"""Several writers in a store that fails now and then: of each kind of commit one is told it won, and it stands once."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.store.s3 import S3
+
+from cdc_platform.delta import Lake, TaskRows, TaskRunner, locks, verify_tables
+from cdc_platform.errors import StateError
+from cdc_platform.spark import frames
+from cdc_platform.storage import ObjectStorePath, leases, write_check
+from cdc_platform.tables import CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, Table, column
+
+TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
+COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
+WRITERS, ROUNDS = 3, 2
+WAYS = 3
+"""In how many ways a store denies what it has done, by turns."""
+
+
+def counts(*pairs: tuple[int, int]) -> pa.Table:
+    """Rows of the table."""
+    return pa.Table.from_pylist([{"k": k, "v": v} for k, v in pairs], schema=COUNTS.schema)
+
+
+def appended(lake: Lake, number: int) -> int:
+    """A window of a reader: of one number, once."""
+    expected = number or None
+    return lake.append_once(COUNTS, counts((10 + number, 0)), {"reader": number + 1}, expected)
+
+
+def replaced(lake: Lake, number: int) -> int:
+    """A row thought out from the version that all have seen."""
+    return lake.replace_once(COUNTS, counts((1, number + 1)), [("k", "=", 1)], VERSIONS[id(lake)])
+
+
+VERSIONS: dict[int, int | None] = {}
+KINDS: dict[str, tuple[Callable[[Lake, int], int], int]] = {
+    "merge": (
+        lambda lake, number: lake.merge(COUNTS, counts((20 + number, 1), (30 + number, 1)), update=False).inserted,
+        2,
+    ),
+    "update": (lambda lake, number: lake.merge(COUNTS, counts((1, number + 1)), update=True).updated, 1),
+    "delete": (lambda lake, number: lake.delete(COUNTS, [("k", "=", 40 + number)]), 1),
+    "compare and set": (lambda lake, number: lake.compare_and_set(COUNTS, counts((1, number + 1)), ("v", number)), 1),
+    "append once": (appended, 1),
+    "replace once": (replaced, 1),
+    "raise": (lambda lake, number: lake.raise_column(COUNTS, counts((1, number + 1)), "v"), 1),
+}
+"""Each kind of commit: what of several at once is told to have changed so much, in all, in each round."""
+
+
+@pytest.fixture
+def lake(s3: S3) -> Lake:
+    """A lake in a bucket of its own, with a table."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    lake.merge(COUNTS, counts((1, 0), (40, 0), (41, 0), (42, 0)), update=False)
+    return lake
+
+
+@pytest.mark.grid("kinds of commits in a store", 2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
+    write, due = KINDS[kind]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    before = lake.version(COUNTS)
+    told = raced(lake, COUNTS, write, ROUNDS)
+    assert [sum(each) for each in told] == [due] * ROUNDS
+    assert_whole(lake, before, ROUNDS)
+
+
+def raced(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
+    """What writers are told who all do the same at once, round by round."""
+    lakes = [Lake(str(lake.place)) for _ in range(WRITERS)]
+    together = threading.Barrier(WRITERS, timeout=60)
+
+    def work(mine: Lake) -> list[int]:
+        told = []
+        for number in range(rounds):
+            VERSIONS[id(mine)] = mine.version(table)
+            together.wait()
+            told.append(int(write(mine, number)))
+            together.wait()
+        return told
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        return [list(each) for each in zip(*writers.map(work, lakes), strict=True)]
+
+
+def tasks(table: Table, *rows: dict[str, Any]) -> TaskRows:
+    """Rows as a task makes them."""
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=table.schema)
+    return TaskRows(1, lambda _: iter([batch]))
+
+
+def streamed(lake: Lake, number: int) -> int:
+    """A slice, written by a task; the version that it is in."""
+    row = {"time": TIME, "range_end": number, "streams": [b"0123456789abcdef"]}
+    return frames.replace_partition(
+        TaskRunner.alone(), lake, STREAMS_DESCRIPTIONS_V2, tasks(STREAMS_DESCRIPTIONS_V2, row), {"time": TIME}
+    )
+
+
+def put_by(way: Callable[..., bool], number: int, transaction: tuple[str, int] | None, lake: Lake) -> int:
+    """Rows that a task writes into the table."""
+    return way(TaskRunner.alone(), lake, COUNTS, tasks(COUNTS, {"k": 100 + number, "v": 1}), transaction)
+
+
+def widened(lake: Lake, number: int) -> int:
+    """A column more; nobody is told whose commit it was."""
+    lake.widen(replace(COUNTS, schema=COUNTS.schema.append(column(f"c{number}", pa.int64(), "", null=True))))
+    return 0
+
+
+FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] = {
+    **{kind: (COUNTS, write, due, 1) for kind, (write, due) in KINDS.items()},
+    "append": (COUNTS, lambda lake, number: put_by(frames.append_to_table, number, None, lake), WRITERS, WRITERS),
+    "append of tasks once": (
+        COUNTS,
+        lambda lake, number: put_by(frames.append_to_table, number, ("a", number + 1), lake),
+        1,
+        1,
+    ),
+    "replace all": (COUNTS, lambda lake, number: put_by(frames.replace_all_rows, number, None, lake), WRITERS, WRITERS),
+    "replace all once": (
+        COUNTS,
+        lambda lake, number: put_by(frames.replace_all_rows, number, ("a", number + 1), lake),
+        1,
+        1,
+    ),
+    "replace slice": (STREAMS_DESCRIPTIONS_V2, streamed, None, WRITERS),
+    "widen": (COUNTS, widened, 0, 1),
+}
+"""Each kind of commit: its table, what is told in all in each round (None: the version), and how many commits it is."""
+
+
+@pytest.mark.grid("commits that a store denies", 4)
+@pytest.mark.parametrize("kind", FORGOTTEN)
+def test_who_has_won_finds_it_in_a_store_that_denies_it(
+    kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every commit the store says first that it has not done it, in each way that there is: one has, and knows."""
+    table, write, due, commits = FORGOTTEN[kind]
+    lake.ensure(table)
+    before = lake.version(table)
+    assert before is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("forgetful")["AWS_ENDPOINT_URL"])
+    told = raced(lake, table, write, WAYS)
+    if due is None:
+        assert sorted(version for each in told for version in each) == list(
+            range(before + 1, before + 1 + commits * WAYS)
+        )
+    else:
+        assert [sum(each) for each in told] == [due] * WAYS
+    assert_whole(lake, before, commits * WAYS, table)
+
+
+def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers count up twice each, by rules of what they have read: nobody's step is lost or done twice."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+
+    def grow(mine: Lake) -> None:
+        for _ in range(ROUNDS):
+            mine.transact(COUNTS, lambda rows: counts((1, value(rows) + 1)))
+            mine.merge_judged(COUNTS, lambda: counts((1, value(mine.read(COUNTS)) + 1)), update=True)
+
+    before = lake.version(COUNTS)
+    with ThreadPoolExecutor(WRITERS) as writers:
+        list(writers.map(grow, [Lake(str(lake.place)) for _ in range(WRITERS)]))
+    assert value(lake.read(COUNTS)) == 2 * WRITERS * ROUNDS
+    assert_whole(lake, before, 2 * WRITERS * ROUNDS)
+
+
+def value(rows: pa.Table) -> int:
+    """How far it was counted."""
+    return next(row["v"] for row in rows.to_pylist() if row["k"] == 1)
+
+
+def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
+    """So many commits since, each with an envelope of its own, and tables hold what they say."""
+    assert before is not None
+    found = [each for each in lake.envelopes(table) if each.version > before and each.changes]
+    identities = {each.envelope.id for each in found if each.envelope is not None}
+    assert (len(found), len(identities)) == (commits, commits)
+    for each in verify_tables(lake, deep=True):
+        assert (each.damage, each.strange, each.foreign, each.left) == ([], [], [], 0), each.name
+
+
+def test_slices_are_put_where_they_are_to_be(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tasks wrote is named by one commit; one that is refused is named by none, and rows stay as they were."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    table, workers = STREAMS_DESCRIPTIONS_V2, TaskRunner.alone()
+
+    def rows(number: int, hour: int = 0) -> TaskRows:
+        made = [
+            {"time": TIME + timedelta(hours=hour), "range_end": end, "streams": [b"0123456789abcdef"]}
+            for end in (number, number + 10)
+        ]
+        batch = pa.RecordBatch.from_pylist(made, schema=table.schema)
+        return TaskRows(2, lambda task: iter([batch.slice(task, 1)]))
+
+    for number in (1, 2):
+        frames.replace_partition(workers, lake, table, rows(number), {"time": TIME})
+    with pytest.raises(Exception, match="outside that slice"):
+        frames.replace_partition(workers, lake, table, rows(3, hour=1), {"time": TIME})
+    assert sorted(lake.read(table)["range_end"].to_pylist()) == [2, 12]
+    assert [each.damage + each.strange for each in verify_tables(lake, deep=True)] == [[], []]
+
+
+def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four at once make a table with constraints: one commit makes it, with all its rules, and it is of its maker."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    address = f"{s3.bucket()}/lake"
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda _: Lake(address).ensure(GENERATION_TIMESTAMPS), range(4)))
+    lake = Lake(address)
+    (commit,) = lake.envelopes(GENERATION_TIMESTAMPS)
+    assert commit.envelope is not None
+    wrong = {"key": "x", "time": TIME, "expired": None}
+    with pytest.raises(Exception, match="constraint"):
+        lake.merge(
+            GENERATION_TIMESTAMPS, pa.Table.from_pylist([wrong], schema=GENERATION_TIMESTAMPS.schema), update=False
+        )
+
+
+def test_a_store_without_conditions_is_only_looked_at(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there can be read; the first write finds that two writers would both win, says so, and leaves nothing."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
+    for _ in range(2):
+        with pytest.raises(StateError, match="can be looked at and not written to") as told:
+            lake.merge(CONSUMERS, CONSUMERS.schema.empty_table(), update=False)
+        assert "\n" not in str(told.value)
+    assert lake.read(CONSUMERS).num_rows == 0
+    assert not lake.exists(CONSUMERS)
+    assert json.loads((lake.place.folder / ".lake.contract.json").read()) == {"put_if_absent": "broken"}
+
+
+def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
+    """Thirty objects, two writers each; what came of it stays beside the lake, and nothing else does."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    lake.ensure(COUNTS)
+    home = lake.place.folder
+    assert isinstance(home, ObjectStorePath)
+    assert write_check.count_put_winners(home) == [1] * write_check.PROBE_KEYS
+    assert lake.place.folder.names() == [".lake.contract.json"]
+    before = s3.counts()["PUT"]
+    Lake(str(lake.place)).ensure(CONSUMERS)
+    assert s3.counts()["PUT"] - before <= 2
+
+
+def test_turns_are_one_writers_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that take turns in a store that fails now and then; a turn in a turn is the same one."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(2):
+            with locks.lake_lock(lake, locks.JOINS_LOCK), locks.lake_lock(lake, locks.JOINS_LOCK):
+                inside.append(number)
+                most.append(len(inside))
+                inside.remove(number)
+
+    with ThreadPoolExecutor(3) as writers:
+        list(writers.map(work, range(3)))
+    assert most == [1] * 6
+
+
+def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that nobody puts anew is free after a while, and not before; who has it is told."""
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
+    left = lake.place.folder / f".lake.turns/{locks.TABLES_LOCK}"
+    assert isinstance(left, ObjectStorePath)
+    assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
+    assert leases.LeaseWait(left).holder() == "7 on another machine"
+    with locks.lake_lock(lake, locks.TABLES_LOCK):
+        assert leases.LeaseWait(left).holder().startswith(f"{os.getpid()} on ")
+    assert leases.LeaseWait(left).is_over()
+
+
+def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that works longer than leases live has it to its end: it puts its lease anew."""
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
+    order: list[str] = []
+
+    def long() -> None:
+        with locks.lake_lock(lake, locks.SCRIPTS_LOCK):
+            started.set()
+            order.append("begins")
+            threading.Event().wait(1.5)
+            order.append("ends")
+
+    started = threading.Event()
+    worker = threading.Thread(target=long)
+    worker.start()
+    started.wait(10)
+    with locks.lake_lock(lake, locks.SCRIPTS_LOCK):
+        order.append("next")
+    worker.join()
+    assert order == ["begins", "ends", "next"]
+
+
+def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lasts, by any number; what was left by one who is gone says nothing."""
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
+    assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
+    with locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK), locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK):
+        assert locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
+    folder: Any = lake.place.folder / f".lake.turns/{locks.JOIN_COMMANDS_LOCK}"
+    (folder / "left").create(b"{}")
+    assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
+    assert folder.names() == []
+
+
+def test_tasks_keep_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written goes by this machine's part of the home or temporary files, and is gone from there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path))
+    lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
+    rows = TaskRows(1, lambda _: iter(stamps(2).to_batches()))
+    frames.append_to_table(TaskRunner.alone(), lake, GENERATION_TIMESTAMPS, rows)
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if path.suffix == ".parquet"] == []
+    assert {path.parent.name for path in files} == {"_delta_log"}
+
+
+def stamps(hour: int) -> pa.Table:
+    """A row of cdc_generation_timestamps."""
+    row = {"key": "timestamps", "time": TIME + timedelta(hours=hour), "expired": None}
+    return pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)

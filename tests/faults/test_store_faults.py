@@ -1,0 +1,431 @@
+"""Faults of a store: what became of an object behind the platform's back is found, named, not built on, and mended."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from support.command_line import run
+from support.homes.every_table import every_table
+from support.homes.v1_tables import old_cluster, times
+from support.nodes import join_request
+from support.read_logs import START_US as LOGGED_US
+from support.read_logs import SWITCH_US, home_with_log, schema, write
+from support.store.s3 import S3
+
+from cdc_platform.cdclog import WRITTEN_AT, Window, log_table
+from cdc_platform.cdclog.consumer.reader import read_window, sink_table
+from cdc_platform.clock import (
+    HOUR_US,
+    ONE_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    datetime_from_us,
+    format_ms,
+    format_us,
+    us_from_datetime,
+)
+from cdc_platform.delta import Lake, TableVerification, TaskRunner, lake_copy, verify_tables
+from cdc_platform.errors import StateError
+from cdc_platform.home import open_home
+from cdc_platform.lifecycle import V2_STEPS, JoinContext, judge_step, run_join, run_step
+from cdc_platform.lifecycle.join.restore import RESTORABLE_TABLES
+from cdc_platform.lifecycle.join.steps import V1_STEPS
+from cdc_platform.metastore import inbox
+from cdc_platform.settings import Settings
+from cdc_platform.storage import parse_path
+from cdc_platform.tables import (
+    CONSUMERS,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+
+START_US = Microseconds(1_767_225_600_000_000)
+READ_US = Microseconds(LOGGED_US + ONE_US)
+LOG = "_delta_log"
+Fault = Callable[[Path], str]
+"""Does something to a table's folder; answers with the file that has to be named."""
+
+
+def put(folder: Path, address: str) -> None:
+    """Bring a folder into a store as it is."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(8) as several:
+        list(several.map(lambda path: (parse_path(address) / str(path.relative_to(folder))).receive(path), files))
+
+
+def data_file(folder: Path) -> Path:
+    """A file that the newest version has."""
+    return Path(sorted(DeltaTable(folder).file_uris())[0])
+
+
+def entry(folder: Path, version: int) -> Path:
+    """The file of a commit."""
+    return folder / LOG / f"{version:020d}.json"
+
+
+def named(folder: Path, path: Path) -> str:
+    """How a file is named in what is said of it."""
+    return str(path.relative_to(folder))
+
+
+def on_data(change: Callable[[Path], object]) -> Fault:
+    """A fault of a data file."""
+
+    def act(folder: Path) -> str:
+        path = data_file(folder)
+        change(path)
+        return named(folder, path)
+
+    return act
+
+
+def on_entry(change: Callable[[Path], object], back: int) -> Fault:
+    """A fault of a log entry, so many before the newest."""
+
+    def act(folder: Path) -> str:
+        path = entry(folder, DeltaTable(folder).version() - back)
+        change(path)
+        return named(folder, path)
+
+    return act
+
+
+def cut(path: Path) -> None:
+    """Half of it is gone."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """A byte behind the first of its pages is another one."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 if path.suffix == ".json" else 40] ^= 0xFF
+    path.write_bytes(content)
+
+
+def checkpointed(folder: Path) -> Path:
+    """Make a checkpoint of the newest version; answers with its file."""
+    opened = DeltaTable(folder)
+    opened.create_checkpoint()
+    return folder / LOG / f"{opened.version():020d}.checkpoint.parquet"
+
+
+def expired_log(folder: Path) -> str:
+    """A rule of the bucket removes the oldest entry, and there is no checkpoint."""
+    entry(folder, 0).unlink()
+    return f"{LOG}/{0:020d}.json"
+
+
+def expired_checkpoint(folder: Path) -> str:
+    """A rule of the bucket removes the entries and the checkpoint that stood for them; what points to it is left."""
+    path = checkpointed(folder)
+    for version in range(int(path.name[:20])):
+        entry(folder, version).unlink()
+    path.unlink()
+    return named(folder, entry(folder, int(path.name[:20]) - 1))
+
+
+def spoilt_checkpoint(folder: Path) -> str:
+    """The entries are gone that a checkpoint stands for, and that is cut off."""
+    path = checkpointed(folder)
+    for version in range(int(path.name[:20])):
+        entry(folder, version).unlink()
+    cut(path)
+    return "its log cannot be read"
+
+
+def stray_pointer(folder: Path) -> str:
+    """The checkpoint is gone that a file beside the whole log names."""
+    checkpointed(folder).unlink()
+    return f"{LOG}/_last_checkpoint"
+
+
+def lost_log(folder: Path) -> str:
+    """All entries are gone."""
+    shutil.rmtree(folder / LOG)
+    return LOG
+
+
+FAULTS: dict[str, Fault] = {
+    "data file cut off": on_data(cut),
+    "data file flipped": on_data(flip),
+    "data file missing": on_data(Path.unlink),
+    "log entry cut off": on_entry(cut, 0),
+    "log entry flipped": on_entry(flip, 1),
+    "log entry missing": on_entry(Path.unlink, 1),
+    "oldest entries expired": expired_log,
+    "entries and their checkpoint expired": expired_checkpoint,
+    "checkpoint cut off": spoilt_checkpoint,
+    "checkpoint lost": stray_pointer,
+    "log lost": lost_log,
+}
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with rows in every table."""
+    return every_table(tmp_path_factory.mktemp("every"))
+
+
+def tables_of(home: Path) -> list[Path]:
+    """The folders of its tables."""
+    return sorted(path.parent for path in (home / "lake").glob(f"*/*/{LOG}"))
+
+
+def found_in(s3: S3, home: Path) -> Mapping[str, TableVerification]:
+    """What is found by reading a home to the last byte, in a store into which it is brought."""
+    address = f"{s3.bucket()}/home"
+    put(home / "lake", f"{address}/lake")
+    return {each.name: each for each in verify_tables(Lake(f"{address}/lake"), deep=True)}
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shift: int) -> None:
+    """Every table has one of the faults: each tells of it in one line, with the table, the version and the file."""
+    home = shutil.copytree(every, tmp_path / "home")
+    tables, faults = tables_of(home), list(FAULTS.values())
+    due: dict[str, tuple[str, int]] = {}
+    for number, folder in enumerate(tables):
+        version = DeltaTable(folder).version()
+        due[f"{folder.parent.name}.{folder.name}"] = faults[(number + shift) % len(faults)](folder), version
+    found = found_in(s3, home)
+    assert len(due) > 2 * len(faults)
+    for name, (file, version) in due.items():
+        lines = [*found[name].damage, *found[name].strange]
+        assert [line for line in lines if line.startswith(name) and file in line], (name, file, lines)
+        assert "\n" not in "".join(lines)
+        if file.endswith(".parquet"):
+            assert f"version {version}" in lines[0]
+
+
+def test_a_newest_entry_that_is_lost_leaves_files_that_nobody_names(s3: S3, every: Path, tmp_path: Path) -> None:
+    """A log without its last entry has no gap: what it leaves is told as unknown, and of a whole table nothing is."""
+    assert [line for each in found_in(s3, every).values() for line in each.unnamed] == []
+    home = shutil.copytree(every, tmp_path / "home")
+    due = set()
+    for folder in tables_of(home):
+        last = entry(folder, DeltaTable(folder).version())
+        added = [line for line in last.read_text(encoding="utf-8").splitlines() if '"add"' in line]
+        if added and last.stem != f"{0:020d}" and not list(last.parent.glob(f"{last.stem}.checkpoint*")):
+            last.unlink()
+            due.add(f"{folder.parent.name}.{folder.name}")
+    assert len(due) > 10
+    found = found_in(s3, home)
+    assert {name for name, each in found.items() if each.unnamed} == due
+    assert all(line.startswith(name) and "no commit" in line for name in due for line in found[name].unnamed)
+    assert [found[name].damage for name in due if found[name].damage] == []
+
+
+def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
+    """Entries of every table that go by age while a checkpoint has what they said are no damage, and rows stay."""
+    home = shutil.copytree(every, tmp_path / "home")
+    for folder in tables_of(home):
+        path = checkpointed(folder)
+        for version in range(int(path.name[:20])):
+            entry(folder, version).unlink()
+    found = found_in(s3, home)
+    assert [line for each in found.values() for line in (*each.damage, *each.strange, *each.foreign)] == []
+    assert sum(each.slices for each in found.values()) > len(found)
+
+
+def joined(tmp_path: Path, generations: int) -> Path:
+    """A home in which so many nodes have joined."""
+    path = tmp_path / "joined"
+    lake = Lake(open_home(str(path), create=True).lake)
+    for number in range(1, generations + 1):
+        clock = Clock(Microseconds(START_US + HOUR_US * number))
+        made = inbox.queue_join(lake, clock, join_request(number)).generation_id
+        run_join(TaskRunner.alone(), lake, clock, Settings(), made)
+    return path
+
+
+def in_table(home: Path, table: Table) -> Path:
+    """The folder of a table."""
+    return home / "lake" / table.keyspace / table.name
+
+
+def file_of(home: Path, table: Table, generation: int) -> Path:
+    """The file of a generation's rows, by their order."""
+    return sorted(in_table(home, table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[generation]
+
+
+def rows(home: str | Path, table: Table) -> pa.Table:
+    """All rows, in order."""
+    return Lake(f"{home}/lake").read(table).sort_by([(key, "ascending") for key in table.keys])
+
+
+def test_what_follows_from_a_description_is_made_anew(s3: S3, tmp_path: Path) -> None:
+    """Flipped, cut off and missing files in the tables of two generations: found, and made anew to the bit."""
+    home = joined(tmp_path, 2)
+    spoilt = shutil.copytree(home, tmp_path / "spoilt")
+    flip(file_of(spoilt, TOPOLOGY_DESCRIPTIONS, 0))
+    cut(file_of(spoilt, GENERATION_DESCRIPTIONS_V2, 1))
+    file_of(spoilt, STREAMS_DESCRIPTIONS_V2, 1).unlink()
+    address = f"{s3.bucket()}/home"
+    put(spoilt, address)
+    at = ("--home", address, "--clock", format_us(Microseconds(START_US + 3 * HOUR_US)))
+    checked = run(*at, "check", "--deep")
+    assert (checked.exit_code, "repair --from-description --dry-run" in checked.stdout) == (1, True), checked
+    checkpointed(in_table(spoilt, NODES))
+    put(in_table(spoilt, NODES) / LOG, f"{address}/lake/platform/nodes/{LOG}")
+    for path in (parse_path(address) / f"lake/platform/nodes/{LOG}").names():
+        if "checkpoint." in path:
+            (parse_path(address) / f"lake/platform/nodes/{LOG}/{path}").remove()
+    mended = run(*at, "repair", "--from-description", "--json")
+    assert mended.exit_code == 0, mended
+    assert [row["table"] for row in mended.json["made"]] == [table.full_name for table in RESTORABLE_TABLES]
+    assert [rows(address, table).equals(rows(home, table)) for table in (*RESTORABLE_TABLES, NODES)] == [True] * 4
+    assert run(*at, "check", "--deep").exit_code == 0
+    assert run(*at, "repair", "--from-description", "--dry-run", "--json").json == {"made": [], "left": [], "next": []}
+
+
+@pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS_V2, 4)])
+def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
+    """Between two steps of a join a byte of a stream becomes another one: nothing is inserted or published of it."""
+    address = f"{s3.bucket()}/home"
+    lake, clock = Lake(open_home(address, create=True).lake), Clock(START_US)
+    made = inbox.queue_join(lake, clock, join_request(1)).generation_id
+    joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
+    for before in V2_STEPS[:step]:
+        run_step(joining, V2_STEPS, before)
+        if before.audit is not None:
+            judge_step(joining, before)
+    spoil(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
+    after = V2_STEPS[step]
+    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
+        run_step(replace(joining, lake=Lake(str(lake.place))), V2_STEPS, after)
+    assert table.full_name in str(told.value)
+    assert not Lake(f"{address}/lake").read(after.table).num_rows
+
+
+def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
+    """Let a byte of a stream be another one in the file in which it is, whose rows can be read all the same."""
+    path = path or next(iter(lake.files(table, [])))
+    content = parse_path(path).read()
+    before = pq.read_table(pa.BufferReader(content))
+    for at in (content.find(stream[start : start + 4]) for start in range(12)):
+        spoilt = bytearray(content)
+        spoilt[at + 1] ^= 0x10
+        with suppress(pa.ArrowException, OSError):
+            if at > 0 and not pq.read_table(pa.BufferReader(bytes(spoilt))).equals(before):
+                lake_copy.put_file(parse_path(path), bytes(spoilt))
+                return
+    raise AssertionError("no part of a stream is stored as it is")
+
+
+@pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS, 4)])
+def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, step: int) -> None:
+    """The same in a join of a cluster that does not know the second one."""
+    lake, clock = Lake(open_home(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
+    made = inbox.queue_join(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
+    joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
+    for before in V1_STEPS[:step]:
+        run_step(joining, V1_STEPS, before)
+        if before.audit is not None:
+            judge_step(joining, before)
+    described = lake.read(TOPOLOGY_DESCRIPTIONS)["streams"][0].as_py()
+    spoil(lake, table, described[0])
+    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
+        run_step(replace(joining, lake=Lake(str(lake.place))), V1_STEPS, V1_STEPS[step])
+    assert table.full_name in str(told.value)
+    assert not Lake(str(lake.place)).read(V1_STEPS[step].table if step == 4 else GENERATION_DESCRIPTIONS).num_rows
+
+
+def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
+    """A generation of the old tables goes into the new ones whole, or no generation does and no node is marked."""
+    address = f"{s3.bucket()}/home"
+    lake = Lake(open_home(address, create=True).lake)
+    lake_copy.put_file(parse_path(f"{address}/settings.toml"), b"rewrite_retry_ms = 0\n")
+    old_cluster(lake, times(3))
+    cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]
+    spoil(lake, GENERATION_DESCRIPTIONS, cell)
+    refused = run("--home", address, "--clock", format_ms(Milliseconds(times(4)[3])), "rewrite")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    after = Lake(f"{address}/lake")
+    assert [after.read(each).num_rows for each in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
+    assert run("--home", address, "rewrite", "--dry-run").exit_code in (0, 1)
+
+
+def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
+    """A change of tablets, which says what it closes of the set before, is not published."""
+    address = f"{s3.bucket()}/home"
+    at = ("--home", address, "--clock")
+    assert run(*at, "2026-01-01T00:00:00Z", "tablets", "create", "ks.t", "--count", "2").exit_code == 0
+    lake = Lake(f"{address}/lake")
+    spoil(lake, TABLET_STREAMS, lake.read(TABLET_STREAMS)["stream_id"][0].as_py())
+    refused = run(*at, "2026-01-01T01:00:00Z", "tablets", "split", "ks.t", "--count", "4")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    after = Lake(f"{address}/lake")
+    assert after.read(TABLET_TIMESTAMPS).num_rows == 1
+    assert after.read(TABLET_STREAMS, ["timestamp"])["timestamp"].unique().to_pylist() == [
+        after.read(TABLET_TIMESTAMPS)["timestamp"][0].as_py()
+    ]
+
+
+def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
+    """A consumer reads what other commits have written before, and stops at the damage however often it is begun."""
+    home, address = home_with_log(tmp_path), f"{s3.bucket()}/home"
+    write(Lake(home / "lake"), [READ_US])
+    write(Lake(home / "lake"), [SWITCH_US + HOUR_US, Microseconds(SWITCH_US + HOUR_US + 1)])
+    put(home, address)
+    lake = Lake(f"{address}/lake")
+    log, sink = log_table(schema(lake)), sink_table(schema(lake), "audit")
+    last = next(path for path, low, _, _ in lake.bounded_files(log, WRITTEN_AT) if us_from_datetime(low) > SWITCH_US)
+    late = lake.read(log, ["cdc$stream_id"], [(WRITTEN_AT, ">", datetime_from_us(SWITCH_US))])
+    spoil(lake, log, late["cdc$stream_id"][0].as_py(), last)
+    at = ("--home", address, "--clock", format_us(Microseconds(SWITCH_US + 3 * HOUR_US)))
+    stored = []
+    # The first run exits with 1, since it has committed what lies before the damage. The second one commits nothing.
+    for exit_code in (1, 2):
+        refused = run(*at, "consume", "ks.t", "--name", "audit")
+        found = (refused.exit_code, "holds other rows than its commits put there" in refused.stderr)
+        assert found == (exit_code, True), refused
+        after = Lake(f"{address}/lake")
+        assert after.read(sink, ["cdc$stream_id"]).num_rows == 1
+        stored.append([after.version(table) for table in (sink, CONSUMERS)])
+    assert stored[0] == stored[1]
+
+
+def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> None:
+    """What is held against its commits then is all that there was; and is refused, when it is damaged."""
+    lake = Lake(home_with_log(tmp_path) / "lake")
+    for number in range(40):
+        write(lake, [Microseconds(READ_US + number)])
+    log, window = log_table(schema(lake)), Window(1, LOGGED_US, Microseconds(READ_US - 1), Microseconds(READ_US + 50))
+    assert any(each.operation == "OPTIMIZE" for each in lake.envelopes(log))
+    assert read_window(Lake(lake.root), schema(lake), window).num_rows == 40
+    largest = max(lake.data_files(log), key=lambda file: file.rows)
+    assert largest.rows > 1
+    spoil(lake, log, lake.read(log)["cdc$stream_id"][0].as_py(), largest.path)
+    with pytest.raises(StateError, match="holds other rows than its commits put there"):
+        read_window(Lake(lake.root), schema(lake), window)
+
+
+def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
+    """The line names table and file; no folder is made."""
+    home = joined(tmp_path, 1)
+    address = f"{s3.bucket()}/home"
+    put(home, address)
+    lake = Lake(f"{address}/lake")
+    (path,) = lake.files(STREAMS_DESCRIPTIONS_V2, [])
+    spoil(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
+    refused = run("--home", address, "export", tmp_path / "exported")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    assert (STREAMS_DESCRIPTIONS_V2.full_name in refused.stderr, Path(path).name in refused.stderr) == (True, True)
+    assert not (tmp_path / "exported").exists()

@@ -1,0 +1,121 @@
+"""Writes that a store refuses: one line of it, nothing of the libraries behind, and nothing that was there changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.nodes import node_text
+from support.store.s3 import S3, SECRET
+
+from cdc_platform.delta import Lake, verify_tables
+from cdc_platform.errors import NotLetIn, PlatformError, Unavailable
+from cdc_platform.storage import leases, object_store
+from cdc_platform.tables import Table, column
+
+COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
+NOT_LET_IN = "does not answer as a store does (403 Forbidden)"
+PANIC = re.compile(
+    r"\n?thread '[^'\n]*' (?:\(\d+\) )?panicked at [^\n]*\n[^\n]*\n"
+    r"(?:stack backtrace:\n(?: ++(?:\d++:|at )[^\n]*+\n)*+)?(?:note: [^\n]*\n)?"
+)
+"""What Rust prints when a thread of deltalake's writer panics over a refused file."""
+
+
+def counts(*numbers: int) -> pa.Table:
+    """Rows of the table."""
+    return pa.table({"k": numbers, "v": numbers}, schema=COUNTS.schema)
+
+
+@pytest.fixture
+def home(s3: S3, tmp_path: Path) -> str:
+    """A home in which a node has joined, with tables that a check and an operator write into."""
+    address = f"{s3.bucket()}/h"
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    for words in (("bootstrap", tmp_path / "node1.json", "--run"), ("check",), ("tables", "add", "ks.t", "--ttl", "0")):
+        done = run("--home", address, *words)
+        assert done.exit_code == 0, done
+    return address
+
+
+def in_a_process(home: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in its own process; return its result, with Rust's panic messages removed from standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc_platform", "--home", home, *words],
+        env=os.environ | environment | {"RUST_BACKTRACE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    done.stderr = PANIC.sub("", done.stderr)
+    return done
+
+
+def test_a_home_is_looked_at_where_nothing_may_be_written(s3: S3, home: str) -> None:
+    """What only reads does; a check answers, and warns that nobody will know; what writes is refused: a line each."""
+    for door, due in (("readonly", NOT_LET_IN), ("plain", "no space left on ")):
+        s3.has_room(0 if door == "plain" else None)
+        try:
+            looked, checked, added = (
+                in_a_process(home, s3.environment(door), *words)
+                for words in (("generations",), ("check",), ("tables", "add", "ks.u", "--ttl", "0"))
+            )
+        finally:
+            s3.has_room(None)
+        assert (looked.returncode, looked.stderr) == (0, "")
+        assert (checked.returncode, checked.stderr.count("\n"), due in checked.stderr) == (0, 1, True), checked.stderr
+        assert checked.stderr.startswith("warning: what was judged is not kept")
+        assert (added.returncode, added.stderr.count("\n"), due in added.stderr) == (2, 1, True), added.stderr
+        assert "\x1b" not in checked.stderr + added.stderr
+    listed = run("--home", home, "tables", "--json")
+    assert ("ks.t" in listed.stdout, "ks.u" in listed.stdout) == (True, False), listed
+
+
+@pytest.mark.grid("commits in a store that is full", 1)
+@pytest.mark.parametrize("writes", [*range(1, 24, 2)])
+def test_a_store_is_full_in_the_middle(
+    s3: S3, home: str, tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A join whose store fills up in the middle is refused in one line and can be run again."""
+    (tmp_path / "node2.json").write_text(node_text(2, 4, 2), encoding="utf-8")
+    s3.has_room(writes)
+    try:
+        stopped = in_a_process(home, {}, "bootstrap", str(tmp_path / "node2.json"), "--run")
+    finally:
+        s3.has_room(None)
+    assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
+    assert "no space left on " in stopped.stderr
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the turn that the full store did not take back
+    assert run("--home", home, "bootstrap", tmp_path / "node2.json", "--run").exit_code == 0
+
+
+@pytest.mark.parametrize("door", ["readonly", "full", "expired"])
+def test_a_write_that_is_refused_is_one_line(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], door: str
+) -> None:
+    """By a writer who could write before: with the table, without colours, addresses or secrets, and once."""
+    monkeypatch.setattr(object_store, "_RETRIES", 1)
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    lake.merge(COUNTS, counts(1), update=False)
+    if door == "full":
+        s3.has_room(0)
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
+    try:
+        with pytest.raises(PlatformError) as told:
+            Lake(str(lake.place)).merge(COUNTS, counts(2), update=False)
+    finally:
+        s3.has_room(None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment()["AWS_ENDPOINT_URL"])
+    assert type(told.value) is (Unavailable if door == "full" else NotLetIn)
+    assert ("no space left on" if door == "full" else NOT_LET_IN) in str(told.value)
+    assert [word for word in ("\x1b", "\n", "http:", "Error performing", SECRET) if word in str(told.value)] == []
+    assert PANIC.sub("", capfd.readouterr().err) == ""
+    assert Lake(str(lake.place)).read(COUNTS)["k"].to_pylist() == [1]
+    assert [each.damage + each.strange for each in verify_tables(lake, deep=True)] == [[]]

@@ -1,0 +1,150 @@
+"""Initiators and participants that are killed at every step of a switch: real processes. No Spark, no JVM."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.homes.contents import contents
+from support.processes.nursery import Nursery
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
+from cdc_platform.delta import Lake
+from cdc_platform.errors import StateError
+from cdc_platform.generations import SwitchPhase
+from cdc_platform.home import open_home
+from cdc_platform.lifecycle import audit_ring_fit, switch
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.metastore import switches
+from cdc_platform.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
+
+HOSTS = [host(number) for number in (1, 2, 3)]
+# When a row was written is the one thing in which a second start may differ.
+BOOKKEEPING = {"created_at", "decided_at"}
+OF_A_SWITCH = (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)
+INTRODUCE = """
+import sys
+from cdc_platform.clock import Clock
+from cdc_platform.delta.lake import Lake
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.settings import Settings
+bootstrap.introduce_generation(Lake(sys.argv[1]), Clock(int(sys.argv[2])), Settings(two_phase_switch=True), sys.argv[3])
+"""
+
+
+def command(nursery: Nursery, home: Path, now_ms: Milliseconds, *arguments: str, kill_at: str) -> int:
+    """`cdc-platform switch`, in a process of its own that is killed; answers with how it left."""
+    words = ("--home", home, "--clock", format_ms(now_ms), "switch", *arguments)
+    return nursery.run(*words, kill_at=kill_at).exit_code
+
+
+def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
+    """The same command, undisturbed."""
+    return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A home in which a third node's generation is inserted."""
+    home = open_home(tmp_path_factory.mktemp("waiting") / "home")
+    lake = Lake(home.lake)
+    ring_of(lake, (1, 2))
+    return home.path, inserted(lake, 3)
+
+
+@pytest.fixture
+def home(waiting: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(waiting[0], tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    waiting: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, object]]]:
+    """What there is when nobody is killed."""
+    home = shutil.copytree(waiting[0], tmp_path_factory.mktemp("undisturbed") / "home")
+    bootstrap.introduce_generation(Lake(home / "lake"), NOON, TWO_PHASE, waiting[1])
+    return contents(home, OF_A_SWITCH, without=BOOKKEEPING)
+
+
+@pytest.mark.parametrize("point", failpoints.SWITCH_POINTS)
+def test_a_killed_switch_ends_where_it_would_have_ended(
+    point: str,
+    home: Path,
+    waiting: tuple[Path, str],
+    undisturbed: dict[str, list[dict[str, object]]],
+    tmp_path: Path,
+    nursery: Nursery,
+) -> None:
+    """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
+    generation_id = waiting[1]
+    introduced = ("-c", INTRODUCE, home / "lake", str(us_from_ms(NOON_MS)), generation_id)
+    killed = nursery.run(*introduced, kill_at=point)
+    assert killed.exit_code == -signal.SIGKILL, killed.stderr
+    assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) != undisturbed
+    left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
+    # Before the promises are kept there is nothing that a later clock must not change.
+    later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + Milliseconds(10_000)
+    bootstrap.introduce_generation(Lake(home / "lake"), Clock(us_from_ms(later)), TWO_PHASE, generation_id)
+    assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) == undisturbed
+    done = switch.advance_switch(
+        left, Clock(us_from_ms(Milliseconds(NOON_MS + 30_000))), TWO_PHASE, generation_id, "anybody"
+    )
+    answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
+    assert (done.phase, done.time_ms) == (
+        (SwitchPhase.COMMITTED, NOON_MS + 70_000) if answered else (SwitchPhase.ABORTED, None)
+    )
+    if answered:
+        assert bootstrap.introduce_generation(left, NOON, TWO_PHASE, generation_id) == done.time_ms
+    else:
+        with pytest.raises(StateError, match="queue the node again"):
+            bootstrap.introduce_generation(left, NOON, TWO_PHASE, generation_id)
+
+
+def test_killed_commands_end_where_they_would_have_ended(
+    home: Path, waiting: tuple[Path, str], nursery: Nursery
+) -> None:
+    """Dead between promise and answer, it answers the same later; dead after its decision, the next one enters it."""
+    lake, generation_id = Lake(home / "lake"), waiting[1]
+    switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    switch.acknowledge_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
+    answer = ("ack", generation_id, "--node", HOSTS[0])
+    assert (
+        command(nursery, home, Milliseconds(NOON_MS + 1_000), *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE)
+        == -signal.SIGKILL
+    )
+    assert switches.find_switch(lake, generation_id).missing == (HOSTS[0],)
+    assert again(home, Milliseconds(NOON_MS + 9_000), *answer) == 0
+    assert switches.find_switch(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
+    decide = ("commit", generation_id)
+    assert (
+        command(nursery, home, Milliseconds(NOON_MS + 9_000), *decide, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        == -signal.SIGKILL
+    )
+    assert not lake.exists(GENERATIONS)
+    # Nodes know the generation now. Whether it fits the ring is not judged before its node is in there.
+    assert [line.invariant for line in audit_ring_fit(lake)] == ["generations_retrievable"]
+    assert again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
+    assert switches.find_switch(lake, generation_id).time_ms == NOON_MS + 71_000
+    assert switches.read_unfinished_switches(lake) == []
+
+
+def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
+    """The commit is the decision: what comes after it does not matter."""
+    lake, generation_id = Lake(home / "lake"), waiting[1]
+    switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    late = NOON_MS + 30_000
+    assert (
+        command(nursery, home, Milliseconds(late), "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        == -signal.SIGKILL
+    )
+    first = switches.find_switch(lake, generation_id)
+    assert again(home, Milliseconds(late + 5_000), "abort", generation_id) == 0
+    assert switches.find_switch(lake, generation_id) == first
+    assert first.phase is SwitchPhase.ABORTED

@@ -1,0 +1,185 @@
+"""What SELECT and SELECT JSON print: the same tables as COPY's files, read to the same exports.
+
+The forms are written from the documents: cqlsh's tables with bars and 6 decimals, SELECT JSON with a column `[json]`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.files.export_files import (
+    ID,
+    LATER_MS,
+    SNAPSHOT,
+    TIME_MS,
+    generation,
+    local_csv,
+    streams_csv,
+    tablet_streams_csv,
+    tablet_timestamps_csv,
+    timestamps_csv,
+    v1_descriptions_csv,
+    v1_streams_csv,
+    v2_csv,
+)
+
+from cdc_platform.clock import Clock, us_from_ms
+from cdc_platform.delta import Lake
+from cdc_platform.errors import InputError
+from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.run import import_paths
+from cdc_platform.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, TABLES
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})\+0000")
+LAST = "7fffffffffffffff0000000004000001"
+
+
+def as_printed(text: str) -> str:
+    """A COPY file as SELECT prints it on a terminal: right-aligned, 6 decimals, null, a count, a page's end."""
+    rows = [[_TIME.sub(r"\g<1>000+0000", cell) or "null" for cell in row] for row in csv.reader(io.StringIO(text))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    head, *body = (" " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    rule = "-" + "-+-".join("-" * width for width in widths) + "-"
+    pages = [*body[:1], "---MORE---", *([head, rule] if body[1:] else []), *body[1:]]
+    return "\n".join(["", head, rule, *pages, "", f"({len(body)} rows)", ""])
+
+
+def objects(text: str) -> list[str]:
+    """A COPY file's rows as SELECT JSON has them: blobs as text, sets and tuples as arrays, tokens as numbers."""
+
+    def value(name: str, cell: str) -> str:
+        if not cell:
+            return "null"
+        if re.fullmatch(r"-?\d+", cell):
+            return cell
+        if cell[0] not in "{[":
+            return json.dumps(_TIME.sub(r"\1Z", cell))
+        return re.sub(r"0x[0-9a-f]+", r'"\g<0>"', cell.translate(str.maketrans("{}()", "[][]")))
+
+    return [
+        "{" + ", ".join(f'"{name}": {value(name, cell)}' for name, cell in row.items()) + "}"
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
+def as_json_table(text: str) -> str:
+    """SELECT JSON as cqlsh prints it."""
+    rows = objects(text)
+    return "\n".join(["", " [json]", "-" * 20, *(f" {row}" for row in rows), "", f"({len(rows)} rows)", ""])
+
+
+def as_json_lines(text: str) -> str:
+    """The objects alone, one a line."""
+    return "\n".join(objects(text))
+
+
+def as_json_list(text: str) -> str:
+    """The objects as one list."""
+    return "[" + ",\n".join(objects(text)) + "]"
+
+
+ONE = generation()
+TEXTS = {
+    "v2": v2_csv({ID: ONE}),
+    "streams": streams_csv({TIME_MS: ONE}),
+    "timestamps": timestamps_csv({TIME_MS: LATER_MS, LATER_MS: None}),
+    "v1": v1_descriptions_csv({TIME_MS: ONE}),
+    "v1 streams": v1_streams_csv({TIME_MS: ONE}),
+    "local": local_csv({"cdc_local": (TIME_MS, ID)}, "11111111-1111-4111-8111-111111111111"),
+    "tablet times": tablet_timestamps_csv([TIME_MS]),
+    "tablet streams": tablet_streams_csv([(TIME_MS, 0, LAST), (TIME_MS, 2, LAST)]),
+}
+
+
+def told(text: str, source: str = "a") -> str:
+    """All that is read of a text."""
+    found = parse_exports([(source, text)])
+    described = {id_: (rows.range_ends, rows.ignore_msbs, rows.streams) for id_, rows in found.descriptions.items()}
+    published = {time: (rows.range_ends, rows.streams) for time, rows in found.streams.items()}
+    v1 = [
+        (time, each.expired_ms, each.streams, each.description and each.description.streams)
+        for table in (found.v1.descriptions, found.v1.streams)
+        for time, each in table.items()
+    ]
+    local = [(row.host_id, row.key, row.streams_timestamp_ms, row.uuid) for row in found.v1.local]
+    sets = {
+        name: [(each.time_ms, each.current, each.closed, each.opened) for each in of_table]
+        for name, of_table in found.tablets.sets.items()
+    }
+    times = {name: list(of_table) for name, of_table in found.tablets.times.items()}
+    return repr((described, published, found.timestamps, v1, local, sets, times, found.held))
+
+
+@pytest.mark.parametrize("form", [as_printed, as_json_table, as_json_lines, as_json_list])
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_form_of_a_table_is_the_same_table(name: str, form: Callable[[str], str]) -> None:
+    """Whatever printed it: the same rows, told by its columns alone."""
+    assert told(form(TEXTS[name])) == told(TEXTS[name])
+
+
+WARNINGS = "Warnings :\nAggregation query used without partition key\n\nSchema version | mismatch detected\n"
+SESSIONS: dict[str, Callable[[str], str]] = {
+    "a prompt": lambda text: f"cqlsh> SELECT * FROM t;\n{text}",
+    "a prompt with a user and a keyspace": lambda text: f"admin@cqlsh:ks> SELECT * FROM t;\n{text}\nadmin@cqlsh:ks> ",
+    "a quoted keyspace": lambda text: f'cqlsh:"Kw"> SELECT * FROM t;\n{text}\ncqlsh:"Kw"> exit\n',
+    "a statement of three lines": lambda text: f"cqlsh> SELECT *\n   ... FROM t\n   ... ;\n{text}\ncqlsh>",
+    "warnings behind": lambda text: f"{text}\n{WARNINGS}",
+    "warnings behind, and a prompt": lambda text: f"cqlsh> SELECT * FROM t;\n{text}\n{WARNINGS}\ncqlsh> ",
+    "warnings in front, of stderr": lambda text: f"\n{WARNINGS}\n{text}",
+    "line ends of Windows": lambda text: f"cqlsh> SELECT * FROM t;\n{text}\n{WARNINGS}".replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("form", [as_printed, as_json_table])
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_was_copied_from_a_session_is_the_same_table(name: str, form: Callable[[str], str], session: str) -> None:
+    """Prompts, what was typed behind them and warnings are no rows, and do not stand in the way of any."""
+    assert told(SESSIONS[session](form(TEXTS[name]))) == told(TEXTS[name])
+
+
+@pytest.mark.parametrize("between", ["", "cqlsh> SELECT * FROM t;\n", f"{WARNINGS}\n"])
+def test_a_second_table_of_a_session_is_refused(between: str) -> None:
+    """It is not taken for a warning."""
+    printed = as_printed(TEXTS["timestamps"])
+    with pytest.raises(InputError, match="is behind the table's end; a file holds one"):
+        parse_exports([("a", f"{printed}\n{between}{printed}")])
+
+
+@pytest.mark.parametrize("prompt", ["cqlsh> DESCRIBE SCHEMA\n\n", "me@cqlsh:shop> DESC KEYSPACE shop;\n", ""])
+@pytest.mark.parametrize("end", ["\ncqlsh> ", "\nWarnings :\nA warning with CREATE TABLE x (p int\n\n", ""])
+def test_a_schema_that_was_copied_from_a_session_is_the_same_schema(prompt: str, end: str) -> None:
+    """A command of cqlsh ends with its line, and not with the semicolon of the first statement."""
+    schema = (
+        "CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy'};\n\nCREATE TYPE shop.part (a int);\n\n"
+        "CREATE TABLE shop.t (p int PRIMARY KEY, v part) WITH cdc = {'enabled': 'true'};\n"
+    )
+    (expected,) = parse_exports([("a", schema)]).tables
+    assert expected.ddl is not None
+    assert parse_exports([("a", f"{prompt}{schema}{end}")]).tables == [expected]
+
+
+def test_a_ring_snapshot_beside_json_rows_is_told_apart(lake: Lake, tmp_path: Path) -> None:
+    """Both are JSON lists of objects: the fields say which is which."""
+
+    tmp_path.joinpath("ring.json").write_text(json.dumps(SNAPSHOT))
+    tmp_path.joinpath("rows.json").write_text(as_json_list(TEXTS["timestamps"]))
+    report = import_paths(lake, Clock(us_from_ms(LATER_MS)), [tmp_path])
+    assert len(report.nodes_added) == 2
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+
+
+@pytest.mark.parametrize("text", ["time,range_end,streams\r\n", as_printed("time,range_end,streams\r\n")])
+def test_a_header_alone_is_an_empty_table_that_was_held(lake: Lake, tmp_path: Path, text: str) -> None:
+    """The table is there afterwards, without a row: empty, which is another thing than unknown; no other table is."""
+    path = tmp_path.joinpath("streams.csv")
+    path.write_text(text, newline="")
+    import_paths(lake, Clock(us_from_ms(TIME_MS)), [path])
+    assert [name for name, table in TABLES.items() if lake.exists(table)] == [STREAMS_DESCRIPTIONS_V2.full_name]
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 0

@@ -1,0 +1,226 @@
+"""Broken clusters: refused without --as-is, taken in with it, judged by `check`, built on by nobody until it is clean.
+
+The exports are written from the documents, as COPY writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.files.export_files import (
+    ID,
+    SNAPSHOT,
+    TIME_MS,
+    generation,
+    streams_csv,
+    tablet_streams_csv,
+    tablet_timestamps_csv,
+    timestamps_csv,
+    v2_csv,
+)
+
+from cdc_platform.clock import Clock, us_from_ms
+from cdc_platform.delta import Lake, get_observed_status
+from cdc_platform.errors import InputError
+from cdc_platform.importing.run import import_paths
+from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES
+
+CLOCK = Clock(us_from_ms(TIME_MS))
+ONE = generation()
+RING, TIMES, STREAMS, V2 = (
+    json.dumps(SNAPSHOT),
+    timestamps_csv({TIME_MS: None}),
+    streams_csv({TIME_MS: ONE}),
+    v2_csv({ID: ONE}),
+)
+TABLET = ((TIME_MS, 0, "ffffffffffffffff0000000004000001"), (TIME_MS, 0, "7fffffffffffffff0000000008000001"))
+TABLET_ROWS = (*TABLET, *((time, 2, stream) for time, _, stream in TABLET))
+LEGACY = "0521d5ce4a4a8ca552f83d88a1ae55d2"
+
+
+def first_set(text: str) -> str:
+    """The streams of the first row of a file."""
+    return text.splitlines()[1].split('"')[1]
+
+
+def swapped(text: str) -> str:
+    """The streams of the first two rows, each in the other's place."""
+    lines = text.split("\r\n")
+    one, two = (line.split('"') for line in lines[1:3])
+    one[1], two[1] = two[1], one[1]
+    return "\r\n".join([lines[0], '"'.join(one), '"'.join(two), *lines[3:]])
+
+
+def random_ids(text: str) -> str:
+    """The streams of the first row replaced by as many random bytes."""
+    ids = ", ".join(f"0x{number:02x}" + "9b7c1d55e0a34f26b88c0e4d917f3a"[:30] for number in range(16, 20))
+    return text.replace(first_set(text), "{" + ids + "}")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Files of a cluster that is not whole, what is said of them, and the invariant that does not hold."""
+
+    files: Mapping[str, str]
+    says: str
+    violates: str | None
+
+
+BROKEN = {
+    "a row of streams is missing": Broken(
+        {"r.json": RING, "t.csv": TIMES, "s.csv": streams_csv({TIME_MS: ONE}, skip=frozenset([2]))},
+        "rows are missing",
+        "refines_vnodes",
+    ),
+    "a row of a description is missing": Broken(
+        {"r.json": RING, "t.csv": TIMES, "d.csv": v2_csv({ID: ONE}, num_ranges=6, skip=frozenset([2]))},
+        "num_ranges claims 6",
+        "row_count",
+    ),
+    "streams without their time": Broken({"r.json": RING, "s.csv": STREAMS}, "without its row in", None),
+    "a description of the old format": Broken(
+        {"d.csv": V2.replace(first_set(V2), f"{{0x{LEGACY}}}")},
+        "older than the version field",
+        "stream_format",
+    ),
+    "streams that are swapped": Broken(
+        {"r.json": RING, "t.csv": TIMES, "s.csv": swapped(STREAMS)}, "lie outside their range", "vnode_colocation"
+    ),
+    "streams that are random": Broken(
+        {"r.json": RING, "t.csv": TIMES, "s.csv": random_ids(STREAMS)}, "lie outside their range", "vnode_colocation"
+    ),
+    "a range without a stream": Broken(
+        {"r.json": RING, "t.csv": TIMES, "s.csv": STREAMS.replace(f'"{first_set(STREAMS)}"', "")},
+        "every range has at least one",
+        "refines_vnodes",
+    ),
+    "a tablet's stream is missing": Broken(
+        {"t.csv": tablet_timestamps_csv([TIME_MS]), "s.csv": tablet_streams_csv(TABLET_ROWS[1:])},
+        "rows are missing",
+        "tablet_sets_add_up",
+    ),
+    "a stream set without current streams": Broken(
+        {"t.csv": tablet_timestamps_csv([TIME_MS]), "s.csv": tablet_streams_csv(TABLET_ROWS[2:])},
+        "no current streams",
+        "tablet_timestamp_complete",
+    ),
+    "a stream set without its time": Broken(
+        {"s.csv": tablet_streams_csv(TABLET_ROWS)}, "row in cdc_timestamps", "tablet_streams_timed"
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for exports."""
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    return folder
+
+
+def written(folder: Path, files: Mapping[str, str]) -> Path:
+    """The folder with these files alone."""
+    for path in folder.iterdir():
+        path.unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text, newline="")
+    return folder
+
+
+def versions(lake: Lake) -> dict[str, int | None]:
+    """The version of every table."""
+    return {name: lake.version(table) for name, table in TABLES.items()}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake, folder: Path) -> None:
+    """Without --as-is one line that says how, and no table; with it everything is there, and the lake is marked."""
+    case = BROKEN[name]
+    written(folder, case.files)
+    with pytest.raises(InputError, match=case.says) as refused:
+        import_paths(lake, CLOCK, [folder])
+    assert "import --as-is" in str(refused.value)
+    assert set(versions(lake).values()) == {None}
+    report = import_paths(lake, CLOCK, [folder], as_is=True)
+    assert any(case.says in flaw for flaw in report.flaws)
+    found = get_observed_status(lake)
+    assert found is not None
+    assert found.flaws == len(report.flaws)
+    before = versions(lake)
+    assert import_paths(lake, CLOCK, [folder], as_is=True).rows_written == 0
+    assert versions(lake) == before
+
+
+@pytest.mark.parametrize("name", [name for name, case in BROKEN.items() if case.violates])
+def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> None:
+    """The invariant that is broken is named, the exit code is 1, and the home stays only observed."""
+    home = tmp_path / "home"
+    assert run("--home", home, "import", "--as-is", written(folder, BROKEN[name].files)).exit_code == 0
+    answer = run("--home", home, "check", "--json")
+    assert answer.exit_code == 1
+    violated = {line["invariant"] for line in json.loads(answer.stdout) if line["violations"]}
+    assert BROKEN[name].violates in violated, violated
+    assert "is only observed since" in answer.stderr
+    assert "only-observed" in {each["code"] for each in run("--home", home, "status", "--json").json["next"]}
+    assert get_observed_status(Lake(home / "lake")) is not None
+
+
+def test_timestamps_without_streams_are_a_flaw_where_the_table_was_held(lake: Lake, folder: Path) -> None:
+    """An empty table of streams says that there are none; where it was not exported nobody knows."""
+    import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], as_is=True)
+    assert get_observed_status(lake) is None
+    report = import_paths(
+        lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})], as_is=True
+    )
+    assert "timestamps without their streams rows" in report.flaws[0]
+    assert get_observed_status(lake) is not None
+
+
+def test_a_cut_file_is_refused_all_the_same(lake: Lake, folder: Path) -> None:
+    """It tells of the copy, not of the cluster."""
+    with pytest.raises(InputError, match="half-written export"):
+        import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": STREAMS[:-9]})], as_is=True)
+
+
+def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) -> None:
+    """The rest comes in, `check` is clean and lifts the mark; before that the same command refuses."""
+    home = tmp_path / "home"
+    part = {"r.json": RING, "t.csv": TIMES, "d.csv": V2, "s.csv": streams_csv({TIME_MS: ONE}, skip=frozenset([2]))}
+    assert run("--home", home, "import", "--as-is", written(folder, part)).exit_code == 0
+    node = written(tmp_path / "exports", {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    refused = run("--home", home, "bootstrap", node / "n.json")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "is only observed since" in refused.stderr
+    assert run("--home", home, "import", written(folder, part | {"s.csv": STREAMS})).exit_code == 0
+    clean = run("--home", home, "check")
+    assert clean.exit_code == 0, clean.stdout
+    assert "no longer only observed" in clean.stderr
+    assert {each["code"] for each in run("--home", home, "status", "--json").json["next"]} <= {"no-tables"}
+    assert get_observed_status(Lake(home / "lake")) is None
+    written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    assert run("--home", home, "bootstrap", folder / "n.json").exit_code == 0
+
+
+def test_the_flag_builds_on_it_all_the_same(tmp_path: Path, folder: Path) -> None:
+    """Whoever says so may: the flag says what it does."""
+    home = tmp_path / "home"
+    case = BROKEN["a row of streams is missing"]
+    assert run("--home", home, "import", "--as-is", written(folder, case.files)).exit_code == 0
+    written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    command = ("bootstrap", folder / "n.json")
+    assert run("--home", home, *command).exit_code == 2
+    assert run("--home", home, "--write-to-observed", *command).exit_code == 0
+
+
+def test_rows_of_a_partial_generation_stay_as_they_were(lake: Lake, folder: Path) -> None:
+    """What is there is what the export had: five of six rows, each with its streams."""
+    case = BROKEN["a row of streams is missing"]
+    import_paths(lake, CLOCK, [written(folder, case.files)], as_is=True)
+    found = {row["range_end"]: sorted(row["streams"]) for row in lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()}
+    due = {ONE.entry(row).range_end: sorted(map(bytes, ONE.entry(row).streams)) for row in range(6) if row != 2}
+    assert found == due

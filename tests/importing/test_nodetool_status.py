@@ -1,0 +1,190 @@
+"""What nodetool prints of members: names kept whole, replicas that own nothing, host IDs, zero-token nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.delta import Lake
+from cdc_platform.errors import InputError
+from cdc_platform.importing import ImportReport
+from cdc_platform.importing.run import import_paths
+from cdc_platform.metastore import read_current_ring
+from cdc_platform.ring import Node
+from cdc_platform.tables import NODES
+
+CLOCK = Clock(Microseconds(1_700_000_000_000_000))
+ODD = ["eu-west 1", "Ü, größer", "a:b", "dc)1", "]", "x  y", "Up Normal", "rack:r1"]
+"""Names that an operator may have given, all of them printable."""
+TOKENS = {"10.0.1.1": [-40, 10], "10.0.1.2": [-20, 30], "10.0.2.1": [-30, 20], "10.0.2.2": [-10, 40]}
+HOSTS = {address: UUID(int=number) for number, address in enumerate(TOKENS, start=1)}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of its own."""
+    return Lake(tmp_path / "lake")
+
+
+def datacenter(address: str, second: str = "eu-west 1") -> str:
+    """The datacenter of a node."""
+    return "us" if address.startswith("10.0.1.") else second
+
+
+def ring_text(second: str = "eu-west 1", rack: str = "rack1", tokens: dict[str, list[int]] | None = None) -> str:
+    """What `nodetool ring` prints of two datacenters."""
+    text = ""
+    for name in ("us", second):
+        mine = sorted((t, a) for a, ts in (tokens or TOKENS).items() if datacenter(a, second) == name for t in ts)
+        text += (
+            f"\nDatacenter: {name}\n==========\nAddress  Rack  Status  State  Load  Owns  Token\n{mine[-1][0]:>70}\n"
+        )
+        text += "".join(f"{a}  {rack:<12}Up  Normal  1.23 MB  ?  {t}\n" for t, a in mine)
+    return f'{text}\n  Warning: "nodetool ring" is used to output all the tokens of a node.\n'
+
+
+def describe_text(*addresses: str, second: str = "eu-west 1", rack: str = "rack1") -> str:
+    """What `nodetool describering` prints of a keyspace whose replicas are these nodes, all of them of every range."""
+    ends = sorted(token for tokens in TOKENS.values() for token in tokens)
+    listed = ", ".join(addresses)
+    details = ", ".join(
+        f"EndpointDetails(host:{each}, datacenter:{datacenter(each, second)}, rack:{rack})" for each in addresses
+    )
+    lines = [
+        f"\tTokenRange(start_token:{start}, end_token:{end}, endpoints:[{listed}], rpc_endpoints:[{listed}], "
+        f"endpoint_details:[{details}])"
+        for start, end in zip([ends[-1], *ends[:-1]], ends, strict=True)
+    ]
+    return "\n".join(["Schema Version:a49b80fb-839c-3ea0-ad1a-8782f38b8e44", "TokenRange: ", *lines]) + "\n"
+
+
+def status_text(hosts: dict[str, UUID], second: str = "eu-west 1", rack: str = "rack1", zero: str = "") -> str:
+    """What `nodetool status` prints of these nodes; `zero` is the address of one without tokens."""
+    text = ""
+    for name in ("us", second):
+        text += f"Datacenter: {name}\n=====\nStatus=Up/Down/eXcluded\n|/ State=Normal/Leaving/Joining/Moving\n"
+        text += "-- Address  Load      Tokens Owns (effective) Host ID                              Rack \n"
+        for address, host in hosts.items():
+            if datacenter(address, second) == name:
+                count = 0 if address == zero else len(TOKENS.get(address, [1, 2]))
+                text += f"DN {address} 512.00 KB {count}    33.4%            {host} {rack}\n"
+    return f"{text}\nNote: Non-system keyspaces don't have the same replication settings\n"
+
+
+def bring(lake: Lake, folder: Path, *texts: str, shards: int | None = 4) -> ImportReport:
+    """Import these texts at once, with the sharding of nodes that are not known."""
+    files = []
+    for number, text in enumerate(texts):
+        files.append(folder / f"{number}.txt")
+        files[-1].write_text(text, encoding="utf-8")
+    return import_paths(lake, CLOCK, files, shards=shards, ignore_msb=12)
+
+
+def by_address(lake: Lake) -> dict[str, Node]:
+    """The nodes of the ring."""
+    return {node.address: node for node in read_current_ring(lake).nodes}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_are_kept_whole(name: str, lake: Lake, tmp_path: Path) -> None:
+    """Of datacenters and racks, in all three of nodetool's texts."""
+    bring(lake, tmp_path, ring_text(name, rack=name))
+    found = {(node.datacenter, node.rack) for node in by_address(lake).values()}
+    assert found == {("us", name), (name, name)}
+    other = Lake(tmp_path / "describering")
+    bring(other, tmp_path, describe_text("10.0.2.1", "10.0.2.2", second=name, rack=name))
+    assert {(node.datacenter, node.rack) for node in by_address(other).values()} == {(name, name)}
+    third = Lake(tmp_path / "status")
+    bring(third, tmp_path, ring_text(name, rack=name), status_text(HOSTS, name, rack=name))
+    assert {(node.datacenter, node.rack) for node in by_address(third).values()} == found
+    assert {address: node.host_id for address, node in by_address(third).items()} == HOSTS
+
+
+@pytest.mark.parametrize("replicas", [["10.0.2.2"], ["10.0.2.1", "10.0.2.2"], ["10.0.2.1", "10.0.1.1"], ["10.9.9.9"]])
+def test_describering_never_changes_a_ring_that_is_known(replicas: list[str], lake: Lake, tmp_path: Path) -> None:
+    """Its endpoints are the replicas of one keyspace: no node goes, none has other tokens, and a warning says so."""
+    bring(lake, tmp_path, ring_text())
+    before, version = by_address(lake), lake.version(NODES)
+    report = bring(lake, tmp_path, describe_text(*replicas))
+    assert (by_address(lake), lake.version(NODES), report.rows_written) == (before, version, 0)
+    assert "lists the replicas of one keyspace" in report.warnings[0]
+    assert ("10.9.9.9" in report.warnings[1]) == (replicas == ["10.9.9.9"])
+    assert {address: list(node.tokens) for address, node in before.items()} == TOKENS
+
+
+def test_describering_says_where_the_ring_is_another(lake: Lake, tmp_path: Path) -> None:
+    """Tokens on one side alone are a warning with their number."""
+    bring(lake, tmp_path, ring_text(tokens={**TOKENS, "10.0.1.1": [-40, 11]}))
+    report = bring(lake, tmp_path, describe_text("10.0.2.1"))
+    assert "1 ranges end at tokens that no node here has, the first 10" in report.warnings[1]
+    assert "1 tokens of nodes here end no range, the first 11" in report.warnings[1]
+
+
+def test_status_gives_host_ids_to_nodes_that_are_known_by_address(lake: Lake, tmp_path: Path) -> None:
+    """IDs that were made of addresses give way to the true ones; tokens and shards stay; again is nothing."""
+    bring(lake, tmp_path, ring_text())
+    before = by_address(lake)
+    assert not HOSTS.items() & {address: node.host_id for address, node in before.items()}.items()
+    report = bring(lake, tmp_path, status_text(HOSTS))
+    after = by_address(lake)
+    assert {address: node.host_id for address, node in after.items()} == HOSTS
+    assert {a: n.tokens for a, n in after.items()} == {a: n.tokens for a, n in before.items()}
+    assert report.warnings == []
+    version = lake.version(NODES)
+    assert bring(lake, tmp_path, status_text(HOSTS)).rows_written == 0
+    assert bring(lake, tmp_path, ring_text()).rows_written == 0
+    assert lake.version(NODES) == version
+
+
+def test_status_removes_no_node(lake: Lake, tmp_path: Path) -> None:
+    """A node that it lacks stays, and one that is not known is left out: it prints no tokens. Both are said."""
+    bring(lake, tmp_path, ring_text(), status_text(HOSTS))
+    some = {address: host for address, host in HOSTS.items() if address != "10.0.2.2"} | {"10.0.2.9": UUID(int=9)}
+    report = bring(lake, tmp_path, status_text(some))
+    assert {address: node.host_id for address, node in by_address(lake).items()} == HOSTS
+    said = " ".join(report.warnings)
+    assert "node 10.0.2.9 is not known here" in said
+    assert f"1 nodes that are known here are not in it, the first {HOSTS['10.0.2.2']}" in said
+
+
+def test_another_host_with_the_address_of_a_known_one_is_refused(lake: Lake, tmp_path: Path) -> None:
+    """It has replaced it: only the ring says who owns its tokens. With the ring it is taken."""
+    bring(lake, tmp_path, ring_text(), status_text(HOSTS))
+    replaced = HOSTS | {"10.0.2.2": UUID(int=77)}
+    with pytest.raises(InputError, match="another node has taken its address"):
+        bring(lake, tmp_path, status_text(replaced))
+    assert {address: node.host_id for address, node in by_address(lake).items()} == HOSTS
+    bring(lake, tmp_path, ring_text(), status_text(replaced))
+    assert {address: node.host_id for address, node in by_address(lake).items()} == replaced
+
+
+def test_status_alone_is_no_ring(lake: Lake, tmp_path: Path) -> None:
+    """It prints how many tokens each node has, and not which."""
+    with pytest.raises(InputError, match="import nodetool ring with it"):
+        bring(lake, tmp_path, status_text(HOSTS))
+
+
+def test_ring_and_status_of_two_times_are_refused(lake: Lake, tmp_path: Path) -> None:
+    """A node with another number of tokens in each was printed before and after a change."""
+    with pytest.raises(InputError, match=r"node 10.0.1.1 has 2 tokens, and nodetool ring lists 3"):
+        bring(lake, tmp_path, ring_text(tokens={**TOKENS, "10.0.1.1": [-40, 10, 11]}), status_text(HOSTS))
+
+
+def test_zero_token_nodes_outlive_texts_that_do_not_print_them(lake: Lake, tmp_path: Path) -> None:
+    """`nodetool status` has them and `nodetool ring` does not; a status without one says that it has left."""
+    arbiter = HOSTS | {"10.0.2.9": UUID(int=9)}
+    bring(lake, tmp_path, ring_text())
+    with pytest.raises(InputError, match=r"node 10\.0\.2\.9 is not known.*--shards"):
+        bring(lake, tmp_path, status_text(arbiter, zero="10.0.2.9"), shards=None)
+    bring(lake, tmp_path, ring_text(), status_text(arbiter, zero="10.0.2.9"))
+    assert (by_address(lake)["10.0.2.9"].tokens, len(by_address(lake))) == ((), 5)
+    bring(lake, tmp_path, ring_text())
+    assert len(by_address(lake)) == 5
+    bring(lake, tmp_path, describe_text("10.0.2.1"))
+    bring(lake, tmp_path, ring_text(), status_text(arbiter, zero="10.0.2.9"), shards=None)
+    assert len(by_address(lake)) == 5
+    bring(lake, tmp_path, ring_text(), status_text(HOSTS))
+    assert set(by_address(lake)) == set(HOSTS)

@@ -1,0 +1,87 @@
+"""Ring snapshots: what they say of nodes, and the joins between them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.files.export_files import NODES
+
+import cdc_platform
+from cdc_platform.errors import InputError
+from cdc_platform.importing import joins_between_snapshots, parse_ring_snapshot, read_ring_snapshot, snapshot_from_node
+from cdc_platform.ring import Node, Ring
+
+REAL = Path(cdc_platform.__file__).parent / "data" / "real_ring"
+
+
+def snapshot(*nodes: Node, **said: object) -> str:
+    """The snapshot of these nodes, without their sharding unless `said`."""
+    return json.dumps(
+        [
+            {
+                "address": node.address,
+                "host_id": str(node.host_id),
+                "datacenter": node.datacenter,
+                "rack": node.rack,
+                "tokens": list(node.tokens),
+            }
+            | said
+            for node in nodes
+        ]
+    )
+
+
+def test_real_snapshots_make_three_joins() -> None:
+    """The snapshots of a live cluster, taken as its nodes joined, come apart into one join each."""
+    snapshots = [read_ring_snapshot(REAL / f"ring{number}.json", shards=8, ignore_msb=12) for number in (1, 2, 3)]
+    assert [len(Ring.of(nodes).tokens) for nodes in snapshots] == [256, 512, 768]
+    requests = joins_between_snapshots(snapshots)
+    assert [str(request.host_id) for request in requests] == [str(node.host_id) for node in snapshots[2]]
+    assert [request.tokens for request in requests] == [node.tokens for node in snapshots[2]]
+    assert {(request.shard_count, request.ignore_msb) for request in requests} == {(8, 12)}
+
+
+def test_the_file_says_more_than_the_caller() -> None:
+    """Where a node's sharding is in the file, it holds; elsewhere what the caller says."""
+    said = json.loads(snapshot(NODES[0], shard_count=2, ignore_msb=3)) + json.loads(snapshot(NODES[1]))
+    nodes = parse_ring_snapshot(json.dumps(said), shards=64, ignore_msb=12)
+    assert [(node.shard_count, node.ignore_msb) for node in nodes] == [(2, 3), (64, 12)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "ignore_msb", "option"), [(None, 12, "--shards"), (8, None, "--ignore-msb"), (None, None, "--shards")]
+)
+def test_sharding_is_never_guessed(shards: int | None, ignore_msb: int | None, option: str) -> None:
+    """A snapshot without it is refused with the option that says it."""
+    with pytest.raises(InputError, match=option):
+        parse_ring_snapshot(snapshot(NODES[0]), shards=shards, ignore_msb=ignore_msb)
+
+
+@pytest.mark.parametrize("field", ["address", "datacenter", "rack"])
+def test_what_is_not_known_of_a_node_is_empty(field: str) -> None:
+    """What a home wrote of a node whose place nobody told it is read as it was."""
+    written = snapshot_from_node(NODES[0]) | {field: ""}
+    (node,) = parse_ring_snapshot(json.dumps([written]))
+    assert json.loads(json.dumps(snapshot_from_node(node))) == json.loads(json.dumps(written))
+    with pytest.raises(InputError, match=f"{field}: ' ' is no name"):
+        parse_ring_snapshot(json.dumps([written | {field: " "}]))
+
+
+def test_a_snapshot_has_no_joins_of_nodes_it_shares() -> None:
+    """The same ring twice is no join."""
+    assert joins_between_snapshots([NODES, NODES]) == joins_between_snapshots([NODES])
+
+
+def test_a_node_that_is_gone_is_no_join() -> None:
+    """Removals are not made up into anything."""
+    with pytest.raises(InputError, match="is gone"):
+        joins_between_snapshots([NODES, NODES[:1]])
+
+
+def test_a_node_with_other_tokens_is_no_join() -> None:
+    """Moved tokens are not made up into anything."""
+    with pytest.raises(InputError, match="other tokens"):
+        joins_between_snapshots([NODES, (replace(NODES[0], tokens=(5,)), NODES[1])])

@@ -1,0 +1,173 @@
+"""Values on their way from a cluster into the lake: of every type, and those that Python's classes cannot hold."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from ipaddress import ip_address
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from cassandra.util import Date
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.live_log import LiveLog, defined
+from support.standin.live_table import LiveTable, by_key
+from support.standin.world import time_uuid
+
+from cdc_platform.cdclog import EXACT, INEXACT, log_rows_from_arrow, log_table, read_table_schema, stored_type
+from cdc_platform.cdclog.values import decode_exact_value, to_canonical_values
+from cdc_platform.clock import Clock, Microseconds, us_from_ms
+from cdc_platform.cql import min_timeuuid
+from cdc_platform.cql.temporal import Duration
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.ingest import ReadPolicy, current_table, ingest_table
+from cdc_platform.scylla import ScyllaCluster
+
+pytestmark = pytest.mark.cassandra
+
+DIGITS = 10**400 + 7
+A_UUID = UUID("9f6b4d5e-0c5a-4f59-8f0e-0d8c2d9b1a77")
+DDL = """CREATE TYPE shop.ut (a int, b timestamp);
+CREATE TABLE shop.t (p int PRIMARY KEY, a ascii, b bigint, c blob, d date, e decimal, f double, g float, h inet,
+    i varint, j boolean, l list<timestamp>, m map<date, timestamp>, n tinyint, o smallint, q set<text>, s time,
+    t timestamp, u duration, w uuid, x frozen<ut>, y frozen<tuple<date, varint>>, z text)
+    WITH cdc = {'enabled': 'true', 'ttl': '0'};"""
+PLAIN = {
+    "a": ("'a'", "a"),
+    "b": ("-9223372036854775808", -(2**63)),
+    "c": ("0x00ff", b"\x00\xff"),
+    "d": ("'2026-01-31'", 20484),
+    "e": ("-1.50", Decimal("-1.50")),
+    "f": ("0.1", 0.1),
+    "g": ("0.5", 0.5),
+    "h": ("'::1'", ip_address("::1")),
+    "i": ("7", 7),
+    "j": ("false", False),
+    "l": (f"{{{min_timeuuid(Microseconds(0))}: 5}}", ((min_timeuuid(Microseconds(0)), 5),)),
+    "m": ("{'1970-01-02': 5}", ((1, 5),)),
+    "n": ("-128", -128),
+    "o": ("32767", 32767),
+    "q": ("{'', 'b'}", ("", "b")),
+    "s": ("'00:00:00.000000001'", 1),
+    "t": ("0", 0),
+    "u": ("1mo2d3ns", Duration(1, 2, 3)),
+    "w": (str(A_UUID), A_UUID),
+    "x": ("{a: 1}", (1, None)),
+    "y": ("('1970-01-01', 7)", (0, 7)),
+    "z": ("'ż'", "ż"),
+}
+FAR = {
+    "d": ("4294967295", 2**31 - 1),
+    "e": ("1e-2147483", Decimal("1e-2147483")),
+    "i": (str(DIGITS), DIGITS),
+    "l": (f"{{{min_timeuuid(Microseconds(0))}: 9223372036854775807}}", ((min_timeuuid(Microseconds(0)), 2**63 - 1),)),
+    "m": ("{4294967295: -9223372036854775808}", ((2**31 - 1, -(2**63)),)),
+    "t": ("253402300800000", 253402300800000),
+    "u": ("-2147483647mo", Duration(-2147483647, 0, 0)),
+    "x": ("{b: -9223372036854775808}", (None, -(2**63))),
+    "y": ("(4294967295, -7)", (2**31 - 1, -7)),
+}
+
+
+def test_values_of_every_type_come_as_they_are(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Also dates and timestamps of any year, beside which the driver would have thrown the page away; and no bytes."""
+    world, generation = standin.world, description(time_uuid(FIRST_MS))
+    world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
+    log = LiveLog(world, defined(DDL), {FIRST_MS: generation}).make()
+    stream = generation.streams[0].tobytes()
+    for place, values in enumerate((PLAIN, FAR, {"b": ("blobAsBigint(0x)", None)})):
+        names = ", ".join(f'"{name}"' for name in values)
+        texts = ", ".join(text for text, _ in values.values())
+        head = f"0x{stream.hex()}, {min_timeuuid(Microseconds(us_from_ms(FIRST_MS) + place))}, 0, 2, {place}"
+        world.run(
+            'INSERT INTO shop.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", p, '
+            f"{names}) VALUES ({head}, {texts})"
+        )
+    told: list[str] = []
+    done = ingest_table(cluster, Clock(), "shop", "t", workers, tell=told.append)
+    assert (done.rows, told) == (3, [])
+    found = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
+    rows = {row["p"]: row for row in log_rows_from_arrow(log.schema, found)}
+    for place, values in enumerate((PLAIN, FAR, {"b": ("", None)})):
+        assert {name: rows[place][name] for name in values} == {name: value for name, (_, value) in values.items()}
+    assert isinstance(found, pa.Table)
+
+
+def test_values_of_every_type_are_kept_as_they_are(
+    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
+) -> None:
+    """The table itself has each value, or the nearest and the value beside it; no bytes are null."""
+    world = standin.world
+    world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
+    log = LiveLog(world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    standin.proxy.collections = {"l", "m", "q"}
+    lists = {"5": ("[5]", (5,)), "9223372036854775807": ("[9223372036854775807]", (2**63 - 1,))}
+    written = []
+    for place, values in enumerate((PLAIN, FAR, {"b": ("blobAsBigint(0x)", None), "t": ("blobAsTimestamp(0x)", None)})):
+        # Of a list the log has the keys, which the table does not tell.
+        row = {name: lists[value[0].split()[-1][:-1]] if name == "l" else value for name, value in values.items()}
+        texts = ", ".join(text for text, _ in row.values())
+        world.run(f"INSERT INTO shop.t (p, {', '.join(row)}) VALUES ({place}, {texts})")
+        written.append({name: value for name, (_, value) in row.items()})
+    ingest_table(cluster, Clock(), "shop", "t", workers, current=True)
+    found = Lake(cluster.open_home().lake).read(current_table(log.schema))
+    columns = {
+        each.name: to_canonical_values(stored_type(each.type), found[each.name].combine_chunks())
+        for each in log.schema.columns
+    }
+    beside = [dict(pairs or ()) for pairs in found[EXACT].to_pylist()]
+    for number, place in enumerate(found["p"].to_pylist()):
+        told = {name: decode_exact_value(log.schema.column(name).type, text) for name, text in beside[number].items()}
+        for name, value in written[place].items():
+            assert (told[name] if name in told else columns[name][number]) == value, name
+        assert told.keys() == ({"d", "l", "m", "t", "x", "y"} if place == 1 else set())
+
+
+def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Rows whose keys no reader of Delta tells apart, and static values of the partition, from the copy and the log."""
+    world, generation = standin.world, description(time_uuid(FIRST_MS))
+    ddl = """CREATE TABLE shop.t (p timestamp, q frozen<tuple<date, int>>, k date, s timestamp static, v int,
+        PRIMARY KEY ((p, q), k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"""
+    table = LiveTable(world, defined(ddl), {FIRST_MS: generation}, random.Random(1)).make()
+    before = Clock().now_us() - 2 * 86_400_000_000
+    far = 253402300800000
+    for k in (2**32 - 1, 2**32 - 2):
+        keys = f"{far}, ({2**32 - 1}, 1), {k}"
+        world.run(f"INSERT INTO shop.t (p, q, k, s, v) VALUES ({keys}, {far + 5}, 1) USING TIMESTAMP {before}")
+    ingest_table(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)), current=True)
+    at = Clock().now_us()
+    keys = f"{far + 1}, ({2**32 - 1}, 1), {2**32 - 1}"
+    world.run(f"INSERT INTO shop.t (p, q, k, v) VALUES ({keys}, 2) USING TIMESTAMP {at}")
+    partition = {"p": far + 1, "q": (Date(2**31 - 1), 1)}
+    table.log(partition, at, [{"cdc$operation": 2, "k": Date(2**31 - 1), "v": 2}])
+    ingest_table(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)))
+    rows = Lake(cluster.open_home().lake).read(current_table(table.schema)).to_pylist()
+    assert len({(row["p"], row["k"]) for row in rows}) == 1
+    assert by_key(table.schema, rows) == table.rows()
+    assert {(row["v"], dict(row[EXACT]).get("s")) for row in rows} == {(1, str(far + 5)), (2, None)}
+    assert [row[INEXACT] for row in rows] == [False] * 3
+
+
+def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(
+    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
+) -> None:
+    """Its values have more fields than were known: the definition is read anew, and none of them is lost."""
+    world, generation = standin.world, description(time_uuid(FIRST_MS))
+    world.run("CREATE TYPE IF NOT EXISTS shop.grows (a int)")
+    ddl = DDL.partition("CREATE TABLE")[2].replace("x frozen<ut>", "x frozen<grows>")
+    log = LiveLog(world, defined(f"CREATE TYPE shop.grows (a int); CREATE TABLE{ddl}"), {FIRST_MS: generation}).make()
+    ingest_table(cluster, Clock(us_from_ms(FIRST_MS)), "shop", "t", workers)
+    world.run("ALTER TYPE shop.grows ADD b text")
+    head = f"0x{generation.streams[0].tobytes().hex()}, {min_timeuuid(Microseconds(us_from_ms(FIRST_MS) + 1))}, 0, 2, 7"
+    world.run(
+        'INSERT INTO shop.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", p, x) '
+        f"VALUES ({head}, {{a: 1, b: 'two'}})"
+    )
+    told: list[str] = []
+    ingest_table(cluster, Clock(), "shop", "t", workers, tell=told.append)
+    lake = Lake(cluster.open_home().lake)
+    schema = read_table_schema(lake, "shop", "t")
+    (row,) = log_rows_from_arrow(schema, lake.read(log_table(schema)))
+    assert (row["x"], told) == ((1, "two"), [])
+    assert schema != log.schema

@@ -1,0 +1,151 @@
+"""What comes into the log of a kept table behind its copy, and is older than its log counts from, is in it as well."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from support.drawing import SEED
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.kept_table import DAY_US, bring, in_lake, now, old, small_slices
+from support.standin.live_table import HISTORIES, LiveTable, drawn
+from support.standin.world import time_uuid
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.delta import TaskRunner
+from cdc_platform.ingest import ReadPolicy
+from cdc_platform.scylla import ScyllaCluster
+
+pytestmark = pytest.mark.cassandra
+
+ONCE, TWICE = (ReadPolicy(Microseconds(0), Microseconds(again), Microseconds(1)) for again in (0, 1))
+"""No window is read a second time, or each that was read is."""
+WRITES: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
+    "a row": ("INSERT INTO shop.t (p, k, v) VALUES (1, 9, 9) USING", ({"cdc$operation": 2, "k": 9, "v": 9},)),
+    "a cell of a row that is there": (
+        "UPDATE shop.t USING SET v = 7 WHERE p = 1 AND k = 2",
+        ({"cdc$operation": 1, "k": 2, "v": 7},),
+    ),
+    "a cell that was overwritten since": (
+        "UPDATE shop.t USING SET v = 7 WHERE p = 1 AND k = 3",
+        ({"cdc$operation": 1, "k": 3, "v": 7},),
+    ),
+    "an element of a map": (
+        "UPDATE shop.t USING SET m = m + {5: 5} WHERE p = 1 AND k = 2",
+        ({"cdc$operation": 1, "k": 2, "m": {5: 5}},),
+    ),
+    "an element of a map that goes": (
+        "UPDATE shop.t USING SET m = m - {1} WHERE p = 1 AND k = 2",
+        ({"cdc$operation": 1, "k": 2, "cdc$deleted_elements_m": {1}},),
+    ),
+    "an element of a map that is another": (
+        "UPDATE shop.t USING SET m[2] = 0 WHERE p = 1 AND k = 2",
+        ({"cdc$operation": 1, "k": 2, "m": {2: 0}},),
+    ),
+    "a list that is overwritten": (
+        "UPDATE shop.t USING SET l = null WHERE p = 1 AND k = 2",
+        ({"cdc$operation": 1, "k": 2, "cdc$deleted_l": True},),
+    ),
+    "a row that goes": ("DELETE FROM shop.t USING WHERE p = 1 AND k = 2", ({"cdc$operation": 3, "k": 2},)),
+    "rows that go": (
+        "DELETE FROM shop.t USING WHERE p = 1 AND k >= 2 AND k <= 3",
+        ({"cdc$operation": 5, "k": 2}, {"cdc$operation": 7, "k": 3}),
+    ),
+    "a partition that goes": ("DELETE FROM shop.t USING WHERE p = 1", ({"cdc$operation": 4},)),
+}
+
+
+def late(table: LiveTable, text: str, *rows: dict[str, Any], days: int = 2) -> None:
+    """Write, and log, with a time of some days ago."""
+    at = Clock().now_us() - days * DAY_US
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {at}"))
+    table.log({"p": 1}, at, list(rows))
+
+
+def older(table: LiveTable, text: str) -> None:
+    """Write what no log tells of any more: three days ago."""
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 3 * DAY_US}"))
+
+
+@pytest.mark.grid("late writes to a live table", 3)
+@pytest.mark.parametrize(("text", "rows"), WRITES.values(), ids=WRITES)
+def test_a_write_that_comes_late(
+    cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, text: str, rows: tuple[dict[str, Any], ...]
+) -> None:
+    """It is told of with how many rows are read again for it, once, and the table is the cluster's."""
+    for k in (1, 2, 3):
+        older(table, f"INSERT INTO shop.t (p, k, v, l, m) VALUES (1, {k}, {k}, [1, 2], {{1: 1, 2: 2}}) USING")
+    bring(cluster, workers, ONCE, current=True)
+    now(table, "UPDATE shop.t USING SET v = 4 WHERE p = 1 AND k = 3", {"p": 1}, {"cdc$operation": 1, "k": 3, "v": 4})
+    bring(cluster, workers, ONCE)
+    late(table, text, *rows)
+    told: list[str] = []
+    done = bring(cluster, workers, TWICE, tell=told.append)
+    assert done.late == len(rows)
+    assert done.current is not None
+    assert not done.current.copied_now
+    assert in_lake(cluster, table)[0] == table.rows()
+    (line,) = told
+    assert line.startswith(f"{len(rows)} rows of the log of shop.t came behind its copy")
+    bring(cluster, workers, TWICE, tell=told.append)
+    assert told == [line]
+    assert in_lake(cluster, table)[0] == table.rows()
+
+
+def test_a_late_write_that_was_deleted_before_stays_so(
+    cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
+) -> None:
+    """By a deletion of which no log tells, as while CDC was off: the cluster itself is asked what became of it."""
+    older(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    old(table, "DELETE FROM shop.t USING WHERE p = 1")
+    bring(cluster, workers, ONCE, current=True)
+    late(table, WRITES["a row"][0], *WRITES["a row"][1], days=3)
+    assert bring(cluster, workers, TWICE).late == 1
+    assert in_lake(cluster, table)[0] == table.rows() == {}
+
+
+def test_who_was_killed_behind_the_copy_misses_no_late_write(
+    cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one merges the whole log for the first time, and knows what came into it since the copy."""
+
+    def killed(point: str) -> None:
+        if point == failpoints.AFTER_COPY:
+            raise KeyboardInterrupt
+
+    older(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    bring(cluster, workers, ONCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "kill_if_selected", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bring(cluster, workers, ONCE, current=True)
+    late(table, WRITES["a row"][0], *WRITES["a row"][1])
+    assert bring(cluster, workers, TWICE).late == 1
+    assert in_lake(cluster, table)[0] == table.rows()
+    assert len(table.rows()) == 2
+
+
+@pytest.mark.parametrize("history", range(HISTORIES))
+def test_any_late_writes_to_any_table(
+    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, history: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which some have a TTL, with others of now between them: the table is the cluster's."""
+    dice = random.Random(f"{SEED} late {history}")
+    small_slices(monkeypatch, rows=3, sample=2, most=5)
+    table = LiveTable(standin.world, drawn(dice), {FIRST_MS: description(time_uuid(FIRST_MS))}, dice).make()
+    standin.proxy.collections = {column.name for column in table.schema.columns if column.type.multicell}
+    for _ in range(12):
+        table.write(Clock().now_us() - dice.randrange(2 * DAY_US, 4 * DAY_US), log=False)
+    bring(cluster, workers, ONCE, current=True)
+    for pace in (ONCE, ONCE, TWICE):
+        for _ in range(6):
+            ago = dice.choice((0, dice.randrange(2 * DAY_US, 4 * DAY_US)))
+            table.write(Clock().now_us() - ago, ttl=dice.choice((0, 0, 10**7)))
+            time.sleep(0.000_01)
+        done = bring(cluster, workers, pace).current
+        assert done is not None
+        assert not done.copied_now
+    assert in_lake(cluster, table)[0] == table.rows()

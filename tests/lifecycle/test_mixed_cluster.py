@@ -1,0 +1,210 @@
+"""A node joins a cluster that does not understand V2 yet: first format, limited, published for readers; then V2. Spark.
+
+One life of a cluster, told in the order in which it happens, on one session.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command_line import run
+from support.homes.v1_tables import HOUR_MS, START_MS, old_cluster, times
+from support.oracles import oracle
+
+from cdc_platform.checks import INSERTED_INVARIANTS, PUBLISHED_INVARIANTS, audit_lake, judge_findings
+from cdc_platform.checks.v1 import audit_inserted_v1, audit_published_v1
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import GenerationId
+from cdc_platform.generations import description as rules
+from cdc_platform.home import open_home
+from cdc_platform.lifecycle.join import bootstrap, publish, steps
+from cdc_platform.metastore import JoinRequest, generations, inbox, read_current_ring, write_nodes
+from cdc_platform.settings import Settings
+from cdc_platform.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+)
+from cdc_platform.timeline import StreamSources, Timeline
+
+NOON_MS = Milliseconds(1_700_000_000_000)
+NOON = Clock(us_from_ms(NOON_MS))
+OLD = {"features": []}
+Request = Callable[..., JoinRequest]
+
+
+@pytest.fixture
+def request_of(bootstrap_text: Callable[..., str]) -> Request:
+    """The request of a node, upgraded or not."""
+    from cdc_platform.importing import parse_join_request
+
+    def make(number: int, *, upgraded: bool, **shape: int) -> JoinRequest:
+        fields = json.loads(bootstrap_text(number, **shape)) | ({} if upgraded else OLD)
+        return parse_join_request(json.dumps(fields))
+
+    return make
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of a V1 cell at 100 streams, so that small clusters run into it."""
+    monkeypatch.setattr(rules, "V1_STREAM_LIMIT", 100)
+
+
+def queued(lake: Lake, request: JoinRequest) -> str:
+    """The generation of a node that was put into the inbox."""
+    return inbox.queue_join(lake, NOON, request).generation_id
+
+
+def test_the_life_of_a_cluster_through_its_upgrade(
+    workers: TaskRunner, lake: Lake, request_of: Request, small_limit: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V1 while one node does not understand V2; after the upgrade V2; every generation is published and explained."""
+    caplog.set_level(logging.WARNING, logger="cdc_platform")
+    first = steps.run_join(workers, lake, NOON, Settings(), queued(lake, request_of(1, upgraded=False, shard_count=4)))
+    # An upgraded node joins a cluster with one that is not: one is enough.
+    second_id = queued(lake, request_of(2, upgraded=True, shard_count=7, ignore_msb=3))
+
+    # Its timestamp comes before the insert, in the ledger, and the process dies there.
+    described = bootstrap.describe_v1_generation(workers, lake, second_id)
+    assert described.warning is not None
+    assert str(uuid.UUID(int=1)) in described.warning
+    assert "finish the upgrade" in described.warning
+    assert "cdc-platform repair" in described.warning
+    assert second_id in caplog.text
+    with pytest.raises(NotFound, match="insert it first"):
+        bootstrap.introduce_v1_generation(lake, second_id)
+    chosen = bootstrap.choose_v1_timestamp(lake, NOON, Settings(), second_id)
+    assert [known.id for known in Timeline.read(lake).known] == [first.generation_id]
+    later = Clock(us_from_ms(Milliseconds(NOON_MS + 3_600_000)))
+    second = steps.run_join(workers, lake, later, Settings(), second_id)
+    assert second.time_ms == chosen == NOON_MS + 65_001
+
+    # The limit: 16 * 4 + 16 * 7 = 176 streams are more than 100, and 100 // 32 = 3 are left a range.
+    assert (first.num_streams, second.num_ranges, second.num_streams) == (64, 32, 96)
+    ledger = {row["generation_id"]: row for row in lake.read(GENERATIONS).to_pylist()}
+    assert {row["format"] for row in ledger.values()} == {"v1"}
+    assert ledger[second_id]["num_streams"] == 96
+    description = generations.read_generation_description(lake, GenerationId(second.time_ms))
+    sharding: dict[int, tuple[int, int]] = dict.fromkeys(request_of(1, upgraded=True).tokens or (), (3, 12))
+    sharding |= dict.fromkeys(request_of(2, upgraded=True).tokens or (), (3, 3))
+    for row, entry in enumerate(oracle.generation(sharding)):
+        tokens = [oracle.unpack_stream_id(stream.tobytes())[0] for stream in description.entry(row).streams]
+        assert tokens == entry.stream_tokens
+    assert description.ignore_msbs.tolist() == [sharding[end][1] for end in sorted(sharding)]
+
+    # The joining node keeps an ID without a UUID; nothing is in the V2 table; readers get all of it in the new tables.
+    local = {row["host_id"]: row for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()}
+    assert local[str(uuid.UUID(int=2))]["uuid"] is None
+    assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
+    published = generations.read_published_rows(lake, second.time_ms)
+    assert published["range_end"].to_pylist() == sorted(sharding)
+    assert b"".join(s for row in published["streams"].to_pylist() for s in row) == description.streams.tobytes()
+    assert [(known.id, known.format) for known in Timeline.read(lake).known] == [
+        (first.generation_id, "v1"),
+        (second_id, "v1"),
+    ]
+
+    # A write finds its stream in the V1 description, by the position of its shard among the streams that are left.
+    at_us = us_from_ms(second.time_ms)
+    token = sorted(sharding)[5] - 1
+    answer = StreamSources(lake).generations.explain(token, at_us, at_us)
+    assert answer.accepted
+    assert answer.place is not None
+    shard = oracle.shard_of(token, 3, sharding[sorted(sharding)[5]][1])
+    assert (answer.place.shard, answer.place.stream_id) == (shard, description.entry(5).streams[shard].tobytes())
+
+    # The upgrade is finished: the next node's generation is V2, without a limit; both formats are known.
+    upgraded = [replace(node, features=("CDC_GENERATIONS_V2",)) for node in read_current_ring(lake).nodes]
+    write_nodes(lake, upgraded)
+    third = steps.run_join(workers, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5)))
+    assert third.num_streams == 16 * (4 + 7 + 5)
+    known = Timeline.read(lake).known
+    assert [each.format for each in known] == ["v1", "v1", "v2"]
+    assert all(each.published for each in known)
+    for each in known:
+        assert each.generation_id is not None
+        assert len(generations.read_generation_description(lake, each.generation_id)) == 16 * (known.index(each) + 1)
+
+    # Made again after the ring has moved on, everything is as it was.
+    before = {table.full_name: lake.version(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2)}
+    streams = sorted_streams(lake, second_id)
+    assert steps.run_join(workers, lake, later, Settings(), second_id) == second
+    assert sorted_streams(lake, second_id) == streams
+    assert before == {
+        table.full_name: lake.version(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2)
+    }
+    assert all(line.passed for line in judge_findings(audit_lake(workers, lake))), audit_lake(workers, lake)
+
+    # The audits see damage of the cell and of the rows that were made from it.
+    for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2):
+        swapped = _with_first_two_streams_swapped(description)
+        rows = generations.v1_cell_row if table is GENERATION_DESCRIPTIONS else generations.published_streams_rows
+        lake.merge(table, rows(second.time_ms, swapped), update=True)
+        inserted = {line.invariant: line for line in audit_inserted_v1(lake, second_id, INSERTED_INVARIANTS)}
+        assert tuple(inserted) == INSERTED_INVARIANTS
+        if table is GENERATION_DESCRIPTIONS:
+            assert inserted["published_equals_description"].violations == 1
+            assert inserted["shard_colocation"].violations > 0
+            assert audit_published_v1(lake, second_id, PUBLISHED_INVARIANTS)[0].violations == 1
+        lake.merge(table, rows(second.time_ms, description), update=True)
+    assert audit_published_v1(lake, second_id, PUBLISHED_INVARIANTS)[0].violations == 0
+
+    # Each step refuses to run before what it relies on.
+    fourth = queued(lake, request_of(4, upgraded=False))
+    with pytest.raises(StateError, match="materialise topology_descriptions first"):
+        bootstrap.insert_v1_description(lake, later, Settings(), fourth)
+    bootstrap.describe_v1_generation(workers, lake, fourth)
+    ends = lake.read(TOPOLOGY_DESCRIPTIONS, ["range_end"], [("generation_id", "=", fourth)])["range_end"].to_pylist()
+    lake.delete(TOPOLOGY_DESCRIPTIONS, [("generation_id", "=", fourth), ("range_end", "in", ends[3:])])
+    with pytest.raises(StateError, match="has 3 ranges, the ring has 64"):
+        bootstrap.insert_v1_description(lake, later, Settings(), fourth)
+    with pytest.raises(StateError, match="no timestamp yet"):
+        publish.publish_v1_generation_streams(lake, fourth)
+
+
+def sorted_streams(lake: Lake, generation_id: str) -> list[dict[str, object]]:
+    """The rows of a topology description, ascending."""
+    where = [("generation_id", "=", generation_id)]
+    return lake.read(TOPOLOGY_DESCRIPTIONS, filters=where).sort_by("range_end").to_pylist()
+
+
+def _with_first_two_streams_swapped(description: rules.TopologyDescription) -> rules.TopologyDescription:
+    streams = description.streams.copy()
+    streams[[0, 1]] = streams[[1, 0]]
+    assert not np.array_equal(streams, description.streams)
+    return rules.TopologyDescription(
+        description.range_ends, description.stream_counts, description.ignore_msbs, streams
+    )
+
+
+def test_check_judges_a_cluster_that_is_all_v1(workers: TaskRunner, tmp_path: Path) -> None:
+    """After a rewrite every invariant has something to look at and holds; one stream changed, and `check` says no."""
+    home = tmp_path / "home"
+    lake = Lake(open_home(home).lake)
+    made = old_cluster(lake, times(2))
+    now = format_ms(Milliseconds(START_MS + 2 * HOUR_MS))
+    assert run("--home", home, "--clock", now, "rewrite").exit_code == 0
+    good = run("--home", home, "--clock", now, "check", "--json")
+    assert good.exit_code == 0, good.stdout
+    lines = {line["invariant"]: line for line in good.json}
+    assert (lines["published_equals_description"]["population"], lines["row_count"]["population"]) == (24, 2)
+    assert lines["live_generations_rewritten"]["population"] == 2
+    one = run("--home", home, "check", format_ms(Milliseconds(times(2)[0])), "--json")
+    assert {line["invariant"]: line["population"] for line in one.json}["published_equals_description"] == 12
+    publish.write_published_streams(lake, Milliseconds(times(2)[0]), _with_first_two_streams_swapped(made[times(2)[0]]))
+    bad = run("--home", home, "--clock", now, "check", "--json")
+    assert bad.exit_code == 1
+    assert {line["invariant"] for line in bad.json if line["violations"]} >= {"published_equals_description"}

@@ -1,0 +1,184 @@
+"""The inbox: who wants to join, in which order, who is finished. No Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.nodes import node_fields
+
+from cdc_platform.clock import Clock, Microseconds, datetime_from_us
+from cdc_platform.delta import Lake
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.metastore import JoinRequest, inbox, write_nodes
+from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATIONS
+
+NOON = Clock(stopped_at_us=Microseconds(1_700_000_000_000_000))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of its own."""
+    return Lake(tmp_path / "lake")
+
+
+def request(number: int, tokens: list[int] | None = None) -> JoinRequest:
+    """Node `number` wants to join with its tokens, by default the one 100 times its number."""
+    return JoinRequest.model_validate_json(json.dumps(node_fields(number, tokens=tokens or [number * 100])))
+
+
+def finish(lake: Lake, event: inbox.BootstrapEvent, *, published: bool = True) -> None:
+    """Enter the event's generation into the ledger, as introducing and publishing would."""
+    row = {
+        "generation_id": event.generation_id,
+        "time": datetime_from_us(NOON.now_us()),
+        "host_id": str(event.node.host_id),
+        "event_id": event.event_id,
+        "num_ranges": 1,
+        "num_streams": 2,
+        "created_at": datetime_from_us(NOON.now_us()),
+        "published_at": datetime_from_us(NOON.now_us()) if published else None,
+    }
+    lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=True)
+
+
+def test_the_same_request_is_the_same_event(lake: Lake) -> None:
+    """A bootstrap that was cut off and is started again goes on with its event and its generation."""
+    first = inbox.queue_join(lake, NOON, request(1))
+    version = lake.version(BOOTSTRAP_EVENTS)
+    assert inbox.queue_join(lake, Clock(), request(1)) == first
+    assert lake.version(BOOTSTRAP_EVENTS) == version
+    assert lake.read(BOOTSTRAP_EVENTS).num_rows == 1
+
+
+def test_the_order_of_the_inbox_survives_a_stopped_clock(lake: Lake) -> None:
+    """Events queued at one stopped time are still taken in the order in which they came."""
+    queued = [inbox.queue_join(lake, NOON, request(number)).event_id for number in (5, 3, 9, 1)]
+    assert [join.event_id for join in inbox.read_pending_events(lake)] == queued
+
+
+def test_a_host_does_not_wait_twice_with_other_content(lake: Lake) -> None:
+    """A host that is waiting cannot be queued again with other tokens."""
+    inbox.queue_join(lake, NOON, request(1))
+    with pytest.raises(InputError, match="other content"):
+        inbox.queue_join(lake, NOON, request(1, tokens=[7]))
+
+
+def test_a_token_that_a_waiting_node_brings_is_taken(lake: Lake) -> None:
+    """Two waiting nodes with one token could never both join; the second is refused and the owner is named."""
+    inbox.queue_join(lake, NOON, request(1))
+    with pytest.raises(InputError, match=r"token 100 .*0001"):
+        inbox.queue_join(lake, NOON, request(2, tokens=[5, 100]))
+    assert lake.read(BOOTSTRAP_EVENTS).num_rows == 1
+
+
+def test_a_token_of_the_ring_is_taken(lake: Lake) -> None:
+    """A token that a node of the ring owns cannot be brought by another."""
+    event = inbox.queue_join(lake, NOON, request(1))
+    write_nodes(lake, [replace(event.node, status="NORMAL")])
+    finish(lake, event)
+    with pytest.raises(InputError, match="token 100"):
+        inbox.queue_join(lake, NOON, request(2, tokens=[100]))
+
+
+def test_drawn_tokens_are_kept_and_owned_by_nobody(lake: Lake) -> None:
+    """A request for a number of tokens draws them once."""
+    inbox.queue_join(lake, NOON, request(1))
+    drawn = inbox.queue_join(lake, NOON, drawn_request(256))
+    assert len(set(drawn.node.tokens)) == 256
+    assert inbox.queue_join(lake, NOON, drawn_request(256)) == drawn
+
+
+def drawn_request(count: int) -> JoinRequest:
+    """Node 2 wants to join with `count` tokens of the platform's choice."""
+    fields = json.loads(request(2).model_dump_json(exclude={"tokens", "num_tokens"})) | {"num_tokens": count}
+    return JoinRequest.model_validate_json(json.dumps(fields))
+
+
+def test_only_the_oldest_unfinished_join_may_run(lake: Lake) -> None:
+    """Joins are taken one at a time; the one that is in the way is named."""
+    first, second = (inbox.queue_join(lake, NOON, request(number)) for number in (1, 2))
+    inbox.assert_next_event(lake, first.generation_id)
+    with pytest.raises(StateError, match=first.event_id):
+        inbox.assert_next_event(lake, second.generation_id)
+    finish(lake, first, published=False)
+    with pytest.raises(StateError, match=first.event_id):
+        inbox.assert_next_event(lake, second.generation_id)
+    finish(lake, first)
+    inbox.assert_next_event(lake, second.generation_id)
+    inbox.assert_next_event(lake, first.generation_id)
+
+
+def test_a_join_that_is_to_run_now_is_not_queued_behind_another(lake: Lake) -> None:
+    """Nothing is left behind by a join that cannot be run; the one in the way is named, and may be run again."""
+    first = inbox.queue_join(lake, NOON, request(1), to_run_now=True)
+    with pytest.raises(StateError, match=first.event_id):
+        inbox.queue_join(lake, NOON, request(2), to_run_now=True)
+    assert inbox.queue_join(lake, NOON, request(1), to_run_now=True) == first
+    assert lake.read(BOOTSTRAP_EVENTS).num_rows == 1
+
+
+def test_a_ring_too_large_is_refused_before_tokens_are_drawn(lake: Lake) -> None:
+    """A generation has at most 4,194,304 ranges: with the ring's own tokens, not only with the request's."""
+    inbox.queue_join(lake, NOON, request(1))
+    with pytest.raises(InputError, match="4194304 ranges"):
+        inbox.queue_join(lake, NOON, drawn_request(4_194_304))
+
+
+def test_a_withdrawn_join_makes_room(lake: Lake) -> None:
+    """A join that cannot go on is taken back; those behind it go on, and the node may be queued anew."""
+    first, second = (inbox.queue_join(lake, NOON, request(number)) for number in (1, 2))
+    inbox.withdraw_event(lake, NOON, first.event_id)
+    inbox.withdraw_event(lake, NOON, first.event_id)
+    inbox.assert_next_event(lake, second.generation_id)
+    with pytest.raises(StateError, match="withdrawn"):
+        inbox.assert_next_event(lake, first.generation_id)
+    again = inbox.queue_join(lake, NOON, request(1))
+    assert again.event_id != first.event_id
+    assert again.generation_id != first.generation_id
+    assert [join.event_id for join in inbox.read_pending_events(lake)] == [second.event_id, again.event_id]
+
+
+def test_a_join_with_a_timestamp_cannot_be_withdrawn(lake: Lake) -> None:
+    """Once nodes may know the generation, the join must be finished."""
+    event = inbox.queue_join(lake, NOON, request(1))
+    finish(lake, event, published=False)
+    with pytest.raises(StateError, match="cannot be withdrawn"):
+        inbox.withdraw_event(lake, NOON, event.event_id)
+
+
+def test_an_unknown_event_is_named(lake: Lake) -> None:
+    """The error says which event and how events are made."""
+    with pytest.raises(NotFound, match="event_id nobody"):
+        inbox.find_event(lake, event_id="nobody")
+
+
+QUEUE = """
+import sys
+from cdc_platform.clock import Clock, datetime_from_us
+from cdc_platform.delta.lake import Lake
+from cdc_platform.metastore import inbox
+from cdc_platform.metastore.ring import write_nodes
+from cdc_platform.metastore.join_request import JoinRequest
+sys.stdin.readline()
+print(inbox.queue_join(Lake(sys.argv[1]), Clock(), JoinRequest.model_validate_json(sys.argv[2])).generation_id)
+"""
+
+
+def test_processes_that_queue_one_request_at_once_agree(lake: Lake) -> None:
+    """Several processes queue the same node at the same moment: one event, one generation, no error."""
+    command = [sys.executable, "-c", QUEUE, str(lake.root), request(1).model_dump_json(exclude_none=True)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len(set(answers)) == 1
+    assert lake.read(BOOTSTRAP_EVENTS).num_rows == 1

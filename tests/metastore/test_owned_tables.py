@@ -1,0 +1,107 @@
+"""The ring and what nodes keep have one owner each: nobody else reads or writes their tables in the platform."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from cdc_platform.clock import Milliseconds
+from cdc_platform.delta import Lake
+from cdc_platform.generations import GenerationId
+from cdc_platform.metastore import (
+    cdc_local,
+    read_current_ring,
+    read_host_ids,
+    read_node_statuses,
+    read_nodes,
+    replace_ring,
+    write_nodes,
+)
+from cdc_platform.ring import Node
+
+PLATFORM = Path(__file__).resolve().parents[2] / "cdc_platform"
+ONE, TWO, THREE = (UUID(int=number) for number in (1, 2, 3))
+OLD, NEW = GenerationId(Milliseconds(1_700_000_000_000)), GenerationId(Milliseconds(1_700_000_600_000), UUID(int=0xB))
+OWNERS = {"NODES": "metastore/ring.py", "CDC_LOCAL": "metastore/cdc_local.py"}
+ROWS = {"read", "merge", "delete", "raise_column", "append_once"}
+
+
+def touched(name: str) -> set[str]:
+    """The modules in which a method of a lake is given the table of this name to read or write rows."""
+    found = set()
+    for path in sorted(PLATFORM.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        of_rows = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ROWS]
+        if any(isinstance(given, ast.Name) and given.id == name for call in of_rows for given in call.args):
+            found.add(str(path.relative_to(PLATFORM)))
+    return found
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_a_table_that_several_rooms_write_has_one_owner(name: str) -> None:
+    """Rows of the ring and of cdc_local go through their owner, so that each rule about them stands once."""
+    assert touched(name) == {OWNERS[name]}
+
+
+def test_a_node_keeps_the_newest_id_in_either_format(lake: Lake) -> None:
+    """Nothing, V1, V2; an older one and the same one change nothing; other nodes are left alone."""
+    assert cdc_local.read_node_generation_id(lake, ONE) is None
+    assert [cdc_local.store_node_generation_id(lake, ONE, each) for each in (OLD, NEW, NEW, OLD)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert cdc_local.store_node_generation_id(lake, TWO, OLD)
+    assert cdc_local.read_node_generation_ids(lake) == {str(ONE): NEW, str(TWO): OLD}
+
+
+def test_the_maker_of_a_generation_keeps_it_and_is_marked_only_if_it_joins(lake: Lake) -> None:
+    """A joining node has nothing to rewrite; one that repairs says nothing of that; neither goes back."""
+    cdc_local.store_introduced_generation_id(lake, ONE, OLD, joins=True)
+    cdc_local.store_introduced_generation_id(lake, TWO, NEW, joins=False)
+    cdc_local.store_introduced_generation_id(lake, TWO, OLD, joins=True)
+    assert cdc_local.read_node_generation_ids(lake) == {str(ONE): OLD, str(TWO): NEW}
+    assert cdc_local.hosts_with_rewrite_marker(lake) == {str(ONE)}
+    assert not cdc_local.has_dated_rewrite_marker(lake)
+
+
+def test_telling_the_ring_raises_what_is_kept_and_makes_nothing_up(lake: Lake) -> None:
+    """A node without a row stays without one, a node that is not named keeps what it has."""
+    cdc_local.store_node_generation_id(lake, ONE, OLD)
+    cdc_local.store_node_generation_id(lake, TWO, OLD)
+    cdc_local.advance_node_generation_ids(lake, [str(ONE), str(THREE)], NEW)
+    assert cdc_local.read_node_generation_ids(lake) == {str(ONE): NEW, str(TWO): OLD}
+    cdc_local.advance_node_generation_ids(lake, [str(ONE)], OLD)
+    assert cdc_local.read_node_generation_ids(lake)[str(ONE)] == NEW
+
+
+def test_the_first_marker_stays(lake: Lake) -> None:
+    """A marker without a time tells of nothing to do; marked again with a time it stays as it was."""
+    cdc_local.write_rewrite_markers(lake, [str(ONE)], None)
+    assert not cdc_local.has_dated_rewrite_marker(lake)
+    cdc_local.write_rewrite_markers(lake, [str(ONE), str(TWO)], OLD.time_ms)
+    assert cdc_local.has_dated_rewrite_marker(lake)
+    times = {host: row.time_ms for (host, _), row in cdc_local.read_cdc_local(lake).items()}
+    assert times == {str(ONE): None, str(TWO): OLD.time_ms}
+    assert cdc_local.read_node_generation_ids(lake) == {}
+    assert cdc_local.hosts_with_cdc_local(lake) == {str(ONE), str(TWO)}
+
+
+def test_a_ring_is_replaced_and_told_node_by_node(lake: Lake) -> None:
+    """Who is new, who is gone, who is another; the same ring again writes nothing."""
+    first, second = Node(ONE, (5,), 2, 0), Node(TWO, (7, 9), 3, 12)
+    moved, third = Node(ONE, (6,), 2, 0), Node(THREE, (1,), 1, 0, status="LEFT")
+    assert replace_ring(lake, [first, second]).added == [str(ONE), str(TWO)]
+    replaced = replace_ring(lake, [moved, third])
+    assert (replaced.added, replaced.removed, replaced.changed) == ([str(THREE)], [str(TWO)], [str(ONE)])
+    assert replaced.rows_written == 3
+    assert replace_ring(lake, [moved, third]).rows_written == 0
+    assert {node.host_id for node in read_nodes(lake)} == {ONE, THREE}
+    assert read_current_ring(lake).nodes == (moved,)
+    assert (read_host_ids(lake), read_node_statuses(lake)[str(THREE)]) == ([str(ONE)], "LEFT")
+    assert write_nodes(lake, [first], update=False) == 0
+    assert read_current_ring(lake).nodes == (moved,)

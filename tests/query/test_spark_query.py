@@ -1,0 +1,129 @@
+"""Queries on Spark: the same names and answers as embedded, nothing left in the session, nothing made in the lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from support.files.bad_input import listing
+from support.read_logs import START_US, home_with_log, write
+from support.substitutions import VARIABLES
+
+from cdc_platform.clock import Microseconds, datetime_from_us
+from cdc_platform.delta import Lake
+from cdc_platform.errors import InputError
+from cdc_platform.query import TimeTravel, duckdb
+from cdc_platform.query import spark as on_spark
+from cdc_platform.tables import CDC_LOCAL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two generations, and a log of forty rows."""
+    home = home_with_log(tmp_path_factory.mktemp("on_spark"))
+    lake = Lake(home / "lake")
+    write(lake, [Microseconds(START_US + 1000 * number) for number in range(40)])
+    return lake
+
+
+def rows(lake: Lake, query: str, **how: Any) -> list[tuple[Any, ...]]:
+    """What a query answers with, on Spark."""
+    with on_spark.run_spark_query(lake, query, **how) as found:
+        return list(found.values())
+
+
+BOTH = [
+    'SELECT "cdc$operation", count(*), min("cdc$timestamp") FROM KS.T_scylla_cdc_log GROUP BY 1',
+    'SELECT ks.t_scylla_cdc_log.p, "cdc$stream_id" FROM ks.t_scylla_cdc_log WHERE p < 5 ORDER BY p',
+    "SELECT time, count(*), max(range_end) FROM cdc_streams_descriptions_v2 GROUP BY time ORDER BY time",
+    "SELECT streams FROM cdc_streams_descriptions_v2 WHERE time > '2026-01-31 12:30:00' ORDER BY range_end LIMIT 2",
+    "SELECT host_id FROM system.cdc_local",
+    "WITH g AS (SELECT max(time) AS t FROM cdc_generation_timestamps) SELECT l.v FROM g, t_scylla_cdc_log AS l LIMIT 1",
+    "SELECT p FROM t_scylla_cdc_log WHERE p IN (SELECT max(p) FROM t_scylla_cdc_log) UNION ALL SELECT 7",
+    "SELECT 'it''s' AS t, CAST('12' AS INT) AS i, row_number() OVER (ORDER BY 1) AS r",
+]
+
+
+@pytest.mark.parametrize("query", BOTH)
+def test_both_engines_answer_alike(logged: Lake, query: str) -> None:
+    """One query, one answer; no table comes into being by being asked for."""
+    before = listing(logged.root)
+    with duckdb.run_duckdb_query(logged, query) as found:
+        assert rows(logged, query) == list(found.values())
+    assert listing(logged.root) == before
+    assert not logged.exists(CDC_LOCAL)
+
+
+def test_rows_come_in_order_and_limits_are_of_the_whole(logged: Lake) -> None:
+    """Partition by partition, in the order that the query asks for."""
+    query = "SELECT id, repeat('x', 100) AS s, map('b', 1, 'a', 2) AS m FROM range(100000) ORDER BY id DESC"
+    with on_spark.run_spark_query(logged, query) as found:
+        ids = [row[0] for row in found.values()]
+    assert ids == list(range(99_999, -1, -1))
+    assert rows(logged, query, limit=1) == [(99_999, "x" * 100, [["a", 2], ["b", 1]])]
+
+
+def test_the_past_and_capitals(lake: Lake) -> None:
+    """A version, a time before the table was, and two names that differ in capitals, in one query."""
+    for name, value in (("t_log", 1), ("T_log", 2), ("t_log", 3)):
+        write_deltalake(str(lake.root / "ks" / name), pa.table({"v": [value]}), mode="append")
+    assert sorted(rows(lake, "SELECT v FROM ks.t_log")) == [(1,), (3,)]
+    assert rows(lake, "SELECT v FROM ks.t_log", at=TimeTravel(version=0)) == [(1,)]
+    assert rows(lake, 'SELECT a.v, b.v FROM ks.t_log AS a, ks."T_log" AS b WHERE a.v = 3') == [(3, 2)]
+    assert rows(lake, "SELECT * FROM nodes", at=TimeTravel(time_us=Microseconds(1))) == []
+    with pytest.raises(InputError, match="names 2"):
+        rows(lake, "SELECT * FROM nodes, cdc_local", at=TimeTravel(version=1))
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT nothing FROM system.cdc_local", "`nothing` cannot be resolved"),
+        ("SELECT 1/0", "Division by zero"),
+        ("SELECT * FROM cdc_lokal", r"did you mean system.cdc_local\?"),
+    ],
+)
+def test_wrong_queries_are_told_in_one_line(logged: Lake, query: str, told: str) -> None:
+    """In the words of the query."""
+    with pytest.raises(InputError, match=told) as refused:
+        rows(logged, query)
+    assert "\n" not in str(refused.value)
+
+
+def test_nothing_stays_in_the_session(spark: SparkSession, logged: Lake, tmp_path: Path) -> None:
+    """No view, no setting: files are not read by their paths while a query runs, and are by the platform after it."""
+    seen = []
+    with on_spark.run_spark_query(logged, "SELECT time FROM cdc_generation_timestamps") as found:
+        seen = [spark.conf.get("spark.sql.runSQLOnFiles"), spark.conf.get("spark.sql.ansi.doubleQuotedIdentifiers")]
+        assert len(spark.catalog.listTables()) == 1
+        assert len(list(found.values())) == 2
+    assert seen == ["false", "true"]
+    assert spark.catalog.listTables() == []
+    assert spark.sql(f"SELECT count(*) FROM delta.`{logged.root}/ks/t_scylla_cdc_log`").collect()[0][0] == 40
+    assert spark.sql('SELECT "text" AS t').collect()[0][0] == "text"
+
+
+def test_times_are_utc_whatever_the_session(spark: SparkSession, logged: Lake) -> None:
+    """Text without a zone is read in UTC, and times go out in it."""
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        query = "SELECT time, TIMESTAMP '2026-01-31 12:10:00' = time FROM cdc_generation_timestamps ORDER BY 1 LIMIT 1"
+        assert rows(logged, query) == [(datetime_from_us(START_US), True)]
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_spark_itself_replaces_nothing(spark: SparkSession, variable: str) -> None:
+    """Whatever a guard before it lets through: in a session of the platform a variable is a text like others."""
+    assert spark.sql(f"SELECT '{variable}' AS a").collect()[0][0] == variable
+    assert on_spark._SETTINGS["spark.sql.variable.substitute"] == "false"

@@ -1,0 +1,282 @@
+"""Wrong connections and broken clusters: one line that says the mend, exit code 2, and nothing written.
+
+A table of what is wrong with the request, and one of what is wrong with the cluster; the servers are real.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.files.bad_input import Case, argument, assert_one_line, assert_refused, listing
+from support.ports import free_ports
+from support.standin.certificates import Certificates, make_certificates
+from support.standin.cluster import NODES, PASSWORD, USER, StandIn, nodes
+from support.standin.proxy import UNAVAILABLE, Proxy
+from support.standin.silent import listening
+from support.standin.versions import VERSIONS
+from support.standin.world import PLAIN
+
+from cdc_platform.home import open_home
+from cdc_platform.scylla import Connection, registry
+
+_ADD = ("cluster", "add", "new", "--contact", "127.0.0.1:1")
+_OF_FILE = ("--credentials-file", "{dir}/secret.toml")
+REQUESTS = [
+    argument("no contact point", "--contact", "cluster", "add", "new"),
+    argument("a contact point that is a URL", "no contact point", "cluster", "add", "new", "--contact", "cql://a"),
+    argument("port 0", "no contact point", "cluster", "add", "new", "--contact", "a:0"),
+    argument("a port beyond 65535", "no contact point", "cluster", "add", "new", "--contact", "a:70000"),
+    argument("an empty contact point", "no contact point", "cluster", "add", "new", "--contact", ""),
+    argument("two ports", "one port", *_ADD, "--contact", "127.0.0.2:2"),
+    argument("a name with a slash", "no name of a cluster", "cluster", "add", "../x", "--contact", "a"),
+    argument("a name in capitals", "no name of a cluster", "cluster", "add", "Prod", "--contact", "a"),
+    argument("a user without a password", "go together", *_ADD, "--user-env", "CDC_USER"),
+    argument("a secret for a name", "never the secret", *_ADD, "--user-env", "U", "--password-env", "pa$$word"),
+    argument("two ways of a secret", "give one", *_ADD, "--user-env", "U", "--password-env", "P", *_OF_FILE),
+    argument("a certificate without its key", "go together", *_ADD, "--tls", "--tls-cert", "c.pem"),
+    argument("a CA without TLS", "add --tls", *_ADD, "--tls-ca", "ca.pem"),
+    argument("a timeout of nothing", "--connect-timeout", *_ADD, "--connect-timeout", "0"),
+    argument("pages without rows", "--page-rows", *_ADD, "--page-rows", "0"),
+    argument("the same name for another", "reached otherwise", "cluster", "add", "prod", "--contact", "127.0.0.1:2"),
+    *(
+        argument(f"{' '.join(command)} of a cluster that nobody knows", "no cluster other is known", *command, "other")
+        for command in (("observe",), ("cluster", "test"), ("cluster", "remove"), ("cluster", "renew"))
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.name)
+def test_a_wrong_request_is_one_line(case: Case, tmp_path: Path) -> None:
+    """What cannot be meant is refused before anything is connected to."""
+    home = tmp_path / "home"
+    registry.add_cluster(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    assert_refused(case, home, tmp_path)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What is wrong with where a secret or a certificate is to be."""
+
+    name: str
+    says: str
+    changes: dict[str, object]
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+_FILE: dict[str, object] = {"user_env": None, "password_env": None, "credentials_file": "{dir}/secret.toml"}
+SECRETS = [
+    Secret("a variable that is not set", "CDC_NOT_SET is not set", {"password_env": "CDC_NOT_SET"}),
+    Secret("a file that is not there", "No such file", _FILE),
+    Secret(
+        "a file that others can read", "chmod 0600", _FILE, {"secret.toml": ('user = "a"\npassword = "b"\n', 0o644)}
+    ),
+    Secret("a file without a password", "two lines", _FILE, {"secret.toml": ('user = "a"\n', 0o600)}),
+    Secret("a file of other text", "two lines", _FILE, {"secret.toml": ("hunter2\n", 0o600)}),
+    Secret("a CA that is not there", "cannot be used", {"tls": True, "tls_ca": "{dir}/ca.pem"}),
+    Secret("a CA that is none", "cannot be used", {"tls": True, "tls_ca": "{dir}/ca.pem"}, {"ca.pem": ("x", 0o600)}),
+]
+
+
+@pytest.mark.parametrize("case", SECRETS, ids=lambda case: case.name)
+def test_a_secret_that_cannot_be_had_is_one_line(case: Secret, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line names the place and never what is in it; nothing is connected to."""
+    for name, (text, mode) in case.files.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    for name in (USER, PASSWORD):
+        monkeypatch.setenv(name, "hunter2")
+    values = {"contacts": ("127.0.0.1:1",), "user_env": USER, "password_env": PASSWORD} | case.changes
+    placed = {
+        key: value.replace("{dir}", str(tmp_path)) if isinstance(value, str) else value for key, value in values.items()
+    }
+    registry.add_cluster(open_home(tmp_path / "home"), "prod", Connection.model_validate(placed))
+    answer = run("--home", tmp_path / "home", "observe", "prod")
+    assert answer.exit_code == 2
+    assert_one_line(answer.stderr, case.says)
+    _, _, mend = answer.stderr.partition("; ")
+    assert mend, "what there is to do, which cluster test tells as the mend"
+    assert "hunter2" not in answer.stderr
+
+
+Break = Callable[[StandIn, pytest.MonkeyPatch, Path], dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a cluster: `happens` makes it so and answers what of the connection is another for it."""
+
+    name: str
+    says: str
+    happens: Break
+
+
+def _wrong_password(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    env.setenv(PASSWORD, "no-such")
+    return {}
+
+
+def _wrong_user(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    env.setenv(USER, "nobody")
+    return {}
+
+
+def _not_granted(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    env.setenv(USER, PLAIN[0])
+    env.setenv(PASSWORD, PLAIN[1])
+    return {}
+
+
+def _no_login(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    return {"user_env": None, "password_env": None}
+
+
+def _of_version(name: str) -> Break:
+    def happens(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+        standin.proxy.version = VERSIONS[name]
+        return {}
+
+    return happens
+
+
+def _changes(**changes: object) -> Break:
+    return lambda standin, env, folder: changes
+
+
+def _tls_is_not_spoken(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    return {"tls": True, "tls_ca": str(_certificates(folder).ca)}
+
+
+def _all_down(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    for node in range(NODES):
+        standin.proxy.kill(node)
+    return {}
+
+
+def _paused(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    standin.proxy.faults.paused = set(range(NODES))
+    return {"connect_timeout": 0.5, "request_timeout": 0.5}
+
+
+def _unavailable(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    standin.proxy.faults.errors = [UNAVAILABLE] * 1000
+    return {}
+
+
+def _overloaded(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    standin.proxy.faults.error_rate = 1.0
+    return {}
+
+
+def _contradicts(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    """A token with two owners: no ring."""
+    one, other = nodes(2)
+    standin.world.put("scylla.topology", key="topology", host_id=other.host_id, tokens={str(one.tokens[0])})
+    return {}
+
+
+def _hostile_rack(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    """A rack that would clear the terminal of whoever looks at the ring."""
+    host_id = nodes(1)[0].host_id
+    standin.world.put("scylla.topology", key="topology", host_id=host_id, rack="\x1b[2Jr1")
+    return {}
+
+
+FAULTS = [
+    Fault("wrong password", "check the user and the password", _wrong_password),
+    Fault("unknown user", "check the user and the password", _wrong_user),
+    Fault("no login where one is wanted", "asks for a user, and none is configured", _no_login),
+    Fault("permissions missing", "GRANT SELECT ON system.", _not_granted),
+    Fault("unknown host", "no such host", _changes(contacts=("no-such-host.invalid:9042",))),
+    Fault("wrong port", "nothing listens", _changes(contacts=("127.0.0.1:1",))),
+    Fault("TLS that the server does not speak", "does not speak TLS", _tls_is_not_spoken),
+    Fault("unknown datacenter", "no datacenter moon, but datacenter1", _changes(datacenter="moon")),
+    Fault("a version without CDC", "no table of CDC generations", _of_version("4.2")),
+    Fault("a plain Cassandra", "it is no ScyllaDB", _of_version("Cassandra")),
+    Fault("all nodes down", "add --tls", _all_down),
+    Fault("nodes that hang", "in time", _paused),
+    Fault("too few replicas", "replicas", _unavailable),
+    Fault("always overloaded", "could not be read", _overloaded),
+    Fault("a token with two owners", "token", _contradicts),
+    Fault("a rack with an escape", r"rack: '\x1b[2Jr1' is no name", _hostile_rack),
+]
+
+
+@pytest.mark.cassandra
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_broken_cluster_is_one_line(
+    fault: Fault, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An observation fails with what is wrong and how to mend it, and takes in nothing."""
+    changes = fault.happens(standin, monkeypatch, tmp_path)
+    _assert_refused(standin.connection(**changes), fault.says, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "no CQL server"),
+        (b"", "closed at once"),
+        (b"SSH-2.0", "no CQL server"),
+        (b"\x84\x00\x00\x00\x06\x00\x00\x00\x03\x00\x05a", "cannot be read"),
+        (b"\x84\x00\x00\x00\x00\x00\x00\x00\x06\x00\x00\x00\x0a\x00\x00", "opcode 0"),
+    ],
+    ids=["HTTP", "closes", "SSH", "a broken SUPPORTED", "an error"],
+)
+def test_a_server_that_is_none_is_one_line(answer: bytes, says: str, tmp_path: Path) -> None:
+    """What answers something else, or nothing, is told of by what it did."""
+    with listening(answer) as port:
+        _assert_refused(Connection(contacts=(f"127.0.0.1:{port}",), connect_timeout=5), says, tmp_path)
+
+
+def test_a_server_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
+    """It takes the connection and is silent."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        contact = f"127.0.0.1:{silent.getsockname()[1]}"
+        _assert_refused(Connection(contacts=(contact,), connect_timeout=0.3), "no answer in time", tmp_path)
+
+
+@pytest.mark.cassandra
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tls": False, "tls_ca": None}, "add --tls"),
+        ({"tls_ca": None}, "name the CA that signed it with --tls-ca ["),
+        ({}, "asks for a client's certificate"),
+        ({"contacts": ("localhost:{port}",)}, "name the node in --contact as its certificate does"),
+    ],
+    ids=["no TLS", "an unknown CA", "no certificate of the client", "another host name"],
+)
+def test_tls_that_does_not_fit_is_one_line(
+    changes: dict[str, object], says: str, standin: StandIn, tmp_path: Path
+) -> None:
+    """A server with TLS that wants a client's certificate says what is missing."""
+    made = _certificates(tmp_path)
+    proxy = Proxy(standin.server.port, free_ports(1)[0], 1, tls=made.server(wants_client=True))
+    try:
+        values = {"contacts": (f"127.0.0.1:{proxy.port}",), "tls": True, "tls_ca": str(made.ca)} | changes
+        contacts = values["contacts"]
+        assert isinstance(contacts, tuple)
+        values["contacts"] = tuple(each.replace("{port}", str(proxy.port)) for each in contacts)
+        _assert_refused(standin.connection(**values), says, tmp_path)
+    finally:
+        proxy.stop()
+
+
+def _assert_refused(connection: Connection, says: str, folder: Path) -> None:
+    home = folder / "home"
+    registry.add_cluster(open_home(home), "prod", connection)
+    before = listing(home)
+    answer = run("--home", home, "observe", "prod")
+    assert (answer.exit_code, answer.stdout) == (2, ""), answer
+    assert_one_line(answer.stderr, says)
+    assert listing(home) == before
+
+
+def _certificates(folder: Path) -> Certificates:
+    (folder / "certificates").mkdir()
+    return make_certificates(folder / "certificates")

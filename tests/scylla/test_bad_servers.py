@@ -1,0 +1,266 @@
+"""Broken servers as every command about live clusters meets them: a line with the mend, no row, no trace, no secret.
+
+What an observation alone finds broken is in `test_bad_clusters`, wrong values of options are in `test_bad_options`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from support.command_line import Answer, run
+from support.files.bad_input import assert_one_line, listing
+from support.standin.brought import DDL, FIRST_US, GENERATIONS, LOG, SWITCH_MS, lake_of
+from support.standin.cluster import FIRST_MS, NODES, PASSWORD, USER, StandIn
+from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.proxy import READ_TIMEOUT, UNAVAILABLE
+from support.standin.silent import listening
+from support.standin.versions import NEWEST, VERSIONS
+from support.standin.world import OBSERVER, PLAIN, time_uuid
+
+from cdc_platform.cdclog import log_table
+from cdc_platform.home import open_home
+from cdc_platform.scylla import Connection, ScyllaCluster, registry
+
+A_SERVER = pytest.mark.grid("broken servers", 12)
+
+COMMANDS = {
+    "ingest": (("ingest", "prod", "shop.t"), 2),
+    "cluster test": (("cluster", "test", "prod", "--json"), 1),
+    "watch": (("watch", "prod", "--looks", "1", "--json"), 0),
+}
+"""What is run, and its exit code where no cluster can be reached: a watch goes on, and tells of that as a change."""
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """Where no CQL server is: what it answers to the first bytes, None for where nothing listens."""
+
+    name: str
+    says: str
+    answer: bytes | None = None
+
+
+NOBODIES = [
+    Nobody("unknown host", "no such host"),
+    Nobody("wrong port", "nothing listens"),
+    Nobody("HTTP", "no CQL server", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    Nobody("closes at once", "closed at once", b""),
+    Nobody("garbage", "no CQL server", bytes(range(64))),
+    Nobody("a greeting that breaks off", "", b"\x84\x00\x00\x00\x06\x00\x00\x00\x30\x00\x01"),
+]
+
+
+@A_SERVER
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("nobody", NOBODIES, ids=lambda nobody: nobody.name)
+def test_where_no_cql_server_is(nobody: Nobody, command: str, tmp_path: Path) -> None:
+    """It is told of by what it did, in one line, and in time."""
+    with listening(nobody.answer or b"") as port:
+        host = "no-such-host.invalid" if nobody.name == "unknown host" else "127.0.0.1"
+        contact = f"{host}:{1 if nobody.answer is None else port}"
+        home = tmp_path / "home"
+        registry.add_cluster(open_home(home), "prod", Connection(contacts=(contact,), connect_timeout=2))
+        before = listing(home)
+        args, code = COMMANDS[command]
+        answer = run("--home", home, *args)
+    assert answer.exit_code == code, answer
+    assert nobody.says in _told(command, answer)
+    assert listing(home) == before or command == "watch"
+
+
+def _told(command: str, answer: Answer) -> str:
+    """The line that a command had to say."""
+    if command == "ingest":
+        assert_one_line(answer.stderr, "")
+        return answer.stderr
+    assert "Traceback" not in answer.stderr
+    if command == "watch":
+        (change,) = [json.loads(line) for line in answer.stdout.splitlines()]
+        return change["what"]
+    (failed,) = [each for each in answer.json if not each["ok"]]
+    assert failed["mend"]
+    return f"{failed['found']} {failed['mend']}"
+
+
+Happens = Callable[[StandIn, LiveLog, pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a cluster whose log is to be brought in, and what is said of it."""
+
+    name: str
+    says: str
+    happens: Happens
+    args: tuple[str, ...] = ("prod", "shop.t")
+
+
+def _user(name: str, value: str) -> Happens:
+    return lambda standin, log, env: env.setenv(name, value)
+
+
+def _errors(code: int) -> Happens:
+    return lambda standin, log, env: standin.proxy.faults.errors.extend([code] * 1_000)
+
+
+def _paused(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+    standin.proxy.faults.meanwhile = {1: lambda: standin.proxy.faults.paused.update(range(NODES))}
+
+
+def _down(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+    for node in range(NODES):
+        standin.proxy.kill(node)
+
+
+def _version(name: str) -> Happens:
+    return lambda standin, log, env: setattr(standin.proxy, "version", VERSIONS[name])
+
+
+def _dropped(*tables: str) -> Happens:
+    def happens(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+        for table in tables:
+            standin.world.run(f"DROP TABLE {table}")
+
+    return happens
+
+
+def _no_column(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+    standin.world.run(f'ALTER TABLE {LOG} DROP "cdc$operation"')
+    standin.world.made(log.schema, FIRST_MS)
+
+
+def _plain(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+    env.setenv(USER, PLAIN[0])
+    env.setenv(PASSWORD, PLAIN[1])
+
+
+FAULTS = [
+    Fault("wrong password", "check the user and the password", _user(PASSWORD, "hunter2")),
+    Fault("unknown user", "check the user and the password", _user(USER, "nobody")),
+    Fault("a password that is not there", f"{PASSWORD} is not set", _user(PASSWORD, "")),
+    Fault("permissions missing", "GRANT SELECT ON system.", _plain),
+    Fault("all nodes down", "closed at once", _down),
+    Fault("nodes that hang in the middle", "--request-timeout", _paused),
+    Fault("too few replicas", "replicas", _errors(UNAVAILABLE)),
+    Fault("replicas that are too slow", "in time", _errors(READ_TIMEOUT)),
+    Fault("a version without CDC", "no table of CDC generations", _version("4.2")),
+    Fault("a plain Cassandra", "it is no ScyllaDB", _version("Cassandra")),
+    Fault("a log without its table", "no table shop.t with a CDC log", _dropped("shop.t")),
+    Fault("a table without its log", "no table shop.t with a CDC log", _dropped(LOG)),
+    Fault("neither", "no table shop.t with a CDC log", _dropped(LOG, "shop.t")),
+    Fault("a log that is none", "cdc$operation", _no_column),
+    Fault("no such keyspace", "no table shops.t with", lambda *of: None, ("prod", "shops.t")),
+    Fault("capitals without quotes", "no table shop.carts with", lambda *of: None, ("prod", "Shop.Carts")),
+]
+
+
+@A_SERVER
+@pytest.mark.cassandra
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_an_ingest_of_a_broken_cluster_is_one_line(
+    fault: Fault, standin: StandIn, log: LiveLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit code 2, what to do about it, no secret; and not one row in the lake, nor a position."""
+    log.write([FIRST_US + 1])
+    timeout = {"request_timeout": 1.0} if "hang" in fault.name else {}
+    cluster = registry.add_cluster(open_home(tmp_path / "home"), "prod", standin.connection(**timeout))
+    fault.happens(standin, log, monkeypatch)
+    answer = run("--home", tmp_path / "home", "ingest", *fault.args)
+    assert (answer.exit_code, answer.stdout) == (2, ""), answer
+    # Within a second a busy machine may not be told a node's time, which is a warning of its own.
+    told = [line for line in answer.stderr.splitlines() if not line.startswith("warning: node ")]
+    assert_one_line("\n".join(told), fault.says)
+    assert "hunter2" not in answer.stderr
+    assert OBSERVER[1] not in answer.stderr
+    assert not lake_of(cluster).exists(log_table(log.schema))
+    standin.proxy.faults.paused.clear()
+
+
+MISSING = {
+    "system.topology": None,
+    "system.versions": None,
+    "system.scylla_local": None,
+    "system.cdc_local": None,
+    "system.cdc_generations_v3": None,
+    "system.cdc_timestamps": None,
+    "system.cdc_streams": None,
+    "system_schema.scylla_tables": None,
+    "system_schema.scylla_keyspaces": None,
+    "system_schema.types": "system_schema.types",
+    "system_schema.columns": "system_schema.columns",
+    "system_schema.tables": "system_schema.tables",
+    "system_distributed.cdc_generation_timestamps": None,
+    "system_distributed.cdc_streams_descriptions_v2": "cdc_streams_descriptions_v2",
+}
+"""What is said where a table alone is missing; None where the others are enough."""
+
+
+@A_SERVER
+@pytest.mark.cassandra
+@pytest.mark.parametrize("table", MISSING)
+def test_a_table_that_is_missing_is_done_without_or_named(table: str, standin: StandIn, cluster: ScyllaCluster) -> None:
+    """No version lacks just that one; an observation takes in what the others tell, or says what it cannot."""
+    standin.proxy.version = replace(NEWEST, tables=NEWEST.tables - {table})
+    before = listing(cluster.home.parent.parent)
+    answer = run("--home", cluster.home.parent.parent, "observe", "prod")
+    says = MISSING[table]
+    if says is None:
+        assert answer.exit_code == 0, answer
+        return
+    assert answer.exit_code == 2, answer
+    assert_one_line(answer.stderr, says)
+    assert listing(cluster.home.parent.parent) == before
+
+
+@pytest.mark.cassandra
+def test_names_that_need_quotes_come_in_as_they_are(standin: StandIn, cluster: ScyllaCluster) -> None:
+    """Keyspace, table and columns, capitals and words of CQL's own; the GRANT that a role lacks has the quotes too."""
+    ddl = DDL.replace("shop.t", '"Shop"."Order"').replace("v int", '"Select" int')
+    log = LiveLog(standin.world, defined(ddl), GENERATIONS).make()
+    standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
+    log.write([FIRST_US + 1, FIRST_US + 2], Select=[7, 8])
+    home = cluster.home.parent.parent
+    for way in ("streams", "ranges"):
+        done = run("--home", home, "ingest", "prod", '"Shop"."Order"', "--by", way)
+        assert done.exit_code == 0, done
+    rows = lake_of(cluster).read(log_table(log.schema))
+    assert keys_of(rows) == log.written_keys()
+    assert sorted(rows["Select"].to_pylist()) == [7, 8]
+
+
+@pytest.mark.cassandra
+def test_a_log_that_a_role_may_not_read_is_named_as_a_grant_needs_it(
+    standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that tells of CDC granted; the statement can be run as it stands, and then the rows come."""
+    log = LiveLog(standin.world, defined(DDL.replace("shop.t", '"Shop"."Order"')), GENERATIONS).make()
+    log.write([FIRST_US + 1])
+    home = cluster.home.parent.parent
+    keyspaces = ("scylla", "scylla_distributed", *(f"node{node}" for node in range(NODES)))
+    granted = [f"GRANT SELECT ON KEYSPACE {each} TO {PLAIN[0]}" for each in keyspaces]
+    ingest = ("--home", home, "ingest", "prod", '"Shop"."Order"')
+    try:
+        for statement in granted:
+            standin.world.run(statement)
+        monkeypatch.setenv(USER, PLAIN[0])
+        monkeypatch.setenv(PASSWORD, PLAIN[1])
+        answer = run(*ingest)
+        assert answer.exit_code == 2, answer
+        grant = 'GRANT SELECT ON "Shop"."Order_scylla_cdc_log" TO plain'
+        assert_one_line(answer.stderr, grant)
+        granted.append(grant)
+        standin.world.run(grant)
+        done = run(*ingest)
+        assert done.exit_code == 0, done
+        assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
+    finally:
+        for statement in granted:
+            standin.world.run(statement.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
+        # What every plain role may read, whoever tests it.
+        for node in range(NODES):
+            for table in ("local", "peers"):
+                standin.world.run(f"GRANT SELECT ON TABLE node{node}.{table} TO {PLAIN[0]}")

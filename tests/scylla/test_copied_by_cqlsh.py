@@ -1,0 +1,197 @@
+"""What `export` writes is loaded by ScyllaDB's own cqlsh, and is there then as the home has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import run
+from support.homes.exported import eventful
+from support.standin.cluster import StandIn
+
+from cdc_platform.cdclog import StoredLog, list_stored_logs
+from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_from_datetime
+from cdc_platform.cql import quote_name
+from cdc_platform.delta import Lake
+from cdc_platform.home import open_home
+from cdc_platform.importing import LOAD_SCRIPT_FILE
+from cdc_platform.importing.export import LOADED_TABLES
+
+pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(600)]
+
+KEYSPACES = ("exported_shop", "exported_stock", "exported_odd")
+ODD = "exported_odd.told"
+MADE = """
+CREATE KEYSPACE exported_odd WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
+CREATE TYPE exported_odd.pair (a int, "B" text);
+CREATE TABLE exported_odd.told (
+    p text, k int, t text, b blob, n varint, d decimal, f double, u uuid, day date, hour time, at timestamp, o boolean,
+    i inet, m map<text, text>, s set<text>, l list<text>, x frozen<pair>, y pair,
+    z frozen<tuple<int, text>>, PRIMARY KEY (p, k)
+) WITH cdc = {'enabled': 'true', 'ttl': '86400'};
+"""
+TEXTS = (
+    *("plain", "", " ", " a", "a ", "it's", "'a'", "'a", "a'", 'a "quoted" one', "a,b", "tab\there", "'", "''"),
+    *("\\", "\\n", '\\\\\\"', '\\"', "ends with \\", '"', '""', "<null>-", "NULL", "null", "{a: 1}", "[1]", "(1)"),
+    *("0x00", "%", "é", "日本", "🙂", "# no comment", "a;b", "1", "true", "NaN"),
+)
+INSIDE = tuple(text for text in TEXTS if "\\" not in text)
+"""Those that are in collections too, where not every cqlsh reads a backslash as one."""
+
+
+def literal(text: str) -> str:
+    """A text as CQL writes it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def statements() -> str:
+    """Each odd text as a key, a value, in collections and in user types; numbers and times that are far; nulls."""
+    lines = []
+    for number, text in enumerate(TEXTS):
+        said, other = literal(text), literal(INSIDE[-1 - number % len(INSIDE)])
+        told = literal(INSIDE[number % len(INSIDE)])
+        columns = "p, k, t, m, s, l, x, y, z"
+        values = (
+            f"{literal(text or 'e')}, {number}, {said}, {{{told}: {other}}}, {{{told}, {other}}}, [{told}, {other}],"
+            f' {{a: 1, "B": {told}}}, {{a: 2, "B": {told}}}, (1, {told})'
+        )
+        lines.append(f"INSERT INTO {ODD} ({columns}) VALUES ({values});")
+    plain = "p, k, b, n, d, f, u, day, hour, at, o, i"
+    lines += [
+        f"INSERT INTO {ODD} ({plain}) VALUES ('n', 1, 0x00ff, {10**40}, 1.50, -0.1, {UUID}, '2026-02-28',"
+        f" '23:59:59.999999999', {AT}, true, '127.0.0.1');",
+        f"INSERT INTO {ODD} ({plain}) VALUES ('n', 2, 0x, -{10**40}, -1e-9, NaN, {UUID}, '1970-01-01', '00:00:00', 0,"
+        " false, '::1');",
+        f"INSERT INTO {ODD} ({plain}) VALUES ('n', 3, null, 0, 0, Infinity, null, '9999-12-31', null, -1, null, null);",
+        f"DELETE t, m FROM {ODD} WHERE p = 'plain' AND k = 0;",
+        f"UPDATE {ODD} SET l = l + ['x'], s = s - {{'a,b'}}, y.a = 3 WHERE p = 'a,b' AND k = 5;",
+        f"DELETE FROM {ODD} WHERE p = 'n' AND k > 1;",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+UUID, AT = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de003", 1_790_000_000_123
+
+
+BREAKS = (("t", "'a\nb'"), ("s", "{'a\r'}"), ("m", "{'a': 'b\r\n'}"), ("l", "['\\']"), ("t", "'\\'"))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of all kinds of generations, two plain logs, and one of odd values."""
+    folder = tmp_path_factory.mktemp("copied")
+    made = eventful(folder)
+    for text in (MADE, statements()):
+        (folder / "odd.cql").write_text(text, encoding="utf-8")
+        at = format_ms(Milliseconds(Clock().now_ms()))
+        ran = run("--home", made, "--clock", at, "log", folder / "odd.cql", "--keep")
+        assert ran.exit_code == 0, ran.stderr
+    return made
+
+
+@pytest.fixture
+def loaded(standin: StandIn, home: Path, tmp_path: Path) -> Iterator[Path]:
+    """The exported folder, of which cqlsh has loaded everything into the stand-in's server."""
+    for table in LOADED_TABLES:
+        standin.world.run(f"TRUNCATE {there(table.full_name)}")
+    ran = run("--home", home, "export", tmp_path / "out")
+    assert ran.exit_code == 0, ran.stderr
+    out = tmp_path / "out"
+    for keyspace in KEYSPACES:
+        replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+        standin.world.run(f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}")
+    # The server has ScyllaDB's tables under other names; nothing but those is changed.
+    script = out / LOAD_SCRIPT_FILE
+    script.write_text("".join(renamed(line) for line in script.read_text().splitlines(keepends=True)))
+    for file in (out / "logs" / "tables.cql", script):
+        cqlsh(standin, out, file)
+    yield out
+    for keyspace in KEYSPACES:
+        standin.world.run(f"DROP KEYSPACE {keyspace}")
+
+
+def there(name: str) -> str:
+    """What the stand-in's server calls a table."""
+    return name.replace("system", "scylla", 1)
+
+
+def renamed(line: str) -> str:
+    """A COPY into the table that the stand-in's server has for it."""
+    return line.replace("COPY system", "COPY scylla", 1)
+
+
+def cqlsh(standin: StandIn, folder: Path, script: Path) -> None:
+    """Run a script as people do."""
+    where = ["127.0.0.1", str(standin.server.port), "-u", "cassandra", "-p", "cassandra", "--request-timeout", "60"]
+    command = [Path(sys.executable).parent / "cqlsh", *where, "-f", script]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    wrong = [line for line in (ran.stdout + ran.stderr).splitlines() if "rror" in line or "Failed" in line]
+    assert not wrong
+
+
+@pytest.mark.long("cqlsh, which starts processes of its own for each table")
+def test_every_row_is_there_as_the_home_has_it(standin: StandIn, home: Path, loaded: Path) -> None:
+    """Of ScyllaDB's own tables each column, of logs the bytes of each value."""
+    lake = Lake(open_home(home).lake)
+    compared = 0
+    for table in LOADED_TABLES:
+        rows = standin.world.far_rows(f"SELECT * FROM {there(table.full_name)}")
+        found = sorted(repr({name: plain(name, row[name]) for name in table.schema.names}) for row in rows)
+        due = [{name: plain(name, row[name]) for name in table.schema.names} for row in lake.read(table).to_pylist()]
+        assert found == sorted(map(repr, due)), table.full_name
+        compared += len(due)
+    assert compared > 20
+    logs = {log.schema.keyspace: log for log in list_stored_logs(lake)}
+    assert logs.keys() == set(KEYSPACES)
+    for log in logs.values():
+        names = ", ".join(quote_name(each.name) for each in log.columns)
+        rows = standin.world.bytes_of(f"SELECT {names} FROM {log.schema.keyspace}.{log.schema.log_name}")
+        kinds = [each.type for each in log.columns]
+        for number, (one, other) in enumerate(zip(sorted(rows), sorted(as_bytes(log)), strict=True)):
+            both = zip(kinds, log.columns, one, other, strict=True)
+            wrong = [(kind.cql, column.name, a, b) for kind, column, a, b in both if a != b]
+            assert not wrong, (number, wrong)
+
+
+def test_what_cqlsh_reads_otherwise_is_warned_of(home: Path, tmp_path: Path) -> None:
+    """In one line a file, with how many rows have some; the others are not named."""
+    copy = tmp_path / "home"
+    assert run("home", "copy", home, copy).exit_code == 0
+    rows = (f"INSERT INTO {ODD} (p, k, {name}) VALUES ('lines', 1, {value});" for name, value in BREAKS)
+    (tmp_path / "more.cql").write_text("\n".join(rows), encoding="utf-8", newline="")
+    assert run("--home", copy, "log", tmp_path / "more.cql", "--keep").exit_code == 0
+    ran = run("--home", copy, "export", tmp_path / "out")
+    (line,) = ran.stderr.splitlines()
+    assert f"logs/{ODD}_scylla_cdc_log.csv has 4 rows with line breaks, or with backslashes in collections" in line
+    assert line.endswith("[not-for-cqlsh]")
+
+
+def as_bytes(log: StoredLog) -> list[tuple[bytes | None, ...]]:
+    """The values of the lake's log, serialized."""
+    return [
+        tuple(
+            None if value is None else column.type.to_bytes(value)
+            for column, value in zip(log.columns, row, strict=True)
+        )
+        for row in log.values()
+    ]
+
+
+def plain(name: str, value: Any) -> Any:
+    """A value of either side such that both compare: times in ms, sets in order."""
+    if isinstance(value, datetime):
+        return ms_from_datetime(value)
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, dict):
+        return [plain("", each) for each in value.values()]
+    if name == "streams":
+        return sorted(value)
+    return [plain("", each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,36 @@
+"""`make demo-live`, in less time: nodes join while a table is written to and ingested, and all tables end up equal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from support.standin import demo_live, server
+from support.standin.cluster import StandIn
+
+from cdc_platform.clock import seconds_from_ms
+
+
+@pytest.mark.long("writes go on over two joins, each of which takes as long as its generation takes to start")
+def test_it_ends_with_tables_that_are_equal(
+    standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each generation is followed, and the log, the table made of it and the kept one are the cluster's."""
+    monkeypatch.setattr(demo_live, "JOIN_SECONDS", seconds_from_ms(demo_live.LEAD_MS) + 1)
+    standin.world.empty()
+    assert demo_live.play(standin, tmp_path / "home", time.monotonic()) == 0
+    told = capsys.readouterr().out
+    assert [line.rpartition(" ")[2] for line in told.splitlines() if "equal to the cluster's" in line] == ["yes"] * 3
+    assert "generations followed" in told
+
+
+def test_without_its_java_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It asks for Java 17 by name and does nothing else, on a machine of a person as in CI."""
+    monkeypatch.setattr(server, "launchers", lambda: iter(()))
+    for ci in ("", "1"):
+        monkeypatch.setenv("CI", ci)
+        assert demo_live.main() == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert "needs Java 17 (Debian: apt-get install openjdk-17-jre-headless)" in line

@@ -1,0 +1,154 @@
+"""When the Spark server of an `up` sleeps and wakes: by a clock of the test, and with the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.waiting import await_true
+from support.worlds.serving import Serving
+
+from cdc_platform.clock import SECOND_MS, Milliseconds
+from cdc_platform.server.idle import IdleMonitor
+from cdc_platform.spark_server import ServerFile
+
+_ASKS = (
+    "from cdc_platform.spark.session import get_spark_session; print(get_spark_session().sql('SELECT 42').first()[0])"
+)
+_HELD = "import sys; sys.stdin.read()"
+_JVM = "SparkConnectServer"
+
+
+@pytest.fixture
+def own_up(tmp_path: Path) -> Iterator[Serving]:
+    """An `up` of the test's own, ended behind it."""
+    serving = Serving(tmp_path / "home")
+    yield serving
+    serving.stop()
+
+
+class World:
+    """A server whose clients the test says, its file, and a clock that the test moves."""
+
+    def __init__(self, folder: Path, after_s: int = 100) -> None:
+        self.file = ServerFile(folder / "spark.env")
+        self.clients: int | None = 0
+        self.now = 0.0
+        after_ms = Milliseconds(after_s * SECOND_MS)
+        self.tell()
+        self.sleeping = IdleMonitor(self.file, self, after_ms, self.tell, clock=lambda: self.now)
+
+    def tell(self) -> None:
+        """Where the server is."""
+        self.file.tell({"SPARK_REMOTE": "sc://localhost:1", "SPARK_CONNECT_AUTHENTICATE_TOKEN": "t=1"})
+
+    def want(self) -> None:
+        """As a client does; a coarse clock of the file system must not hide it from the test."""
+        before = self.file.wanted()
+        while self.file.wanted() == before:
+            self.file.want()
+
+    def needed_at(self, second: float) -> bool:
+        """Whether it is needed then."""
+        self.now = second
+        return self.sleeping.needed()
+
+
+def test_it_sleeps_when_nobody_came_for_a_while(tmp_path: Path) -> None:
+    """Until then it is needed; from then on it is not, and the file tells no address."""
+    world = World(tmp_path)
+    assert world.file.read()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "t=1"
+    assert [world.needed_at(second) for second in (0, 50, 99, 100, 101, 500)] == [True, True, True, False, False, False]
+    with pytest.raises(ConnectionRefusedError):
+        world.file.read()
+    assert f"CDC_PLATFORM_SPARK_SERVER={world.file.path}" in world.file.path.read_text(encoding="utf-8")
+
+
+def test_a_wish_wakes_it_and_keeps_it_awake(tmp_path: Path) -> None:
+    """Who wants it before it sleeps puts that off; who wants it then wakes it, for as long again."""
+    world = World(tmp_path)
+    assert world.needed_at(90)
+    world.want()
+    assert [world.needed_at(second) for second in (91, 190, 191)] == [True, True, False]
+    world.want()
+    assert [world.needed_at(second) for second in (600, 699, 700)] == [True, True, False]
+
+
+def test_an_open_connection_keeps_it_awake(tmp_path: Path) -> None:
+    """A long job asks for nothing anew."""
+    world = World(tmp_path)
+    world.clients = 1
+    assert all(world.needed_at(second) for second in range(0, 500, 5))
+    world.clients = 0
+    assert [world.needed_at(second) for second in (585, 595)] == [True, False]
+
+
+def test_who_comes_while_it_falls_asleep_is_seen(tmp_path: Path) -> None:
+    """A client says that it wants the server before it reads where that is: it is told again, or the client waits."""
+    world = World(tmp_path)
+    withdraw = world.file.withdraw
+
+    class Raced(ServerFile):
+        def withdraw(self) -> None:
+            """A client comes in just behind it."""
+            withdraw()
+            world.want()
+
+    raced = Raced(world.file.path)
+    sleeping = IdleMonitor(raced, world, Milliseconds(1), world.tell, clock=lambda: world.now)
+    world.now = 1.0
+    assert sleeping.needed()
+    assert world.file.read()["SPARK_REMOTE"] == "sc://localhost:1"
+
+
+@pytest.mark.parametrize(("after_s", "clients"), [(0, 0), (100, None)])
+def test_it_never_sleeps_where_nobody_can_tell(tmp_path: Path, after_s: int, clients: int | None) -> None:
+    """By the setting, and on a system that does not say who is connected."""
+    world = World(tmp_path, after_s)
+    world.clients = clients
+    assert all(world.needed_at(second) for second in range(0, 1000, 50))
+
+
+@pytest.mark.spark
+@pytest.mark.long("an `up` of its own, whose Spark starts twice")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who is connected, and it never sleeps")
+def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
+    """Its JVM goes when nobody is connected, and comes for a command of a shell that has read its file once."""
+    own_up.home.mkdir(mode=0o700)
+    (own_up.home / "settings.toml").write_text("spark_sleep_ms = 3000\n", encoding="utf-8")
+    file = ServerFile(Path(own_up.start()["spark_file"]))
+    variables = own_up.spark
+    await_true(lambda: not jvms(own_up), 60, "the sleep of Spark")
+    asleep = {line.partition("=")[0] for line in file.path.read_text(encoding="utf-8").splitlines()}
+    assert asleep == {"CDC_PLATFORM_SPARK_SERVER"}
+    asked = subprocess.Popen(
+        [sys.executable, "-c", f"{_ASKS}\n{_HELD}"],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with asked:
+        assert asked.stdout is not None
+        assert asked.stdout.readline() == "42\n"
+        assert jvms(own_up)
+        assert file.read()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] != variables["SPARK_CONNECT_AUTHENTICATE_TOKEN"]
+        assert asked.communicate("", timeout=60)[0] == ""
+    await_true(lambda: not jvms(own_up), 60, "the second sleep of Spark")
+    own_up.ask_for_the_end()
+    code, said = own_up.end()
+    assert code == 0
+    assert said.splitlines() == [
+        "the Spark Connect server sleeps until somebody wants it",
+        "the Spark Connect server is wanted and wakes",
+        "the Spark Connect server sleeps until somebody wants it",
+    ]
+
+
+def jvms(serving: Serving) -> list[int]:
+    """The processes of the Connect server of an `up`."""
+    return [pid for pid, command in serving.processes().items() if _JVM in command]

@@ -1,0 +1,121 @@
+"""Commits of files that others wrote: all are where they belong and whole, or the table stays as it was. No JVM."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_platform.delta import Lake, task_writer
+from cdc_platform.delta.create import make_empty_log
+from cdc_platform.delta.row_hash import NEWEST_DIGEST_RULE
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES, Table
+
+TABLE = STREAMS_DESCRIPTIONS_V2
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+ONE = "00000000-0000-4000-8000-000000000001"
+SLICE = {"time": TIME}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake with one row in the slice."""
+    lake = Lake(tmp_path / "lake")
+    lake.merge(TABLE, rows(1), update=False)
+    return lake
+
+
+def rows(*ends: int) -> pa.Table:
+    """Rows of the slice with these range ends."""
+    return pa.Table.from_pylist(
+        [{"time": TIME, "range_end": end, "streams": [b"0123456789abcdef"]} for end in ends], schema=TABLE.schema
+    )
+
+
+def draft(lake: Lake, *parts: pa.Table) -> task_writer.WriteDraft:
+    """What as many tasks as there are parts leave behind: the files of each, as Spark's workers write them."""
+    folder = Path(lake.path(TABLE)).with_name(f".{TABLE.name}.draft")
+    folder.mkdir()
+    part = task_writer._TaskWriter(TABLE, str(folder), make_empty_log(TABLE), {}, "a test", NEWEST_DIGEST_RULE)
+    answers = [line for rows in parts for batch in part.write(iter(rows.to_batches())) for line in batch.to_pylist()]
+    return task_writer.WriteDraft(folder, tuple(json.loads(line["file"]) for line in answers))
+
+
+def written(draft: task_writer.WriteDraft, number: int) -> Path:
+    """Where a task put a file."""
+    file = draft.files[number]
+    return next((draft.folder / file["draft"]).rglob(Path(file["path"]).name))
+
+
+def state(lake: Lake) -> tuple[Any, ...]:
+    """What a reader has of the table, and every file that is in its folder."""
+    files = sorted(str(path) for path in Path(lake.path(TABLE)).rglob("*"))
+    return lake.version(TABLE), sorted(lake.read(TABLE)["range_end"].to_pylist()), files
+
+
+def cut_off(path: Path) -> None:
+    """What a full disk leaves of a file."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+COMMITS = {
+    "replace": lambda lake, made: task_writer.commit_draft(lake, TABLE, made, SLICE),
+    "append": lambda lake, made: task_writer.commit_draft_once(lake, TABLE, made, None, append=True),
+    "replace all": lambda lake, made: task_writer.commit_draft_once(lake, TABLE, made, ("app", 1), append=False),
+}
+
+
+@pytest.mark.parametrize("commit", COMMITS.values(), ids=list(COMMITS))
+@pytest.mark.parametrize("damage", [Path.unlink, cut_off], ids=["missing", "cut off"])
+def test_a_commit_names_no_file_that_is_not_whole(lake: Lake, commit: Any, damage: Any) -> None:
+    """One of three files is missing or shorter than it was: the table and its folder stay as they were, in one line."""
+    made, before = draft(lake, rows(5), rows(6), rows(7)), state(lake)
+    damage(written(made, 2))
+    told = r"_v2 stays as it was: 1 of 3 new files are not whole; Spark's workers do not see the home .* mount it at"
+    with pytest.raises(EnvironmentProblem, match=told):
+        commit(lake, made)
+    assert state(lake) == before
+
+
+@pytest.mark.parametrize(("name", "ends"), [("replace", [5, 6]), ("append", [1, 5, 6]), ("replace all", [5, 6])])
+def test_whole_files_are_committed(lake: Lake, name: str, ends: list[int]) -> None:
+    """The control of the test above; a second attempt finds the files that the first one moved."""
+    made = draft(lake, rows(5), rows(6))
+    task_writer._place_draft(lake, TABLE, made)
+    COMMITS[name](lake, made)
+    assert state(lake)[1] == ends
+
+
+def test_a_worker_without_the_folder_refuses(lake: Lake, tmp_path: Path) -> None:
+    """A worker that has not the folder which the driver made writes nothing, and answers why."""
+    part = task_writer._TaskWriter(
+        TABLE, str(tmp_path / "hidden"), make_empty_log(TABLE), {}, "writing", NEWEST_DIGEST_RULE
+    )
+    [batch] = part.write(iter(rows(5).to_batches()))
+    [line] = batch.to_pylist()
+    assert line["refused"] == "EnvironmentProblem"
+    assert line["said"].startswith("writing: Spark's workers do not see the home")
+    assert not (tmp_path / "hidden").exists()
+
+
+@pytest.mark.parametrize("table", [each for each in TABLES.values() if each.partition_by and each.generation_column])
+def test_stream_ids_are_written_without_what_they_make_no_use_of(table: Table, tmp_path: Path) -> None:
+    """No dictionary of values of which each is there once, no least and greatest one; other columns have both."""
+    values: dict[str, Any] = {"id": ONE, "generation_id": ONE, "time": TIME, "owner": ONE, "streams": [bytes(16)] * 4}
+    columns = {name: [values.get(name, 1)] * 3 for name in table.schema.names} | {"range_end": [1, 2, 3]}
+    part = task_writer._TaskWriter(table, str(tmp_path), make_empty_log(table), {}, "a test", NEWEST_DIGEST_RULE)
+    answers = list(part.write(iter(pa.table(columns, schema=table.schema).to_batches())))
+    (path,) = tmp_path.rglob("*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    written = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    ids = written.pop("streams.list.element")
+    assert (ids.has_dictionary_page, ids.is_stats_set) == (False, False)
+    assert all(column.has_dictionary_page and column.statistics.has_min_max for column in written.values())
+    stats = json.loads(json.loads(answers[0]["file"][0].as_py())["stats"])
+    assert (stats["minValues"]["range_end"], stats["maxValues"]["range_end"]) == (1, 3)

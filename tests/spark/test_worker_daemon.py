@@ -1,0 +1,97 @@
+"""The process that forks Spark's Python workers: what it has loaded, and when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_platform.spark.worker_daemon import IDLE_VARIABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.processes
+
+
+def started(folder: Path, idle_seconds: float) -> tuple[subprocess.Popen[bytes], Path]:
+    """The process as Spark starts it, and the socket at which it takes orders for workers."""
+    environment = {
+        **os.environ,
+        IDLE_VARIABLE: str(idle_seconds),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(folder),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cdc_platform.spark.worker_daemon", "pyspark.worker"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    length = int.from_bytes(process.stdout.read(4), "big")
+    return process, Path(process.stdout.read(length).decode())
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="cdc-") as folder:
+        yield Path(folder)
+
+
+def test_without_workers_it_ends(folder: Path) -> None:
+    """By itself, and its socket is gone."""
+    process, at = started(folder, 0.4)
+    assert at.parent == folder
+    process.wait(60)
+    assert list(folder.iterdir()) == []
+
+
+def test_with_a_worker_it_stays(folder: Path) -> None:
+    """Until the worker has ended."""
+    process, at = started(folder, 0.4)
+    with socket.socket(socket.AF_UNIX) as order:
+        order.connect(str(at))
+        worker = int.from_bytes(order.recv(4), "big")
+        assert Path(f"/proc/{worker}").exists() or sys.platform != "linux"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+    process.wait(60)
+
+
+def test_it_ends_with_spark(folder: Path) -> None:
+    """Which closes its standard input."""
+    process, _ = started(folder, 600)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(60)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_workers_begin_with_what_tasks_need(spark: SparkSession) -> None:
+    """Loaded once, before they were forked: the same object in all of them."""
+
+    def tell(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+        import pyarrow as pa
+
+        loaded = sorted(
+            {"cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet"} & set(sys.modules)
+        )
+        models = sys.modules.get("cdc_platform.checks.judge")
+        if models is not None and models.facts_model.cache_info().currsize:
+            loaded.append("the model of facts")
+        for _ in batches:
+            yield pa.record_batch([pa.array([loaded])], names=["loaded"])
+
+    row = spark.range(0, 1, 1, 1).mapInArrow(tell, "loaded array<string>").collect()[0]
+    due = ["cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet", "the model of facts"]
+    assert row["loaded"] == due

@@ -1,0 +1,81 @@
+"""The home of a live cluster where its own home is in a store: the tables lie there too, the way to it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from support.store.s3 import S3
+
+from cdc_platform.clock import Clock, Microseconds, Milliseconds
+from cdc_platform.delta import Lake, allow_mirror_writes, read_mirrored_cluster
+from cdc_platform.delta.access import HomeIsMirror
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.home import STATE_VARIABLE, open_home
+from cdc_platform.metastore import cdc_tables
+from cdc_platform.scylla import Connection, registry
+from cdc_platform.scylla.registry import ClusterIdentity
+from cdc_platform.storage import parse_path
+
+WAY = Connection(contacts=("127.0.0.1:1",), user_env="CDC_USER", password_env="CDC_PASSWORD")
+SEEN = ClusterIdentity(cluster_name="prod", host_ids=(UUID(int=1),), newest_ms=Milliseconds(5_000))
+OTHER = SEEN.model_copy(update={"cluster_name": "restored"})
+
+
+def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine adds the cluster by its own way, and finds what was observed; a third one knows no cluster."""
+    address = f"{s3.bucket()}/home"
+    first = registry.add_cluster(open_home(address), "prod", WAY)
+    assert (first.at, first.open_home().lake) == (f"{address}/clusters/prod", f"{address}/clusters/prod/lake")
+    registry.store_identity(first, SEEN)
+    registry.store_future_log(first, "ks.t", Milliseconds(7))
+    with allow_mirror_writes():
+        cdc_tables.add_cdc_table(Lake(first.open_home().lake), Clock(), "ks", "t", ttl_seconds=60)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
+    second = registry.add_cluster(open_home(address), "prod", WAY.model_copy(update={"contacts": ("10.0.0.1:9042",)}))
+    assert (second.identity, second.at) == (SEEN, first.at)
+    assert registry.read_future_logs(second) == {"ks.t": 7}
+    assert [each.full_name for each in cdc_tables.read_cdc_tables(Lake(second.open_home().lake))] == ["ks.t"]
+    with pytest.raises(HomeIsMirror, match="the live cluster prod"):
+        cdc_tables.drop_cdc_table(Lake(second.open_home().lake), Clock(), "ks", "t")
+    with pytest.raises(StateError, match="calls itself restored"):
+        registry.assert_same_cluster(second, OTHER)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "a third machine"))
+    with pytest.raises(NotFound, match="no cluster prod is known"):
+        registry.find_cluster(open_home(address), "prod")
+    found = {name for name, _ in (parse_path(f"{address}/clusters/prod")).files()}
+    assert found == {"platform.json", "mirror.json", "identity.json", "logs-ahead.json", ".lake.contract.json"}
+
+
+def test_a_renewed_cluster_has_another_place_for_every_machine(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was observed before stays where it is, a home still; other machines follow; a second renewal goes on."""
+    address = f"{s3.bucket()}/home"
+    first = registry.add_cluster(open_home(address), "prod", WAY)
+    assert registry.renew_cluster(open_home(address), "prod", Clock()) is None
+    registry.store_identity(first, SEEN)
+    assert registry.renew_cluster(open_home(address), "prod", Clock(Microseconds(1_000_000))) == first.at
+    second = registry.find_cluster(open_home(address), "prod")
+    assert (second.identity, second.at) == (None, f"{address}/clusters/prod.since-19700101T000001000Z")
+    assert second.home != first.home
+    assert read_mirrored_cluster(parse_path(first.at)) == read_mirrored_cluster(parse_path(second.at)) == "prod"
+    registry.store_identity(second, OTHER)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
+    assert registry.add_cluster(open_home(address), "prod", WAY).identity == OTHER
+    assert registry.renew_cluster(open_home(address), "prod", Clock(Microseconds(2_000_000))) == second.at
+    assert registry.find_cluster(open_home(address), "prod").at.endswith("prod.since-19700101T000002000Z")
+    assert registry.get_own_hosts(open_home(first.at, create=False)) == SEEN.host_ids
+
+
+def test_what_was_observed_on_this_machine_alone_stays_there(s3: S3, tmp_path: Path) -> None:
+    """Versions before kept it in this machine's part: positions and rows are not left behind."""
+    home = open_home(f"{s3.bucket()}/home")
+    (home.path / "clusters" / "prod" / "lake").mkdir(parents=True)
+    cluster = registry.add_cluster(home, "prod", WAY)
+    assert (cluster.address, cluster.home) == (None, home.path / "clusters" / "prod")
+    registry.store_identity(cluster, SEEN)
+    assert registry.find_cluster(home, "prod").identity == SEEN

@@ -1,0 +1,97 @@
+"""Two machines whose sensors work on one home in a store at once, as when a lease has failed: a node joins once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, SensorResult, build_sensor_context
+from support.command_line import run
+from support.nodes import node_text
+from support.store.s3 import S3
+from support.worlds.rehearsal import Rehearsal
+
+from assets.join.inbox import waiting_joins
+from cdc_platform.delta import Lake
+from cdc_platform.home import HOME_VARIABLE, STATE_VARIABLE, open_home
+from cdc_platform.metastore import inbox
+from cdc_platform.tables import GENERATION_TIMESTAMPS, GENERATIONS, NODES, TOPOLOGY_DESCRIPTIONS
+from resources.home import HomeResource
+
+_MACHINE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from storage.test_sensors_on_two_machines import machine
+machine()
+"""
+
+
+def machine() -> None:
+    """What the code server of one machine does, in a process of its own: a tick, and when told the runs it asks for."""
+    with DagsterInstance.ephemeral() as instance:
+        rehearsal = Rehearsal(instance, Lake(open_home().lake))
+        cursor, waiting = None, []
+        for line in sys.stdin:
+            if line == "tick\n":
+                resources = {"home": HomeResource()}
+                with build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
+                    asked = waiting_joins(context)
+                assert isinstance(asked, SensorResult)
+                cursor = asked.cursor
+                waiting = inbox.read_pending_events(rehearsal.lake) if asked.run_requests else []
+                print(json.dumps(len(asked.run_requests or [])), flush=True)
+            else:
+                joined = rehearsal.join(waiting[0].generation_id)
+                failed = [event.message for event in joined.all_events if event.is_failure]
+                print(json.dumps([joined.success, failed]), flush=True)
+
+
+@pytest.mark.long("two processes with Dagster")
+def test_their_runs_of_one_join_make_one_generation(s3: S3, tmp_path: Path) -> None:
+    """Both sensors ask for the join before either run begins; both runs go, and the home is as after one."""
+    address = f"{s3.bucket()}/home"
+    at = ("--home", address)
+    command = [sys.executable, "-c", _MACHINE, str(Path(__file__).parents[1])]
+    machines = [
+        subprocess.Popen(
+            command,
+            env=os.environ | {HOME_VARIABLE: address, STATE_VARIABLE: str(tmp_path / f"machine {number}")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in (1, 2)
+    ]
+    try:
+        (tmp_path / "node.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+        queued = run(*at, "bootstrap", tmp_path / "node.json")
+        assert queued.exit_code == 0, queued
+        assert asked(machines, "tick") == [1, 1]
+        ran = asked(machines, "join")
+        # A run that met the other at every attempt may have failed; its sensor would ask for it again.
+        assert any(success for success, _ in ran), ran
+        lake = Lake(f"{address}/lake")
+        assert [lake.read(table).num_rows for table in (GENERATION_TIMESTAMPS, GENERATIONS, NODES)] == [1, 1, 1]
+        descriptions = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "range_end"]).to_pylist()
+        assert len({(row["generation_id"], row["range_end"]) for row in descriptions}) == len(descriptions) > 0
+        assert asked(machines, "tick") == [0, 0]
+    finally:
+        for each in machines:
+            each.kill()
+            each.communicate()
+    checked = run(*at, "check", "--deep")
+    assert checked.exit_code == 0, checked
+
+
+def asked(machines: list[subprocess.Popen[str]], word: str) -> list[Any]:
+    """What all machines answer to a word that they get at the same time."""
+    for each in machines:
+        assert each.stdin is not None
+        each.stdin.write(f"{word}\n")
+        each.stdin.flush()
+    return [json.loads(each.stdout.readline()) for each in machines if each.stdout is not None]

@@ -1,0 +1,268 @@
+"""Files and folders that a user names: each has all of it or nothing, whoever dies, and of eight writers one wins."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.drawing import KILLS, SEED
+from support.nodes import node_text
+from support.processes.nursery import Ended, Nursery
+
+from cdc_platform.errors import InputError
+from cdc_platform.storage import atomic
+
+ROOT = Path(__file__).resolve().parents[2]
+CLOCK = "2026-01-01T01:00:00Z"
+TAKEN = ("is there already", "was made by another process meanwhile")
+
+
+@dataclass(frozen=True)
+class Output:
+    """A command that writes what the user names, by `{out}`; `module` is the one that writes it."""
+
+    command: tuple[str, ...]
+    module: str
+    suffix: str = ""
+    mode: int | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+
+OUTPUTS = {
+    "bundle": Output(("bundle", "{out}"), "cli/bundle.py", ".tar.gz", 0o600),
+    "export": Output(("export", "{out}"), "importing/export.py"),
+    "report --html": Output(("report", "latest", "--html", "{out}"), "cli/history.py", ".html"),
+    "sql --parquet": Output(
+        ("sql", "SELECT * FROM cdc_streams_descriptions_v2", "--parquet", "{out}"),
+        "cli/sql.py",
+        ".parquet",
+    ),
+    "rehearse --picture": Output(
+        ("rehearse", "{beside}/steps.json", "--picture", "{out}"),
+        "cli/rehearse.py",
+        ".png",
+        beside={"steps.json": '[{"wait": 3600}]'},
+    ),
+}
+EVERY = pytest.mark.parametrize("name", OUTPUTS)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a generation."""
+    folder = tmp_path_factory.mktemp("written")
+    (folder / "node.json").write_text(node_text(1), encoding="utf-8")
+    command = ("--clock", "2026-01-01T00:00:00Z", "bootstrap", folder / "node.json", "--run")
+    assert run("--home", folder / "home", *command).exit_code == 0
+    return folder / "home"
+
+
+def command(name: str, home: Path, out: Path) -> list[str]:
+    """The command line of an output, and the files that it reads."""
+    output = OUTPUTS[name]
+    for file, text in output.beside.items():
+        (home.parent / file).write_text(text, encoding="utf-8")
+    words = [word.format(out=out, beside=home.parent) for word in output.command]
+    return ["--home", str(home), "--clock", CLOCK, *words]
+
+
+def content(out: Path) -> dict[str, bytes] | None:
+    """All that has a name; None where that is free."""
+    if not os.path.lexists(out):
+        return None
+    files = sorted(path for path in out.rglob("*") if path.is_file()) if out.is_dir() else [out]
+    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+
+
+def said_taken(ended: Ended) -> bool:
+    """Whether a command was refused in one line because the name is taken."""
+    line = ended.stderr
+    return ended.exit_code == 2 and line.count("\n") == 1 and any(each in line for each in TAKEN)
+
+
+@pytest.mark.grid("kills of commands that write a user's file", 3)
+@EVERY
+def test_killed_anywhere_a_name_has_all_or_nothing(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
+    """Before each operation on a file of the folder; run again, all of it is there and no draft is left."""
+    if nursery.refusal:
+        pytest.skip(nursery.refusal)
+    suffix = OUTPUTS[name].suffix
+    for folder in ("whole", "again"):
+        (tmp_path / folder).mkdir()
+    whole = tmp_path / "whole" / f"out{suffix}"
+    undisturbed = nursery.traced(command(name, home, whole), whole.parent)
+    assert undisturbed.exit_code == 0, undisturbed
+    due, count = content(whole), len(undisturbed.operations)
+    assert min(len(due or ()), count) > 0, undisturbed.operations
+    again = tmp_path / "again" / f"out{suffix}"
+    assert nursery.run(*command(name, home, again)).exit_code == 0
+    assert content(again) == due, "the same home and clock give the same bytes"
+    numbers = list(range(count))
+    if KILLS != "all":
+        numbers = sorted(random.Random(SEED).sample(numbers, min(count, int(KILLS or 4))))
+    for number in numbers:
+        (tmp_path / str(number)).mkdir()
+        out = tmp_path / str(number) / f"out{suffix}"
+        died = nursery.traced(command(name, home, out), out.parent, number)
+        assert died.exit_code == -signal.SIGKILL, died
+        found = content(out)
+        assert found in (None, due), f"killed before operation {number} of {count}: {died.operations[-1:]}"
+        ended = nursery.run(*command(name, home, out))
+        assert ended.exit_code == 0 if found is None else said_taken(ended), ended
+        assert content(out) == due
+        atomic.sweep_drafts(out.parent)  # a refused command makes no draft, and sweeps none
+        assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+@pytest.mark.grid("races of commands that write a user's file", 2)
+@EVERY
+def test_of_eight_at_once_one_wins(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
+    """The others are refused in one line, and what is there is the winner's, whole."""
+    out = tmp_path / "race" / f"out{OUTPUTS[name].suffix}"
+    out.parent.mkdir()
+    ended = nursery.race([command(name, home, out)] * 8)
+    assert [each.exit_code for each in ended].count(0) == 1, ended
+    assert all(said_taken(each) for each in ended if each.exit_code), ended
+    alone = tmp_path / "alone" / out.name
+    alone.parent.mkdir()
+    assert nursery.run(*command(name, home, alone)).exit_code == 0
+    assert content(out) == content(alone)
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+@EVERY
+def test_what_is_there_stays(name: str, home: Path, tmp_path: Path) -> None:
+    """A file, a folder, a link that leads nowhere, a device and a place in the home are refused; nothing is made."""
+    suffix = OUTPUTS[name].suffix
+    (tmp_path / f"file{suffix}").write_text("mine", encoding="utf-8")
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / f"link{suffix}").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for taken in ("file", "folder", "link", "pipe"):
+        refused = run(*command(name, home, tmp_path / f"{taken}{suffix}"))
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert "is there already" in refused.stderr
+    for place in (home / f"out{suffix}", home / "lake" / f"out{suffix}"):
+        refused = run(*command(name, home, place))
+        assert (refused.exit_code, "lies in the home" in refused.stderr) == (2, True), refused.stderr
+    refused = run(*command(name, home, tmp_path / f"file{suffix}" / f"out{suffix}"))
+    assert (refused.exit_code, "is no folder" in refused.stderr) == (2, True), refused.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / f"file{suffix}").read_text(encoding="utf-8") == "mine"
+
+
+@EVERY
+def test_a_file_has_its_mode_and_any_name(name: str, home: Path, tmp_path: Path) -> None:
+    """A name may be as long as the file system takes; a file is as private as its content."""
+    suffix = OUTPUTS[name].suffix
+    out = tmp_path / ("ü" * ((255 - len(suffix)) // 2) + suffix)
+    done = run(*command(name, home, out))
+    assert done.exit_code == 0, done.stderr
+    mask = os.umask(0)
+    os.umask(mask)
+    if out.is_file():
+        assert stat.S_IMODE(out.stat().st_mode) == (OUTPUTS[name].mode or 0o666 & ~mask)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_file_system_without_links_has_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is renamed if the name is free."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with atomic.new_file(tmp_path / "a") as draft:
+        draft.write_text("whole", encoding="utf-8")
+    with pytest.raises(InputError, match="by another process"), atomic.new_file(tmp_path / "b") as draft:
+        (tmp_path / "b").write_text("theirs", encoding="utf-8")
+    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {"a": "whole", "b": "theirs"}
+
+
+def test_an_error_names_the_users_file(tmp_path: Path) -> None:
+    """The hidden name of a draft is nothing to a user."""
+    (tmp_path / "closed").mkdir(mode=0o500)
+    if os.access(tmp_path / "closed", os.W_OK):
+        pytest.skip("the superuser may write everywhere")
+    for new in (atomic.new_file, atomic.new_folder):
+        with pytest.raises(PermissionError) as refused, new(tmp_path / "closed" / "out"):
+            pass
+        assert refused.value.filename == str(tmp_path / "closed" / "out")
+
+
+# Which modules write files, and where. Names that a user has given are written by `drafts.new_file` and `new_folder`.
+OWN_FILES = {
+    "cdc_platform/storage/atomic.py": "makes the drafts",
+    "cdc_platform/storage/path.py": "a place in a home",
+    "cdc_platform/plots/ui_files.py": "pictures of the home",
+    "cdc_platform/instance_lock.py": "the home's locks",
+    "cdc_platform/processes.py": "logs of the home",
+    "cdc_platform/cdclog/script/run.py": "an unnamed temporary file",
+    "cdc_platform/__main__.py": "the null device",
+    "cdc_platform/cli/output.py": "the null device",
+    "cdc_platform/cli/sql.py": "the null device, and a draft of new_file",
+    "cdc_platform/cli/bundle.py": "a draft of new_file, in memory before",
+    "cdc_platform/cli/history.py": "a draft of new_file",
+    "cdc_platform/cli/rehearse.py": "a draft of new_file",
+    "cdc_platform/importing/export.py": "a draft of new_folder",
+    "cdc_platform/delta/": "tables and caches of the home",
+    "cdc_platform/spark/": "caches and Spark's files of the home and of temporary folders",
+    "cdc_platform/server/": "what up has in the home",
+    "cdc_platform/spark_server.py": "what up has in the home",
+    "cdc_platform/plots/plots.py": "a picture in memory",
+}
+WRITERS = {"write_text", "write_bytes", "touch", "savefig", "ParquetWriter", "symlink_to", "hardlink_to", "mkfifo"}
+WRITERS |= {"copyfile", "copyfileobj", "copytree", "copy2", "mkstemp", "NamedTemporaryFile", "TemporaryFile"}
+MODES = set("wax+")
+
+
+def writes(path: Path) -> Iterator[tuple[int, str]]:
+    """The calls of a module that open a file to write, or make one."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name in WRITERS:
+            yield call.lineno, name
+        elif name == "open":
+            owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            given = [*call.args, *(each.value for each in call.keywords)]
+            texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            flags = "O_WRONLY O_RDWR O_CREAT" if owner == "os" else ""
+            if any(MODES & set(text) and len(text) < 6 for text in texts) or any(
+                flag in ast.unparse(call) for flag in flags.split()
+            ):
+                yield call.lineno, f"{owner}.open"
+
+
+def test_no_other_module_writes_what_a_user_names() -> None:
+    """Each module that writes files is known, with where; one that is new has to say so, or takes `drafts.new_file`."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for folder in ("cdc_platform", "assets", "resources"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if lines := list(writes(path)):
+                found[str(path.relative_to(ROOT))] = lines
+    known = {name: [each for each in OWN_FILES if name == each or name.startswith(each)] for name in found}
+    assert {name: found[name] for name, reasons in known.items() if not reasons} == {}
+    assert set(OWN_FILES) - {each for reasons in known.values() for each in reasons} == set()
+
+
+def test_every_command_that_writes_a_file_is_in_the_table() -> None:
+    """The modules that take `new_file` or `new_folder` are those of the cases above."""
+    callers = {
+        str(path.relative_to(ROOT / "cdc_platform"))
+        for path in (ROOT / "cdc_platform").rglob("*.py")
+        if path.name != "atomic.py"
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Attribute) and call.attr in ("new_file", "new_folder")
+    }
+    assert callers == {output.module for output in OUTPUTS.values()}

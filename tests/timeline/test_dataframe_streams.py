@@ -1,0 +1,132 @@
+"""Base writes that Spark's workers put, with their streams, into a Delta table of the lake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+from support.command_line import run
+from support.homes.timelines import FIRST_MS, LEASE_END_MS, SECOND_MS, home_of
+
+from cdc_platform.clock import us_from_ms
+from cdc_platform.delta import Lake, read_newest_versions
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.timeline.dataframe import append_with_streams, assign_streams
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NAME = "shop.cart_writes"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """One with three generations."""
+    return Lake(home_of(tmp_path, "three") / "lake")
+
+
+def writes_of(spark: SparkSession, count: int = 300) -> DataFrame:
+    """Writes in three parts before, in and behind the generations, some without a key or a time, with more columns."""
+    from pyspark.sql import functions as F
+
+    first, step = us_from_ms(FIRST_MS) - 1_000_000, (us_from_ms(SECOND_MS) - us_from_ms(FIRST_MS)) // 100
+    return spark.range(0, count, 1, 3).select(
+        F.when(F.col("id") % 50 != 7, F.col("id").cast("string").cast("binary")).alias("key"),
+        F.when(F.col("id") % 50 != 9, F.lit(first) + F.col("id") * F.lit(step)).alias("timestamp"),
+        F.concat(F.lit("cart "), F.col("id").cast("string")).alias("note"),
+        F.timestamp_micros(F.col("id")).alias("seen"),
+    )
+
+
+def counted(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Rows in no order, as often as each is there."""
+    return Counter(repr(sorted(row.items())) for row in rows)
+
+
+def kept(lake: Lake, name: str = NAME) -> list[dict[str, Any]]:
+    """What the table holds, as deltalake alone reads it."""
+    rows = DeltaTable(f"{lake.place}/{name.replace('.', '/')}").to_pyarrow_table().to_pylist()
+    return [row | {"seen": row["seen"].replace(tzinfo=None)} for row in rows]
+
+
+def test_the_table_has_what_the_frame_has(spark: SparkSession, lake: Lake) -> None:
+    """Each write once, with the stream that `assign_streams` gives it, all by one commit, a file a part."""
+    due = [row.asDict() for row in assign_streams(lake, writes_of(spark)).collect()]
+    assert {row["stream_id"] is None for row in due} == {True, False}
+    assert append_with_streams(lake, writes_of(spark), NAME)
+    assert counted(kept(lake)) == counted(due)
+    table = DeltaTable(f"{lake.place}/shop/cart_writes")
+    assert (table.version(), len(table.file_uris())) == (1, 3)
+    assert append_with_streams(lake, writes_of(spark, 5), NAME)
+    assert len(kept(lake)) == 305
+
+
+def test_a_transaction_goes_in_once(spark: SparkSession, lake: Lake) -> None:
+    """Run again it changes nothing; the next number goes in."""
+    assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
+    assert not append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
+    assert len(kept(lake)) == 20
+    assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 2))
+    assert len(kept(lake)) == 40
+
+
+def test_what_cannot_be_kept_is_refused_before_anything_is_made(spark: SparkSession, lake: Lake) -> None:
+    """In one line that names the column or the table."""
+    from pyspark.sql import functions as F
+
+    writes, before = writes_of(spark, 5), read_newest_versions(lake)
+    for bad, name, told in (
+        (writes.drop("key"), NAME, "^writes need a column 'key' of type binary"),
+        (writes.withColumn("Stream_ID", F.lit(1)), NAME, "^writes have a column 'stream_id' already"),
+        (writes.withColumn("tags", F.array("note")), NAME, r"^column 'tags' of the writes is array<string>, which"),
+        (writes.withColumn("a b", F.lit(1)), NAME, "^Delta has no column 'a b'"),
+        (writes, "carts", "^writes are appended to keyspace.table, not to 'carts'"),
+        (writes, "shop/x.carts", "^writes are appended to keyspace.table"),
+        (writes, "platform.generations", "^platform.generations is for what the platform itself keeps"),
+        (writes, "shop.carts_scylla_cdc_log", "^shop.carts_scylla_cdc_log is for what the platform itself keeps"),
+    ):
+        with pytest.raises(InputError, match=told) as refused:
+            append_with_streams(lake, bad, name)
+        assert "\n" not in str(refused.value)
+    assert read_newest_versions(lake) == before
+    assert append_with_streams(lake, writes, NAME)
+    with pytest.raises(
+        StateError, match=r"^shop.cart_writes at .* has columns key, timestamp, note, seen, stream_id wh"
+    ):
+        append_with_streams(lake, writes.drop("note"), NAME)
+    assert len(kept(lake)) == 5
+
+
+def test_a_write_that_waits_for_a_decision_keeps_all_out(spark: SparkSession, tmp_path: Path) -> None:
+    """A task says so in one line, and no other write is in."""
+    lake = Lake(home_of(tmp_path, "undecided") / "lake")
+    rows = [(b"k", us_from_ms(FIRST_MS)), (b"k", us_from_ms(LEASE_END_MS))]
+    writes = spark.createDataFrame(rows, "key binary, timestamp bigint").repartition(2)
+    with pytest.raises(StateError, match=r"^[^\n]*undecided since[^\n]*$"):
+        append_with_streams(lake, writes, NAME)
+    assert DeltaTable(f"{lake.place}/shop/cart_writes").to_pyarrow_table().num_rows == 0
+
+
+def test_a_home_with_such_a_table_is_sound(spark: SparkSession, lake: Lake) -> None:
+    """It is looked at, and copied, as every other table is."""
+    home = Path(str(lake.place)).parent
+
+    def judged() -> dict[str, tuple[bool, int]]:
+        found = run("--home", home, "check", "--deep", "--json").json
+        return {each["invariant"]: (each["passed"], each["population"]) for each in found}
+
+    before = judged()
+    append_with_streams(lake, writes_of(spark, 20), NAME)
+    after = judged()
+    assert {name: passed for name, (passed, _) in after.items()} == {
+        name: passed for name, (passed, _) in before.items()
+    }
+    assert {name for name, (_, looked_at) in after.items() if looked_at > before[name][1]} >= {
+        "files_whole",
+        "rows_as_committed",
+    }
+    assert run("home", "copy", home, home.parent / "copy").exit_code == 0
+    assert counted(kept(Lake(home.parent / "copy" / "lake"))) == counted(kept(lake))

@@ -1,0 +1,152 @@
+"""The UI's own process, over a code location of a test: what it serves, and that in read-only nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_platform.dagster_home import USER_TAG
+from cdc_platform.server import LOOPBACK, UiAddresses, listen_on_loopback, parse_public_url
+from cdc_platform.server.ui_audit import user_finder
+
+pytestmark = pytest.mark.long("a UI and a code server of Dagster's, which import it for seconds")
+TOKEN = "a-token-of-this-test"
+LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
+  repositoryLocationName: "of_a_test", jobName: "quiet"}, runConfigData: {},
+  executionMetadata: {tags: [{key: "cdc_platform/user", value: "the king"}]}}) { __typename } }"""
+BACKFILL = """mutation { launchPartitionBackfill(backfillParams: {assetSelection: [{path: ["parted"]}],
+  partitionNames: ["a"], tags: [{key: "cdc_platform/user", value: "the king"}]}) { __typename } }"""
+BACKFILL_TAGS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { tags { key value } } } } }"
+TAGS = "{ runsOrError { ... on Runs { results { tags { key value } } } } }"
+RUNS = "{ runsOrError { ... on Runs { results { runId } } } }"
+_CODE = """\
+from dagster import Definitions, StaticPartitionsDefinition, asset, job, op
+
+@op
+def nothing(): ...
+
+@job
+def quiet():
+    nothing()
+
+@asset(partitions_def=StaticPartitionsDefinition(["a"]))
+def parted(): ...
+
+defs = Definitions(assets=[parted], jobs=[quiet])
+"""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of a UI that is read-only and stands behind a proxy at `/cdc`."""
+    with served("--read-only") as port:
+        yield port
+
+
+@contextmanager
+def served(*options: str) -> Iterator[int]:
+    """A UI with these options that stands behind a proxy at `/cdc`, for the length of a block."""
+    # Not pytest's folder, whose path may be too long for a socket.
+    with tempfile.TemporaryDirectory(prefix="cdc-") as name, listen_on_loopback(0) as bound:
+        folder = Path(name)
+        (folder / "of_a_test.py").write_text(_CODE, encoding="utf-8")
+        (folder / "token").write_text(TOKEN, encoding="utf-8")
+        location = {"grpc_server": {"socket": str(folder / "code.sock"), "location_name": "of_a_test"}}
+        workspace = folder / "workspace.yaml"
+        workspace.write_text(json.dumps({"load_from": [location]}), encoding="utf-8")
+        (folder / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
+        (folder / "home").mkdir()
+        environment = os.environ | {"DAGSTER_HOME": name, "CDC_PLATFORM_HOME": str(folder / "home")}
+        code = ["dagster", "api", "grpc", "--socket", str(folder / "code.sock"), "-f", str(folder / "of_a_test.py")]
+        ui = ["cdc_platform.server.ui", "--listening", str(bound.fileno()), "--workspace", str(workspace)]
+        ui += ["--token-file", str(folder / "token"), "--public-url", "https://dagster.example.com/cdc", *options]
+        running = [
+            subprocess.Popen([sys.executable, "-m", *code], env=environment),
+            subprocess.Popen([sys.executable, "-m", *ui], env=environment, pass_fds=[bound.fileno()]),
+        ]
+        port = bound.getsockname()[1]
+        bound.close()  # So that a UI that has died is refused at once, instead of being waited for.
+        try:
+            yield port
+        finally:
+            for process in reversed(running):
+                process.terminate()
+            for process in running:
+                process.wait(60)
+
+
+def ask(port: int, query: str, **headers: str) -> Any:
+    """What the UI answers to a program; asked again until it has loaded."""
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/cdc/graphql",
+        json.dumps({"query": query}).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", **headers},
+    )
+    with urllib.request.urlopen(request, timeout=200) as answer:
+        return json.load(answer)["data"]
+
+
+def launched(port: int, **headers: str) -> str:
+    """What becomes of the wish for a run, once the code location is there; it comes with a tag that names somebody."""
+    deadline = time.monotonic() + 200
+    while (answer := ask(port, LAUNCH, **headers)["launchRun"]["__typename"]) == "RepositoryNotFoundError":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return answer
+
+
+def test_read_only_changes_nothing(port: int) -> None:
+    """It shows what there is, and refuses to launch a run, with the token too."""
+    assert launched(port) == "UnauthorizedError"
+    assert ask(port, RUNS) == {"runsOrError": {"results": []}}
+
+
+def test_it_is_below_the_proxys_path(port: int) -> None:
+    """The page itself, with its files, and nothing beside it without the token."""
+    page = urllib.request.Request(f"http://{LOOPBACK}:{port}/cdc/runs", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(page, timeout=200) as answer:
+        assert b"/cdc/" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://{LOOPBACK}:{port}/cdc/runs", timeout=200)
+
+
+def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
+    """Runs and backfills have the user of the header if they came by the proxy; nothing else that names one counts."""
+    proxy = "dagster.example.com"
+    with served("--user-header", "X-Forwarded-User") as port:
+        for headers in (
+            {"Host": proxy, "X-Forwarded-User": "ada@example.com"},
+            {"X-Forwarded-User": "mallory"},
+            {"Host": proxy, "X-User": "mallory"},
+            {"Host": proxy, "X-Forwarded-User": "m" * 300},
+        ):
+            assert launched(port, **headers) == "LaunchRunSuccess"
+            assert ask(port, BACKFILL, **headers)["launchPartitionBackfill"]["__typename"] == "LaunchBackfillSuccess"
+        runs = ask(port, TAGS)["runsOrError"]["results"]
+        backfills = ask(port, BACKFILL_TAGS)["partitionBackfillsOrError"]["results"]
+    for launches in (runs, backfills):
+        users = [tag["value"] for launch in reversed(launches) for tag in launch["tags"] if tag["key"] == USER_TAG]
+        assert users == ["ada@example.com", *["unknown"] * 3]
+
+
+def test_a_name_that_nobody_vouches_for_is_no_name() -> None:
+    """Without the setting, without a proxy, or with two names, nobody is named."""
+    proxied = UiAddresses(3000, parse_public_url("https://dagster.example.com/cdc"))
+    by_proxy = {"host": ["Dagster.example.com"], "x-user": ["ada"]}
+    assert user_finder(proxied, "X-User")(by_proxy) == "ada"
+    assert user_finder(proxied, "")(by_proxy) == "unknown"
+    assert user_finder(UiAddresses(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["mallory", "ada"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["a\x1b[2J"]}) == "unknown"
