@@ -44,20 +44,9 @@ LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.ca
 
 def every_table(folder: Path) -> Path:
     """A home whose lake has a row in each declared table; answers with its folder."""
-    old, home = unpack(RELEASE, folder / "old") / "cluster", folder / "home"
-    home.mkdir()
-    for file in ("home.json", "settings.toml"):
-        if (old / file).exists():
-            (home / file).write_bytes((old / file).read_bytes())
-    before, lake = Lake(old / "lake"), Lake(home / "lake")
+    home = rewritten(unpack(RELEASE, folder / "old") / "cluster", folder / "home")
+    lake = Lake(home / "lake")
     with commit_as(CommitAuthor("a test", "every table")):
-        for place in sorted(before.root.glob("*/*/")):
-            table = _table(place)
-            lake.ensure(table)
-            rows = before.read(table)
-            # Two commits, so that a digest has one before it.
-            for number, part in enumerate((rows.slice(0, 1), rows.slice(1)), 1):
-                lake.append_once(table, part, {"copy": number}, number - 1 or None)
         lake.merge(VERDICTS, _verdict(lake), update=False)
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
         lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
@@ -75,6 +64,23 @@ def every_table(folder: Path) -> Path:
         observed_home.mark_as_observed(lake, Clock(), ["a row is missing"])
         observed_home.lift_observed_mark(lake, Clock())
         store_check_results(CheckRun.begin(lake, Clock(), "a test"), [CheckResult(FILES_WHOLE, 1, 0, passed=True)])
+    return home
+
+
+def rewritten(old: Path, home: Path) -> Path:
+    """Write the rows of another home's tables with today's program, each table in two commits; return the new home."""
+    home.mkdir()
+    if (old / "settings.toml").exists():
+        (home / "settings.toml").write_bytes((old / "settings.toml").read_bytes())
+    before, lake = Lake(old / "lake"), Lake(home / "lake")
+    with commit_as(CommitAuthor("a test", "every table")):
+        for folder in sorted(before.root.glob("*/*/")):
+            table = _table(folder)
+            lake.ensure(table)
+            rows = before.read(table)
+            # Two commits, so that a digest has one before it.
+            for number, part in enumerate((rows.slice(0, 1), rows.slice(1)), 1):
+                lake.append_once(table, part, {"copy": number}, number - 1 or None)
     return home
 
 
