@@ -65,7 +65,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Calls that remove: of tables, files, folders and objects, and of Dagster's partitions.
 REMOVING = frozenset(
-    {"delete", "replace_once", "vacuum", "unlink", "rmtree", "rmdir", "removedirs", "delete_dynamic_partition"}
+    {
+        *("delete", "replace_once", "vacuum", "delete_rows", "vacuum_files", "vacuum_table"),
+        *("unlink", "rmtree", "rmdir", "removedirs", "delete_dynamic_partition"),
+    }
 )
 STATEMENT = re.compile(r"\s*(DELETE FROM|DROP TABLE|TRUNCATE)\b")
 
@@ -138,9 +141,10 @@ def removing(node: ast.AST) -> bool:
     """Whether a node of the syntax tree removes something."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and STATEMENT.match(node.value) is not None
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
         return False
-    name, given = node.func.attr, {each.arg for each in node.keywords}
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+    given = {each.arg for each in node.keywords}
     if name == "remove":  # of a place; a list has an argument
         return not node.args and not given
     return name in REMOVING or (name == "transact" and "whole" in given)

@@ -278,7 +278,7 @@ def test_what_changes_from_a_generation_that_was_imported_is_compared_for_real(t
 
 def test_a_ring_from_a_file_needs_no_home(tmp_path: Path) -> None:
     """The snapshot that ships with the project, no home made, the shards said on the command line."""
-    ring = Path(rehearsal.__file__).parents[2] / "data" / "real_ring" / "ring3.json"
+    ring = Path(rehearsal.__file__).parents[1] / "data" / "real_ring" / "ring3.json"
     steps = '[{"add": {"num_tokens": 256, "shards": 8}}, {"repair": {}}]'
     home = tmp_path / "none"
     options = ("--ring", ring, "--shards", "8", "--ignore-msb", "12", "--ttl", "86400", "--json")

@@ -107,7 +107,7 @@ def test_each_part_is_a_process_that_lists_name(serving: Serving) -> None:
     port = int(serving.start()["url"].rpartition(":")[2])
     every = serving.processes()
     parts = {pid: command.split()[2] for pid, command in every.items() if f"-m {_MODULE}." in command}
-    assert sorted(parts.values()) == [f"{_MODULE}.code", f"{_MODULE}.daemon", f"{_MODULE}.ui"]
+    assert sorted(parts.values()) == [f"{_MODULE}.code_server", f"{_MODULE}.daemon", f"{_MODULE}.ui"]
     assert {parent(pid) for pid in parts} == {serving.pid}
     (ui,) = (pid for pid, name in parts.items() if name == f"{_MODULE}.ui")
     assert [pid for pid in every if port in {each for _, each in listening({pid})}] == [ui]

@@ -203,7 +203,6 @@ def test_an_error_names_the_users_file(tmp_path: Path) -> None:
 OWN_FILES = {
     "cdc_platform/storage/atomic.py": "makes the drafts",
     "cdc_platform/storage/path.py": "a place in a home",
-    "cdc_platform/plots/ui_files.py": "pictures of the home",
     "cdc_platform/instance_lock.py": "the home's locks",
     "cdc_platform/processes.py": "logs of the home",
     "cdc_platform/cdclog/script/run.py": "an unnamed temporary file",
@@ -218,7 +217,7 @@ OWN_FILES = {
     "cdc_platform/spark/": "caches and Spark's files of the home and of temporary folders",
     "cdc_platform/server/": "what up has in the home",
     "cdc_platform/spark_server.py": "what up has in the home",
-    "cdc_platform/plots/plots.py": "a picture in memory",
+    "cdc_platform/plots/": "pictures in memory and of the home",
 }
 WRITERS = {"write_text", "write_bytes", "touch", "savefig", "ParquetWriter", "symlink_to", "hardlink_to", "mkfifo"}
 WRITERS |= {"copyfile", "copyfileobj", "copytree", "copy2", "mkstemp", "NamedTemporaryFile", "TemporaryFile"}

@@ -66,7 +66,7 @@ OF_LAKE: dict[str, Callable[[Lake], Any]] = {
 }
 OF_FRAMES: dict[str, Callable[[Lake], Any]] = {
     "append_to_table": lambda lake: frames.append_to_table(WORKERS, lake, CONSUMERS, tasks(consumer(0))),
-    "append once": lambda lake: frames.append_to_table(
+    "append_to_table once": lambda lake: frames.append_to_table(
         WORKERS, lake, CONSUMERS, tasks(consumer(0)), transaction=("a", 1)
     ),
     "replace_all_rows": lambda lake: frames.replace_all_rows(WORKERS, lake, CONSUMERS, tasks(consumer(0))),

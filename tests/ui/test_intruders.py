@@ -154,7 +154,12 @@ def try_all(servers: dict[str, Any]) -> dict[str, Any]:
 def test_another_user_is_let_in_nowhere(servers: dict[str, Any]) -> None:
     """UI, Spark Connect, the JVM's other ports, workers, the code server, secrets in files, processes and commands."""
     tried = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(servers), capture_output=True, text=True, timeout=200
+        [sys.executable, __file__],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        input=json.dumps(servers),
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert tried.returncode == 0, tried.stderr
     got = json.loads(tried.stdout.splitlines()[-1])
