@@ -1,7 +1,7 @@
 """The status of a home, and the auditor's page of a generation.
 
 Status reads small tables and Delta's log, never a stream, and writes nothing. A page is rendered from a record of
-plain values alone, so it can be rendered again and compared; a seal covers its bytes.
+plain values alone, so it can be rendered again and compared. A seal covers its bytes.
 """
 
 from __future__ import annotations

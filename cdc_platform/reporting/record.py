@@ -1,4 +1,7 @@
-"""The record of generations that a report shows, as plain JSON values, the same for the same home and clock."""
+"""The record of generations that a report page shows, as plain JSON values.
+
+The same home and clock give the same record.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ from cdc_platform.timeline import Generation, GenerationKeys, GenerationNames, T
 def acceptance_facts(
     settings: Settings, first_us: Microseconds, own: Generation, after: Generation | None
 ) -> list[dict[str, str]]:
-    """What is asked, the answer and why, a line each. The first of all generations starts at `first_us` (µs)."""
+    """Return one line per acceptance rule of a generation: the rule, its time, and the reason.
+
+    The first of all generations starts at `first_us` (µs).
+    """
     leeway, start = us_from_ms(settings.generation_leeway_ms), us_from_ms(own.time_ms)
     first, last = acceptance_window_us(settings, first_us, own, after)
     seconds = f"{seconds_from_us(leeway):g} s"
@@ -92,72 +98,75 @@ def acceptance_facts(
 def acceptance_window_us(
     settings: Settings, first_us: Microseconds, own: Generation, after: Generation | None
 ) -> tuple[Microseconds, Microseconds | None]:
-    """When a coordinator's clock (µs) takes the first write of a generation, and from when on none; None: not known."""
+    """Return when a coordinator's clock (µs) starts and stops accepting writes of a generation.
+
+    The end is None while no next generation is known.
+    """
     leeway, start = us_from_ms(settings.generation_leeway_ms), us_from_ms(own.time_ms)
     end = None if after is None else us_from_ms(after.time_ms)
     if settings.policy == "recent-past":
         return start - leeway, None if end is None else max(end, end - ONE_US + leeway)
-    # The documents' rule takes no write before some generation operates, whatever its timestamp.
+    # The documented rule accepts no write before a generation operates, whatever the write's timestamp.
     return max(start - leeway + ONE_US, first_us), end
 
 
 def read_generation_writes(lake: Lake, names: GenerationNames) -> list[dict[str, Any]]:
-    """The writes in plain values, oldest first, as far back as logs and files go.
+    """Return the writes of a generation as plain values, oldest first, as far back as logs and files reach.
 
-    Beside what `told` says of the commit: `digest`, what the slice holds after it (the whole table where it has no
-    slices), as the commit says; None where it says nothing.
+    Each write has the fields of `commit_facts`, and `digest`: the digest that the commit records of the partition (of
+    the whole table if it has no partitions) after the write; None if the commit records none.
     """
-    told = []
+    writes = []
     for part in names.parts():
         for change in provenance.iter_changes(lake, part.table, part.where):
             line = commit_facts(part.table, change.commit, change.written, change.removed)
-            told.append(line | {"digest": _digest_in_commit(change.commit, part.table, part.where)})
-    return sorted(told, key=write_sort_key)
+            writes.append(line | {"digest": _digest_in_commit(change.commit, part.table, part.where)})
+    return sorted(writes, key=write_sort_key)
 
 
 def commit_facts(table: Table, commit: Commit, written: int | None, removed: int) -> dict[str, Any]:
-    """A commit and how many rows it wrote or removed, in plain values."""
-    said = commit.envelope
-    door, command = ("", "") if said is None else (said.speaker.door, said.speaker.command)
+    """Return a commit and the number of rows that it wrote or removed, as plain values."""
+    info = commit.envelope
+    door, command = ("", "") if info is None else (info.speaker.door, info.speaker.command)
     return {
         "at": None if commit.at_ms is None else format_ms(commit.at_ms),
         "table": table.full_name,
         "version": commit.version,
         "what": "removed" if removed and not written else "written",
         "rows": removed if removed and not written else written,
-        "who": "unknown" if said is None else said.user,
+        "who": "unknown" if info is None else info.user,
         "by": " ".join(filter(None, (door, command))) or commit.engine,
-        "run": None if said is None else said.speaker.run or None,
-        "commit": None if said is None else said.id,
-        "program": None if said is None else said.program,
+        "run": None if info is None else info.speaker.run or None,
+        "commit": None if info is None else info.id,
+        "program": None if info is None else info.program,
     }
 
 
 def write_sort_key(row: dict[str, Any]) -> tuple[str, str, int]:
-    """By what writes are sorted: time, table, version."""
+    """Return the sort key of a write: time, table, version."""
     return (row["at"] or "", row["table"], row["version"])
 
 
 def _digest_in_commit(commit: Commit, table: Table, where: PartSelector) -> str | None:
-    said = {} if commit.envelope is None else commit.envelope.digests
+    digests = {} if commit.envelope is None else commit.envelope.digests
     columns = tuple(where) if set(where) == set(table.partition_by) else ()
-    found = said.get(row_hash.partition_name_from_values(columns, where))
-    return None if found is None else f"{found:032x}"
+    digest = digests.get(row_hash.partition_name_from_values(columns, where))
+    return None if digest is None else f"{digest:032x}"
 
 
 CIRCLE_PARTS = 100_000
-"""Into so many parts the ring is cut where slices of it are told."""
+"""The number of equal parts of the ring in which the record gives the positions of slices."""
 
 
 def read_node_addresses(lake: Lake, keys: GenerationKeys) -> dict[str, str]:
-    """The address of every node that joined here, or is in the ring, by its host ID."""
+    """Return the address by host ID of every node that joined here or is in the ring."""
     rows = read_node_columns(lake, ["host_id", "address"])
     now = dict(zip(rows["host_id"].to_pylist(), rows["address"].to_pylist(), strict=True))
     return {join.host_id: join.address for join in keys.joins} | {host: name for host, name in now.items() if name}
 
 
 def read_generation_ring(lake: Lake, generation_id: str | None) -> Ring | None:
-    """The ring that a generation was described for; None where its topology description is not here."""
+    """Return the ring that a generation was described for; None if its topology description is not stored."""
     try:
         return None if generation_id is None else generations.read_described_ring(lake, generation_id)
     except StateError:
@@ -165,30 +174,32 @@ def read_generation_ring(lake: Lake, generation_id: str | None) -> Ring | None:
 
 
 def ring_facts(ring: Ring | None, before: Ring | None, names: Mapping[str, str], joins: str | None) -> dict[str, Any]:
-    """A ring beside the one before it (None: not known), node by node; `joins` is the host ID of the one that is new.
+    """Compare a ring with the one before it (None if unknown), node by node.
 
-    `after` and `before` are circles: from which part of `CIRCLE_PARTS` on, clockwise from the least token, the ring
-    belongs
-    to which of the nodes. Empty where the ring is not known.
+    `joins` is the host ID of the joining node. In the result, `after` and `before` are circles: pairs of the first
+    part (of `CIRCLE_PARTS`, clockwise from the least token) and the index of the node that owns the ring from there.
+    The result is empty if the ring is unknown.
     """
     if ring is None:
         return {}
     rings = {"after": ring, "before": before}
-    hosts = sorted({str(node.host_id) for each in rings.values() if each for node in each.nodes})
-    places = {host: number for number, host in enumerate(sorted(hosts, key=lambda host: (names.get(host, ""), host)))}
+    hosts = sorted({str(node.host_id) for known_ring in rings.values() if known_ring for node in known_ring.nodes})
+    node_index = {
+        host: number for number, host in enumerate(sorted(hosts, key=lambda host: (names.get(host, ""), host)))
+    }
     nodes: list[dict[str, Any]] = [
         {"host_id": host, "address": names.get(host, ""), "joins": host == joins, "before": None, "after": None}
-        for host in places
+        for host in node_index
     ]
     circles: dict[str, Any] = {}
-    for when, each in rings.items():
-        if each is None:
+    for when, known_ring in rings.items():
+        if known_ring is None:
             circles[when] = None
             continue
-        circles[when] = _circle_parts(each, places)
-        ranges, shares = np.bincount(each.owner_index, minlength=len(each.nodes)), _token_shares(each)
-        for number, node in enumerate(each.nodes):
-            nodes[places[str(node.host_id)]][when] = {
+        circles[when] = _circle_parts(known_ring, node_index)
+        ranges, shares = np.bincount(known_ring.owner_index, minlength=len(known_ring.nodes)), _token_shares(known_ring)
+        for number, node in enumerate(known_ring.nodes):
+            nodes[node_index[str(node.host_id)]][when] = {
                 "ranges": int(ranges[number]),
                 "shards": node.shard_count,
                 "ignore_msb": node.ignore_msb,
@@ -198,11 +209,11 @@ def ring_facts(ring: Ring | None, before: Ring | None, names: Mapping[str, str],
 
 
 def change_facts(lake: Lake, before: Generation | None, generation: Generation) -> dict[str, Any]:
-    """What changed from the generation before; `unknown` says why where that cannot be told."""
+    """Return what changed since the generation before; `unknown` holds the reason if it cannot be determined."""
     if before is None:
         return {"unknown": "No generation operated before it."}
     try:
-        old, new = (_read_description(lake, each) for each in (before, generation))
+        old, new = (_read_description(lake, described) for described in (before, generation))
     except PlatformError as error:
         return {"unknown": f"What changed cannot be told: {error}."}
     change = compare_generations(old, new)
@@ -221,106 +232,112 @@ def _read_description(lake: Lake, generation: Generation) -> Any:
 
 
 def _circle_parts(ring: Ring, places: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Where each owner's slices begin, in parts of `CIRCLE_PARTS`, and whose they are; neighbours of one owner are
-    one.
+    """Return the first part (of `CIRCLE_PARTS`) of each owner's slices, with the owner's index in `places`.
+
+    Adjacent slices of one owner are merged.
     """
     if not ring.tokens.size:
         return []
     edges, owners = cut_ring_slices(ring.tokens, ring.owner_index)
     starts = np.rint(edges[:-1] / (2 * np.pi) * CIRCLE_PARTS).astype(int).tolist()
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     for start, owner in zip(starts, owners.tolist(), strict=True):
-        place = places[str(ring.nodes[owner].host_id)]
-        if found and found[-1][0] == start:  # thinner than a part
-            found.pop()
-        if not found or found[-1][1] != place:
-            found.append((start, place))
-    return found
+        index = places[str(ring.nodes[owner].host_id)]
+        if parts and parts[-1][0] == start:  # the previous slice is thinner than a part
+            parts.pop()
+        if not parts or parts[-1][1] != index:
+            parts.append((start, index))
+    return parts
 
 
 def _token_shares(ring: Ring) -> np.ndarray:
-    """The part (0 to 1) of all tokens that each node owns, float64[nodes]."""
+    """Return the share (0 to 1) of all tokens that each node owns, float64[nodes]."""
     ends = ring.tokens.astype(np.float64)
     widths = np.diff(ends, prepend=ends[-1:] - 2.0**64)
     return np.bincount(ring.owner_index, weights=widths, minlength=len(ring.nodes)) / 2.0**64
 
 
 MAX_GENERATIONS = 24
-"""One page tells of so many generations at the most."""
+"""The most generations on one page."""
 _TIMELINE_MARGIN = 12
-"""So many generations before and after those of the page are in its timeline."""
+"""The number of generations before and after those of the page that its timeline shows."""
 
 ReportRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ReportSource:
-    """What a page is made of: a lake, the clock, the settings; read once for all generations of the page."""
+    """The inputs of a page: a lake, the clock, and the settings.
+
+    They are read once for all generations of the page.
+    """
 
     lake: Lake
     clock: Clock
     settings: Settings
 
     def told(self) -> tuple[Timeline, GenerationKeys]:
-        """The generations, and their names."""
+        """Return the timeline of generations, and their names."""
         return Timeline.read(self.lake), GenerationKeys.read(self.lake)
 
 
 def gather_record(
     home: ReportSource, names: Sequence[GenerationNames], asked: tuple[str, str] | None = None
 ) -> ReportRecord:
-    """The record of some generations, oldest first; `asked` are the times that they were asked for by, as text.
+    """Return the record of some generations, oldest first.
+
+    `asked` are the times of the request as text, if it named a span of time.
 
     Raises:
         StoreFailure: a log cannot be read.
     """
     timeline, keys = home.told()
-    gathering = _RecordBuilder(home, timeline, keys, {each.time_ms: each for each in _plan(home)})
-    tables = {part.table.full_name: part.table for each in names for part in each.parts()}
+    gathering = _RecordBuilder(home, timeline, keys, {planned.time_ms: planned for planned in _plan(home)})
+    tables = {part.table.full_name: part.table for generation in names for part in generation.parts()}
     chains = {name: read_hash_chain(home.lake, table) for name, table in tables.items()}
     return {
         "program": __version__,
         "made_at": format_us(home.clock.now_us()),
         "asked": asked,
         "timeline": gathering.timeline_of(names),
-        "generations": [gathering.generation(each) for each in names],
+        "generations": [gathering.generation(generation) for generation in names],
         "stored": _check_tables(home.lake, tables.keys()),
         "kept": _stored_results(home.lake),
         "tables": [
-            {"table": name, "first": kept.first, "last": kept.last, "links": sorted(kept.links.items())}
-            for name, kept in chains.items()
-            if kept is not None
+            {"table": name, "first": chain.first, "last": chain.last, "links": sorted(chain.links.items())}
+            for name, chain in chains.items()
+            if chain is not None
         ],
     }
 
 
 def find_generations_between(home: ReportSource, from_us: Microseconds, to_us: Microseconds) -> list[GenerationNames]:
-    """The generations that operate at any time from `from_us` to before `to_us` (µs), removed ones among them.
+    """Return the generations, removed ones included, that operate at any time in [from_us, to_us) (µs).
 
     Raises:
-        InputError: the times are not in order, or the generations are too many for a page.
-        NotFound: there are none.
+        InputError: the times are out of order, or the generations do not fit on one page.
+        NotFound: no generation operates then.
     """
     if from_us >= to_us:
         raise InputError(f"{format_us(from_us)} is not before {format_us(to_us)}; write the earlier time first")
     timeline, keys = home.told()
     starts = timeline.times_us.tolist()
     ends = [*starts[1:], None]
-    found = [
-        each
-        for each, start, end in zip(timeline.generations, starts, ends, strict=True)
+    matching = [
+        generation
+        for generation, start, end in zip(timeline.generations, starts, ends, strict=True)
         if start < to_us and (end is None or end > from_us)
     ]
-    if not found:
+    if not matching:
         raise NotFound(f"no generation operates from {format_us(from_us)} to {format_us(to_us)}")
-    if len(found) > MAX_GENERATIONS:
-        raise InputError(f"{len(found)} generations operate then; a page tells of {MAX_GENERATIONS} at most")
-    return [get_generation_names(home.lake, keys, each.id or each.time_ms) for each in found]
+    if len(matching) > MAX_GENERATIONS:
+        raise InputError(f"{len(matching)} generations operate then; a page tells of {MAX_GENERATIONS} at most")
+    return [get_generation_names(home.lake, keys, generation.id or generation.time_ms) for generation in matching]
 
 
 @dataclass(frozen=True)
 class _RecordBuilder:
-    """A page while it is gathered: what is read once for all of its generations."""
+    """Builds a record; holds what is read once for all generations of the page."""
 
     home: ReportSource
     timeline: Timeline
@@ -328,33 +345,35 @@ class _RecordBuilder:
     plan: dict[Any, PlannedGeneration]
 
     def timeline_of(self, names: Sequence[GenerationNames]) -> list[dict[str, Any]]:
-        """The generations of the page and some around them, oldest first."""
+        """Return the generations of the page and their neighbours in time, oldest first."""
         every = self.timeline.generations
-        shown = {each.time_ms for each in names}
-        places = [place for place, each in enumerate(every) if each.time_ms in shown]
-        if not places:
+        shown_times = {generation.time_ms for generation in names}
+        indexes = [index for index, generation in enumerate(every) if generation.time_ms in shown_times]
+        if not indexes:
             return []
         now = self.timeline.operating(self.home.clock.now_us())
-        low, high = max(places[0] - _TIMELINE_MARGIN, 0), places[-1] + _TIMELINE_MARGIN + 1
+        low, high = max(indexes[0] - _TIMELINE_MARGIN, 0), indexes[-1] + _TIMELINE_MARGIN + 1
         return [
             {
-                "key": self.keys.of(each.id, each.time_ms),
-                "time": format_ms(each.time_ms),
-                "until": format_ms(every[place + 1].time_ms) if place + 1 < len(every) else None,
-                "state": str(each.state),
-                "operates": each == now,
-                "told": each.time_ms in shown,
+                "key": self.keys.of(generation.id, generation.time_ms),
+                "time": format_ms(generation.time_ms),
+                "until": format_ms(every[index + 1].time_ms) if index + 1 < len(every) else None,
+                "state": str(generation.state),
+                "operates": generation == now,
+                "told": generation.time_ms in shown_times,
             }
-            for place, each in enumerate(every[low:high], start=low)
+            for index, generation in enumerate(every[low:high], start=low)
         ]
 
     def generation(self, names: GenerationNames) -> dict[str, Any]:
-        """What is told of one."""
+        """Return the record of one generation."""
         lake = self.home.lake
-        place = next((n for n, each in enumerate(self.timeline.generations) if each.time_ms == names.time_ms), None)
-        own = None if place is None or names.time_ms is None else self.timeline.generations[place]
-        before = self.timeline.generations[place - 1] if place else None
-        after = None if place is None else next(iter(self.timeline.generations[place + 1 : place + 2]), None)
+        index = next(
+            (n for n, generation in enumerate(self.timeline.generations) if generation.time_ms == names.time_ms), None
+        )
+        own = None if index is None or names.time_ms is None else self.timeline.generations[index]
+        before = self.timeline.generations[index - 1] if index else None
+        after = None if index is None else next(iter(self.timeline.generations[index + 1 : index + 2]), None)
         earlier = None if before is None else before.id
         event = _event_facts(lake, names)
         joins = names.host_id if event is not None and event["kind"] == JOIN_EVENT else None
@@ -408,7 +427,7 @@ def _plan(home: ReportSource) -> Iterable[PlannedGeneration]:
 
 
 def _event_facts(lake: Lake, names: GenerationNames) -> dict[str, Any] | None:
-    """The event in the inbox that makes a generation, without its tokens; None where none does."""
+    """Return the event in the inbox that creates a generation, without its tokens; None if no event does."""
     if names.id is None:
         return None
     columns = [
@@ -423,40 +442,42 @@ def _event_facts(lake: Lake, names: GenerationNames) -> dict[str, Any] | None:
         "created_at",
     ]
     rows = lake.read(BOOTSTRAP_EVENTS, columns, [("generation_id", "=", names.id)]).to_pylist()
-    found = next((row for row in rows if row["kind"] in GENERATION_EVENTS), None)
-    if found is None:
+    event = next((row for row in rows if row["kind"] in GENERATION_EVENTS), None)
+    if event is None:
         return None
-    return {**found, "created_at": format_us(us_from_datetime(found["created_at"]))}
+    return {**event, "created_at": format_us(us_from_datetime(event["created_at"]))}
 
 
 def _switch_facts(lake: Lake, names: GenerationNames) -> dict[str, Any] | None:
-    """The two-phase switch to a generation; None where it was switched to without."""
-    found = next((each for each in switches.read_switches(lake) if each.generation_id == names.id), None)
-    if found is None:
+    """Return the two-phase switch to a generation; None if it operates without one."""
+    switch = next(
+        (candidate for candidate in switches.read_switches(lake) if candidate.generation_id == names.id), None
+    )
+    if switch is None:
         return None
     return {
-        "phase": str(found.phase),
-        "prepared_at": format_ms(found.prepared_at_ms),
-        "decided_at": None if found.decided_at_ms is None else format_ms(found.decided_at_ms),
-        "decided_by": found.decided_by,
-        "participants": len(found.participants),
-        "acknowledged": len(found.leases),
+        "phase": str(switch.phase),
+        "prepared_at": format_ms(switch.prepared_at_ms),
+        "decided_at": None if switch.decided_at_ms is None else format_ms(switch.decided_at_ms),
+        "decided_by": switch.decided_by,
+        "participants": len(switch.participants),
+        "acknowledged": len(switch.leases),
     }
 
 
 def _check_generation(lake: Lake, own: Generation) -> list[dict[str, Any]]:
-    """Every invariant of one generation, judged now."""
+    """Check every invariant of one generation now."""
     family = families.GENERATION_FAMILY
     try:
         lines = judge_findings(audit_lake(get_task_runner(), lake, own.name), family.due(()))
     except (PlatformError, ArrowException, OSError, ValueError) as error:
-        said = " ".join(str(error).split())
-        lines = [CheckResult(name, 0, 0, f"not judged: {said}") for name in family.invariants]
+        message = " ".join(str(error).split())
+        lines = [CheckResult(name, 0, 0, f"not judged: {message}") for name in family.invariants]
     return [_result_facts(family, line) for line in lines]
 
 
 def _check_tables(lake: Lake, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Whether tables lie there as their commits say, judged now."""
+    """Check now that stored tables match their commits."""
     lines = audit_stored(verify_tables(lake, names=set(names)))
     return [
         _result_facts(families.STORAGE_FAMILY, line)
@@ -465,28 +486,31 @@ def _check_tables(lake: Lake, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _stored_results(lake: Lake) -> list[dict[str, Any]]:
-    """What was judged last of everything else, by whatever door; with whether tables have changed since."""
+    """Return the last stored result of every other invariant, from the CLI or Dagster.
+
+    Each result says whether its tables have changed since.
+    """
     now = read_newest_versions(lake)
-    beside = [
+    other_families = [
         family for family in INVARIANT_FAMILIES if family not in (families.GENERATION_FAMILY, families.STORAGE_FAMILY)
     ]
     every = check_results.read_check_results(lake)
     return [
         {
             **_invariant_facts(family, name),
-            "asked_of": kept.asked_of,
-            "checked": kept.population,
-            "violations": kept.violations,
-            "passed": kept.passed,
-            "sample": "" if kept.passed else kept.said,
-            "at": format_us(kept.judged_at_us),
-            "door": kept.door,
-            "newer": bool(check_results.tables_changed_since([kept], now)),
+            "asked_of": result.asked_of,
+            "checked": result.population,
+            "violations": result.violations,
+            "passed": result.passed,
+            "sample": "" if result.passed else result.said,
+            "at": format_us(result.judged_at_us),
+            "door": result.door,
+            "newer": bool(check_results.tables_changed_since([result], now)),
         }
-        for family in beside
+        for family in other_families
         for name in family.invariants
-        for kept in every
-        if kept.invariant == name
+        for result in every
+        if result.invariant == name
     ]
 
 
@@ -501,12 +525,12 @@ def _result_facts(family: InvariantFamily, line: CheckResult) -> dict[str, Any]:
 
 
 def _invariant_facts(family: InvariantFamily, name: str) -> dict[str, str]:
-    means = next((each.meaning for each in family.invariants if each == name), "")
+    means = next((invariant.meaning for invariant in family.invariants if invariant == name), "")
     return {"invariant": str(name), "means": means, "page": family.page}
 
 
 def _part_facts(lake: Lake, names: GenerationNames) -> Iterable[dict[str, Any]]:
-    """The generation's rows in each table: what names them, and their digest; None where there are none."""
+    """Yield the selector and the digest of a generation's rows in each table; the digest is None without rows."""
     for part in names.parts():
         digest = provenance.get_part_digest(lake, part.table, part.where)
         yield {

@@ -27,7 +27,11 @@ _SEALED_VALUE = re.compile(r"<dd><code>([^<]*)</code></dd>")
 
 @dataclass(frozen=True)
 class SealedPage:
-    """A page and its seal: `body` is what the seal is about; `digest` in hex, the signature in Base64, empty: none."""
+    """A page and its seal.
+
+    `body` is what the seal covers, `digest` is in hex, `signature` in Base64 (empty if unsigned). `is_whole` is False
+    if the seal itself was altered.
+    """
 
     body: str
     digest: str
@@ -36,19 +40,19 @@ class SealedPage:
 
     @property
     def holds(self) -> bool:
-        """Whether the seal is that of the body, and nothing else is in it."""
+        """Return True if the seal is intact and matches the body."""
         return self.is_whole and self.digest == sha256(self.body.encode()).hexdigest()
 
 
 def seal_page(body: str, key: Ed25519PrivateKey | None = None) -> str:
-    """A page with its seal at the end."""
+    """Return a page with its seal appended."""
     content = body.encode()
     signature = "" if key is None else base64.b64encode(key.sign(content)).decode()
     return f"{body}{_seal_html(len(content), sha256(content).hexdigest(), signature)}"
 
 
 def parse_sealed_page(text: str) -> SealedPage:
-    """A page without its seal, and what the seal says."""
+    """Split a page into its body and the values of its seal."""
     body, begins, tail = text.rpartition(_SEAL_START)
     if not begins:
         return SealedPage(text, "", "", is_whole=False)
@@ -58,7 +62,7 @@ def parse_sealed_page(text: str) -> SealedPage:
 
 
 def is_signed_by(page: SealedPage, public: str) -> bool:
-    """Whether the signature is that of a key, which is its 32 bytes in Base64."""
+    """Return True if the signature was made by a key, given as its 32 bytes in Base64."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -71,15 +75,15 @@ def is_signed_by(page: SealedPage, public: str) -> bool:
 
 
 def public_key_text(key: Ed25519PrivateKey) -> str:
-    """The public half of a key, its 32 bytes in Base64."""
+    """Return the public half of a key, its 32 bytes in Base64."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def read_private_key(file: Path) -> Ed25519PrivateKey:
-    """The private key in a file of OpenSSL (PEM) or OpenSSH.
+    """Read the private key in a file of OpenSSL (PEM) or OpenSSH.
 
     Raises:
-        InputError: there is none, it has a passphrase, or it is of another kind than Ed25519.
+        InputError: the file has no private key, the key has a passphrase, or it is not an Ed25519 key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
@@ -100,10 +104,10 @@ def read_private_key(file: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(file: Path) -> str:
-    """The public key in a file of OpenSSL (PEM) or OpenSSH, its 32 bytes in Base64.
+    """Read the public key in a file of OpenSSL (PEM) or OpenSSH; return its 32 bytes in Base64.
 
     Raises:
-        InputError: there is none, or it is of another kind than Ed25519.
+        InputError: the file has no public key, or it is not an Ed25519 key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key

@@ -1,7 +1,7 @@
-"""The status of a home in plain values: ring, generations, joins, tables, consumers, expiry and checks, with alerts.
+"""The status of a home as plain values: ring, generations, joins, tables, consumers, expiry, checks, and alerts.
 
-Reads small tables and Delta's log, never a stream; no JVM. A section that cannot be read does not stop the others.
-Each alert has a stable code and a section in docs/status.md.
+Status reads small tables and Delta's log, never a stream, and needs no JVM. A section that cannot be read does not
+stop the others. Each alert has a stable code and a section in docs/status.md.
 """
 
 from __future__ import annotations
@@ -104,15 +104,15 @@ STATUS_CODES: Mapping[str, bool] = MappingProxyType(
         "empty-home": False,
     }
 )
-"""Every code, and whether what it stands for is wrong; what is not wrong is to be done, or to be known."""
+"""Every code, mapped to True for an error and to False for a notice."""
 
 
 @dataclass(frozen=True)
 class StatusAlert:
     """One finding: a sentence (`said`) and what resolves it (`do`).
 
-    `do` is either one command, complete and safe to paste, or a sentence for a person who has to decide or to bring
-    something. A command that states a fact or discards something stands only inside a sentence.
+    `do` is either one command, complete and safe to paste, or an instruction for a person who has to decide or provide
+    something. A command that states a fact or discards data appears only inside such an instruction.
     """
 
     code: str
@@ -121,16 +121,16 @@ class StatusAlert:
 
     @property
     def is_command(self) -> bool:
-        """Whether `do` is one command that can be run as it stands."""
+        """Return True if `do` is one command that can be run unchanged."""
         return self.do is not None and self.do.startswith(PROGRAM_PREFIX)
 
     @property
     def wrong(self) -> bool:
-        """Whether something is wrong, and not only left to do."""
+        """Return True for an error, False for a notice."""
         return STATUS_CODES[self.code]
 
     def facts(self) -> dict[str, object]:
-        """It in plain values."""
+        """Return the alert as plain values."""
         page = f"{_PAGE}#{self.code}"
         return {
             "code": self.code,
@@ -143,12 +143,12 @@ class StatusAlert:
 
 
 def read_ring_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:
-    """The nodes of the ring, and those that are on the way in or out."""
+    """Return the nodes of the ring, and the nodes that are joining or leaving."""
     known = read_nodes(lake)
     normal = [node for node in known if node.status == STATUS_NORMAL]
     moving = [node for node in known if node.status not in (STATUS_NORMAL, STATUS_LEFT)]
     changing = cluster_changes.read_topology_transition(lake)
-    told = {
+    facts = {
         "nodes": len(normal),
         "zero_token_nodes": sum(not node.tokens for node in normal),
         "tokens": sum(len(node.tokens) for node in normal),
@@ -156,27 +156,29 @@ def read_ring_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict
         "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
         "changing": changing and {"since": format_us(changing.since_us), "transition": changing.transition},
     }
-    return told, [] if changing is None else [_topology_alert(lake, changing)]
+    return facts, [] if changing is None else [_topology_alert(lake, changing)]
 
 
 def read_generation_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:
-    """Which generation operates, for the nodes and for clients, which come next, and which nobody can read."""
+    """Return the generation that operates, the one that clients see, the next ones, and unreadable ones."""
     timeline = Timeline.read(lake)
     now_us = clock.now_us()
     known = timeline.known
     operating = timeline.operating(now_us)
-    later = [each for each in known if us_from_ms(each.time_ms) > now_us]
-    shown = [each for each in known if each.published and us_from_ms(each.time_ms) <= now_us]
-    needed = [each for each in known if each.time_ms >= (0 if operating is None else operating.time_ms)]
-    unread = [each for each in needed if each.state is GenerationState.NOT_RETRIEVABLE]
+    later = [generation for generation in known if us_from_ms(generation.time_ms) > now_us]
+    visible = [generation for generation in known if generation.published and us_from_ms(generation.time_ms) <= now_us]
+    needed = [
+        generation for generation in known if generation.time_ms >= (0 if operating is None else operating.time_ms)
+    ]
+    unread = [generation for generation in needed if generation.state is GenerationState.NOT_RETRIEVABLE]
     nodes = read_node_knowledge(lake, clock, settings)
-    told = {
+    facts = {
         "known": len(known),
         "removed": len(timeline.removed),
         "operating": operating and _generation_facts(operating),
-        "clients_see": _generation_facts(shown[-1]) if shown else None,
-        "next": [_generation_facts(each) for each in later],
-        "not_retrievable": [_generation_facts(each) for each in unread],
+        "clients_see": _generation_facts(visible[-1]) if visible else None,
+        "next": [_generation_facts(generation) for generation in later],
+        "not_retrievable": [_generation_facts(generation) for generation in unread],
         "nodes": nodes
         and {
             "know": len(nodes.informed),
@@ -184,7 +186,7 @@ def read_generation_status(lake: Lake, clock: Clock, settings: Settings) -> tupl
             "unknown": [{"host_id": host, "why": why} for host, why in nodes.unknown.items()],
         },
     }
-    return told, [
+    return facts, [
         *([] if known else _no_generation_alerts(lake)),
         *_omission_alerts(lake),
         *_unreadable_alerts(lake, unread),
@@ -195,30 +197,30 @@ def read_generation_status(lake: Lake, clock: Clock, settings: Settings) -> tupl
 
 
 def read_repair_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any] | None, list[StatusAlert]]:
-    """Whether a new generation is due, by range ends alone: `repair --dry-run` reads the streams too."""
+    """Return whether a new generation is due, by range ends alone; `repair --dry-run` also reads the streams."""
     if (
         not any(node.status == STATUS_NORMAL and node.tokens for node in read_nodes(lake))
         or not Timeline.read(lake).known
     ):
         return None, []
-    found = lifecycle_repair.check_newest_generation(lake, strict=settings.repair_strict, streams=False)
-    told = {
-        "needed": None if found.cannot_tell else found.needed,
-        "cannot_tell": found.cannot_tell,
-        "reasons": [{"condition": each.condition.value, "detail": each.detail} for each in found.reasons],
-        "blocked_by": list(found.blocked_by),
+    result = lifecycle_repair.check_newest_generation(lake, strict=settings.repair_strict, streams=False)
+    facts = {
+        "needed": None if result.cannot_tell else result.needed,
+        "cannot_tell": result.cannot_tell,
+        "reasons": [{"condition": reason.condition.value, "detail": reason.detail} for reason in result.reasons],
+        "blocked_by": list(result.blocked_by),
     }
-    if found.blocked_by and found.needed:  # a join is under way, or a node: the ring is not at rest
-        return told, [StatusAlert("repair-blocked", f"whether a repair is due is told when {found.blocked_by[0]}")]
-    if not found.needed:
-        return told, []
-    said = "; ".join(f"{each.condition.value}: {each.detail}" for each in found.reasons)
+    if result.blocked_by and result.needed:  # a join is under way, or a node: the ring is not at rest
+        return facts, [StatusAlert("repair-blocked", f"whether a repair is due is told when {result.blocked_by[0]}")]
+    if not result.needed:
+        return facts, []
+    reasons = "; ".join(f"{reason.condition.value}: {reason.detail}" for reason in result.reasons)
     do = _cluster_repair_advice(lake) or "cdc-platform repair --run"
-    return told, [StatusAlert("repair-due", f"the latest generation does not fit the ring: {said}", do)]
+    return facts, [StatusAlert("repair-due", f"the latest generation does not fit the ring: {reasons}", do)]
 
 
 def _cluster_repair_advice(lake: Lake) -> str | None:
-    """What mends the generations of the live cluster that a lake mirrors; None where it mirrors none."""
+    """Return how to repair the generations of the live cluster that a lake mirrors; None if it mirrors none."""
     cluster = get_mirrored_cluster(lake)
     return (
         None
@@ -228,15 +230,15 @@ def _cluster_repair_advice(lake: Lake) -> str | None:
 
 
 def _observe_command(cluster: str) -> str:
-    """The command that takes in what there is of a cluster by now."""
+    """Return the command that imports the current state of a cluster."""
     return f"cdc-platform observe {cluster}"
 
 
 def _topology_alert(lake: Lake, changing: TopologyTransition) -> StatusAlert:
     cluster = get_mirrored_cluster(lake)
     look = "import it again" if cluster is None else _observe_command(cluster)
-    said = f"{changing}: nodes are as before, and what follows from them cannot be told"
-    return StatusAlert("topology-changing", said, f"wait until the topology is stable, then: {look}")
+    message = f"{changing}: nodes are as before, and what follows from them cannot be told"
+    return StatusAlert("topology-changing", message, f"wait until the topology is stable, then: {look}")
 
 
 def _generation_facts(generation: Generation) -> dict[str, Any]:
@@ -250,10 +252,10 @@ def _omission_alerts(lake: Lake) -> list[StatusAlert]:
     return [
         StatusAlert(
             "left-out",
-            f"not taken in since {format_us(each.since_us)}, as it is not whole in the cluster: {each.said}",
+            f"not taken in since {format_us(item.since_us)}, as it is not whole in the cluster: {item.said}",
             _observe_command(cluster),
         )
-        for each in read_omitted_items(lake)
+        for item in read_omitted_items(lake)
     ]
 
 
@@ -265,29 +267,32 @@ def _unreadable_alerts(lake: Lake, unread: list[Generation]) -> list[StatusAlert
     return [
         StatusAlert(
             "not-retrievable",
-            f"generation {each.name} ({format_ms(each.time_ms)}) is known, and its description is not here: writes "
+            f"generation {item.name} ({format_ms(item.time_ms)}) is known, and its description is not here: writes "
             "that belong to it are refused",
             do,
         )
-        for each in unread
+        for item in unread
     ]
 
 
 def _undescribed_alerts(lake: Lake, operating: Generation | None) -> list[StatusAlert]:
-    """Return the matter of an operating generation that has streams for clients and no description."""
+    """Return the alert for an operating generation that has client streams and no description."""
     if operating is None or operating.state not in (GenerationState.NOT_EXPORTED, GenerationState.NOT_DESCRIBED):
         return []
     cluster = get_mirrored_cluster(lake)
     table = GENERATION_DESCRIPTIONS_V2.name
     do = _observe_command(cluster) if cluster else f"export {table} and import it (cdc-platform import --help)"
-    said = f"generation {operating.name} operates, and "
+    message = f"generation {operating.name} operates, and "
     if operating.state is GenerationState.NOT_EXPORTED:
-        return [StatusAlert("not-exported", f"{said}no table of descriptions was imported", do)]
-    return [StatusAlert("not-described", f"{said}the imported descriptions have no row of it", do)]
+        return [StatusAlert("not-exported", f"{message}no table of descriptions was imported", do)]
+    return [StatusAlert("not-described", f"{message}the imported descriptions have no row of it", do)]
 
 
 def _no_generation_alerts(lake: Lake) -> list[StatusAlert]:
-    """Return the matter of a ring without any generation; a cluster whose tables all use tablets needs none."""
+    """Return the alert for a ring without any generation.
+
+    A cluster whose tables all use tablets needs no generation.
+    """
     if tablets.read_tables_with_stream_sets(lake) or not any(node.status == STATUS_NORMAL for node in read_nodes(lake)):
         return []
     cluster = get_mirrored_cluster(lake)
@@ -303,21 +308,21 @@ def _no_generation_alerts(lake: Lake) -> list[StatusAlert]:
 
 
 def _uninformed_alerts(lake: Lake, nodes: NodeKnowledge | None) -> list[StatusAlert]:
-    """Return what there is to say of nodes that have not learned of the generation that operates, or may not have."""
-    found = []
+    """Return the alerts for nodes that do not know the operating generation, or may not know it."""
+    alerts = []
     cluster = get_mirrored_cluster(lake)
     if nodes is not None and nodes.behind:
         look = (
             "import its cdc_local again (cdc-platform import --help)" if cluster is None else _observe_command(cluster)
         )
-        found.append(
+        alerts.append(
             StatusAlert("nodes-behind", str(nodes), f"find out from the log of each such node why; then: {look}")
         )
     if nodes is not None and nodes.unknown and cluster is not None:
         hosts = ", ".join(f"{host} ({why})" for host, why in nodes.unknown.items())
-        said = f"whether these nodes know the generation that operates is not known: {hosts}"
-        found.append(StatusAlert("nodes-unknown", said, _observe_command(cluster)))
-    return found
+        message = f"whether these nodes know the generation that operates is not known: {hosts}"
+        alerts.append(StatusAlert("nodes-unknown", message, _observe_command(cluster)))
+    return alerts
 
 
 def _nothing_operates_alerts(
@@ -325,18 +330,18 @@ def _nothing_operates_alerts(
 ) -> list[StatusAlert]:
     if operating is not None or not known:
         return []
-    said = f"no generation operates yet; the first one starts at {format_ms(later[0].time_ms)}: writes are refused"
-    return [StatusAlert("nothing-operates", said, "wait until then")]
+    message = f"no generation operates yet; the first one starts at {format_ms(later[0].time_ms)}: writes are refused"
+    return [StatusAlert("nothing-operates", message, "wait until then")]
 
 
 def read_join_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
-    """The joins and repairs that are not finished, with the step that each has reached, and bad verdicts on them."""
-    waiting = [each for each in read_join_progress(lake) if each.is_open]
-    matters = [_join_alert(each, clock) for each in waiting]
+    """Return the unfinished joins and repairs with the step that each has reached, and alert on failed verdicts."""
+    waiting = [join for join in read_join_progress(lake) if join.is_open]
+    alerts = [_join_alert(join, clock) for join in waiting]
     if waiting:
         bad = lake.read(VERDICTS, ["generation_id", "step", "said", "door"], [("passed", "=", False)]).to_pylist()
-        open_ = {each.generation_id: each.event_id for each in waiting}
-        matters += [
+        open_ = {join.generation_id: join.event_id for join in waiting}
+        alerts += [
             StatusAlert(
                 "step-not-good",
                 f"{row['step']} of generation {row['generation_id']}, as {row['door']} has found: {row['said']}",
@@ -346,11 +351,11 @@ def read_join_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list
             for row in bad
             if row["generation_id"] in open_
         ]
-    return [join_progress_facts(each) for each in waiting], matters
+    return [join_progress_facts(join) for join in waiting], alerts
 
 
 def join_progress_facts(each: JoinProgress) -> dict[str, Any]:
-    """An event of the inbox in plain values."""
+    """Return an event of the inbox as plain values."""
     return {
         "event_id": each.event_id,
         "kind": each.kind,
@@ -365,85 +370,87 @@ def join_progress_facts(each: JoinProgress) -> dict[str, Any]:
 
 
 def read_switch_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
-    """The two-phase switches of which something is left to do."""
-    found = switches.read_unfinished_switches(lake)
-    told = [
+    """Return the two-phase switches that are not finished."""
+    unfinished = switches.read_unfinished_switches(lake)
+    facts = [
         {
-            "generation_id": each.generation_id,
-            "phase": str(each.phase),
-            "acknowledged": len(each.leases),
-            "participants": len(each.participants),
-            "deadline": format_ms(each.deadline_ms),
+            "generation_id": switch.generation_id,
+            "phase": str(switch.phase),
+            "acknowledged": len(switch.leases),
+            "participants": len(switch.participants),
+            "deadline": format_ms(switch.deadline_ms),
         }
-        for each in found
+        for switch in unfinished
     ]
-    return told, [_switch_alert(each, clock) for each in found]
+    return facts, [_switch_alert(switch, clock) for switch in unfinished]
 
 
 def _read_only_alerts(lake: Lake) -> list[StatusAlert]:
-    found = get_observed_status(lake)
-    if found is None:
+    observed = get_observed_status(lake)
+    if observed is None:
         return []
-    said = f"nothing is built on this home since {format_us(found.since_us)}: it is only observed ({found.because})"
-    return [StatusAlert("only-observed", said, "import what is missing, then run: cdc-platform check")]
+    message = (
+        f"nothing is built on this home since {format_us(observed.since_us)}: it is only observed ({observed.because})"
+    )
+    return [StatusAlert("only-observed", message, "import what is missing, then run: cdc-platform check")]
 
 
 def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:
-    """What was judged last, by whatever door, what did not hold, and which tables were written since."""
-    found = check_results.read_check_results(lake)
-    failed = [each for each in found if not each.passed]
+    """Return the last result of every check from the CLI or Dagster, the failures, and tables written since."""
+    results = check_results.read_check_results(lake)
+    failed = [result for result in results if not result.passed]
     newer = check_results.tables_changed_since(
-        (each for each in found if each.asked_of == WHOLE_HOME), read_newest_versions(lake)
+        (result for result in results if result.asked_of == WHOLE_HOME), read_newest_versions(lake)
     )
-    oldest = min(found, key=lambda each: each.judged_at_us, default=None)
-    newest = max(found, key=lambda each: each.judged_at_us, default=None)
-    told = {
-        "judged": len(found),
+    oldest = min(results, key=lambda each: each.judged_at_us, default=None)
+    newest = max(results, key=lambda each: each.judged_at_us, default=None)
+    facts = {
+        "judged": len(results),
         "failed": [
             {
-                "invariant": each.invariant,
-                "of": each.asked_of or None,
-                "said": each.said,
-                "judged_at": format_us(each.judged_at_us),
-                "door": each.door,
+                "invariant": result.invariant,
+                "of": result.asked_of or None,
+                "said": result.said,
+                "judged_at": format_us(result.judged_at_us),
+                "door": result.door,
             }
-            for each in failed
+            for result in failed
         ],
         "oldest": oldest and format_us(oldest.judged_at_us),
         "newest": newest and format_us(newest.judged_at_us),
         "door": newest and newest.door,
         "newer_tables": newer,
     }
-    matters = [*_read_only_alerts(lake), *(_check_alert(each) for each in failed)]
-    if not any(each.asked_of == WHOLE_HOME for each in found):
+    alerts = [*_read_only_alerts(lake), *(_check_alert(result) for result in failed)]
+    if not any(result.asked_of == WHOLE_HOME for result in results):
         if Timeline.read(lake).known or tablets.read_tables_with_stream_sets(lake):
-            matters.append(StatusAlert("never-checked", "this home was never checked as a whole", "cdc-platform check"))
+            alerts.append(StatusAlert("never-checked", "this home was never checked as a whole", "cdc-platform check"))
     elif newer:
         names = ", ".join(newer[:3]) + (f" and {len(newer) - 3} more" if len(newer) > 3 else "")
-        matters.append(StatusAlert("check-older", f"written since the last check: {names}", "cdc-platform check"))
-    return told, matters
+        alerts.append(StatusAlert("check-older", f"written since the last check: {names}", "cdc-platform check"))
+    return facts, alerts
 
 
 def _check_alert(each: check_results.StoredCheckResult) -> StatusAlert:
     of = f" of {each.asked_of}" if each.asked_of else ""
     names_one = each.asked_of and "." not in each.asked_of
     if each.invariant == OBSERVED_WHOLE and names_one:
-        again = _observe_command(each.asked_of)
+        command = _observe_command(each.asked_of)
     else:
-        again = f"cdc-platform check {each.asked_of}" if names_one else "cdc-platform check"
-    return StatusAlert("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.said}", again)
+        command = f"cdc-platform check {each.asked_of}" if names_one else "cdc-platform check"
+    return StatusAlert("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.said}", command)
 
 
 def _join_alert(each: JoinProgress, clock: Clock) -> StatusAlert:
     name = f"{each.kind} of host {each.host_id} (event {each.event_id})"
     if each.reached not in STAGES_AFTER_TIMESTAMP or each.time_ms is None:
-        said = f"{name} waits since {format_us(each.queued_at_us)}, {each.reached}"
-        return StatusAlert("join-waiting", said, each.do if each.is_next else None)
+        message = f"{name} waits since {format_us(each.queued_at_us)}, {each.reached}"
+        return StatusAlert("join-waiting", message, each.do if each.is_next else None)
     began = us_from_ms(each.time_ms) <= clock.now_us()
-    said = f"{name} is not finished: {each.reached}, and its generation {'operates' if began else 'starts'} " + (
+    message = f"{name} is not finished: {each.reached}, and its generation {'operates' if began else 'starts'} " + (
         f"since {format_ms(each.time_ms)} without being shown to clients" if began else f"at {format_ms(each.time_ms)}"
     )
-    return StatusAlert("join-stuck" if began else "join-interrupted", said, each.do)
+    return StatusAlert("join-stuck" if began else "join-interrupted", message, each.do)
 
 
 def _switch_alert(each: GenerationSwitch, clock: Clock) -> StatusAlert:
@@ -456,8 +463,8 @@ def _switch_alert(each: GenerationSwitch, clock: Clock) -> StatusAlert:
         )
     answers = f"{len(each.leases)} of {len(each.participants)} nodes have acknowledged"
     if us_from_ms(each.deadline_ms) <= clock.now_us():
-        said = f"{name} is undecided after its deadline {format_ms(each.deadline_ms)}: {answers}"
-        return StatusAlert("switch-overdue", said, f"cdc-platform switch abort {each.generation_id}")
+        message = f"{name} is undecided after its deadline {format_ms(each.deadline_ms)}: {answers}"
+        return StatusAlert("switch-overdue", message, f"cdc-platform switch abort {each.generation_id}")
     return StatusAlert(
         "switch-open",
         f"{name} is being prepared until {format_ms(each.deadline_ms)}: {answers}",
@@ -466,33 +473,33 @@ def _switch_alert(each: GenerationSwitch, clock: Clock) -> StatusAlert:
 
 
 def read_table_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
-    """The CDC-enabled tables: the TTL, what each log has in the lake, and whose streams its rows lie in."""
+    """Return the CDC-enabled tables with their TTL, their log in the lake, and the source of their streams."""
     sources = StreamSources(lake, settings)
-    told = []
-    for each in cdc_tables.read_cdc_tables(lake):
-        parts = lake.slices(Table(each.keyspace_name, each.table_name + LOG_SUFFIX, pa.schema([]), (), ""))
-        told.append(
+    facts = []
+    for table in cdc_tables.read_cdc_tables(lake):
+        parts = lake.slices(Table(table.keyspace_name, table.table_name + LOG_SUFFIX, pa.schema([]), (), ""))
+        facts.append(
             {
-                "table": each.full_name,
-                "enabled": each.enabled,
-                "ttl_seconds": each.ttl_seconds,
+                "table": table.full_name,
+                "enabled": table.enabled,
+                "ttl_seconds": table.ttl_seconds,
                 "streams": "generations"
-                if sources.of(each.keyspace_name, each.table_name).in_generations
+                if sources.of(table.keyspace_name, table.table_name).in_generations
                 else "tablets",
                 "log_rows": sum(part.rows for part in parts),
                 "log_bytes_in_lake": sum(part.bytes for part in parts),
-                "kept": _replica_facts(lake, each.keyspace_name, each.table_name, clock.now_us()),
+                "kept": _replica_facts(lake, table.keyspace_name, table.table_name, clock.now_us()),
             }
         )
     recorded = gaps.read_log_gaps(lake)
-    return told, [
+    return facts, [
         *_lost_row_alerts(recorded),
         *(StatusAlert("log-gap", line) for line in gaps.describe_option_gaps(lake, None, recorded)),
     ]
 
 
 def _lost_row_alerts(recorded: list[LogGap]) -> Iterator[StatusAlert]:
-    """Yield what readers of a live cluster missed: wrong until somebody accepts it, to be known from then on."""
+    """Yield an alert per gap in a live cluster's log: an error until a person accepts it, then a notice."""
     for gap in recorded:
         if gap.is_open:
             look = f"cdc-platform consumers gaps {gap.full_name}"
@@ -504,7 +511,7 @@ def _lost_row_alerts(recorded: list[LogGap]) -> Iterator[StatusAlert]:
 
 
 def _replica_facts(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -> dict[str, Any] | None:
-    """The table itself, where `ingest --current` keeps it: its rows, which of them are inexact, and how old it is."""
+    """Return the rows, inexact rows and age of the copy that `ingest --current` maintains; None without a copy."""
     from cdc_platform.cdclog import AS_OF_APPLICATION, INEXACT_APPLICATION
 
     table = Table(keyspace, name, pa.schema([]), (), "")
@@ -522,95 +529,104 @@ def _replica_facts(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -
 def read_consumer_status(
     lake: Lake, clock: Clock, settings: Settings
 ) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
-    """The readers of logs: how far behind the clock each is, and whether it has to read what was removed."""
+    """Return the lag of each log reader, and whether its position is in a removed generation."""
     timeline, sources = Timeline.read(lake), StreamSources(lake, settings)
     now_us, changes = clock.now_us(), cdc_tables.read_table_changes(lake)
     lost = Counter(gap.full_name for gap in gaps.read_log_gaps(lake) if gap.is_open)
-    told, matters = [], []
-    for each in consumers.read_consumers(lake):
+    facts, alerts = [], []
+    for consumer in consumers.read_consumers(lake):
         reads = None
-        if sources.of(each.keyspace_name, each.table_name).in_generations:
-            reads = timeline.operating(each.position_us + ONE_US)
-        gone = reads is not None and reads.is_removed
-        name = f"{each.keyspace_name}.{each.table_name}"
-        # Rows of the lake's own log never die: the TTL counts for who reads the cluster.
-        of_cluster = each.name == consumers.INGEST_CONSUMER
-        behind = get_ttl_status((one for one in changes if one.full_name == name), each, now_us) if of_cluster else None
+        if sources.of(consumer.keyspace_name, consumer.table_name).in_generations:
+            reads = timeline.operating(consumer.position_us + ONE_US)
+        is_removed = reads is not None and reads.is_removed
+        name = f"{consumer.keyspace_name}.{consumer.table_name}"
+        # Rows of the lake's own log never expire, so the TTL matters only to a reader of the cluster.
+        of_cluster = consumer.name == consumers.INGEST_CONSUMER
+        behind = (
+            get_ttl_status((change for change in changes if change.full_name == name), consumer, now_us)
+            if of_cluster
+            else None
+        )
         if behind is not None:
-            matters += _lag_alerts(lake, each, behind, now_us)
-        told.append(
+            alerts += _lag_alerts(lake, consumer, behind, now_us)
+        facts.append(
             {
-                "name": each.name,
+                "name": consumer.name,
                 "table": name,
-                "position": format_us(each.position_us),
-                "behind_seconds": round(seconds_from_us(max(now_us - each.position_us, Microseconds(0))), 3),
-                "moved_at": format_us(each.updated_at_us),
-                "removed": gone,
+                "position": format_us(consumer.position_us),
+                "behind_seconds": round(seconds_from_us(max(now_us - consumer.position_us, Microseconds(0))), 3),
+                "moved_at": format_us(consumer.updated_at_us),
+                "removed": is_removed,
                 "lag": None if behind is None else str(behind.lag),
                 "ttl_seconds": None if behind is None or behind.ttl_us is None else seconds_from_us(behind.ttl_us),
                 "ttl_share": None if behind is None or behind.share is None else round(behind.share, 3),
                 "open_gaps": lost[name],
             }
         )
-        if gone and reads is not None:
-            said = f"consumer {each.full_name} stands in generation {reads.name}, which was removed with its streams"
-            forget = f"cdc-platform consumers forget {each.name} {each.keyspace_name}.{each.table_name}"
+        if is_removed and reads is not None:
+            message = (
+                f"consumer {consumer.full_name} stands in generation {reads.name}, which was removed with its streams"
+            )
+            forget = f"cdc-platform consumers forget {consumer.name} {consumer.keyspace_name}.{consumer.table_name}"
             do = f"decide whether the consumer starts again after the lost rows, with: {forget}"
-            matters.append(StatusAlert("reads-removed", said, do))
-    return told, matters
+            alerts.append(StatusAlert("reads-removed", message, do))
+    return facts, alerts
 
 
 def _lag_alerts(lake: Lake, reader: Consumer, behind: TtlStatus, now_us: Microseconds) -> list[StatusAlert]:
-    """Return what is to be said of a reader of a live cluster's log that falls behind the TTL of its rows."""
+    """Return the alert for a reader of a live cluster's log whose lag approaches the TTL of the rows."""
     name = f"{reader.keyspace_name}.{reader.table_name}"
     seconds = seconds_from_us(Microseconds(now_us - reader.position_us))
     code = _LAG_CODES.get(behind.lag)
     if code is None or behind.ttl_us is None or behind.share is None:
         return []
-    said = (
+    message = (
         f"the log of {name} was read up to {format_us(reader.position_us)}, {seconds:,.0f} s ago, and its rows live "
         f"for {seconds_from_us(behind.ttl_us):,.0f} s"
     )
     if behind.died_us is not None:
-        said += f": rows that were written up to {format_us(behind.died_us)} may have died unread"
+        message += f": rows that were written up to {format_us(behind.died_us)} may have died unread"
     cluster = get_mirrored_cluster(lake) or "NAME"
-    return [StatusAlert(code, said, f"cdc-platform ingest {cluster} {name}")]
+    return [StatusAlert(code, message, f"cdc-platform ingest {cluster} {name}")]
 
 
 _LAG_CODES = {TtlLag.HALF: "lag-half-ttl", TtlLag.MOST: "lag-near-ttl", TtlLag.DYING: "rows-dying"}
-"""What is to be said of each lag; nothing of others."""
+"""The code of each lag that raises an alert; other lags raise none."""
 
 
 def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:
-    """What `expire` would do now, and which generation is the next that may go."""
+    """Return what `expire` would do now, and the next generation that becomes removable."""
     plan = lifecycle_expiry.plan_expiry(lake, clock, settings)
     due = [
-        each
-        for each in plan
-        if each.action is ExpiryAction.REMOVE or (each.action is ExpiryAction.MARK and each.mark is None)
+        planned
+        for planned in plan
+        if planned.action is ExpiryAction.REMOVE or (planned.action is ExpiryAction.MARK and planned.mark is None)
     ]
-    later = [each for each in plan if each not in due and each.removable_ms is not None]
+    later = [planned for planned in plan if planned not in due and planned.removable_ms is not None]
     following = min(later, key=lambda each: each.removable_ms or 0, default=None)
-    told = {
-        "to_mark": sum(each.action is ExpiryAction.MARK for each in due),
-        "to_remove": sum(each.action is ExpiryAction.REMOVE for each in due),
+    facts = {
+        "to_mark": sum(planned.action is ExpiryAction.MARK for planned in due),
+        "to_remove": sum(planned.action is ExpiryAction.REMOVE for planned in due),
         "next": following and _planned_facts(following),
     }
     assumed = lifecycle_expiry.plan_assumptions(plan)
-    matters = [StatusAlert("unknown-past", f"{each.table} keeps generations: {each.said}", each.do) for each in assumed]
+    alerts = [
+        StatusAlert("unknown-past", f"{assumption.table} keeps generations: {assumption.said}", assumption.do)
+        for assumption in assumed
+    ]
     if get_mirrored_cluster(lake) is not None:
-        return told, matters  # what goes, and which tables there are, is the cluster's to say
+        return facts, alerts  # the cluster decides what expires and which tables exist
     if due:
-        said = f"{told['to_mark']} generations have expired and are not marked, {told['to_remove']} may be removed"
-        matters.append(StatusAlert("expiry-due", said, "cdc-platform expire"))
+        message = f"{facts['to_mark']} generations have expired and are not marked, {facts['to_remove']} may be removed"
+        alerts.append(StatusAlert("expiry-due", message, "cdc-platform expire"))
     if plan and not cdc_tables.are_cdc_tables_known(lake):
-        said = "which tables have a CDC log is unknown, so no generation expires"
+        message = "which tables have a CDC log is unknown, so no generation expires"
         do = (
             "register each table that has a log (cdc-platform tables add --help), or state that no table has one "
             "(cdc-platform tables none --help)"
         )
-        matters.append(StatusAlert("no-tables", said, do))
-    return told, matters
+        alerts.append(StatusAlert("no-tables", message, do))
+    return facts, alerts
 
 
 def _planned_facts(each: PlannedGeneration) -> dict[str, Any]:
@@ -628,7 +644,7 @@ def _time_text(ms: Milliseconds | None) -> str | None:
 
 
 StatusSection = Callable[[Lake, Clock, Settings], tuple[Any, list[StatusAlert]]]
-"""What a section says in plain values, and what it has found to be seen to."""
+"""Reads one section: its plain values, and its alerts."""
 
 STATUS_SECTIONS: dict[str, StatusSection] = {
     "ring": read_ring_status,
@@ -645,7 +661,7 @@ STATUS_SECTIONS: dict[str, StatusSection] = {
 
 @dataclass(frozen=True)
 class HomeStatus:
-    """How a home stands: by section in plain values (None: it could not be read), and what there is to see to."""
+    """The status of a home: the plain values of each section (None if it could not be read), and all alerts."""
 
     now: str
     sections: dict[str, Any]
@@ -653,41 +669,44 @@ class HomeStatus:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything is wrong."""
-        return any(each.wrong for each in self.matters)
+        """Return True if any alert is an error."""
+        return any(alert.wrong for alert in self.matters)
 
     def facts(self) -> dict[str, Any]:
-        """All of it in plain values; what is wrong comes first in `next`."""
+        """Return the status as plain values; `next` lists errors first."""
         return {
             "now": self.now,
             "wrong": self.wrong,
             **self.sections,
-            "next": [each.facts() for each in self.matters],
+            "next": [alert.facts() for alert in self.matters],
         }
 
 
 def read_home_status(lake: Lake, clock: Clock, settings: Settings) -> HomeStatus:
-    """Look at a home."""
+    """Return the status of a home."""
     sections: dict[str, Any] = {}
-    matters: list[StatusAlert] = []
+    alerts: list[StatusAlert] = []
     for name, section in STATUS_SECTIONS.items():
         with track_reads() as read:
             try:
-                sections[name], found = section(lake, clock, settings)
-            except Exception as error:  # whatever the rows are, the other sections are shown
+                sections[name], section_alerts = section(lake, clock, settings)
+            except Exception as error:  # damaged rows may raise anything, and the other sections must still be shown
                 cause = find_first_cause(lake, read)
                 if cause is None and not isinstance(error, (PlatformError, OSError)):
                     raise
-                said = to_one_line(str(error)) if cause is None else f"{cause.complaint} ({to_one_line(str(error))})"
-                sections[name], found = None, [StatusAlert("table-unreadable", f"{name}: {said}", "cdc-platform check")]
-        matters += found
+                message = to_one_line(str(error)) if cause is None else f"{cause.complaint} ({to_one_line(str(error))})"
+                sections[name], section_alerts = (
+                    None,
+                    [StatusAlert("table-unreadable", f"{name}: {message}", "cdc-platform check")],
+                )
+        alerts += section_alerts
     known = [(sections[name] or {}).get(what) for name, what in (("ring", "nodes"), ("generations", "known"))]
     if known == [0, 0] and sections["inbox"] == []:
-        said = "no node is in the ring and no generation is known"
+        message = "no node is in the ring and no generation is known"
         cluster = get_mirrored_cluster(lake)
         begin = "let a first node join (cdc-platform bootstrap --help), or import exports (cdc-platform import --help)"
         do = _observe_command(cluster) if cluster else begin
-        matters = [each for each in matters if each.wrong or each.code == "only-observed"] + [
-            StatusAlert("empty-home", said, do)
+        alerts = [alert for alert in alerts if alert.wrong or alert.code == "only-observed"] + [
+            StatusAlert("empty-home", message, do)
         ]
-    return HomeStatus(format_us(clock.now_us()), sections, sorted(matters, key=lambda each: not each.wrong))
+    return HomeStatus(format_us(clock.now_us()), sections, sorted(alerts, key=lambda each: not each.wrong))

@@ -1,6 +1,6 @@
 """Verification of a report page against its seal, a public key and the home, one result per check.
 
-A check that cannot be answered is reported as unknown, which is no success.
+A check that cannot be decided is reported as unknown, which does not count as success.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cdc_platform.tables import TABLES, Table
 from cdc_platform.timeline import GenerationKeys, GenerationNames, get_generation_names
 
 _LASTING_FIELDS = ("id", "time", "event", "ring", "change")
-"""What is told of a generation that nothing which comes later changes."""
+"""The fields of a generation that no later change of the home affects."""
 
 
 @dataclass(frozen=True)
 class PageCheck:
-    """A question that was asked of a page, the answer, and what was found."""
+    """One check of a page: its name (`asked`), its result (`answer`), and the detail (`said`)."""
 
     asked: str
     answer: ChainStatus
@@ -42,10 +42,10 @@ class PageCheck:
 
 
 def verify_page(lake: Lake, settings: Settings, text: str, key: str | None = None) -> list[PageCheck]:
-    """Hold a page against its seal, against a public key (Base64), and against the home that it tells of.
+    """Check a page against its seal, against a public key (Base64), and against the home that it describes.
 
     Raises:
-        InputError: it is no page.
+        InputError: the text is not a report page.
         StoreFailure: a log cannot be read.
     """
     sealed = parse_sealed_page(text)
@@ -67,12 +67,12 @@ def verify_page(lake: Lake, settings: Settings, text: str, key: str | None = Non
 def _check_seal(sealed: SealedPage) -> PageCheck:
     if sealed.holds:
         return PageCheck("seal", ChainStatus.HOLDS, "no byte of the page was altered since it was sealed")
-    said = (
+    message = (
         "the page was altered: its SHA-256 is not that of the seal"
         if sealed.is_whole
         else "the seal itself was altered"
     )
-    return PageCheck("seal", ChainStatus.DIFFERS, said)
+    return PageCheck("seal", ChainStatus.DIFFERS, message)
 
 
 def _check_signature(sealed: SealedPage, record: ReportRecord, key: str | None) -> Iterator[PageCheck]:
@@ -98,30 +98,34 @@ def _check_signature(sealed: SealedPage, record: ReportRecord, key: str | None) 
 
 
 def _check_template(sealed: SealedPage, record: ReportRecord, *, trusted: bool) -> Iterator[PageCheck]:
-    """Whether what is to be seen is what its record says: the page is made again of it."""
+    """Render the page again from its record and compare: the visible page must match the record."""
     if record["form"] != template_digest():
         if not trusted:
-            said = f"cdc-platform {record['program']} made it in another form: nobody looked at more than its record"
-            yield PageCheck("page", ChainStatus.UNKNOWN, said)
+            message = f"cdc-platform {record['program']} made it in another form: nobody looked at more than its record"
+            yield PageCheck("page", ChainStatus.UNKNOWN, message)
         return
     same = render_page(record) == sealed.body
-    said = "it is what its record says, byte for byte" if same else "what is to be seen is not what its record says"
-    yield PageCheck("page", ChainStatus.HOLDS if same else ChainStatus.DIFFERS, said)
+    message = "it is what its record says, byte for byte" if same else "what is to be seen is not what its record says"
+    yield PageCheck("page", ChainStatus.HOLDS if same else ChainStatus.DIFFERS, message)
 
 
 def _check_home(lake: Lake, settings: Settings, record: ReportRecord) -> Iterator[PageCheck]:
     last: dict[str, int] = {}
-    for said in record["tables"]:
-        kept = HashChain(int(said["first"]), int(said["last"]), {int(version): link for version, link in said["links"]})
-        if not 0 <= kept.first <= kept.last or kept.last not in kept.links:
-            raise InputError(f"its record has no chain of {said['table']}; it was altered")
-        last[said["table"]] = kept.last
-        found = compare_hash_chain(lake, _find_table(said["table"]), kept)
-        yield PageCheck(f"commits of {said['table']}", found.answer, found.said)
+    for table_record in record["tables"]:
+        chain = HashChain(
+            int(table_record["first"]),
+            int(table_record["last"]),
+            {int(version): link for version, link in table_record["links"]},
+        )
+        if not 0 <= chain.first <= chain.last or chain.last not in chain.links:
+            raise InputError(f"its record has no chain of {table_record['table']}; it was altered")
+        last[table_record["table"]] = chain.last
+        comparison = compare_hash_chain(lake, _find_table(table_record["table"]), chain)
+        yield PageCheck(f"commits of {table_record['table']}", comparison.answer, comparison.said)
     home = ReportSource(lake, Clock(parse_time_us(record["made_at"])), settings)
     keys = GenerationKeys.read(lake)
-    for told in record["generations"]:
-        yield from _check_generation(home, keys, told, last)
+    for generation in record["generations"]:
+        yield from _check_generation(home, keys, generation, last)
 
 
 def _check_generation(
@@ -142,15 +146,15 @@ def _check_generation(
     other = [name for name in _LASTING_FIELDS if now[name] != told[name]]
     if other:
         gone = any(line.answer is not ChainStatus.HOLDS for line in lines)
-        said = f"{', '.join(other)}: cannot be told again as it stands on the page"
-        yield PageCheck(about, ChainStatus.UNKNOWN if gone else ChainStatus.DIFFERS, said)
+        message = f"{', '.join(other)}: cannot be told again as it stands on the page"
+        yield PageCheck(about, ChainStatus.UNKNOWN if gone else ChainStatus.DIFFERS, message)
         return
     yield _check_results(about, now, told, all(line.answer is ChainStatus.HOLDS for line in lines))
 
 
 def _check_results(about: str, now: Mapping[str, Any], told: Mapping[str, Any], same_rows: bool) -> PageCheck:
-    """What was judged, judged again; of other rows it may well be judged otherwise."""
-    results = [[(line["invariant"], line["passed"]) for line in each["invariants"]] for each in (now, told)]
+    """Compare the invariants now with those on the page; if rows have changed, they may well differ."""
+    results = [[(line["invariant"], line["passed"]) for line in generation["invariants"]] for generation in (now, told)]
     if results[0] == results[1]:
         return PageCheck(about, ChainStatus.HOLDS, "ring, change and invariants come out the same again")
     answer = ChainStatus.DIFFERS if same_rows else ChainStatus.NEWER
@@ -159,11 +163,11 @@ def _check_results(about: str, now: Mapping[str, Any], told: Mapping[str, Any], 
 
 
 def _check_rows(lake: Lake, names: GenerationNames, said: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
-    """Whether a generation's rows in a table are what they were; if not, whether a later commit has made them so."""
+    """Check that a generation's rows in a table are unchanged; if not, whether a later commit changed them."""
     about = f"rows of {names.key} in {said['table']}"
-    part = next((each for each in names.parts() if each.table.full_name == said["table"]), None)
-    held = None if part is None else provenance.get_part_digest(lake, part.table, part.where)
-    digest = None if held is None else f"{held:032x}"
+    part = next((candidate for candidate in names.parts() if candidate.table.full_name == said["table"]), None)
+    digest_value = None if part is None else provenance.get_part_digest(lake, part.table, part.where)
+    digest = None if digest_value is None else f"{digest_value:032x}"
     if digest == said["digest"]:
         return PageCheck(about, ChainStatus.HOLDS, "their digest is the same" if digest else "there are none, as then")
     change = None if part is None else next(provenance.iter_changes(lake, part.table, part.where), None)
@@ -173,25 +177,30 @@ def _check_rows(lake: Lake, names: GenerationNames, said: Mapping[str, Any], las
         )
     version, by = change.commit.version, change.commit.envelope
     if by is None:
-        said_by = f"version {version} has changed them, which {change.commit.engine} made and not the platform"
-        return PageCheck(about, ChainStatus.DIFFERS, said_by)
+        message = f"version {version} has changed them, which {change.commit.engine} made and not the platform"
+        return PageCheck(about, ChainStatus.DIFFERS, message)
     return PageCheck(about, ChainStatus.NEWER, f"version {version} has changed them since, by {by.user}")
 
 
 def _check_history(lake: Lake, names: GenerationNames, told: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
-    """Whether the writes on the page are those that the logs tell of, up to the versions that the page knew."""
+    """Check that the page's writes are those in the logs, up to the versions that the page knew."""
     about = f"history of {names.key}"
     now = [line for line in read_generation_writes(lake, names) if line["version"] <= last.get(line["table"], -1)]
-    left_out = [line for line in now if line not in told["writes"]]
-    if left_out:
+    missing = [line for line in now if line not in told["writes"]]
+    if missing:
         return PageCheck(
-            about, ChainStatus.DIFFERS, f"{_version_text(left_out[0])} is otherwise on the page, or left out"
+            about, ChainStatus.DIFFERS, f"{_version_text(missing[0])} is otherwise on the page, or left out"
         )
-    rest = [line for line in told["writes"] if line not in now]
+    remaining = [line for line in told["writes"] if line not in now]
     unknown = None
-    for line in rest:
+    for line in remaining:
         commit = next(
-            (each for each in lake.envelopes(_find_table(line["table"])) if each.version == line["version"]), None
+            (
+                candidate
+                for candidate in lake.envelopes(_find_table(line["table"]))
+                if candidate.version == line["version"]
+            ),
+            None,
         )
         if commit is None:
             unknown = unknown or line
