@@ -1,1 +1,1 @@
-"""TODO"""
+"""Audits of CDC logs, consumers' sinks, ingested logs and table states."""

@@ -1,7 +1,7 @@
-"""Checks of what consumers have read: hourly copies, skipped stream sets, and completely read intervals.
+"""Check what consumers have read: hourly copies, skipped stream sets, and completely read intervals.
 
-A position alone proves nothing: rows can come late, a generation can be skipped, a log can lose rows. So the rows of
-an interval are compared by key, log with sink, and sink with the sinks of other consumers.
+A position alone proves nothing: rows can arrive late, a generation can be skipped, a log can lose rows. These checks
+compare the rows of an interval by key, the log with a sink and the sink with the sinks of other consumers.
 """
 
 from __future__ import annotations
@@ -45,53 +45,57 @@ from cdc_platform.timeline import StreamPeriod, StreamSource, StreamSources
 
 
 def audit_hours(lake: Lake, hour_us: Microseconds | None = None) -> list[Finding]:
-    """Compare hours that are noted, all or this one (µs), with the log, key by key; nothing where none is noted.
+    """Compare all recorded hours, or one (µs), with the log, key by key; return [] if none is recorded.
 
-    Counts hours of tables. A table that is no longer known is left out, and so are rows of a log that was dropped.
+    The population of a finding is the number of table hours. Tables that are no longer registered and rows of a dropped
+    log are ignored.
     """
     where: list[Filter] = [] if hour_us is None else [("hour", "=", datetime_from_us(hour_us))]
-    noted: dict[str, dict[Microseconds, int]] = {}
+    recorded: dict[str, dict[Microseconds, int]] = {}
     for row in lake.read(CONSUMED_HOURS, filters=where).to_pylist():
-        hours = noted.setdefault(f"{row['keyspace_name']}.{row['table_name']}", {})
+        hours = recorded.setdefault(f"{row['keyspace_name']}.{row['table_name']}", {})
         hours[us_from_datetime(row["hour"])] = row["rows"]
-    known = [schema for schema in select_logs(lake) if schema.full_name in noted]
-    told = [each for schema in known for each in _hour_violations(lake, schema, noted[schema.full_name])]
-    if not told:
+    known = [schema for schema in select_logs(lake) if schema.full_name in recorded]
+    results = [
+        violations for schema in known for violations in _hour_violations(lake, schema, recorded[schema.full_name])
+    ]
+    if not results:
         return []
     return [
-        Finding(name, len(told), sum(map(bool, several)), next(filter(None, several), ""))
-        for name, several in zip((HOURS_MATCH_LOG, HOURS_HOLD_ROWS_ONCE), zip(*told, strict=True), strict=True)
+        Finding(name, len(results), sum(map(bool, messages)), next(filter(None, messages), ""))
+        for name, messages in zip((HOURS_MATCH_LOG, HOURS_HOLD_ROWS_ONCE), zip(*results, strict=True), strict=True)
     ]
 
 
 def _hour_violations(lake: Lake, schema: TableSchema, rows: dict[Microseconds, int]) -> Iterator[tuple[str, str]]:
-    """What is wrong with each hour (start, µs, and its rows), in words; hours without a gap are looked at together."""
+    """Yield the two messages of each hour (`rows` maps its start, µs, to its rows); "" is no violation.
+
+    Consecutive hours without a gap are compared together, up to about `MAX_ROWS_IN_MEMORY` rows.
+    """
     hours = sorted(rows)
     while hours:
-        together, count = 1, rows[hours[0]]
-        while (
-            together < len(hours) and hours[together] == hours[0] + HOUR_US * together and count <= MAX_ROWS_IN_MEMORY
-        ):
-            count += rows[hours[together]]
-            together += 1
-        if together > 1 and not any(_compare_hours(lake, schema, hours[0], together)):
-            yield from [("", "")] * together
+        span, count = 1, rows[hours[0]]
+        while span < len(hours) and hours[span] == hours[0] + HOUR_US * span and count <= MAX_ROWS_IN_MEMORY:
+            count += rows[hours[span]]
+            span += 1
+        if span > 1 and not any(_compare_hours(lake, schema, hours[0], span)):
+            yield from [("", "")] * span
         else:
-            yield from (_compare_hours(lake, schema, hour) for hour in hours[:together])
-        hours = hours[together:]
+            yield from (_compare_hours(lake, schema, hour) for hour in hours[:span])
+        hours = hours[span:]
 
 
 def _without_skipped_sets(lake: Lake, schema: TableSchema, rows: pa.Table) -> pa.Table:
-    """Rows of a log without those of generations that the hours passed over, and that have no streams still."""
-    noted = read_skipped_sets(lake).get((BY_HOUR, schema.keyspace, schema.name), [])
-    if not noted:
+    """Return a log's rows except those of generations that hourly copies skipped and that still have no streams."""
+    recorded = read_skipped_sets(lake).get((BY_HOUR, schema.keyspace, schema.name), [])
+    if not recorded:
         return rows
-    when = np.asarray(rows[WRITTEN_AT].cast(pa.int64()))
-    kept = np.ones(rows.num_rows, dtype=bool)
-    for each in StreamSources(lake).of(schema.keyspace, schema.name).periods():
-        if each.bare and each.begin_us in noted:
-            kept &= (when < each.begin_us) | (False if each.end_us is None else when >= each.end_us)
-    return rows.filter(pa.array(kept))
+    written_us = np.asarray(rows[WRITTEN_AT].cast(pa.int64()))
+    mask = np.ones(rows.num_rows, dtype=bool)
+    for period in StreamSources(lake).of(schema.keyspace, schema.name).periods():
+        if period.bare and period.begin_us in recorded:
+            mask &= (written_us < period.begin_us) | (False if period.end_us is None else written_us >= period.end_us)
+    return rows.filter(pa.array(mask))
 
 
 def _log_begin_us(lake: Lake, schema: TableSchema) -> Microseconds:
@@ -101,44 +105,47 @@ def _log_begin_us(lake: Lake, schema: TableSchema) -> Microseconds:
 
 
 def _compare_hours(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours: int = 1) -> tuple[str, str]:
-    """What is wrong with hours that follow each other: rows that are not the log's, and rows that are there twice."""
+    """Compare consecutive hours of a sink with the log; return two messages, each "" if there is no violation.
+
+    The first reports missing and foreign rows, the second duplicates.
+    """
     log, sink = log_table(schema), sink_table(schema, BY_HOUR)
     keys, inside = list(log.keys), time_filters(hour_us - ONE_US, hour_us + HOUR_US * hours - ONE_US)
     order = [(name, "ascending") for name in keys]
-    wanted, found = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
-    wanted = _without_skipped_sets(lake, schema, wanted)
-    if found.equals(wanted) and found.group_by(keys).aggregate([]).num_rows == found.num_rows:
+    expected, stored = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
+    expected = _without_skipped_sets(lake, schema, expected)
+    if stored.equals(expected) and stored.group_by(keys).aggregate([]).num_rows == stored.num_rows:
         return "", ""
-    # A row from before the log began was in the log of a table that was dropped.
-    began = datetime_from_us(_log_begin_us(lake, schema))
-    there = dict(zip(iter_row_keys(found), found[WRITTEN_AT].to_pylist(), strict=True))
-    due = set(iter_row_keys(wanted))
-    missing = len(due - there.keys())
-    foreign = sum(key not in due and when >= began for key, when in there.items())
-    twice = found.num_rows - len(there)
-    head, mend = f"{schema.full_name}, the hour from {format_us(hour_us)}:", "materialise the hour again"
-    rows = f"{missing} of {len(due)} rows of the log are not in {sink.full_name}, {foreign} others are"
+    # A row older than the log comes from the log of a dropped table.
+    began_at = datetime_from_us(_log_begin_us(lake, schema))
+    stored_times = dict(zip(iter_row_keys(stored), stored[WRITTEN_AT].to_pylist(), strict=True))
+    expected_keys = set(iter_row_keys(expected))
+    missing = len(expected_keys - stored_times.keys())
+    foreign = sum(key not in expected_keys and written >= began_at for key, written in stored_times.items())
+    twice = stored.num_rows - len(stored_times)
+    head, remedy = f"{schema.full_name}, the hour from {format_us(hour_us)}:", "materialise the hour again"
+    rows = f"{missing} of {len(expected_keys)} rows of the log are not in {sink.full_name}, {foreign} others are"
     return (
-        f"{head} {rows}; {mend}" if missing or foreign else "",
-        f"{head} {twice} of {found.num_rows} rows of {sink.full_name} are there again; {mend}" if twice else "",
+        f"{head} {rows}; {remedy}" if missing or foreign else "",
+        f"{head} {twice} of {stored.num_rows} rows of {sink.full_name} are there again; {remedy}" if twice else "",
     )
 
 
 def audit_skipped_sets(lake: Lake, schema: TableSchema | None = None) -> list[Finding]:
-    """Look at every note of a consumer that is registered, or of those of one table; nothing where there is none."""
-    noted = read_skipped_sets(lake)
-    if not noted:
+    """Check each recorded skip of a registered consumer, or those of one table; return [] if there is none."""
+    recorded = read_skipped_sets(lake)
+    if not recorded:
         return []
     sources = StreamSources(lake)
-    count, found = 0, []
+    count, messages = 0, []
     for consumer in consumers.read_consumers(lake):
         if schema is not None and consumer.key[1:] != (schema.keyspace, schema.name):
             continue
-        sets = noted.get(consumer.key, [])
+        sets = recorded.get(consumer.key, [])
         count += len(sets)
-        later = find_appeared_sets(sources.of(consumer.keyspace_name, consumer.table_name), sets) if sets else []
-        found += [describe_appeared_set(consumer.full_name, begin) for begin in later]
-    return [Finding(PASSED_OVER_STAYS_EMPTY, count, len(found), found[0] if found else "")] if count else []
+        appeared = find_appeared_sets(sources.of(consumer.keyspace_name, consumer.table_name), sets) if sets else []
+        messages += [describe_appeared_set(consumer.full_name, begin) for begin in appeared]
+    return [Finding(PASSED_OVER_STAYS_EMPTY, count, len(messages), messages[0] if messages else "")] if count else []
 
 
 _BATCH_COLUMNS = ("cdc$stream_id", "cdc$time")
@@ -147,7 +154,7 @@ _KEY_COLUMNS = (*_BATCH_COLUMNS, "cdc$batch_seq_no")
 
 @dataclass(frozen=True)
 class CompletenessCheck:
-    """One thing that has to hold, whether it does, and what was found."""
+    """A condition, whether it holds, and the details."""
 
     what: str
     holds: bool
@@ -163,13 +170,13 @@ def check_interval_read(
     until_us: Microseconds,
     others: Sequence[Consumer] = (),
 ) -> list[CompletenessCheck]:
-    """What has to hold for the rows with `since_us` <= timestamp < `until_us` (µs) to be read, and whether it does.
+    """Check that a consumer has read all rows with `since_us` <= timestamp < `until_us` (µs).
 
-    `others` are readers of the same log, whose sinks are compared too: a batch that the log has lost as a whole, after
-    one of them read it or before both did, is in one sink alone.
+    `others` are consumers of the same log. Their sinks are compared too, because only one sink has a batch that the log
+    lost as a whole after one consumer, or before both, read it.
 
     Raises:
-        InputError: the interval is none.
+        InputError: `since_us` is not before `until_us`.
     """
     if since_us >= until_us:
         raise InputError(f"{format_us(since_us)} is not before {format_us(until_us)}; an interval needs both, in order")
@@ -188,7 +195,7 @@ def check_interval_read(
 
 
 def _check_interval_over(lake: Lake, clock: Clock, schema: TableSchema, until_us: Microseconds) -> CompletenessCheck:
-    """No row of it may be on its way still."""
+    """Check that no row of the interval can still arrive."""
     newest = readable_until_us(lake, schema, clock.now_us())
     return CompletenessCheck(
         "the interval is over", until_us - ONE_US <= newest, f"the log is whole up to {format_us(newest)}"
@@ -196,63 +203,70 @@ def _check_interval_over(lake: Lake, clock: Clock, schema: TableSchema, until_us
 
 
 def _check_position(consumer: Consumer, until_us: Microseconds) -> CompletenessCheck:
-    told = f"{consumer.full_name} has read up to {format_us(consumer.position_us)}"
-    return CompletenessCheck("it was reached", consumer.position_us >= until_us - ONE_US, told)
+    detail = f"{consumer.full_name} has read up to {format_us(consumer.position_us)}"
+    return CompletenessCheck("it was reached", consumer.position_us >= until_us - ONE_US, detail)
 
 
 def _check_generations(
     source: StreamSource, periods: Sequence[StreamPeriod], since_us: Microseconds, until_us: Microseconds
 ) -> Iterator[CompletenessCheck]:
-    """Every generation or set of it could be read: none is removed, hidden, or without some of its streams."""
-    inside = [each for each in periods if each.begin_us < until_us and (each.end_us is None or each.end_us > since_us)]
-    wrong = [f"{each.name} {why}" for each in inside if (why := _unreadable_reason(source, each))]
-    told = f"{len(inside)} operate in it" + (f"; {'; '.join(wrong)}" if wrong else "")
+    """Check that every generation or stream set of the interval was readable.
+
+    None may be removed, hidden from readers, or incomplete.
+    """
+    inside = [
+        period
+        for period in periods
+        if period.begin_us < until_us and (period.end_us is None or period.end_us > since_us)
+    ]
+    wrong = [f"{period.name} {why}" for period in inside if (why := _unreadable_reason(source, period))]
+    detail = f"{len(inside)} operate in it" + (f"; {'; '.join(wrong)}" if wrong else "")
     if not inside:
-        told = "none operates in it, so that no row can be of it"
+        detail = "none operates in it, so that no row can be of it"
     elif inside[0].begin_us > since_us:
-        told += f", the first from {format_us(inside[0].begin_us)} on"
-    yield CompletenessCheck("its generations could be read", not wrong, told)
+        detail += f", the first from {format_us(inside[0].begin_us)} on"
+    yield CompletenessCheck("its generations could be read", not wrong, detail)
 
 
 def _check_ingest(
     lake: Lake, schema: TableSchema, periods: Sequence[StreamPeriod], since_us: Microseconds, until_us: Microseconds
 ) -> Iterator[CompletenessCheck]:
-    """Judge whether a log that comes from a live cluster was read by the streams of every set in the interval."""
+    """Check that ingest read every stream set of the interval if the log comes from a live cluster."""
     try:
         consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name)
     except NotFound:
         return
-    begins = [each.begin_us for each in periods if each.shown]
+    begins = [period.begin_us for period in periods if period.shown]
     progress = StreamProgress.of(lake, log_table(schema), FROM_CLUSTER, begins)
     last_us = Microseconds(until_us - ONE_US)
     wrong, count = list[str](), 0
-    for each in periods:
-        if each.begin_us > last_us or (each.end_us is not None and each.end_us <= since_us) or not each.shown:
+    for period in periods:
+        if period.begin_us > last_us or (period.end_us is not None and period.end_us <= since_us) or not period.shown:
             continue
         count += 1
-        first = Microseconds(max(each.begin_us, since_us))
-        needed = last_us if each.end_us is None else min(last_us, each.end_us - ONE_US)
-        read = progress.read_us.get(each.begin_us)
-        if progress.origin_us is None or read is None or progress.origin_us >= first or read < needed:
-            wrong.append(f"{each.name} was read {_extent_text(progress.origin_us, read, each.begin_us)}")
+        first_us = Microseconds(max(period.begin_us, since_us))
+        required_us = last_us if period.end_us is None else min(last_us, period.end_us - ONE_US)
+        read = progress.read_us.get(period.begin_us)
+        if progress.origin_us is None or read is None or progress.origin_us >= first_us or read < required_us:
+            wrong.append(f"{period.name} was read {_extent_text(progress.origin_us, read, period.begin_us)}")
     wrong += _omitted_sets(lake, schema, until_us)
-    told = "; ".join(wrong) or f"{count} of {count} read from their starts on"
-    yield CompletenessCheck("its streams were read from their starts", not wrong, told)
+    detail = "; ".join(wrong) or f"{count} of {count} read from their starts on"
+    yield CompletenessCheck("its streams were read from their starts", not wrong, detail)
 
 
 def _omitted_sets(lake: Lake, schema: TableSchema, until_us: Microseconds) -> Iterator[str]:
-    """Yield each set that the cluster lists, that may begin before a time (µs), and that could not be read whole."""
-    for (who, aspect), line in cluster_changes.read_cluster_state(lake).items():
+    """Yield each set that the cluster lists, that may begin before a time (µs), and that was not read in full."""
+    for (subject, aspect), line in cluster_changes.read_cluster_state(lake).items():
         if aspect != cluster_changes.OMITTED_ASPECT:
             continue
-        kind, _, name = who.partition(" ")
+        kind, _, name = subject.partition(" ")
         begins = _start_us(name) if kind == "generation" else None
-        if who == f"table {schema.full_name}" or (begins is not None and begins < until_us):
+        if subject == f"table {schema.full_name}" or (begins is not None and begins < until_us):
             yield f"the cluster lists what is left out here: {line}"
 
 
 def _start_us(name: str) -> Microseconds | None:
-    """Return the start (µs) of a generation that is called by its time; None for one that is called by its UUID."""
+    """Return the start (µs) of a generation named by its time; return None for one named by its UUID."""
     try:
         return parse_time_us(name)
     except InputError:
@@ -302,70 +316,79 @@ def _check_rows(
 
 
 def _check_batches(log: pa.Table) -> CompletenessCheck:
-    """Batches of which a part is there: numbered from 0 without a gap, and the last one says that it is the last."""
+    """Check that batch sequence numbers run from 0 without a gap."""
     batches = log.group_by(list(_BATCH_COLUMNS)).aggregate(
         [("cdc$batch_seq_no", "max"), ("cdc$batch_seq_no", "count_distinct")]
     )
-    most, count = batches["cdc$batch_seq_no_max"], batches["cdc$batch_seq_no_count_distinct"]
-    torn = sum(last + 1 != rows for last, rows in zip(most.to_pylist(), count.to_pylist(), strict=True))
+    highest, count = batches["cdc$batch_seq_no_max"], batches["cdc$batch_seq_no_count_distinct"]
+    incomplete = sum(last + 1 != rows for last, rows in zip(highest.to_pylist(), count.to_pylist(), strict=True))
     return CompletenessCheck(
-        "its batches have all their rows", not torn, f"{torn} of {batches.num_rows} batches lack some"
+        "its batches have all their rows", not incomplete, f"{incomplete} of {batches.num_rows} batches lack some"
     )
 
 
 def _check_other_consumer(
     lake: Lake, schema: TableSchema, consumer: Consumer, other: Consumer, since_us: Microseconds, until_us: Microseconds
 ) -> CompletenessCheck:
-    mine, theirs = (
+    own_rows, other_rows = (
         _read_keys(
-            lake, log_table(schema) if each.name == FROM_CLUSTER else sink_table(schema, each.name), since_us, until_us
+            lake,
+            log_table(schema) if reader.name == FROM_CLUSTER else sink_table(schema, reader.name),
+            since_us,
+            until_us,
         )
-        for each in (consumer, other)
+        for reader in (consumer, other)
     )
-    lost = _rows_missing_from(theirs, mine)
-    told = f"{lost.num_rows} of the {theirs.num_rows} rows of consumer {other.name} are not with {consumer.name}"
+    lost = _rows_missing_from(other_rows, own_rows)
+    detail = f"{lost.num_rows} of the {other_rows.num_rows} rows of consumer {other.name} are not with {consumer.name}"
     return CompletenessCheck(
-        f"all that {other.name} has read is there", not lost.num_rows, f"{told}{_batches_text(lost)}"
+        f"all that {other.name} has read is there", not lost.num_rows, f"{detail}{_batches_text(lost)}"
     )
 
 
 def _check_logged_writes(
     lake: Lake, schema: TableSchema, since_us: Microseconds, until_us: Microseconds
 ) -> CompletenessCheck:
-    """What no reader can have, because the log was never told of it."""
-    lacking = [
-        each
-        for each in gaps.find_table_gaps(schema, cdc_tables.read_table_changes(lake))
-        if (each.since_us is None or each.since_us < until_us) and (each.until_us is None or each.until_us > since_us)
+    """Check that the log was enabled for all writes of the interval; otherwise no reader can have them."""
+    missing = [
+        gap
+        for gap in gaps.find_table_gaps(schema, cdc_tables.read_table_changes(lake))
+        if (gap.since_us is None or gap.since_us < until_us) and (gap.until_us is None or gap.until_us > since_us)
     ]
-    writes = any(each.loses_writes for each in lacking)
+    writes = any(gap.loses_writes for gap in missing)
     return CompletenessCheck(
-        "the log was told of all writes", not writes, "; ".join(map(str, lacking)) or "nothing is missing in it"
+        "the log was told of all writes", not writes, "; ".join(map(str, missing)) or "nothing is missing in it"
     )
 
 
 def _check_gaps(lake: Lake, schema: TableSchema, since_us: Microseconds, until_us: Microseconds) -> CompletenessCheck:
-    """No row of it was lost between a live cluster and the log here, accepted or not."""
-    found = [gap for gap in gaps.read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
-    inside = [gap for gap in found if gap.overlaps(since_us, until_us)]
+    """Check that no gap between a live cluster and the log was recorded in the interval, accepted or not."""
+    recorded = [gap for gap in gaps.read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
+    inside = [gap for gap in recorded if gap.overlaps(since_us, until_us)]
     return CompletenessCheck("no gap was recorded in it", not inside, "; ".join(map(str, inside)) or "none")
 
 
 def _check_skipped_sets(
     lake: Lake, source: StreamSource, consumer: Consumer, since_us: Microseconds, until_us: Microseconds
 ) -> CompletenessCheck:
-    """Every generation that was passed over for want of streams has none still, for the reader and for `ingest`."""
-    noted = read_skipped_sets(lake)
+    """Check that no generation that the consumer or `ingest` skipped for lack of streams has streams now."""
+    recorded = read_skipped_sets(lake)
     keys = {consumer.key, (FROM_CLUSTER, *consumer.key[1:])}
-    later = find_appeared_sets(source, sorted({begin for key in keys for begin in noted.get(key, ())}))
-    ends = {each.begin_us: each.end_us for each in source.periods()}
-    inside = [each for each in later if each < until_us and ((end := ends.get(each)) is None or end > since_us)]
-    told = "; ".join(f"the generation of {format_us(each)} had no streams, and has some now" for each in inside)
-    return CompletenessCheck("no generation in it was passed over", not inside, told or "none")
+    appeared = find_appeared_sets(source, sorted({begin for key in keys for begin in recorded.get(key, ())}))
+    ends = {begin_us.begin_us: begin_us.end_us for begin_us in source.periods()}
+    inside = [
+        begin_us
+        for begin_us in appeared
+        if begin_us < until_us and ((end := ends.get(begin_us)) is None or end > since_us)
+    ]
+    detail = "; ".join(
+        f"the generation of {format_us(begin_us)} had no streams, and has some now" for begin_us in inside
+    )
+    return CompletenessCheck("no generation in it was passed over", not inside, detail or "none")
 
 
 def _read_keys(lake: Lake, table: Table, since_us: Microseconds, until_us: Microseconds) -> pa.Table:
-    """What names the rows of an interval, and when they were written; of a table that is not there none."""
+    """Read the keys and times of an interval's rows; return an empty table if the table does not exist."""
     inside = time_filters(Microseconds(since_us - ONE_US), Microseconds(until_us - ONE_US))
     return lake.read(table, [*table.keys, WRITTEN_AT], inside)
 
@@ -375,7 +398,7 @@ def _rows_missing_from(rows: pa.Table, others: pa.Table) -> pa.Table:
 
 
 def _batches_text(rows: pa.Table) -> str:
-    """The batches of rows, counted, and when the first of them was written."""
+    """Format the number of batches and the time of the first one."""
     if not rows.num_rows:
         return ""
     count = rows.group_by(list(_BATCH_COLUMNS)).aggregate([]).num_rows

@@ -1,6 +1,6 @@
-"""Check whether somebody accepted the gaps that readers recorded in the log of a live cluster.
+"""Check that the gaps that readers recorded in the log of a live cluster are accepted.
 
-It reads recorded gaps and contacts no cluster.
+This reads recorded gaps and contacts no cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cdc_platform.metastore import INGEST_CONSUMER, consumers
 
 
 def audit_ingest(lake: Lake, name: str | None = None) -> list[Finding]:
-    """Judge every log that was brought in, or that of one table (`keyspace.table`); nothing where there is none."""
+    """Check every ingested log, or that of one table (`keyspace.table`); return [] if there is none."""
     gaps = read_log_gaps(lake)
     readers = [each for each in consumers.read_consumers(lake) if each.name == INGEST_CONSUMER]
     read = [f"{each.keyspace_name}.{each.table_name}" for each in readers]

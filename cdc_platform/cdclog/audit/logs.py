@@ -54,9 +54,9 @@ from cdc_platform.ring import Bools, Int64s, UInt8s, UInt64s
 from cdc_platform.timeline import KnownStreams, StreamPeriod, StreamSources
 
 UNJUDGED_TALLY = "log_rows_not_judged"
-"""No invariant: the tally of the rows whose generation was removed, so that their streams cannot be looked up."""
+"""Not an invariant: the tally of rows whose generation was removed, so that their streams are unknown."""
 NULL_TIME = -(2**63)
-"""Stands for a cdc$timestamp that is null."""
+"""Represents a null cdc$timestamp."""
 _MAX_ROWS_SHOWN = 6
 
 
@@ -64,10 +64,10 @@ _MAX_ROWS_SHOWN = 6
 class LogAuditRows:
     """Rows of one table's log, in columns.
 
-    `times` uint64[n, 2]: the two halves of cdc$time; `times_us` (int64[n], µs) the time in it; `timed`: it is a
-    timeuuid. `written_us` is cdc$timestamp. `streams` uint8[n, 16]; `whole`: the stream has 16 bytes. `tokens` are
-    those of the base rows; `keyed`: no key column is null. `numbers` are cdc$batch_seq_no, `operations` cdc$operation,
-    -1 for null; `ended` is cdc$end_of_batch.
+    `times` (uint64[n, 2]) are the two halves of cdc$time, `times_us` (int64[n], µs) is the time in it, and `timed` is
+    true for timeuuids. `written_us` is cdc$timestamp. `streams` is uint8[n, 16]; `whole` is true for streams of 16
+    bytes. `tokens` are those of the base rows; `keyed` is true if no key column is null. `numbers` are cdc$batch_seq_no
+    and `operations` cdc$operation, -1 for null. `ended` is cdc$end_of_batch.
     """
 
     table: str
@@ -87,26 +87,27 @@ class LogAuditRows:
         return len(self.times_us)
 
     def name(self, row: int) -> str:
-        """How messages call a row."""
+        """Format a row for messages."""
         return f"{self.table}: row {self.numbers[row]} of batch {self.batch(row)}"
 
     def batch(self, row: int) -> str:
-        """How messages call the batch of a row."""
+        """Format the batch of a row for messages."""
         high, low = (int(half) for half in self.times[row])
         stream = f"0x{self.streams[row].tobytes().hex()}" if self.whole[row] else "no stream"
         return f"{UUID(int=high << 64 | low)} in {stream}"
 
 
 def audit_log_rows(rows: LogAuditRows, periods: Sequence[StreamPeriod]) -> Iterator[InvariantTally]:
-    """Tallies of all invariants of a log. `rows` hold every row of whatever times they have, so that batches are whole.
+    """Yield the tallies of all invariants of a log. `rows` must hold all rows of each time, so that batches are whole.
 
-    A row without a time is judged by log_time_in_bounds alone; one of a removed generation not by its stream.
+    Rows without a time are checked by log_time_in_bounds only. The streams of rows of a removed generation are not
+    checked.
     """
-    chosen = get_operating_index([each.begin_us for each in periods], rows.times_us)
+    chosen = get_operating_index([period.begin_us for period in periods], rows.times_us)
     chosen[~rows.timed] = -1
     yield _check_times(rows, periods, chosen)
     yield _check_timestamps(rows)
-    removed = np.array([*(each.removed for each in periods), False])[chosen]
+    removed = np.array([*(period.removed for period in periods), False])[chosen]
     yield InvariantTally(UNJUDGED_TALLY, int(removed.sum()), 0)
     for number in np.unique(chosen[(chosen >= 0) & ~removed]).tolist():
         yield from _check_streams(rows, np.flatnonzero(chosen == number), periods[number])
@@ -127,75 +128,75 @@ def _check_times(rows: LogAuditRows, periods: Sequence[StreamPeriod], chosen: In
 def _check_timestamps(rows: LogAuditRows) -> InvariantTally:
     def explain(row: int) -> str:
         at = Microseconds(rows.written_us[row])
-        shown = "null" if at == NULL_TIME else format_us(at)
-        return f"cdc$timestamp is {shown}, the time in cdc$time {format_us(Microseconds(rows.times_us[row]))}"
+        text = "null" if at == NULL_TIME else format_us(at)
+        return f"cdc$timestamp is {text}, the time in cdc$time {format_us(Microseconds(rows.times_us[row]))}"
 
     wrong = rows.timed & (rows.written_us != rows.times_us)
     return _tally(LOG_TIMESTAMP_IS_TIME, rows, int(rows.timed.sum()), wrong, explain)
 
 
 def _check_streams(rows: LogAuditRows, mine: Int64s, period: StreamPeriod) -> Iterator[InvariantTally]:
-    """The rows (by number) of one period, against its streams."""
-    foreign, apart = np.zeros((2, len(rows)), dtype=bool)
+    """Check the rows (by number) of one period against its streams."""
+    foreign, misplaced = np.zeros((2, len(rows)), dtype=bool)
     try:
         known = period.streams()
-        # Almost every row is where the rule puts it; only the others are looked for.
+        # Almost every row is in the stream that the rule gives; look up only the others.
         usual = rows.keyed[mine] & rows.whole[mine]
         usual[usual] = (known.given(rows.tokens[mine[usual]]) == rows.streams[mine[usual]]).all(axis=1)
     except PlatformError as error:
         foreign[mine] = True
         why = f"its stream cannot be looked up: {error}"
-        # Where a row belongs is as unknown as whether its stream operates.
+        # Without the streams neither invariant can be checked.
         for invariant in (LOG_STREAM_OPERATES, LOG_ROW_COLOCATED):
             yield _tally(invariant, rows, len(mine), foreign, lambda _: why)
         return
     others = mine[~usual]
     among, colocated = _match_streams(rows, others, known)
     foreign[others] = ~among
-    apart[others] = among & ~colocated
+    misplaced[others] = among & ~colocated
     yield _tally(LOG_STREAM_OPERATES, rows, len(mine), foreign, lambda _: f"its stream is none of {period.name}")
 
     def explain(row: int) -> str:
         if not rows.keyed[row]:
             return "a key column of the base row is null"
-        due = known.given(rows.tokens[row : row + 1])[0].tobytes().hex()
-        return f"the stream of its base row's token {rows.tokens[row]} is 0x{due}"
+        expected = known.given(rows.tokens[row : row + 1])[0].tobytes().hex()
+        return f"the stream of its base row's token {rows.tokens[row]} is 0x{expected}"
 
-    yield _tally(LOG_ROW_COLOCATED, rows, len(mine) - int(foreign.sum()), apart, explain)
+    yield _tally(LOG_ROW_COLOCATED, rows, len(mine) - int(foreign.sum()), misplaced, explain)
 
 
 def _match_streams(rows: LogAuditRows, numbers: Int64s, known: KnownStreams) -> tuple[Bools, Bools]:
-    """Which rows have a stream of the period, and which of these one that their key can have."""
+    """Return which rows have a stream of the period, and which of these have one that fits their key."""
     ids = rows.streams[numbers]
-    at = known.range_of(decode_stream_ids(ids).tokens)
-    among = rows.whole[numbers] & known.has(ids, at)
-    due = known.range_of(rows.tokens[numbers])
-    return among, among & rows.keyed[numbers] & (due == at) & known.by_range[due]
+    ranges = known.range_of(decode_stream_ids(ids).tokens)
+    in_period = rows.whole[numbers] & known.has(ids, ranges)
+    expected = known.range_of(rows.tokens[numbers])
+    return in_period, in_period & rows.keyed[numbers] & (expected == ranges) & known.by_range[expected]
 
 
 def _check_batches(rows: LogAuditRows) -> Iterator[InvariantTally]:
-    """The batches of all rows that say to which one they belong."""
-    told = np.flatnonzero(rows.timed & rows.whole)
-    words = rows.streams[told].view(">u8").astype(np.uint64)
-    times = rows.times[told]
-    columns = (rows.numbers[told], words[:, 1], words[:, 0], times[:, 1], times[:, 0])
+    """Check the batches of all rows that have a time and a stream."""
+    identified = np.flatnonzero(rows.timed & rows.whole)
+    words = rows.streams[identified].view(">u8").astype(np.uint64)
+    times = rows.times[identified]
+    columns = (rows.numbers[identified], words[:, 1], words[:, 0], times[:, 1], times[:, 0])
     order = np.lexsort(columns)
-    begins = np.ones(len(told), dtype=bool)
+    begins = np.ones(len(identified), dtype=bool)
     for column in columns[1:]:
         begins[1:] &= column[order][1:] == column[order][:-1]
     begins[1:] ^= True
     firsts = np.flatnonzero(begins)
-    sizes = np.diff(firsts, append=len(told))
-    ordered = told[order]
-    places = np.arange(len(told)) - np.repeat(firsts, sizes)
-    last = np.zeros(len(told), dtype=bool)
+    sizes = np.diff(firsts, append=len(identified))
+    ordered = identified[order]
+    positions = np.arange(len(identified)) - np.repeat(firsts, sizes)
+    last = np.zeros(len(identified), dtype=bool)
     last[firsts + sizes - 1] = True
-    wrong = rows.numbers[ordered] != places
+    wrong = rows.numbers[ordered] != positions
     misplaced = rows.ended[ordered] != last
     for invariant, broken in ((LOG_BATCH_COMPLETE, wrong), (LOG_BATCH_ENDED, misplaced)):
         bad = np.logical_or.reduceat(broken, firsts) if len(firsts) else np.zeros(0, dtype=bool)
         yield _batch_tally(
-            invariant, rows, [ordered[at : at + size] for at, size in _bad_spans(firsts, sizes, bad)], len(bad)
+            invariant, rows, [ordered[start : start + size] for start, size in _bad_spans(firsts, sizes, bad)], len(bad)
         )
 
 
@@ -204,22 +205,22 @@ def _bad_spans(firsts: Int64s, sizes: Int64s, bad: Bools) -> Iterator[tuple[int,
 
 
 def _batch_tally(invariant: str, rows: LogAuditRows, bad: Sequence[Int64s], population: int) -> InvariantTally:
-    """The tally of batches, of which the bad ones come as the numbers of their rows."""
+    """Return the tally of batches; each bad batch is given as the numbers of its rows."""
     if not bad:
         return InvariantTally(invariant, population, 0)
     first = min(bad, key=lambda numbers: int(rows.times_us[numbers[0]]))
-    shown = ", ".join(
+    listed = ", ".join(
         f"{rows.numbers[row]}{' (end)' if rows.ended[row] else ''}" for row in first[:_MAX_ROWS_SHOWN].tolist()
     ) + (", ..." if len(first) > _MAX_ROWS_SHOWN else "")
     rule = "it has to be 0 to n - 1" if invariant == LOG_BATCH_COMPLETE else "the last one, and only it, is the end"
-    sample = f"{rows.table}: batch {rows.batch(int(first[0]))} has rows {shown}; {rule}"
+    sample = f"{rows.table}: batch {rows.batch(int(first[0]))} has rows {listed}; {rule}"
     return InvariantTally(invariant, population, len(bad), int(rows.times_us[first[0]]), sample)
 
 
 def _tally(
     invariant: str, rows: LogAuditRows, population: int, wrong: Bools, explain: Callable[[int], str]
 ) -> InvariantTally:
-    """The tally of rows; the earliest that is wrong is the sample."""
+    """Return the tally of rows; the earliest violation is the sample."""
     numbers = np.flatnonzero(wrong)
     if not len(numbers):
         return InvariantTally(invariant, population, 0)
@@ -251,7 +252,7 @@ class LogPart:
 
 
 def split_log(lake: Lake, schema: TableSchema, rows_a_part: int) -> list[LogPart]:
-    """Parts of a log of about as many rows each; what has one time is in one part."""
+    """Split a log into parts of about as many rows each; all rows of one time are in one part."""
     files = [
         (path, _bound_us(low), _bound_us(high), rows)
         for path, low, high, rows in lake.bounded_files(log_table(schema), WRITTEN_AT)
@@ -284,48 +285,48 @@ def _split_by_time(
 
 
 def _cut_times(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[Microseconds]:
-    """The times (µs, ascending) between which there are about as many rows each, if files are evenly filled."""
+    """Return the times (µs, ascending) that cut evenly filled files into parts of about as many rows each."""
     count = sum(rows for *_, rows in spans)
-    wanted = np.arange(rows_a_part, count, rows_a_part)
-    if not len(wanted):
+    targets = np.arange(rows_a_part, count, rows_a_part)
+    if not len(targets):
         return []
     lows, highs, rows = np.array(spans, dtype=np.float64).T
-    edges, places = np.unique(np.concatenate([lows, highs]), return_inverse=True)
-    density = np.bincount(places, np.concatenate([rows / (highs - lows), -rows / (highs - lows)]))
-    so_far = np.concatenate([[0.0], np.cumsum(np.cumsum(density)[:-1] * np.diff(edges))])
-    return sorted({Microseconds(int(cut)) for cut in np.interp(wanted, so_far, edges)})
+    edges, positions = np.unique(np.concatenate([lows, highs]), return_inverse=True)
+    density = np.bincount(positions, np.concatenate([rows / (highs - lows), -rows / (highs - lows)]))
+    cumulative = np.concatenate([[0.0], np.cumsum(np.cumsum(density)[:-1] * np.diff(edges))])
+    return sorted({Microseconds(int(cut)) for cut in np.interp(targets, cumulative, edges)})
 
 
 def read_log_part(schema: TableSchema, part: LogPart) -> LogAuditRows:
-    """The rows of a part as columns."""
+    """Read the rows of a part as columns."""
     schema = with_stored_names(schema)
     names = [*_METADATA_COLUMNS, *(column.name for column in schema.partition_key)]
     if any(may_be_out_of_range(column.type) for column in schema.partition_key):
         names.append(EXACT)
     fields = log_table(schema, exact=True).schema
-    found = [_empty_rows(schema)]
+    batches = [_empty_rows(schema)]
     for path in part.paths:
         for batch in read_file_batches(path, names):
-            # Files from before the first value that no native column holds have no column for such.
+            # Only files since the first out-of-range value have the column for exact values.
             present = [name for name in names if name in batch.schema.names]
             arrays = [batch.column(name).cast(fields.field(name).type) for name in present]
             whole = pa.RecordBatch.from_arrays(arrays, names=present)
-            inside = whole.filter(pa.array(_rows_inside(part, whole.column(WRITTEN_AT))))
-            if inside.num_rows:
-                found.append(_rows_from_batch(schema, inside))
+            chosen = whole.filter(pa.array(_rows_inside(part, whole.column(WRITTEN_AT))))
+            if chosen.num_rows:
+                batches.append(_rows_from_batch(schema, chosen))
     members = [name for name in LogAuditRows.__dataclass_fields__ if name != "table"]
     return LogAuditRows(
-        schema.full_name, **{name: np.concatenate([getattr(each, name) for each in found]) for name in members}
+        schema.full_name, **{name: np.concatenate([getattr(rows, name) for rows in batches]) for name in members}
     )
 
 
 def _rows_inside(part: LogPart, written: pa.Array) -> Bools:
-    when = _timestamps_us(written)
-    known = when != NULL_TIME
-    inside = known if part.from_us is not None else np.ones(len(when), dtype=bool)
+    times_us = _timestamps_us(written)
+    known = times_us != NULL_TIME
+    inside = known if part.from_us is not None else np.ones(len(times_us), dtype=bool)
     if part.from_us is not None:
-        inside = inside & (when >= part.from_us)
-    return inside if part.before_us is None else inside & (when < part.before_us)
+        inside = inside & (times_us >= part.from_us)
+    return inside if part.before_us is None else inside & (times_us < part.before_us)
 
 
 def _timestamps_us(column: pa.Array) -> Int64s:
@@ -365,20 +366,20 @@ def _rows_from_batch(schema: TableSchema, batch: pa.RecordBatch) -> LogAuditRows
 
 
 def timeuuid_words(column: pa.Array) -> tuple[UInt64s, Bools]:
-    """UUIDs in text as their halves (uint64[n, 2]), zeros where there is none, and which are of version 1 (bool[n])."""
+    """Return UUID texts as their halves (uint64[n, 2], 0 for null), and which are of version 1 (bool[n])."""
     long = np.asarray(compute.fill_null(compute.equal(compute.binary_length(column), 36), False))
     if not long.all():
         column = compute.if_else(pa.array(long), column, pa.scalar(_NO_UUID, pa.string()))
     flat = np.frombuffer(b"".join(column.cast(pa.binary()).to_pylist()), dtype=np.uint8).reshape(-1, 36)
     nibbles = _NIBBLES[flat[:, _HEX_PLACES]]
-    good = (nibbles < 16).all(axis=1) & (flat[:, _HYPHENS] == ord("-")).all(axis=1)
-    packed: Any = np.where(good[:, None], nibbles[:, ::2] << 4 | nibbles[:, 1::2], 0).astype(np.uint8)
+    valid = (nibbles < 16).all(axis=1) & (flat[:, _HYPHENS] == ord("-")).all(axis=1)
+    packed: Any = np.where(valid[:, None], nibbles[:, ::2] << 4 | nibbles[:, 1::2], 0).astype(np.uint8)
     words = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
-    return words, good & ((words[:, 0] >> np.uint64(12) & np.uint64(15)) == TIMEUUID_VERSION)
+    return words, valid & ((words[:, 0] >> np.uint64(12) & np.uint64(15)) == TIMEUUID_VERSION)
 
 
 def _timeuuid_us(words: UInt64s) -> Int64s:
-    """The time (µs since 1970) in timeuuids."""
+    """Return the times (µs since 1970) in timeuuids."""
     return (ticks_from_high_half(words[:, 0]).astype(np.int64) - GREGORIAN_OFFSET) // 10
 
 
@@ -390,7 +391,7 @@ def _stream_array(column: pa.Array) -> tuple[np.ndarray, Bools]:
 
 
 def _base_tokens(schema: TableSchema, batch: pa.RecordBatch) -> tuple[Int64s, Bools]:
-    """The tokens of the base rows, and which of them have a whole key."""
+    """Return the tokens of the base rows, and which of them have a whole key."""
     columns = [batch.column(column.name) for column in schema.partition_key]
     keyed = np.logical_and.reduce([np.asarray(compute.is_valid(column)) for column in columns])
     tokens = np.zeros(len(keyed), dtype=np.int64)
@@ -400,7 +401,7 @@ def _base_tokens(schema: TableSchema, batch: pa.RecordBatch) -> tuple[Int64s, Bo
 
 
 def _serialized_keys(schema: TableSchema, batch: pa.RecordBatch) -> pa.Array:
-    """Serialized keys, by column where the types have such a way, else row by row."""
+    """Serialize the keys by column where the types allow it, otherwise row by row."""
     columns = [batch.column(column.name) for column in schema.partition_key]
     exact = batch.column(EXACT) if EXACT in batch.schema.names else None
     if exact is not None and exact.null_count < len(exact):
@@ -412,9 +413,9 @@ def _serialized_keys(schema: TableSchema, batch: pa.RecordBatch) -> pa.Array:
 
 
 ROWS_A_TASK = 500_000
-"""About as many rows as a task looks at."""
+"""Approximate number of rows that a task reads."""
 MAX_TASKS_IN_PROCESS = 2
-"""Logs of no more tasks are read in the process, which takes two seconds: Spark would take longer to start."""
+"""Logs of at most this many tasks are read in the process: this takes 2 s, and Spark would take longer to start."""
 
 
 def scan_log(
@@ -424,9 +425,9 @@ def scan_log(
     look: Callable[[LogAuditRows], pa.RecordBatch],
     found: pa.Schema,
 ) -> list[dict[str, Any]]:
-    """What `look` finds in each part of a log, as rows of `found`; all rows of one time are in one part.
+    """Return what `look` reports for each part of a log, as rows of `found`; all rows of one time are in one part.
 
-    `look` travels to executors where the log is large.
+    `look` is pickled and sent to executors if the log is large.
     """
     parts = split_log(lake, schema, ROWS_A_TASK)
     looked = TaskRows(len(parts), partial(_scan_part, schema, look, parts))
@@ -452,23 +453,23 @@ _TALLY_SCHEMA = pa.schema(
 
 
 def read_logged_tables(lake: Lake) -> list[TableSchema]:
-    """The tables that have a log in the lake, by name.
+    """Return the tables that have a log in the lake, by name.
 
     Raises:
         StateError: the definition of a table is damaged.
     """
-    told = [table for table in cdc_tables.read_cdc_tables(lake) if table.ddl is not None]
-    if not told:
+    defined = [table for table in cdc_tables.read_cdc_tables(lake) if table.ddl is not None]
+    if not defined:
         return []
-    # The grammar takes as long to load as small tables to be read.
+    # Loading the grammar takes as long as reading small tables.
     from cdc_platform.cdclog.ddl import load_table_schemas
     from cdc_platform.cql import Catalog
 
-    return [schema for schema in load_table_schemas(Catalog(), told) if lake.exists(log_table(schema))]
+    return [schema for schema in load_table_schemas(Catalog(), defined) if lake.exists(log_table(schema))]
 
 
 def audit_logs(lake: Lake, workers: TaskRunner) -> list[Finding]:
-    """Audit the rows of all logs: a line an invariant, and none where no log has a row."""
+    """Audit the rows of all logs: one finding per invariant, none if no log has a row."""
     return _log_findings(tally for schema in read_logged_tables(lake) for tally in _log_tallies(lake, schema, workers))
 
 
@@ -478,12 +479,12 @@ def audit_log(lake: Lake, schema: TableSchema, workers: TaskRunner) -> list[Find
 
 
 def _log_tallies(lake: Lake, schema: TableSchema, workers: TaskRunner) -> Iterable[InvariantTally]:
-    judged = partial(_part_tallies, StreamSources(lake).of(schema.keyspace, schema.name).periods())
-    return [InvariantTally(**row) for row in scan_log(lake, schema, workers, judged, _TALLY_SCHEMA)]
+    audit_part = partial(_part_tallies, StreamSources(lake).of(schema.keyspace, schema.name).periods())
+    return [InvariantTally(**row) for row in scan_log(lake, schema, workers, audit_part, _TALLY_SCHEMA)]
 
 
 def _part_tallies(known: Sequence[StreamPeriod], rows: LogAuditRows) -> pa.RecordBatch:
-    """The tallies of one part; runs where the part is read."""
+    """Return the tallies of one part; runs in the process that reads the part."""
     totals = sum_tallies(audit_log_rows(rows, known))
     return pa.RecordBatch.from_pylist([vars(tally) for tally in totals.values()], schema=_TALLY_SCHEMA)
 
@@ -496,7 +497,7 @@ def _log_findings(tallies: Iterable[InvariantTally]) -> list[Finding]:
 
 
 def _log_finding(name: str, totals: Mapping[str, InvariantTally]) -> Finding:
-    """An invariant's line; where rows of removed generations could not be judged it says how many."""
+    """Return the finding of an invariant, with the number of unchecked rows of removed generations."""
     tally = totals.get(name, InvariantTally(name, 0, 0))
     sample, left_out = tally.sample, totals[UNJUDGED_TALLY].population
     if left_out and not sample and name in (LOG_STREAM_OPERATES, LOG_ROW_COLOCATED):
@@ -511,10 +512,10 @@ _COUNT_SCHEMA = pa.schema({"period": pa.int64(), "operation": pa.int64(), "rows"
 
 @dataclass(frozen=True)
 class LogContents:
-    """The numbers of one log. Times in µs.
+    """The counts of one log. Times in µs.
 
-    `by_period`: rows by when their generation or stream set began, None for those of no such time; `by_operation`:
-    rows by what they are; `newest_us` is None where no row says when it was written.
+    `by_period` counts rows by the start of their generation or stream set, None for rows outside all of them.
+    `by_operation` counts rows by operation. `newest_us` is None if no row has a timestamp.
     """
 
     rows: int
@@ -525,24 +526,24 @@ class LogContents:
 
 
 def count_log_contents(lake: Lake, schema: TableSchema, workers: TaskRunner) -> LogContents:
-    """Count what is in a log."""
-    begins = [each.begin_us for each in StreamSources(lake).of(schema.keyspace, schema.name).periods()]
+    """Count the rows of a log by period and operation."""
+    begins = [item.begin_us for item in StreamSources(lake).of(schema.keyspace, schema.name).periods()]
     counts = scan_log(lake, schema, workers, partial(_count_part, begins), _COUNT_SCHEMA)
     by_period, by_operation = Counter[int](), Counter[int]()
-    for each in counts:
-        by_period[each["period"]] += each["rows"]
-        by_operation[each["operation"]] += each["rows"]
+    for item in counts:
+        by_period[item["period"]] += item["rows"]
+        by_operation[item["operation"]] += item["rows"]
     return LogContents(
         sum(by_period.values()),
-        sum(each.bytes for each in lake.slices(log_table(schema))),
-        max((each["newest_us"] for each in counts if each["newest_us"] is not None), default=None),
-        {None if place < 0 else begins[place]: by_period[place] for place in sorted(by_period)},
+        sum(item.bytes for item in lake.slices(log_table(schema))),
+        max((item["newest_us"] for item in counts if item["newest_us"] is not None), default=None),
+        {None if index < 0 else begins[index]: by_period[index] for index in sorted(by_period)},
         {_operation_name(code): by_operation[code] for code in sorted(by_operation)},
     )
 
 
 def _count_part(begins: Sequence[int], rows: LogAuditRows) -> pa.RecordBatch:
-    """Rows of a part by period and operation."""
+    """Count the rows of a part by period and operation."""
     period = get_operating_index(begins, rows.times_us)
     period[~rows.timed] = -1
     pairs, which, counts = np.unique(

@@ -1,7 +1,7 @@
-"""Checks of table states against the log: the stored state, and a base table exported with `SELECT JSON *`.
+"""Compare the stored state and a base table exported with `SELECT JSON *` with the log.
 
-Rows are compared key by key, in memory. Writes that were not logged, and rows whose log rows have expired, are in the
-base table alone.
+Rows are compared key by key, in memory. Only the base table has writes that were not logged, and rows whose log rows
+have expired.
 """
 
 from __future__ import annotations
@@ -32,31 +32,30 @@ from cdc_platform.importing import strip_session
 
 
 def audit_states(lake: Lake, schema: TableSchema | None = None) -> list[Finding]:
-    """Hold every kept state, or that of one table, against its log; nothing where none is kept. Nothing is written.
+    """Compare every stored state, or that of one table, with its log; return [] if none is stored. Read only.
 
-    Counts states. Those of logs above `MAX_ROWS_IN_MEMORY` rows are not judged: they are named, and not counted. One
-    whose
-    log is damaged cannot be judged, so that the invariant does not hold.
+    The population is the number of states. States of logs above `MAX_ROWS_IN_MEMORY` rows are named but neither
+    compared nor counted. If a log is damaged its state cannot be compared, and the invariant fails.
     """
-    there = [
-        each for each in (read_logged_tables(lake) if schema is None else [schema]) if _has_stored_state(lake, each)
+    stored = [
+        table for table in (read_logged_tables(lake) if schema is None else [schema]) if _has_stored_state(lake, table)
     ]
-    left = {each.full_name: why for each in there if (why := _too_large(lake, each))}
-    wrong: list[str] = []
+    skipped = {table.full_name: why for table in stored if (why := _too_large(lake, table))}
+    messages: list[str] = []
     count = 0
-    for each in there:
-        if each.full_name in left:
+    for table in stored:
+        if table.full_name in skipped:
             continue
         try:
-            said = _compare_state(lake, each)
+            message = _compare_state(lake, table)
         except InputError as error:
-            said = f"the state of {each.full_name} cannot be judged: {error}"
-        count += said is not None
-        wrong += [said] if said else []
-    if not count and not left:
+            message = f"the state of {table.full_name} cannot be judged: {error}"
+        count += message is not None
+        messages += [message] if message else []
+    if not count and not skipped:
         return []
-    apart = [f"the state of {name} is not judged: {why}" for name, why in left.items()]
-    return [Finding(STATE_MATCHES_LOG, count, len(wrong), "; ".join([*wrong[:1], *apart[:1]]))]
+    notes = [f"the state of {name} is not judged: {why}" for name, why in skipped.items()]
+    return [Finding(STATE_MATCHES_LOG, count, len(messages), "; ".join([*messages[:1], *notes[:1]]))]
 
 
 def _has_stored_state(lake: Lake, schema: TableSchema) -> bool:
@@ -69,48 +68,48 @@ def _too_large(lake: Lake, schema: TableSchema) -> str:
 
 
 def _compare_state(lake: Lake, schema: TableSchema) -> str | None:
-    """What is wrong with a kept state, in words; None where nobody would go on from it."""
+    """Return a message that describes a damaged state, "" if it is intact, None if readers would not use it."""
     version = lake.version(log_table(schema))
-    # First, since it reads all of the log: what cannot be read behind it is the state's.
+    # Read the whole log first, so that later read errors are those of the state.
     logged = rebuild_state(lake, schema, version)
     folder = lake.path(state_table(schema))
-    mend = f"remove the folder {folder}: the next script that is kept makes it anew"
+    remedy = f"remove the folder {folder}: the next script that is kept makes it anew"
     try:
-        kept = read_state(lake, schema, version)
-        if not kept.beside:
+        state = read_state(lake, schema, version)
+        if not state.beside:
             return None
-        whole = kept.whole(schema)
+        rows = state.whole(schema)
     except Unavailable:
-        raise  # what cannot be read now is not damaged
+        raise  # unavailable is not damaged
     except (StateError, pa.ArrowException, OSError, ValueError, KeyError) as error:
-        return f"the state of {schema.full_name} cannot be read ({error}); {mend}"
-    wrong = _state_differences(schema, whole, logged)
-    return f"the state of {schema.full_name} is not what its log tells: {wrong}; {mend}" if wrong else ""
+        return f"the state of {schema.full_name} cannot be read ({error}); {remedy}"
+    differences = _state_differences(schema, rows, logged)
+    return f"the state of {schema.full_name} is not what its log tells: {differences}; {remedy}" if differences else ""
 
 
 def _state_differences(schema: TableSchema, kept: pa.Table, logged: pa.Table) -> str:
-    """What tells two states apart, in words; nothing where they have the same rows."""
+    """Describe the differences between two states; return "" if they have the same rows."""
     columns = STATE_SCHEMA.names
-    mine, told = (set(hash_keys(each.select(columns), columns)) for each in (kept, logged))
-    if mine == told and kept.num_rows == logged.num_rows:
+    stored_hashes, logged_hashes = (set(hash_keys(state.select(columns), columns)) for state in (kept, logged))
+    if stored_hashes == logged_hashes and kept.num_rows == logged.num_rows:
         return ""
-    apart = [
+    differing = [
         rows.filter(pa.array(np.array([key not in others for key in hash_keys(rows.select(columns), columns)], bool)))
-        for rows, others in ((kept, told), (logged, mine))
+        for rows, others in ((kept, logged_hashes), (logged, stored_hashes))
     ]
-    foreign, lacking = (each.num_rows for each in apart)
-    twice = kept.num_rows - len(mine)
-    found = (
-        f"{foreign} of {kept.num_rows} rows are not the log's, {lacking} of the log's are missing, {twice} come twice"
+    foreign, missing = (state.num_rows for state in differing)
+    twice = kept.num_rows - len(stored_hashes)
+    text = (
+        f"{foreign} of {kept.num_rows} rows are not the log's, {missing} of the log's are missing, {twice} come twice"
     )
-    keys = sorted({key for each in apart for key in each["partition"].to_pylist()})
-    return f"{found}, the first in {_partition_text(schema, keys[0])}" if keys else found
+    keys = sorted({key for state in differing for key in state["partition"].to_pylist()})
+    return f"{text}, the first in {_partition_text(schema, keys[0])}" if keys else text
 
 
 def _partition_text(schema: TableSchema, key: bytes) -> str:
     (values,) = decode_partition_keys(schema, [key])
     pairs = zip(schema.partition_key, values, strict=True)
-    return "the partition " + " and ".join(f"{each.name} = {value!r}" for each, value in pairs)
+    return "the partition " + " and ".join(f"{column.name} = {value!r}" for column, value in pairs)
 
 
 _Row = dict[str, Value | None]
@@ -118,11 +117,11 @@ _Key = tuple[bytes, tuple[Any, ...] | None]
 
 
 def check_base_table(lake: Lake, clock: Clock, schema: TableSchema, source: str, text: str) -> CompletenessCheck:
-    """Compare the rows of a file (`source` names it) with those that the log amounts to.
+    """Compare the rows of a file (`source` names it) with those replayed from the log.
 
     Raises:
-        InputError: a line is no row of the table, or the log is too large for memory.
-        StateError: the log holds keys alone.
+        InputError: a line is not a row of the table, or the log is too large for memory.
+        StateError: the log holds only keys.
         NotFound: there is no log.
     """
     count = sum(part.rows for part in lake.slices(get_log_table(lake, schema)))
@@ -134,18 +133,20 @@ def check_base_table(lake: Lake, clock: Clock, schema: TableSchema, source: str,
         )
     assert_full_delta(schema)
     logged = mutations_from_state(schema, rebuild_state(lake, schema, lake.version(get_log_table(lake, schema))))
-    told = _rows_by_key(schema, BaseTable(schema, logged).without_expired(clock.now_us()).selected())
-    there = _rows_by_key(schema, _read_rows(schema, source, text))
-    unlogged, gone = there.keys() - told.keys(), told.keys() - there.keys()
-    other = {key for key in there.keys() & told.keys() if not _are_rows_equal(schema, there[key], told[key])}
-    wrong = unlogged | gone | other
-    found = (
-        f"of {len(there)} rows {len(unlogged)} are not in the log, {len(other)} are otherwise there; "
-        f"{len(gone)} that the log tells of are gone"
+    replayed = _rows_by_key(schema, BaseTable(schema, logged).without_expired(clock.now_us()).selected())
+    exported = _rows_by_key(schema, _read_rows(schema, source, text))
+    unlogged, absent = exported.keys() - replayed.keys(), replayed.keys() - exported.keys()
+    different = {
+        key for key in exported.keys() & replayed.keys() if not _are_rows_equal(schema, exported[key], replayed[key])
+    }
+    differing = unlogged | absent | different
+    summary = (
+        f"of {len(exported)} rows {len(unlogged)} are not in the log, {len(different)} are otherwise there; "
+        f"{len(absent)} that the log tells of are gone"
     )
-    first = min((_key_text(schema, there.get(key) or told[key]) for key in wrong), default=None)
+    first_key = min((_key_text(schema, exported.get(key) or replayed[key]) for key in differing), default=None)
     return CompletenessCheck(
-        "the base table is what the log tells", not wrong, found + (f": key {first}" if first else "")
+        "the base table is what the log tells", not differing, summary + (f": key {first_key}" if first_key else "")
     )
 
 
@@ -155,14 +156,14 @@ def _are_rows_equal(schema: TableSchema, row: _Row, other: _Row) -> bool:
 
 
 def _are_values_equal(kind: CqlType, value: Value | None, other: Value | None) -> bool:
-    """Compare decimals by their number, and NaN as equal to itself, which Python does not."""
+    """Return True if two values are equal; decimals compare as numbers, and NaN equals itself."""
     if value is None or other is None:
         return value is other
     return kind.json(value) == kind.json(other) or encode_exact_value(kind, value) == encode_exact_value(kind, other)
 
 
 def _key_text(schema: TableSchema, row: _Row) -> str:
-    """The primary key of a row as JSON."""
+    """Format the primary key of a row as JSON."""
     keys = (*schema.partition_key, *schema.clustering_key)
     return json.dumps({key.name: key.type.json(row[key.name]) for key in keys}, default=_bytes_text)
 
@@ -176,11 +177,11 @@ _COUNT = re.compile(r"\((\d{1,12}) rows?\)", re.ASCII)
 
 
 def _read_rows(schema: TableSchema, source: str, text: str) -> Iterator[_Row]:
-    """The rows of what `cqlsh` prints of SELECT JSON: a line each, between a head and a count.
+    """Yield the rows that `cqlsh` prints for SELECT JSON, one per line, between a header and a row count.
 
     Raises:
-        InputError: a line is none of these, or there are not as many rows as were counted: what is left out would pass
-            for rows that are not in the table.
+        InputError: a line is not such a row, or the number of rows differs from the count, so that omitted rows would
+            pass for rows that are not in the table.
     """
     types = {column.name: column.type for column in schema.selected}
     rows, counted = 0, None
@@ -219,10 +220,13 @@ def _read_rows(schema: TableSchema, source: str, text: str) -> Iterator[_Row]:
 
 
 def _rows_by_key(schema: TableSchema, rows: Iterable[_Row]) -> dict[_Key, _Row]:
-    """Rows by their primary keys: partitions by the bytes of theirs, rows by what orders them; a static row by None."""
-    found: dict[_Key, _Row] = {}
+    """Map rows by primary key, the serialized partition key and the clustering order.
+
+    The clustering part is None for a static row.
+    """
+    by_key: dict[_Key, _Row] = {}
     for row in rows:
         clustering = [row[column.name] for column in schema.clustering_key]
-        of_row = None if None in clustering else schema.clustering_order(clustering)
-        found[schema.partition_bytes([row[column.name] for column in schema.partition_key]), of_row] = row
-    return found
+        order = None if None in clustering else schema.clustering_order(clustering)
+        by_key[schema.partition_bytes([row[column.name] for column in schema.partition_key]), order] = row
+    return by_key

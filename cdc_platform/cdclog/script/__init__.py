@@ -1,1 +1,1 @@
-"""Scripts of CQL statements: run them in the process, and commit their tables and log rows to the lake."""
+"""Run scripts of CQL statements in the process, and commit their tables and log rows to the lake."""

@@ -1,6 +1,6 @@
 """Commit a script's effects to the lake: tables, tablets, and the rows of their logs.
 
-A script is recorded before anything of it is written, with all that it depends on. The next commit finishes an
+The script and everything it depends on are recorded before any effect is written. The next commit finishes an
 interrupted script, with the same result. A long text is stored compressed in a CQL comment.
 """
 
@@ -50,14 +50,14 @@ _COMPRESS_FROM = 1 << 18
 
 
 def compress_text(text: str) -> str:
-    """A script as it is noted."""
+    """Return the text of a script as it is stored."""
     if len(text) < _COMPRESS_FROM and not text.startswith(_COMPRESSED_PREFIX):
         return text
     return _COMPRESSED_PREFIX + base64.b85encode(zlib.compress(text.encode(), 1)).decode()
 
 
 def decompress_text(noted: str) -> str:
-    """A script as it was; raises InputError for one that was not noted by `compress_text`."""
+    """Return the original text of a stored script; raise InputError if it is damaged."""
     if not noted.startswith(_COMPRESSED_PREFIX):
         return noted
     try:
@@ -72,18 +72,18 @@ _HISTORY = CDC_TABLE_CHANGES.name  # no table has this full name
 
 @dataclass(frozen=True)
 class _RecordedScript:
-    """A script as `platform.kept_scripts` has it."""
+    """A script as stored in `platform.kept_scripts`."""
 
     number: int
     text: str
     at_us: Microseconds
     definitions: str
     log_versions: dict[str, int]
-    """The version of each kept table's log, and by `_HISTORY` that of what had been said of the tables."""
+    """The version of each stored table's log, and under `_HISTORY` that of the table changes."""
 
 
 def load_stored_tables(lake: Lake) -> StoredTables:
-    """The tables whose definition the lake knows, with the rows that their logs have now."""
+    """Load the tables whose definition is stored in the lake, with the current rows of their logs."""
     catalog = Catalog()
     load_table_schemas(catalog, cdc_tables.read_cdc_tables(lake))
     return StoredTables(
@@ -103,7 +103,7 @@ def dry_run_on_stored_tables(
     values: str | None = None,
     tell: OnOutcome | None = None,
 ) -> ScriptResult:
-    """Run a script on the tables that the lake has, which stays as it is; see `Script.run`.
+    """Run a script on the tables of the lake without writing anything; see `Script.run`.
 
     Raises:
         InputError: as `iter_script_statements`.
@@ -122,19 +122,19 @@ def commit_script(
     values: str | None = None,
     tell: OnOutcome | None = None,
 ) -> ScriptResult:
-    """Run a script on the tables that the lake has, and keep what it does; see `Script.run`.
+    """Run a script on the tables of the lake and store its effects; see `Script.run`.
 
-    Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
-    Who keeps takes turns, so that a script that is not finished is one whose process died: the same one again is that
-    one, finished as it was begun.
+    If a statement is wrong, nothing is stored. A refused write is skipped and the others are stored. Commits hold a
+    lock, so an unfinished script belongs to a process that died. Committing the same text again finishes that script as
+    it was begun.
 
     Raises:
         InputError: as `iter_script_statements`.
-        ConflictError: another process has been keeping a script for too long.
+        ConflictError: another process has held the lock for too long.
     """
     statements = iter_script_statements(text, strict=strict, values=values)
     if values is not None:
-        # What is noted says the values itself, so that whoever finishes it needs nothing beside.
+        # Record the text with its values, so that it can be finished without the values file.
         text = "".join(f"{statement.text};\n" for statement in statements)
     with lake_lock(lake, SCRIPTS_LOCK):
         return _commit_locked(statements, text, lake, clock, settings, tell)
@@ -143,46 +143,48 @@ def commit_script(
 def _commit_locked(
     statements: Iterable[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings, tell: OnOutcome | None
 ) -> ScriptResult:
-    left, finished = list[str](), None
-    for noted in _unfinished_scripts(lake):
-        done = _finish_script(
-            lake, settings, noted, _ignore_outcome if tell is not None or noted.text != text else None
+    unfinishable, finished = list[str](), None
+    for recorded in _unfinished_scripts(lake):
+        outcome = _finish_script(
+            lake, settings, recorded, _ignore_outcome if tell is not None or recorded.text != text else None
         )
-        if isinstance(done, str):
-            left.append(done)
-        elif noted.text != text:
+        if isinstance(outcome, str):
+            unfinishable.append(outcome)
+        elif recorded.text != text:
             finished = None
         else:
-            # It has the same outcomes again, which are told now that it is finished.
+            # Run it again to report its outcomes, which are the same, now that it is finished.
             finished = (
-                done if tell is None else _run_recorded(lake, settings, noted, iter_script_statements(text), tell)[1]
+                outcome
+                if tell is None
+                else _run_recorded(lake, settings, recorded, iter_script_statements(text), tell)[1]
             )
     if finished is not None:
-        return replace(finished, left=left)
+        return replace(finished, left=unfinishable)
     tables = load_stored_tables(lake)
-    noted = _RecordedScript(
+    recorded = _RecordedScript(
         _last_number(lake) + 1, text, clock.now_us(), _dump_definitions(tables.catalog), _log_versions(lake, tables)
     )
-    script, result = _run_recorded(lake, settings, noted, statements, tell)
+    script, result = _run_recorded(lake, settings, recorded, statements, tell)
     if result.wrong is None:
-        _record_script(lake, noted)
+        _record_script(lake, recorded)
         failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_NOTED)
-        _apply_effects(lake, settings, noted, script)
-    return replace(result, left=left)
+        _apply_effects(lake, settings, recorded, script)
+    return replace(result, left=unfinishable)
 
 
 def _ignore_outcome(_: StatementOutcome) -> None:
-    """What is told of the statements of a script that nobody asked for."""
+    """Ignore the outcomes of an interrupted script, since the caller did not submit it."""
 
 
 def _finish_script(
     lake: Lake, settings: Settings, noted: _RecordedScript, tell: OnOutcome | None
 ) -> ScriptResult | str:
-    """Finish a script that was interrupted; what is told of one that never can be, which is left as it is."""
+    """Finish an interrupted script; return a message if that is impossible, and leave its effects as they are."""
     try:
         script, result = _run_recorded(lake, settings, noted, iter_script_statements(noted.text), tell)
         if result.wrong is not None and result.wrong.error is not None:
-            # It was right when it was noted: what it goes on from is not there any more.
+            # The script was valid when it was recorded, so its starting point is gone.
             raise result.wrong.error
         _apply_effects(lake, settings, noted, script)
     except (EnvironmentProblem, ConflictError):
@@ -199,19 +201,19 @@ def _finish_script(
 def _run_recorded(
     lake: Lake, settings: Settings, noted: _RecordedScript, statements: Iterable[s.Statement], tell: OnOutcome | None
 ) -> tuple[Script, ScriptResult]:
-    """The script in the process, on the tables that it found when it was noted: always with the same outcome."""
+    """Run a recorded script on the tables as they were when it was recorded; the outcome is always the same."""
     catalog = _load_catalog(noted.definitions)
-    kept = StoredTables(
+    stored = StoredTables(
         catalog,
         lambda schema: read_state(lake, schema, noted.log_versions.get(schema.full_name)),
         lambda schema: options_history(cdc_tables.read_table_changes(lake, noted.log_versions.get(_HISTORY)), schema),
     )
-    script = Script(lake, settings, noted.at_us, kept)
+    script = Script(lake, settings, noted.at_us, stored)
     return script, script.run(statements, tell)
 
 
 def _load_catalog(definitions: str) -> Catalog:
-    """The catalog that the statements make; when tables were made is told in front of each."""
+    """Build the catalog from stored definitions, each with the creation time of its table."""
     catalog = Catalog()
     for created_at_us, statements in json.loads(definitions):
         for statement in parse_statements(statements):
@@ -227,14 +229,14 @@ def _dump_definitions(catalog: Catalog) -> str:
 
 
 def _log_versions(lake: Lake, kept: StoredTables) -> dict[str, int]:
-    found = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
-    found[_HISTORY] = lake.version(CDC_TABLE_CHANGES)
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
+    versions[_HISTORY] = lake.version(CDC_TABLE_CHANGES)
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _unfinished_scripts(lake: Lake) -> list[_RecordedScript]:
-    noted = lake.read(KEPT_SCRIPTS, ["number", "finished_at"]).to_pylist()
-    numbers = [row["number"] for row in noted if row["finished_at"] is None]
+    recorded = lake.read(KEPT_SCRIPTS, ["number", "finished_at"]).to_pylist()
+    numbers = [row["number"] for row in recorded if row["finished_at"] is None]
     if not numbers:
         return []
     rows = lake.read(KEPT_SCRIPTS, filters=[("number", "in", numbers)]).to_pylist()
@@ -269,7 +271,7 @@ def _record_script(lake: Lake, noted: _RecordedScript, *, finished: bool = False
 
 
 def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, script: Script) -> None:
-    """Everything that a script does, each step of which may have been done before."""
+    """Apply all effects of a script; each step is idempotent."""
     after, clock = script.catalog, Clock(noted.at_us)
     for schema in script.dropped:
         _record_drop(lake, clock, schema)
@@ -277,19 +279,19 @@ def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, scrip
     failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_TABLES)
     for schema in (*script.dropped, *script.emptied):
         _empty_log(lake, noted, schema, after)
-    before = {schema.full_name: schema for schema in _load_catalog(noted.definitions).tables()}
+    previous = {schema.full_name: schema for schema in _load_catalog(noted.definitions).tables()}
     for schema in after.tables():
         _rename_log_columns(lake, noted, schema, script.renamed.get(schema.full_name, {}))
         rows = script.written.get(schema.full_name)
-        if schema.full_name in before and before[schema.full_name].columns != schema.columns:
-            # A column that is dropped takes its values with it, also where it comes back later.
+        if schema.full_name in previous and previous[schema.full_name].columns != schema.columns:
+            # Dropping a column drops its values, even if the column is added again.
             _migrate_log_columns(lake, noted, schema)
         if rows:
             _append_rows(lake, noted, schema, rows)
             failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_ROWS)
-    for schema in {each.full_name: each for each in (*script.dropped, *script.touched)}.values():
+    for schema in {table.full_name: table for table in (*script.dropped, *script.touched)}.values():
         if lake.exists(log_table(schema)):
-            # What cannot be kept of it is read from the log, which says what is wrong.
+            # Without a stored state readers use the log and report its errors.
             with suppress(InputError, StateError):
                 store_state(lake, schema)
     failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_STATE)
@@ -297,7 +299,7 @@ def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, scrip
 
 
 def _record_drop(lake: Lake, clock: Clock, schema: TableSchema) -> None:
-    """Note that a table was dropped, unless that, and perhaps its making anew, is noted already."""
+    """Record that a table was dropped, unless the drop, and possibly a new table, is already recorded."""
     with suppress(NotFound):
         known = cdc_tables.find_cdc_table(lake, schema.keyspace, schema.name)
         if known.oldest_ms == ms_from_us(schema.created_at_us):
@@ -305,44 +307,46 @@ def _record_drop(lake: Lake, clock: Clock, schema: TableSchema) -> None:
 
 
 def _record_tables(lake: Lake, settings: Settings, noted: _RecordedScript, script: Script) -> None:
-    """Make what the platform knows of the tables what they are; one that never had a log is not known."""
+    """Record the tables of the script; a table that never had a log is not recorded."""
     after, clock = script.catalog, Clock(noted.at_us)
-    there = {table.full_name for table in cdc_tables.read_cdc_tables(lake)}
-    known = [each for each in after.tables() if each.full_name in there or _had_cdc(script, each) or each.has_old_log]
-    sayings = [
-        saying
-        for schema in known
-        for saying in _table_changes(lake, noted, script, schema, is_new=schema.full_name not in there)
+    existing = {table.full_name for table in cdc_tables.read_cdc_tables(lake)}
+    tables_to_record = [
+        table for table in after.tables() if table.full_name in existing or _had_cdc(script, table) or table.has_old_log
     ]
-    cdc_tables.record_table_changes(lake, sayings, {_APPLICATION: noted.number})
-    for schema in known:
+    requests = [
+        request
+        for schema in tables_to_record
+        for request in _table_changes(lake, noted, script, schema, is_new=schema.full_name not in existing)
+    ]
+    cdc_tables.record_table_changes(lake, requests, {_APPLICATION: noted.number})
+    for schema in tables_to_record:
         count = after.keyspace(schema.keyspace).tablets
         was_on = _had_cdc(script, schema)
         if count is not None and (schema.cdc.enabled or was_on):
             name = (schema.keyspace, schema.name)
             tablets.create_tablets(lake, clock, settings, *name, uniform_tablet_ends(count), was_on=was_on)
-        # Of a log that was there before nothing is here: an empty one would look whole.
+        # Rows of a log older than the home are missing; an empty log would look complete.
         if (was_on or not schema.has_old_log) and not lake.exists(log_table(schema)):
             lake.ensure(log_table(schema))
 
 
 def _had_cdc(script: Script, schema: TableSchema) -> bool:
-    return any(made.options.enabled for made in script.defined[schema.full_name])
+    return any(definition.options.enabled for definition in script.defined[schema.full_name])
 
 
 def _table_changes(
     lake: Lake, noted: _RecordedScript, script: Script, schema: TableSchema, *, is_new: bool
 ) -> Iterator[cdc_tables.TableChangeRequest]:
-    """What a script says of a table: each change of its CDC options, for what was written between two of them."""
+    """Yield each change of a table's CDC options in a script, so that each applies to the writes after it."""
     name, ddl = (schema.keyspace, schema.name), format_ddl(script.catalog, schema)
     steps = script.defined[schema.full_name] or [DefinedTable(noted.at_us, schema.cdc, ddl, 0)]
-    for place, step in enumerate([*steps[:-1], steps[-1]._replace(ddl=ddl)]):
+    for index, step in enumerate([*steps[:-1], steps[-1]._replace(ddl=ddl)]):
         clock = Clock(step.at_us)
         options = {"ttl_seconds": step.options.ttl, "enabled": step.options.enabled, "ddl": step.ddl}
-        if is_new and not place and schema.has_old_log:
+        if is_new and not index and schema.has_old_log:
             created_ms = None if schema.old_log_ms is None else min(schema.old_log_ms, clock.now_ms())
             yield cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
-        elif is_new and not place:
+        elif is_new and not index:
             created_ms = ms_from_us(schema.created_at_us)
             yield cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, **options)
         else:
@@ -350,14 +354,14 @@ def _table_changes(
 
 
 def _empty_log(lake: Lake, noted: _RecordedScript, schema: TableSchema, after: Catalog) -> None:
-    """Empty the log of a table that was dropped, and give it the columns of the table that has its name now."""
-    now = {other.full_name: other for other in after.tables()}.get(schema.full_name, schema)
-    if lake.exists(log_table(now)):
-        _overwrite_log(lake, noted, now, log_rows_to_arrow(now, []), "empty")
+    """Empty the log of a dropped table, and give it the columns of the table that now has the name."""
+    current = {other.full_name: other for other in after.tables()}.get(schema.full_name, schema)
+    if lake.exists(log_table(current)):
+        _overwrite_log(lake, noted, current, log_rows_to_arrow(current, []), "empty")
 
 
 def _rename_log_columns(lake: Lake, noted: _RecordedScript, schema: TableSchema, old_names: dict[str, str]) -> None:
-    """Give the key columns of a log their new names, in all of its rows and by one commit."""
+    """Rename the key columns of a log in all of its rows, in one commit."""
     version = noted.log_versions.get(schema.full_name)
     if not old_names or version is None:
         return
@@ -382,7 +386,7 @@ def _append_rows(lake: Lake, noted: _RecordedScript, schema: TableSchema, rows: 
 
     def part(number: int) -> pa.Table:
         last = min((number + 1) * blocks, rows.blocks)
-        tables = [rows.table(schema, each) for each in range(number * blocks, last)]
+        tables = [rows.table(schema, block) for block in range(number * blocks, last)]
         return pa.concat_tables(tables, promote_options="default")
 
     parts = -(-rows.blocks // blocks)
@@ -390,7 +394,7 @@ def _append_rows(lake: Lake, noted: _RecordedScript, schema: TableSchema, rows: 
 
 
 def _migrate_log_columns(lake: Lake, noted: _RecordedScript, schema: TableSchema) -> None:
-    """Give a log the columns that ALTER gave its base table, before the first rows that have them."""
+    """Give a log the columns that ALTER added to its base table, before appending rows with them."""
     table = log_table(schema)
     version = lake.version(table)
     if version is None:
@@ -408,5 +412,5 @@ def _without_metadata(table: Table) -> pa.Schema:
 
 
 def _overwrite_log(lake: Lake, noted: _RecordedScript, schema: TableSchema, rows: pa.Table, why: str) -> None:
-    """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
+    """Replace all rows and columns of a log with those of the schema; at most once per script and reason."""
     replace_log(lake, schema, rows, (f"{_APPLICATION}/{why}", noted.number))

@@ -1,6 +1,6 @@
 """Run a script of CQL statements in the process: each sees the effects of those before, nothing is written.
 
-Per write: parse, bind, encode log rows, find their streams, and only then apply it. Long scripts spool their log
+For each write: parse, bind, encode log rows, find their streams, and only then apply it. Long scripts spool their log
 rows to a file, in blocks with the columns of their time.
 """
 
@@ -60,17 +60,17 @@ from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources
 
 OutcomeKind = Literal["done", "not applied", "passed over", "refused", "wrong"]
-"""What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
+"""The outcome of a statement: the acceptance rule refuses writes, all other failures are wrong."""
 OnOutcome = Callable[["StatementOutcome"], object]
-"""What is told of each statement as soon as that is over."""
+"""Called with each outcome as soon as its statement has run."""
 
 
 @dataclass(frozen=True)
 class StatementOutcome:
-    """What became of a statement.
+    """The outcome of a statement.
 
-    `logged` are its log rows, with the table of each; `schema` is the table that it defined; `answer` is what the
-    client of a lightweight transaction gets, None of other statements.
+    `logged` are its log rows, each with its table. `schema` is the table that it defined. `answer` is the result of a
+    lightweight transaction, None for other statements.
     """
 
     statement: s.Statement
@@ -81,12 +81,12 @@ class StatementOutcome:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Its log rows as JSON has them."""
+        """Return the log rows as JSON."""
         return [log_row_to_json(get_log_columns(schema), row) for schema, row in self.logged]
 
     @property
     def became(self) -> OutcomeKind:
-        """In one word."""
+        """Return the kind of outcome."""
         if isinstance(self.statement.body, s.IgnoredStatement):
             return "passed over"
         if self.error is None:
@@ -95,12 +95,12 @@ class StatementOutcome:
 
     @property
     def accepted(self) -> bool:
-        """Whether it took effect."""
+        """Return True if the statement took effect."""
         return self.became == "done"
 
     @property
     def reason(self) -> str | None:
-        """Why it did not take effect; None where it did."""
+        """Return why the statement did not take effect; None if it did."""
         body = self.statement.body
         if isinstance(body, s.IgnoredStatement):
             return body.why
@@ -110,17 +110,17 @@ class StatementOutcome:
 
     @property
     def is_definition(self) -> bool:
-        """Whether it is one of CREATE, ALTER and DROP."""
+        """Return True for CREATE, ALTER and DROP."""
         return isinstance(self.statement.body, s.DefinitionStatement)
 
 
 @dataclass(frozen=True)
 class TouchedTable:
-    """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
+    """A table that the script created or wrote to: its final rows, and the same rebuilt from its log.
 
-    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone. Both are made of the whole table
-    once they are asked for. `missing` is what the log lacks of its table's writes. `row_ttl` is the column by which
-    its rows expire.
+    `replayed` is None if the log cannot be replayed, because CDC is off or the log holds only keys. Both are computed
+    from the whole table on first access. `missing` are the gaps of the log. `row_ttl` is the column by which the
+    table's rows expire.
     """
 
     name: str
@@ -131,24 +131,24 @@ class TouchedTable:
 
     @cached_property
     def base(self) -> list[dict[str, Any]]:
-        """Its rows, as JSON has them."""
+        """The rows as JSON."""
         return self.shows()
 
     @cached_property
     def replayed(self) -> list[dict[str, Any]] | None:
-        """The same as its log tells them."""
+        """The rows replayed from the log."""
         return None if self.tells is None else self.tells()
 
 
 class OutcomeTally:
-    """What became of statements altogether, of which it holds the first of each kind alone."""
+    """Counts of outcomes, with the first outcome of each kind."""
 
     def __init__(self) -> None:
         self.statements = 0
         self.expiring_rows = 0
-        """Log rows that have a TTL."""
+        """Number of log rows with a TTL."""
         self.first: dict[OutcomeKind, tuple[int, StatementOutcome]] = {}
-        """The first statement that became each, with its number, from 1."""
+        """The first statement with each outcome, and its number, from 1."""
         self._counts: dict[OutcomeKind, Counter[str]] = {}
 
     def add(self, outcome: StatementOutcome) -> None:
@@ -162,16 +162,16 @@ class OutcomeTally:
 
     @property
     def summary(self) -> dict[OutcomeKind, dict[str, int]]:
-        """How many statements of each kind became what; what none became is left out."""
+        """Return the number of statements by outcome and kind of statement, without zeros."""
         return {became: dict(sorted(kinds.items())) for became, kinds in sorted(self._counts.items())}
 
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """What became of a script, altogether and by statement, in order, and every table that it touched and left.
+    """The result of a script: a tally, the outcomes in order, and every remaining table that it touched.
 
-    `outcomes` is empty where they were told one by one. `left` tells of scripts of before, one line each, that were
-    interrupted and cannot be finished.
+    `outcomes` is empty if they were reported one by one. `left` has a line for each earlier script that was interrupted
+    and cannot be finished.
     """
 
     tally: OutcomeTally
@@ -179,26 +179,26 @@ class ScriptResult:
     tables: list[TouchedTable]
     left: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    """What its statements do that they may not be meant to do, one line each."""
+    """A line for each statement with an effect that may be unintended."""
 
     @property
     def summary(self) -> dict[OutcomeKind, dict[str, int]]:
-        """As the tally has it."""
+        """Return the summary of the tally."""
         return self.tally.summary
 
     @property
     def wrong(self) -> StatementOutcome | None:
-        """The first statement that was wrong by itself."""
+        """Return the first statement that was wrong."""
         return self._first("wrong")
 
     @property
     def refused(self) -> StatementOutcome | None:
-        """The first write that the acceptance rule refused."""
+        """Return the first write that the acceptance rule refused."""
         return self._first("refused")
 
     @property
     def passed_over(self) -> StatementOutcome | None:
-        """The first statement that was passed over."""
+        """Return the first statement that was skipped."""
         return self._first("passed over")
 
     def _first(self, became: OutcomeKind) -> StatementOutcome | None:
@@ -206,7 +206,7 @@ class ScriptResult:
 
 
 class FailedDefinitions:
-    """The definitions that failed so far, by what they were to define: statements that need it fail as well."""
+    """The definitions that failed so far, by the object that they define: statements that need it fail as well."""
 
     def __init__(self) -> None:
         self._lines: dict[str, int] = {}
@@ -214,7 +214,7 @@ class FailedDefinitions:
     def told(self, outcome: StatementOutcome, in_use: str | None) -> StatementOutcome:
         """Return the outcome; an error that a failed definition caused names the line of that definition.
 
-        `in_use` is the keyspace of names that have none.
+        `in_use` is the keyspace of unqualified names.
         """
         statement, error = outcome.statement, outcome.error
         if outcome.became != "wrong":
@@ -238,7 +238,7 @@ class FailedDefinitions:
 
 
 def _defined_names(statement: s.Statement, in_use: str | None) -> list[str]:
-    """What a statement defines, in the words of `PlatformError.lacks`; `.*` stands for all columns or fields."""
+    """Return the objects that a statement defines, named as in `PlatformError.lacks`; `.*` means all columns."""
     body = statement.body
     if isinstance(body, s.UnsupportedStatement):
         return _unread_names(statement.text, in_use)
@@ -264,21 +264,21 @@ def _defined_names(statement: s.Statement, in_use: str | None) -> list[str]:
 
 
 def _unread_names(text: str, in_use: str | None) -> list[str]:
-    """What a statement that the grammar does not have was to define, by its first words."""
-    found = _DEFINITION_PATTERN.match(text)
-    if found is None:
+    """Return the objects that a statement outside the grammar would define, from its first words."""
+    match = _DEFINITION_PATTERN.match(text)
+    if match is None:
         return []
-    what = _OBJECT_SYNONYMS.get(found["what"].upper(), found["what"].lower())
-    keyspace, name = (None if part is None else _fold_name_case(part) for part in (found["keyspace"], found["name"]))
+    what = _OBJECT_SYNONYMS.get(match["what"].upper(), match["what"].lower())
+    keyspace, name = (None if part is None else _fold_name_case(part) for part in (match["keyspace"], match["name"]))
     if what == "keyspace":
         return [f"keyspace {name}"]
-    if found["verb"].upper() == "CREATE":
+    if match["verb"].upper() == "CREATE":
         return [f"{what} {keyspace or in_use}.{name}"]
     return [f"{'column' if what == 'table' else 'field'} {keyspace or in_use}.{name}.*"]
 
 
 def _fold_name_case(name: str) -> str:
-    """A name as CQL compares it, from how it is written."""
+    """Return a written name as CQL compares it."""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
@@ -287,7 +287,7 @@ _DEFINITION_PATTERN = re.compile(
     r"""(?ix) (?P<verb>CREATE|ALTER) \s+ (?P<what>TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
     (?:(?P<keyspace>"(?:[^"]|"")++"|\w+)\s*\.\s*)? (?P<name>"(?:[^"]|"")++"|\w+)"""
 )
-"""What a statement makes or changes, by its first words."""
+"""Matches the first words of a statement that creates or alters an object."""
 
 
 ROWS_PER_BLOCK = 10_000
@@ -295,7 +295,7 @@ ROWS_PER_BLOCK = 10_000
 
 @dataclass
 class _Block:
-    """Some rows in the file: where they begin, how many they are, their columns, and the names that keys got later."""
+    """Rows in the file: their offset, size and number, their columns, and later renames of keys."""
 
     start: int
     size: int
@@ -305,7 +305,7 @@ class _Block:
 
 
 class SpooledLogRows:
-    """Log rows of a table in the order of the script, of which it holds `ROWS_PER_BLOCK` in memory."""
+    """Log rows of a table in script order; about `ROWS_PER_BLOCK` of them are in memory."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -316,39 +316,39 @@ class SpooledLogRows:
         return sum(block.rows for block in self._blocks) + len(self._last)
 
     def __iter__(self) -> Iterator[LogRow]:
-        """The rows, each with the columns that the log had when it was written."""
+        """Yield the rows, each with the columns that the log had when it was written."""
         for block in self._blocks:
             yield from self._rows(block)
         yield from self._last
 
     def add(self, schema: TableSchema, rows: Iterable[LogRow]) -> None:
-        """Put rows with all columns that the log has now behind the others."""
+        """Append rows that have all current columns of the log."""
         self._last += rows
         if len(self._last) >= ROWS_PER_BLOCK:
             self._store(schema)
 
     def rename(self, renames: Mapping[str, str]) -> None:
-        """Let columns have new names, by their old ones."""
+        """Rename columns, given as old to new names."""
         self._last[:] = [_rename_row_columns(row, renames) for row in self._last]
         for block in self._blocks:
             block.renames.append(renames)
 
     def until_now(self) -> SpooledLogRows:
-        """The same rows, whatever is added to these later."""
-        same = SpooledLogRows()
-        same._file, same._last = self._file, list(self._last)
-        same._blocks = [
-            _Block(each.start, each.size, each.rows, each.schema, list(each.renames)) for each in self._blocks
+        """Return a snapshot that later additions do not change."""
+        snapshot = SpooledLogRows()
+        snapshot._file, snapshot._last = self._file, list(self._last)
+        snapshot._blocks = [
+            _Block(block.start, block.size, block.rows, block.schema, list(block.renames)) for block in self._blocks
         ]
-        return same
+        return snapshot
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are, of `ROWS_PER_BLOCK` rows and some more each; the last one is smaller."""
+        """Return the number of blocks, of at least `ROWS_PER_BLOCK` rows each except the last one."""
         return len(self._blocks) + bool(self._last)
 
     def table(self, schema: TableSchema, number: int) -> pa.Table:
-        """The rows of a block in the columns of the log's Delta table, as it is now."""
+        """Return the rows of a block in the current columns of the log's Delta table."""
         if number == len(self._blocks):
             return log_rows_to_arrow(schema, list(_align_rows(schema, self._last)))
         block = self._blocks[number]
@@ -357,7 +357,7 @@ class SpooledLogRows:
         return log_rows_to_arrow(schema, list(_align_rows(schema, self._rows(block))))
 
     def _store(self, schema: TableSchema) -> None:
-        """Move what is in memory to the file."""
+        """Move the rows in memory to the file."""
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115
         table = log_rows_to_arrow(schema, list(_align_rows(schema, self._last)))
@@ -385,15 +385,15 @@ def _rename_row_columns(row: LogRow, renames: Mapping[str, str]) -> LogRow:
 
 
 def _align_rows(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[LogRow]:
-    """The rows with the columns of the log as it is now; only those from before an ALTER have others."""
+    """Yield the rows with the current columns of the log; only rows from before an ALTER have others."""
     names = [column.name for column in get_log_columns(schema)]
-    due = set(names)
-    return (row if row.keys() == due else {name: row.get(name) for name in names} for row in rows)
+    expected = set(names)
+    return (row if row.keys() == expected else {name: row.get(name) for name in names} for row in rows)
 
 
 @dataclass(frozen=True)
 class StoredTables:
-    """The tables that the lake has: their catalog, what their logs tell of one, and the options it has had."""
+    """The tables of the lake: their catalog, the state that each log amounts to, and the history of its options."""
 
     catalog: Catalog
     state: Callable[[TableSchema], StoredState]
@@ -402,14 +402,14 @@ class StoredTables:
 
 @dataclass(frozen=True)
 class _StateAtScript:
-    """What logs tell of a table at the time (µs) of a script, by which cells have expired."""
+    """The state that the log of a table amounts to at the time (µs) of a script, without expired cells."""
 
     state: StoredState
     now_us: Microseconds
 
     def partition(self, schema: TableSchema, key: bytes) -> Mutation | None:
-        found = self.state.partition(schema, _key_token(key), key) if self.state.parts else None
-        return None if found is None else drop_expired(found, self.now_us)
+        mutation = self.state.partition(schema, _key_token(key), key) if self.state.parts else None
+        return None if mutation is None else drop_expired(mutation, self.now_us)
 
     def partitions(self, schema: TableSchema) -> dict[bytes, Mutation]:
         whole = mutations_from_state(schema, self.state.whole(schema))
@@ -417,9 +417,9 @@ class _StateAtScript:
 
 
 class DefinedTable(NamedTuple):
-    """A table with CDC options that a script has given it at a time (µs), and its definition then.
+    """The CDC options and the definition that a script gave a table at a time (µs).
 
-    `writes` tells it from one that no write was behind: how many there were before.
+    `writes` is the number of writes before it: a definition that no write followed is replaced by the next one.
     """
 
     at_us: Microseconds
@@ -429,10 +429,10 @@ class DefinedTable(NamedTuple):
 
 
 def iter_script_statements(text: str, *, strict: bool = False, values: str | None = None) -> Iterable[s.Statement]:
-    """The statements of a script, read as they are asked for; `values` are those of its bind markers, see `markers`.
+    """Return the statements of a script, parsed lazily; `values` are those of its bind markers, see `cql.bind_values`.
 
     Raises:
-        InputError: with `strict`, if a statement is none that is done; or the values are not those of the markers.
+        InputError: with `strict`, if a statement is not supported; or if the values do not fit the markers.
     """
     if strict:
         check_script(text)
@@ -442,17 +442,19 @@ def iter_script_statements(text: str, *, strict: bool = False, values: str | Non
 def dry_run_script(
     text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False, values: str | None = None
 ) -> ScriptResult:
-    """Run a script against the streams of the lake, which stays as it is; raises InputError as
-    `iter_script_statements`.
+    """Run a script against the streams of the lake without writing anything.
+
+    Raises:
+        InputError: as `iter_script_statements`.
     """
     return Script(lake, settings, clock.now_us()).run(iter_script_statements(text, strict=strict, values=values))
 
 
 class Script:
-    """One run of a script: the tables as they stand between its statements, at a clock that shows `now_us` (µs)."""
+    """A run of a script: the tables as they are between its statements, at the time `now_us` (µs)."""
 
     def __init__(self, lake: Lake, settings: Settings, now_us: Microseconds, kept: StoredTables | None = None) -> None:
-        """`kept` are the tables that earlier scripts have left in the lake; None: the script starts with none."""
+        """`kept` are the tables that earlier scripts stored in the lake; None starts with no tables."""
         self._kept = kept or StoredTables(Catalog(), lambda _: StoredState())
         self._catalog = self._kept.catalog
         self._found = list(self._catalog.tables())
@@ -466,36 +468,37 @@ class Script:
         self._bases: dict[str, BaseTable] = {}
         self._told: dict[str, StoredState] = {}
         self.written: dict[str, SpooledLogRows] = {}
-        """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
+        """The log rows that the script added, by table, without those of tables that it dropped."""
         self.emptied: list[TableSchema] = []
-        """The tables whose logs it has dropped, and not the tables."""
+        """The tables whose logs it dropped, but not the tables."""
         self._warnings: list[str] = []
         self._histories: dict[str, list[CdcOptionsSince]] = {}
         self.defined: defaultdict[str, list[DefinedTable]] = defaultdict(list)
-        """The tables that it has made, or given other CDC options, each time before a write, oldest first."""
+        """The tables that it created or gave other CDC options, an entry per change before a write, oldest first."""
         self.renamed: dict[str, dict[str, str]] = {}
-        """The old names of key columns of kept tables by their new ones, by table."""
+        """The old names of key columns of stored tables by their new ones, by table."""
         self.dropped: list[TableSchema] = []
-        """The kept tables that the script has dropped, also where it has made others of their names."""
+        """The stored tables that the script dropped, even if it created others with their names."""
 
     @property
     def catalog(self) -> Catalog:
-        """The keyspaces, types and tables as they are after the statements so far."""
+        """Return the keyspaces, types and tables after the statements so far."""
         return self._catalog
 
     def run(self, statements: Iterable[s.Statement], tell: OnOutcome | None = None) -> ScriptResult:
-        """Run the statements in order; one that fails changes nothing and does not stop those behind it.
+        """Run the statements in order; a failing statement changes nothing, and the next ones still run.
 
-        What became of each is told when it is over, and then forgotten; without `tell` the result has it.
+        `tell` receives each outcome as soon as its statement has run, and the outcome is not stored. Without `tell` the
+        result has the outcomes.
         """
-        self._writes += 1  # between two runs others may have written
+        self._writes += 1  # other writers may have written between two runs
         tally, outcomes = OutcomeTally(), list[StatementOutcome]()
-        told = tell or outcomes.append
+        report = tell or outcomes.append
         for statement in statements:
             outcome = self._undone.told(self._outcome(self._statements, statement), self._catalog.in_use)
             self._statements += 1
             tally.add(outcome)
-            told(outcome)
+            report(outcome)
         touched = [self._touched(name) for name in self._bases]
         return ScriptResult(tally, outcomes, touched, warnings=self._warnings)
 
@@ -534,7 +537,7 @@ class Script:
         return schema
 
     def _warn_of_cdc(self, body: s.DefinitionStatement, line: int) -> None:
-        """Note that ALTER TABLE turns CDC off where it only leaves `enabled` out."""
+        """Warn if ALTER TABLE turns CDC off only by omitting `enabled`."""
         if not isinstance(body, s.AlterProperties) or not omits_enabled(body.properties):
             return
         keyspace, name = self._catalog.qualified(body.name)
@@ -545,17 +548,17 @@ class Script:
             self._warnings.append(f"line {line}: {explain_cdc_turned_off(f'{keyspace}.{name}')}")
 
     def _alter(self, name: str, table: TableSchema) -> None:
-        before = self._base(table).schema
+        previous = self._base(table).schema
         self._base(table).alter(table)
-        self._rename(name, before, table)
-        if before.cdc != table.cdc:
+        self._rename(name, previous, table)
+        if previous.cdc != table.cdc:
             self._define_as(name, table, self.at_us)
-        if before.log_since_us != table.log_since_us:
+        if previous.log_since_us != table.log_since_us:
             self.emptied.append(table)
             self._told[name], self.written[name] = StoredState(), SpooledLogRows()
 
     def _rename(self, name: str, before: TableSchema, after: TableSchema) -> None:
-        """Let the rows of a log have the names that key columns have now; keys stay in their places."""
+        """Rename the key columns in the rows of a log; keys keep their order."""
         keys = zip(_key_columns(before), _key_columns(after), strict=True)
         renames = {old.name: new.name for old, new in keys if old.name != new.name}
         if not renames:
@@ -568,26 +571,26 @@ class Script:
         }
 
     def _truncate(self, schema: TableSchema) -> None:
-        """Forget the rows of a table; its log stays as it is, and what stands there is told of as not the table's."""
+        """Remove the rows of a table; its log stays, and its rows up to now no longer count for the table."""
         self._base(schema).truncate()
         self._catalog.put(replace(schema, truncated_us=self.at_us))
         self._base(schema).alter(self._catalog.keyspaces[schema.keyspace].tables[schema.name])
 
     @property
     def touched(self) -> list[TableSchema]:
-        """The tables that it has looked at, as they are."""
+        """Return the current schemas of the tables that the script has used."""
         return [base.schema for base in self._bases.values()]
 
     @property
     def at_us(self) -> Microseconds:
-        """The time (µs) that the next write will have; those before are earlier."""
+        """Return the time (µs) of the next write; earlier writes have earlier times."""
         return self._now_us + self._ticks
 
     def _forget(self, name: str) -> None:
         self.dropped += [schema for schema in self._found if schema.full_name == name]
-        gone = self._unread.pop(name, None)
+        unread = self._unread.pop(name, None)
         base = self._bases.pop(name, None)
-        schema = gone if base is None else base.schema
+        schema = unread if base is None else base.schema
         if schema is not None:
             self._sources.forget(schema.keyspace, schema.name)
         self._told.pop(name, None)
@@ -596,20 +599,20 @@ class Script:
         self.renamed.pop(name, None)
 
     def _base(self, schema: TableSchema) -> BaseTable:
-        """The table as it is now; what is kept of it is read when it is asked for first."""
+        """Return the table as it is now; its stored state is loaded on first use."""
         name = schema.full_name
         if name in self._unread:
-            before = self._unread.pop(name)
-            state = self._kept.state(before)
-            # What was written before the table was truncated is in its log alone.
-            self._told[name] = state if before.truncated_us is None else self._kept.state(_untruncated(before))
+            stored = self._unread.pop(name)
+            state = self._kept.state(stored)
+            # Writes from before a truncation are only in the log.
+            self._told[name] = state if stored.truncated_us is None else self._kept.state(_untruncated(stored))
             self.written[name] = SpooledLogRows()
-            self._histories[name] = self._kept.history(before) or [CdcOptionsSince(before.created_at_us, before.cdc)]
-            self._bases[name] = self._rebuilt(before, state)
+            self._histories[name] = self._kept.history(stored) or [CdcOptionsSince(stored.created_at_us, stored.cdc)]
+            self._bases[name] = self._rebuilt(stored, state)
         return self._bases[name]
 
     def _rebuilt(self, schema: TableSchema, state: StoredState) -> BaseTable:
-        """The table as earlier scripts have left it, as far as its log tells."""
+        """Return the table as earlier scripts left it, according to its log."""
         return BaseTable(schema, behind=_StateAtScript(state, self._now_us))
 
     def _make(self, name: str, schema: TableSchema) -> None:
@@ -629,7 +632,7 @@ class Script:
     def _write(
         self, number: int, body: s.WriteStatement | s.Batch
     ) -> tuple[Sequence[tuple[TableSchema, LogRow]], LwtResult | None]:
-        """The log rows of a write, and what its conditions come to; without them it leaves none."""
+        """Return the log rows of a write and the result of its conditions; no rows if the conditions do not hold."""
         self._writes += 1
         moment = ExecutionContext(self.at_us)
         if not _has_timestamps(body):
@@ -637,7 +640,7 @@ class Script:
         binder = StatementBinder(self._catalog, moment, self._read)
         answer = binder.ask(body)
         if answer is not None and not answer.applied:
-            # It is held against what CQL allows all the same, but for what no one looks up any more.
+            # Still validate the statement against CQL, except for list indexes, which are not looked up.
             with suppress(ListIndexOutOfRange):
                 binder.bind(body)
             return (), answer
@@ -646,14 +649,16 @@ class Script:
         for mutation, rows in zip(mutations, logged, strict=True):
             self._base(mutation.schema).apply(mutation)
             self.written[mutation.schema.full_name].add(mutation.schema, rows)
-        told = tuple((mutation.schema, row) for mutation, rows in zip(mutations, logged, strict=True) for row in rows)
-        return told, answer
+        rows_by_table = tuple(
+            (mutation.schema, row) for mutation, rows in zip(mutations, logged, strict=True) for row in rows
+        )
+        return rows_by_table, answer
 
     def _read(self, schema: TableSchema, key: KeyValues) -> LivePartition:
         return self._base(schema).partition(key)
 
     def _log_rows(self, number: int, mutation: Mutation) -> list[LogRow]:
-        """The log rows of a mutation in their streams, before it takes effect; none where CDC is off."""
+        """Return the log rows of a mutation in their streams, before it takes effect; [] if CDC is off."""
         schema = mutation.schema
         if not schema.cdc.enabled:
             return []
@@ -668,14 +673,14 @@ class Script:
     def _touched(self, name: str) -> TouchedTable:
         base = self._bases[name].copy()
         schema = base.schema
-        altered = (CdcOptionsSince(each.at_us, each.options) for each in self.defined[name])
+        altered = (CdcOptionsSince(definition.at_us, definition.options) for definition in self.defined[name])
         missing = find_option_gaps(schema, [*self._histories[name], *altered])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
             return TouchedTable(name, missing, base.rows, None, schema.row_ttl)
-        told, written = self._told[name], self.written[name].until_now()
+        state_before, written = self._told[name], self.written[name].until_now()
 
         def rebuilt() -> list[dict[str, Any]]:
-            table = self._rebuilt(schema, told)
+            table = self._rebuilt(schema, state_before)
             for state in replay_log(schema, written).values():
                 table.apply(state)
             return table.rows()
@@ -689,7 +694,7 @@ def _key_columns(schema: TableSchema) -> tuple[Column, ...]:
 
 @lru_cache(maxsize=4096)
 def _key_token(key: bytes) -> int:
-    """The token of a serialized partition key; statements that follow each other often have one."""
+    """Return the token of a serialized partition key; cached, since consecutive statements often share a key."""
     return int(tokens_from_keys([key])[0])
 
 
@@ -698,7 +703,7 @@ def _untruncated(schema: TableSchema) -> TableSchema:
 
 
 def _has_timestamps(body: s.WriteStatement | s.Batch) -> bool:
-    """Whether the statement says all of its timestamps itself."""
+    """Return True if the statement sets all of its timestamps itself."""
     if body.using.timestamp is not None:
         return True
     if not isinstance(body, s.Batch) or any(write.condition is not None for write in body.writes):
