@@ -1,7 +1,7 @@
 """Export ScyllaDB's own tables of a home as files that `cqlsh COPY ... FROM` and `import` read.
 
-One file per table in the form of `COPY ... TO ... WITH HEADER = true`, and a script that loads them. Timestamps
-come last in it, since readers read a generation once its timestamp is there. The ring is a snapshot.
+Each table is one file in the form of `COPY ... TO ... WITH HEADER = true`; a script loads them all. It loads timestamps
+last, because readers read a generation once its timestamp is present. The ring is exported as a snapshot.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ LOADED_TABLES = (
     TABLET_TIMESTAMPS,
     GENERATION_TIMESTAMPS,
 )
-"""The tables that every client can write, in the order in which they are loaded: marks behind what they mark."""
+"""The tables that any client can write, in load order: markers after the rows that they mark."""
 LOAD_SCRIPT_FILE, RING_FILE = "load.cql", "ring.json"
 LOGS_FOLDER = "logs"
-"""The folder of logs within an export: `import`, which knows no logs, does not look into folders of folders."""
+"""The folder of logs within an export. `import` does not support logs and does not descend into subfolders."""
 _CellFormatter = Callable[[Any], str]
 
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that was written: its name, what it is of, its rows, and how many of them cqlsh may read otherwise."""
+    """A written file: its name, its content, its rows, and how many of them cqlsh may read differently."""
 
     name: str
     of: str
@@ -61,7 +61,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A table to be written beside ScyllaDB's own: what it is of, its name and columns in CQL, cells, what null is."""
+    """An extra table to write: its content, CQL name, CQL columns, rows of cells, and the text for null."""
 
     of: str
     table: str
@@ -73,14 +73,15 @@ class CsvTable:
 def export_files(
     lake: Lake, folder: Path, logs: Sequence[CsvTable] = (), made: Sequence[str] = (), *, home: Path | None = None
 ) -> list[ExportedFile]:
-    """Write the files into `folder`, which is made: all of them or none. The same home gives the same bytes.
+    """Create `folder` with all files, or nothing at all. The same home yields the same bytes.
 
-    A table that the home does not have is no file, one without rows a header: what was not brought in stays unknown.
-    `logs` are written too, with the statements that make their tables in a file of their own.
+    A table that the home lacks yields no file; an empty table yields a header, so that unknown stays unknown. `logs`
+    are
+    written too, with their CREATE statements (`made`) in a file of their own.
 
     Raises:
-        InputError: the folder is there, or lies in the home (`home`).
-        StateError: the home holds nothing that could be exported, or a table is not what was committed.
+        InputError: the folder exists, or is inside the home (`home`).
+        StateError: the home has nothing to export, or a table differs from its commits.
     """
     atomic.assert_path_free(folder, home, folder=True)
     assert_tables_as_committed(
@@ -104,7 +105,7 @@ def export_files(
 
 
 def csv_file_name(table: Table) -> str:
-    """The name of a table's file."""
+    """Return the name of a table's file."""
     return f"{table.full_name}.csv"
 
 
@@ -123,16 +124,16 @@ def _write_table(lake: Lake, table: Table, folder: Path) -> ExportedFile:
 
 
 def _write_log(log: CsvTable, folder: Path) -> ExportedFile:
-    count, otherwise, name = 0, 0, _log_file_name(log)
+    count, ambiguous, name = 0, 0, _log_file_name(log)
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
-        # As cqlsh reads: a backslash before a quote, not a second quote.
+        # Escape quotes as cqlsh does: with a backslash, not with a second quote.
         writer = csv.writer(file, doublequote=False, escapechar="\\")
         writer.writerow([name.strip('"') for name in log.columns])
         for row in log.rows:
             writer.writerow(row)
             count += 1
-            otherwise += any(map(is_ambiguous_copy_cell, row))
-    return ExportedFile(name, log.of, count, otherwise)
+            ambiguous += any(map(is_ambiguous_copy_cell, row))
+    return ExportedFile(name, log.of, count, ambiguous)
 
 
 def _log_file_name(log: CsvTable) -> str:
@@ -140,18 +141,18 @@ def _log_file_name(log: CsvTable) -> str:
 
 
 def _column_names(table: Table) -> list[str]:
-    """The columns as a server lists them: the key's, then the others by name."""
+    """Return the columns in a server's order: the key's, then the others by name."""
     return [*table.keys, *sorted(set(table.schema.names) - set(table.keys))]
 
 
 def _sorted_rows(lake: Lake, table: Table) -> Iterator[dict[str, Any]]:
-    """The rows by their keys; a generation at a time, where a table keeps each in a part of its own."""
+    """Yield the rows sorted by key, reading one generation at a time where the table is partitioned by generation."""
     for filters in partition_filters(lake, table):
         yield from lake.read(table, filters=filters).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
 
 
 def partition_filters(lake: Lake, table: Table) -> Iterable[list[tuple[str, str, Any]]]:
-    """The filters that read a table a generation at a time, where it keeps each in a part of its own."""
+    """Return one filter per partition, so that a caller reads one generation at a time; one empty filter otherwise."""
     if not table.partition_by:
         return [[]]
     (column,) = table.partition_by
@@ -159,7 +160,7 @@ def partition_filters(lake: Lake, table: Table) -> Iterable[list[tuple[str, str,
 
 
 def _cell_formatter(table: Table, name: str) -> _CellFormatter:
-    """How the values of a column stand in a file."""
+    """Return the function that formats a column's values for a file."""
     kind = table.schema.field(name).type
     if name == "streams":
         return _format_blob_set
@@ -175,28 +176,28 @@ def _format_blob(value: bytes) -> str:
 
 
 def _format_blob_set(values: Sequence[bytes]) -> str:
-    """A set as a server hands it out: in the order of unsigned bytes, whatever order the lake keeps."""
+    """Format a set as a server returns it: in unsigned byte order, whatever order the lake stores."""
     return "{" + ", ".join(map(_format_blob, sorted(values))) + "}"
 
 
 def _format_description(entries: Sequence[dict[str, Any]]) -> str:
-    """The list of a generation of the first format, whose streams are lists in the order of shards."""
-    told = (
-        f"({each['token_range_end']}, [{', '.join(map(_format_blob, each['streams']))}], {each['sharding_ignore_msb']})"
-        for each in entries
+    """Format the description of a V1 generation, a list whose streams are lists in shard order."""
+    ranges = (
+        f"({item['token_range_end']}, [{', '.join(map(_format_blob, item['streams']))}], {item['sharding_ignore_msb']})"
+        for item in entries
     )
-    return "[" + ", ".join(told) + "]"
+    return "[" + ", ".join(ranges) + "]"
 
 
 def _build_load_script(lake: Lake, logs: Sequence[CsvTable]) -> str:
-    """What loads all of it: logs before the timestamps by which readers find them."""
-    loaded = [
+    """Return the CQL script that loads all files: logs before the timestamps that make them visible to readers."""
+    table_files = [
         (table.full_name, ", ".join(_column_names(table)), csv_file_name(table), "")
         for table in LOADED_TABLES
         if lake.exists(table)
     ]
-    of_logs = [(log.table, ", ".join(log.columns), _log_file_name(log), f" AND NULL = '{log.null}'") for log in logs]
+    log_files = [(log.table, ", ".join(log.columns), _log_file_name(log), f" AND NULL = '{log.null}'") for log in logs]
     return "".join(
         f"COPY {name} ({columns}) FROM '{file}' WITH HEADER = true{more};\n"
-        for name, columns, file, more in (*of_logs, *loaded)
+        for name, columns, file, more in (*log_files, *table_files)
     )

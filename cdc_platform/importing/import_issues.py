@@ -1,6 +1,6 @@
-"""Issues in what a cluster has: refused, or recorded if the import accepts it as is.
+"""Issues in a cluster's metadata: refused, or recorded if the import accepts the cluster as it is (`--as-is`).
 
-A truncated file is not an issue of this kind: it says something about the copy, not about the cluster.
+A truncated file is not such an issue: it is a fault of the copy, not of the cluster.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from cdc_platform.errors import InputError
 
 @dataclass
 class ImportIssues:
-    """The flaws of one import, a line each; without `as_is` the first is a refusal. `mend` is said with it.
+    """The issues of one import, one line each. Unless `as_is`, the first issue refuses the import.
 
-    `marks`: whether a lake that takes them in is only observed from then on.
+    `mend` is appended to the refusal. `marks`: True if a home that accepts issues becomes read-only (observed).
     """
 
     as_is: bool = False
@@ -23,10 +23,10 @@ class ImportIssues:
     told: list[str] = field(default_factory=list)
 
     def tell(self, said: str) -> None:
-        """Note that something is not whole.
+        """Record an issue.
 
         Raises:
-            InputError: what is not whole is not taken in.
+            InputError: the import does not accept issues.
         """
         if not self.as_is:
             raise InputError(f"{said}{self.mend}")
@@ -35,5 +35,5 @@ class ImportIssues:
 
 
 def refuse_issues() -> ImportIssues:
-    """Flaws of what is no file: refused, and nothing said of how to take it in."""
+    """Return an `ImportIssues` that refuses every issue without mentioning `--as-is`, for input that is not a file."""
     return ImportIssues(mend="")

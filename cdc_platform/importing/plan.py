@@ -1,4 +1,4 @@
-"""Plan what an import of exports writes, checked against the lake to the last row before anything is written.
+"""Plan the rows that an import of exports writes, fully checked against the lake before any write.
 
 A V1 generation is one cell, so it is never half-written.
 """
@@ -60,18 +60,18 @@ _PlannedRows = list[tuple[Table, pa.Table]]
 def plan_v1(
     lake: Lake, exports: V1Exports, ring: Ring, host_id: str | None, flaws: ImportIssues
 ) -> tuple[_PlannedRows, list[str]]:
-    """The rows of V1 tables and of `cdc_local` to be written, and what a person should know. The same again: no rows.
+    """Return the rows of V1 tables and of `cdc_local` to write, and the warnings. A repeated import yields no rows.
 
-    `ring` is the ring as it will stand; `host_id` the node that exports of `cdc_local` are of, where they do not say.
+    `ring` is the ring after the import. `host_id` names the node of exported `cdc_local` rows that do not name one.
 
     Raises:
-        InputError: the exports say something else than the lake, or a node is missing.
+        InputError: the exports contradict the lake, or a node is missing.
     """
     rows: _PlannedRows = []
-    for time_ms, each in sorted(exports.descriptions.items()):
-        rows += _description_row(lake, time_ms, each, flaws)
-    for time_ms, each in sorted(exports.streams.items()):
-        rows += _streams_row(lake, time_ms, each)
+    for time_ms, generation in sorted(exports.descriptions.items()):
+        rows += _description_row(lake, time_ms, generation, flaws)
+    for time_ms, generation in sorted(exports.streams.items()):
+        rows += _streams_row(lake, time_ms, generation)
     local, warnings = _local_rows(lake, exports.local, host_id)
     known = {str(node.host_id) for node in ring.nodes}
     hosts = {host for _, table in local for host in table["host_id"].to_pylist()}
@@ -84,7 +84,7 @@ def plan_v1(
 def streams_from_v1_description(
     lake: Lake, exports: V1Exports, time_ms: Milliseconds, rows: RangeRows
 ) -> OrderedRangeRows | None:
-    """Published rows of a time in the shard order of its V1 description, where both have the same streams."""
+    """Return published rows in the shard order of the time's V1 description, or None if their streams differ."""
     exported = exports.descriptions.get(time_ms)
     description = exported.description if exported else None
     if description is None:
@@ -110,9 +110,11 @@ def _description_row(lake: Lake, time_ms: Milliseconds, each: V1Generation, flaw
         if each.expired_ms in (None, existing):
             return []
     if existing is None:
-        said = each.description
+        description = each.description
         what = f"{each.source}: {GENERATION_DESCRIPTIONS.name} of {format_ms(time_ms)}"
-        report_misplaced_streams(what, said.range_ends, said.offsets, np.asarray(said.streams), flaws)
+        report_misplaced_streams(
+            what, description.range_ends, description.offsets, np.asarray(description.streams), flaws
+        )
     row = generations.v1_cell_row(time_ms, each.description)
     return [(GENERATION_DESCRIPTIONS, _with_expiry(row, each.expired_ms))]
 
@@ -123,8 +125,8 @@ def _streams_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> _Plan
     existing = _existing_expiry_ms(lake, STREAMS_DESCRIPTIONS, time_ms)
     if existing is not None:
         where = [("time", "=", datetime_from_ms(time_ms))]
-        there = lake.read(STREAMS_DESCRIPTIONS, ["streams"], where)["streams"].combine_chunks().flatten()
-        if sorted(there.to_pylist()) != flat.to_pylist():
+        existing_ids = lake.read(STREAMS_DESCRIPTIONS, ["streams"], where)["streams"].combine_chunks().flatten()
+        if sorted(existing_ids.to_pylist()) != flat.to_pylist():
             raise _contradiction(each, STREAMS_DESCRIPTIONS, time_ms)
         if each.expired_ms in (None, existing):
             return []
@@ -135,18 +137,18 @@ def _streams_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> _Plan
 
 
 def _existing_expiry_ms(lake: Lake, table: Table, time_ms: Milliseconds) -> Milliseconds | None:
-    """When (ms) the row of this time expired, -1 where it did not; None where there is no row. Reads no streams."""
-    found = lake.read(table, ["expired"], [("time", "=", datetime_from_ms(time_ms))])["expired"].to_pylist()
-    if not found:
+    """Return when (ms) the row of this time expired: -1 if it has not, None if there is no row. Reads no streams."""
+    expiry_times = lake.read(table, ["expired"], [("time", "=", datetime_from_ms(time_ms))])["expired"].to_pylist()
+    if not expiry_times:
         return None
-    return -ONE_MS if found[0] is None else ms_from_datetime(found[0])
+    return -ONE_MS if expiry_times[0] is None else ms_from_datetime(expiry_times[0])
 
 
 def _with_expiry(row: pa.Table, expired_ms: Milliseconds | None) -> pa.Table:
     if expired_ms is None:
         return row
-    place = row.schema.get_field_index("expired")
-    return row.set_column(place, row.schema.field(place), pa.array([datetime_from_ms(expired_ms)], TIMESTAMP))
+    index = row.schema.get_field_index("expired")
+    return row.set_column(index, row.schema.field(index), pa.array([datetime_from_ms(expired_ms)], TIMESTAMP))
 
 
 def _contradiction(each: V1Generation, table: Table, time_ms: Milliseconds) -> InputError:
@@ -165,14 +167,14 @@ def _v1_warnings(lake: Lake, exports: V1Exports) -> list[str]:
             f"{len(bare)} V1 generations without their description, the first {format_ms(bare[0])}; the rewrite needs "
             "it: import cdc_generation_descriptions as well"
         )
-    for time_ms, each in exports.streams.items():
+    for time_ms, generation in exports.streams.items():
         other = exports.descriptions.get(time_ms)
-        if other is None or other.description is None or each.streams is None:
+        if other is None or other.description is None or generation.streams is None:
             continue
         flat = sort_in_byte_order(np.array([len(other.description.streams)]), np.asarray(other.description.streams))
-        if not np.array_equal(flat, each.streams):
+        if not np.array_equal(flat, generation.streams):
             warnings.append(
-                f"the V1 tables disagree about {format_ms(time_ms)}: {len(each.streams)} streams in "
+                f"the V1 tables disagree about {format_ms(time_ms)}: {len(generation.streams)} streams in "
                 f"cdc_streams_descriptions, {len(flat)} in its description; the rewrite takes the description's"
             )
     return warnings
@@ -181,31 +183,31 @@ def _v1_warnings(lake: Lake, exports: V1Exports) -> list[str]:
 def _local_rows(lake: Lake, local: Sequence[CdcLocalRow], host_id: str | None) -> tuple[_PlannedRows, list[str]]:
     nameless = next((row for row in local if row.host_id is None), None)
     if host_id is not None and nameless is None:
-        said = "name their nodes themselves" if local else "are not among the files"
-        raise InputError(f"--node {host_id} says which node an export of {LOCAL} is of, and such exports {said}")
+        state = "name their nodes themselves" if local else "are not among the files"
+        raise InputError(f"--node {host_id} says which node an export of {LOCAL} is of, and such exports {state}")
     if nameless is not None and host_id is None:
         raise InputError(f"{nameless.place}: {LOCAL} does not say which node it is of; name it with --node HOST_ID")
     rows: dict[tuple[str, str], CdcLocalRow] = {}
     for row in local:
-        place = (row.host_id or host_id or "", row.key)
-        if place in rows:
+        key = (row.host_id or host_id or "", row.key)
+        if key in rows:
             raise InputError(
-                f"{row.place}: key {row.key} of node {place[0]} is there twice, first in {rows[place].place}; "
+                f"{row.place}: key {row.key} of node {key[0]} is there twice, first in {rows[key].place}; "
                 "import the nodes' exports one by one, each with its --node"
             )
-        rows[place] = row
-    there = cdc_local.read_cdc_local(lake)
+        rows[key] = row
+    known_rows = cdc_local.read_cdc_local(lake)
     warnings: list[str] = []
-    kept = [
+    new_rows = [
         cdc_local.NodeLocalRow(host, key, row.streams_timestamp_ms, row.uuid)
         for (host, key), row in rows.items()
-        if _is_newer(host, row, there.get((host, key)), warnings)
+        if _is_newer(host, row, known_rows.get((host, key)), warnings)
     ]
-    return ([(CDC_LOCAL, cdc_local.cdc_local_rows(kept))] if kept else []), warnings
+    return ([(CDC_LOCAL, cdc_local.cdc_local_rows(new_rows))] if new_rows else []), warnings
 
 
 def _is_newer(host: str, row: CdcLocalRow, known: cdc_local.NodeLocalRow | None, warnings: list[str]) -> bool:
-    """Whether a row goes in: an ID never goes back to an older one, and a marker that is there stays."""
+    """Return True if the row should be written: an ID never replaces a newer one, and an existing marker stays."""
     if known is None:
         return True
     known_ms = known.time_ms
@@ -228,7 +230,7 @@ _TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
 
 @dataclass
 class ImportPlan:
-    """All that is to be written. `ids` are generations by time (ms), where equal streams tell them."""
+    """Everything that the import writes. `ids` maps times (ms) to generations that were identified by equal streams."""
 
     descriptions: dict[str, OrderedRangeRows] = field(default_factory=dict)
     streams: dict[Milliseconds, OrderedRangeRows] = field(default_factory=dict)
@@ -251,12 +253,12 @@ def plan_import(
     host_id: str | None = None,
     flaws: ImportIssues | None = None,
 ) -> ImportPlan:
-    """Check the exports against the lake and each other. `ring` and `ignore_msb` tell shard orders that V2 does not.
+    """Check the exports against the lake and each other. `ring` and `ignore_msb` provide shard orders that V2 lacks.
 
-    `host_id` is the node whose `cdc_local` was exported, where the export does not say.
+    `host_id` names the node whose `cdc_local` was exported, if the export does not.
 
     Raises:
-        InputError: the export is half-written, or says something else than the lake about a generation or a table.
+        InputError: the export is half-written, or contradicts the lake about a generation or a table.
         StateError: the log of a tablet-based table was dropped after its stream sets began.
     """
     plan = ImportPlan(timestamps=dict(exports.timestamps), flaws=flaws or ImportIssues())
@@ -275,7 +277,7 @@ def plan_import(
 
 
 def _check_times(plan: ImportPlan, lake: Lake, exports: CqlshExports) -> None:
-    """Readers rely on rows only after the timestamp: an export has to keep to it."""
+    """Report exported streams without their timestamp: readers rely on rows only once the timestamp is present."""
     listed = generations.read_listed_times(lake)
     for time in exports.streams:
         if time not in exports.timestamps and time not in listed:
@@ -305,7 +307,7 @@ def _plan_descriptions(plan: ImportPlan, lake: Lake, exports: CqlshExports) -> N
 
 
 def _claimed_counts(rows: RangeRows) -> np.ndarray:
-    """How many rows a generation has by what each of its rows says, int64[n]; all that there are where none says it."""
+    """Return the number of rows that each row states for its generation, int64[n], or the actual number if none do."""
     return np.full(len(rows), len(rows)) if rows.claims is None else rows.claims
 
 
@@ -332,7 +334,7 @@ def _plan_streams(plan: ImportPlan, lake: Lake, exports: CqlshExports, ring: Rin
 
 
 class _DescriptionIndex:
-    """The V2 descriptions of an import and of its lake, by what they hold; the lake's read no further than is asked."""
+    """The V2 descriptions of an import and of its lake by content; the lake's are read only on demand."""
 
     def __init__(self, lake: Lake, imported: Mapping[str, OrderedRangeRows]) -> None:
         self._lake = lake
@@ -341,7 +343,7 @@ class _DescriptionIndex:
             self._add(id_, ordered)
 
     def those_of(self, rows: RangeRows) -> Mapping[str, OrderedRangeRows]:
-        """The descriptions with the same streams, by ID."""
+        """Return the descriptions with the same streams, by ID."""
         for id_ in self._unread.pop(rows.range_ends.astype(np.int64).tobytes(), ()):
             self._add(id_, self._description(id_))
         return self._by_content.get(rows.content, {})
@@ -351,13 +353,13 @@ class _DescriptionIndex:
 
     @cached_property
     def _unread(self) -> dict[bytes, list[str]]:
-        """The lake's IDs by their range ends (int64, ascending)."""
+        """Return the lake's IDs by their range ends (int64, ascending, as bytes)."""
         keys = self._lake.read(GENERATION_DESCRIPTIONS_V2, ["id", "range_end"])
         groups = keys.group_by("id").aggregate([("range_end", "list")])
-        found: dict[bytes, list[str]] = {}
+        ids_by_ends: dict[bytes, list[str]] = {}
         for id_, ends in zip(groups["id"].to_pylist(), groups["range_end_list"], strict=True):
-            found.setdefault(np.sort(np.asarray(ends.values, dtype=np.int64)).tobytes(), []).append(id_)
-        return found
+            ids_by_ends.setdefault(np.sort(np.asarray(ends.values, dtype=np.int64)).tobytes(), []).append(id_)
+        return ids_by_ends
 
     def _description(self, id_: str) -> OrderedRangeRows:
         table = self._lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", id_)]).sort_by("range_end")
@@ -376,22 +378,22 @@ def _plan_partition(
     ordered: OrderedRangeRows,
     existing: pa.Table,
 ) -> None:
-    """Plan the rows of one generation: those that are not there, and those whose order can be told only now.
+    """Plan the rows of one generation that the lake lacks, and those whose shard order is known only now.
 
-    Rows of a generation never change: one that is there and says something else is refused.
+    Rows of a generation never change: an existing row with other content is refused.
     """
     streams = stream_lists_to_arrow(ordered.rows.stream_counts, ordered.streams)
     rows = pa.table({**columns, "streams": streams}).cast(table.schema)
     _refuse_contradiction(f"{ordered.rows.source}: {table.name} of {name}", rows, existing)
-    there = set(existing["range_end"].to_pylist())
-    settled = {end for end in _read_marks(lake, table, name) if end in there and end not in ordered.reasons}
-    wanted = [end not in there or end in settled for end in ordered.rows.range_ends.tolist()]
+    existing_ends = set(existing["range_end"].to_pylist())
+    settled = {end for end in _read_marks(lake, table, name) if end in existing_ends and end not in ordered.reasons}
+    wanted = [end not in existing_ends or end in settled for end in ordered.rows.range_ends.tolist()]
     if any(wanted):
-        read = ordered.rows
-        what = f"{read.source}: {table.name} of {name}"
-        report_misplaced_streams(what, read.range_ends, read.offsets, read.streams, plan.flaws)
+        source_rows = ordered.rows
+        what = f"{source_rows.source}: {table.name} of {name}"
+        report_misplaced_streams(what, source_rows.range_ends, source_rows.offsets, source_rows.streams, plan.flaws)
         plan.rows.append((table, rows.filter(pa.array(wanted))))
-    marks = {end: reason for end, reason in ordered.reasons.items() if end not in there}
+    marks = {end: reason for end, reason in ordered.reasons.items() if end not in existing_ends}
     if marks:
         plan.marks.append(_mark_rows(table, name, marks))
     if settled:
@@ -401,9 +403,9 @@ def _plan_partition(
 def _refuse_contradiction(what: str, rows: pa.Table, existing: pa.Table) -> None:
     if existing.num_rows == 0:
         return
-    mine = {row["range_end"]: _row_content(row) for row in rows.to_pylist()}
+    imported = {row["range_end"]: _row_content(row) for row in rows.to_pylist()}
     for row in existing.to_pylist():
-        if mine.get(row["range_end"]) != _row_content(row):
+        if imported.get(row["range_end"]) != _row_content(row):
             raise InputError(
                 f"{what}: range_end {row['range_end']} is otherwise in the lake, and a generation never changes; "
                 "import it into another --home"
@@ -417,12 +419,14 @@ def _row_content(row: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
 def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: CqlshExports) -> None:
     if not exports.timestamps:
         return
-    there = {ms_from_datetime(row["time"]): row["expired"] for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()}
+    expiry_by_time = {
+        ms_from_datetime(row["time"]): row["expired"] for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()
+    }
     rows = [
         {
             "key": "timestamps",
             "time": datetime_from_ms(time),
-            "expired": there.get(time) if expired is None else datetime_from_ms(expired),
+            "expired": expiry_by_time.get(time) if expired is None else datetime_from_ms(expired),
         }
         for time, expired in exports.timestamps.items()
     ]
@@ -443,14 +447,14 @@ def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: CqlshExports) -> Non
 
 
 def _format_times(times: Sequence[Milliseconds]) -> str:
-    """Times (ms) by name, as many as a line bears."""
+    """Format the first times (ms), and the number of those omitted."""
     return ", ".join(map(format_ms, times[:_MAX_SHOWN])) + (
         f" and {len(times) - _MAX_SHOWN} more" if times[_MAX_SHOWN:] else ""
     )
 
 
 def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: CqlshExports) -> None:
-    """Enter which generation has which time, where equal streams tell it."""
+    """Enter the time of each generation that was identified by equal streams."""
     ledger = {row["generation_id"]: ms_from_datetime(row["time"]) for row in lake.read(GENERATIONS).to_pylist()}
     by_time = {time: id_ for id_, time in ledger.items()}
     for time, id_ in plan.ids.items():
@@ -468,51 +472,51 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: CqlshExpor
             "they are taken in and do not operate"
         )
     if plan.ids:
-        now = datetime_from_us(clock.now_us())  # of all rows one, by which a mend finds it again
+        now = datetime_from_us(clock.now_us())  # one time for all rows, by which `backdate_rows` finds it again
         rows = [_ledger_row(lake, now, time, id_, plan) for time, id_ in plan.ids.items()]
         plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
 
 
 def _plan_committed(plan: ImportPlan, lake: Lake, exports: CqlshExports, ledger: Mapping[str, Milliseconds]) -> None:
-    """What the group has committed has its time, also before clients are shown it; and it has to have rows.
+    """Assign the committed timestamp to each committed generation, even before it is published; it must have rows.
 
-    One without any is noted: it is known, and what an import after this one brings of it is its description.
+    A committed generation without rows is recorded as known, so that a later import can add its description.
     """
-    there = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows}
+    described_ids = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows}
     bare: dict[Milliseconds, str] = {}
     for time, id_ in sorted((read_committed_elsewhere(lake) | exports.topology.committed).items()):
         if id_ in ledger or id_ in plan.ids.values():
             continue
-        if (id_ in plan.descriptions or id_ in there) and time not in plan.ids:
+        if (id_ in plan.descriptions or id_ in described_ids) and time not in plan.ids:
             plan.ids[time] = id_
-        elif id_ not in there and time in exports.topology.committed:
+        elif id_ not in described_ids and time in exports.topology.committed:
             bare[time] = id_
-            said = f"generation {id_} of {format_ms(time)} is committed and has no rows"
+            message = f"generation {id_} of {format_ms(time)} is committed and has no rows"
             if GENERATION_DESCRIPTIONS_V2.name in exports.held:
-                plan.flaws.tell(said)
+                plan.flaws.tell(message)
             else:
-                plan.warnings.append(f"{said} here: import cdc_generations_v3 as well")
+                plan.warnings.append(f"{message} here: import cdc_generations_v3 as well")
     if bare:
         rows = [{"time": datetime_from_ms(time), "generation_id": id_} for time, id_ in bare.items()]
         plan.rows.append((COMMITTED_GENERATIONS, pa.Table.from_pylist(rows, schema=COMMITTED_GENERATIONS.schema)))
 
 
 def _ledger_row(lake: Lake, now: datetime, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
-    """By the rows that clients are shown, else by those that nodes have, of a generation that is not published."""
-    shown = plan.streams.get(time_ms)
-    brought = shown or plan.descriptions.get(id_)
-    if brought is None:
-        before = lake.read(GENERATION_DESCRIPTIONS_V2, ["streams"], [("id", "=", id_)])["streams"]
-        num_ranges, num_streams = len(before), len(flatten_stream_lists(before.combine_chunks())[1])
+    """Build the row from the published streams, or else from the V2 description of an unpublished generation."""
+    published = plan.streams.get(time_ms)
+    ordered = published or plan.descriptions.get(id_)
+    if ordered is None:
+        stored = lake.read(GENERATION_DESCRIPTIONS_V2, ["streams"], [("id", "=", id_)])["streams"]
+        num_ranges, num_streams = len(stored), len(flatten_stream_lists(stored.combine_chunks())[1])
     else:
-        num_ranges, num_streams = len(brought.rows), len(brought.rows.streams)
+        num_ranges, num_streams = len(ordered.rows), len(ordered.rows.streams)
     return {
         "generation_id": id_,
         "time": datetime_from_ms(time_ms),
         "num_ranges": num_ranges,
         "num_streams": num_streams,
         "created_at": now,
-        "published_at": None if shown is None else now,
+        "published_at": None if published is None else now,
     }
 
 

@@ -1,6 +1,6 @@
-"""Plan what an import of tablet stream sets writes, checked against the lake before anything is written.
+"""Plan the rows that an import of tablet stream sets writes, checked against the lake before any write.
 
-The sets of a table are one history: an export continues the lake's history or is refused.
+The sets of a table form one history: an export must continue the lake's history, otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ELSEWHERE = "import it into another --home"
 
 @dataclass(frozen=True)
 class ImportedStreamSet:
-    """One stream set of an import, and whether it was not in the lake before. Streams are counted."""
+    """One stream set of an import with its numbers of streams. `new`: the lake did not have it before the import."""
 
     table: str
     time_ms: Milliseconds
@@ -53,46 +53,48 @@ class ImportedStreamSet:
 def plan_stream_sets(
     lake: Lake, exports: TabletExports, flaws: ImportIssues
 ) -> tuple[_PlannedRows, list[ImportedStreamSet], list[str]]:
-    """The rows to be written, every set that was exported, newest first, and what a person should know.
+    """Return the rows to write, every exported set (newest first), and the warnings.
 
-    The same again: no rows.
+    Importing the same export twice yields no rows.
 
     Raises:
-        InputError: the export is half-written, or says something else than the lake about a table.
+        InputError: the export is half-written or contradicts the lake.
         StateError: the log of a table was dropped after its sets began.
     """
     rows: _PlannedRows = []
-    found: list[ImportedStreamSet] = []
+    imported: list[ImportedStreamSet] = []
     warnings: list[str] = []
     known = (
-        {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)} if exports.sets else set()
+        {(cdc_table.keyspace_name, cdc_table.table_name) for cdc_table in cdc_tables.read_cdc_tables(lake)}
+        if exports.sets
+        else set()
     )
     for name in sorted({*exports.sets, *exports.times}):
         times = tablets.read_set_timestamps(lake, *name)
         listed = [time for time in times if tablets.has_stream_rows(lake, *name, time)]
         _check_times(name, exports, times, flaws)
         exported = exports.sets.get(name, [])
-        kept = [each for each in exported if not times or each.time_ms >= times[0]]
-        if len(kept) < len(exported):
+        recent = [stream_set for stream_set in exported if not times or stream_set.time_ms >= times[0]]
+        if len(recent) < len(exported):
             warnings.append(
-                f"{len(exported) - len(kept)} stream sets of {_format_name(name)} are older than the lake's oldest, "
+                f"{len(exported) - len(recent)} stream sets of {_format_name(name)} are older than the lake's oldest, "
                 f"{format_ms(times[0])}, and were left out: what was collected stays so"
             )
-        if kept:
-            there = tablets.read_stream_rows(lake, *name)
-            new = _new_sets(name, kept, listed, set(times) - set(listed), there)
+        if recent:
+            existing = tablets.read_stream_rows(lake, *name)
+            new = _new_sets(name, recent, listed, set(times) - set(listed), existing)
             rows += _rows_of(name, new, {*listed, *exports.times.get(name, {})})
-            # Sets that do not add up tell no tablets that changes made here could go on from.
+            # From sets that contradict each other no tablet layout can be derived.
             if not flaws.told:
-                rows += _ledger_rows(lake, name, kept, sorted({*listed, *(each.time_ms for each in new)}))
-            found += [_imported_set(name, each, each in new) for each in reversed(kept)]
+                rows += _ledger_rows(lake, name, recent, sorted({*listed, *(stream_set.time_ms for stream_set in new)}))
+            imported += [_imported_set(name, stream_set, stream_set in new) for stream_set in reversed(recent)]
         bare = _bare_times(name, exports, listed, times)
         if bare:
-            shown = ", ".join(map(format_ms, bare[:_MAX_SHOWN])) + (
+            sample = ", ".join(map(format_ms, bare[:_MAX_SHOWN])) + (
                 f" and {len(bare) - _MAX_SHOWN} more" if bare[_MAX_SHOWN:] else ""
             )
             warnings.append(
-                f"{_format_name(name)} has {len(bare)} timestamps without a row of streams: {shown}; readers "
+                f"{_format_name(name)} has {len(bare)} timestamps without a row of streams: {sample}; readers "
                 "pass one over"
                 " when a later one operates, and wait for the newest: export both tables once more if there are any"
             )
@@ -104,17 +106,17 @@ def plan_stream_sets(
                 "collected; tell "
                 f"of it with: cdc-platform tables add {_format_name(name)} --ttl SECONDS"
             )
-    return rows, found, warnings
+    return rows, imported, warnings
 
 
 def _check_times(name: TableName, exports: TabletExports, listed: Sequence[Milliseconds], flaws: ImportIssues) -> None:
-    """Streams have the time at which readers see them: in the export, or in the lake."""
+    """Report sets whose timestamp, which makes them visible to readers, is neither in the export nor in the lake."""
     times = exports.times.get(name, {})
-    for each in exports.sets.get(name, []):
-        if each.time_ms not in times and each.time_ms not in listed:
+    for stream_set in exports.sets.get(name, []):
+        if stream_set.time_ms not in times and stream_set.time_ms not in listed:
             flaws.tell(
-                f"{each.source}: {HALF_WRITTEN}: streams of {_format_name(name)} at "
-                f"{format_ms(each.time_ms)} without their "
+                f"{stream_set.source}: {HALF_WRITTEN}: streams of {_format_name(name)} at "
+                f"{format_ms(stream_set.time_ms)} without their "
                 "row in cdc_timestamps; export both tables once more and import both"
             )
 
@@ -122,13 +124,13 @@ def _check_times(name: TableName, exports: TabletExports, listed: Sequence[Milli
 def _bare_times(
     name: TableName, exports: TabletExports, listed: Sequence[Milliseconds], times: Sequence[Milliseconds]
 ) -> list[Milliseconds]:
-    """The exported times (ms) without a stream in the export, or in the lake, which has streams of `listed`.
+    """Return the exported times (ms) that have no streams, neither in the export nor in the lake (`listed`).
 
-    What lies before all `times` that the lake has was collected and needs none.
+    Times before the oldest of `times` are omitted: the lake has collected their sets.
     """
-    there = {each.time_ms for each in exports.sets.get(name, [])} | set(listed)
+    known = {stream_set.time_ms for stream_set in exports.sets.get(name, [])} | set(listed)
     exported = exports.times.get(name, {})
-    return sorted(time for time in exported if time not in there and not (times and time < times[0]))
+    return sorted(time for time in exported if time not in known and not (times and time < times[0]))
 
 
 def _new_sets(
@@ -138,35 +140,41 @@ def _new_sets(
     bare: Collection[Milliseconds],
     there: TabletRows,
 ) -> list[ExportedStreamSet]:
-    """Those that the lake has not: after those that it has, or at times that it has without a row (`bare`)."""
+    """Return the exported sets that the lake lacks: newer than its own, or at times that it has without rows (`bare`).
+
+    Raises:
+        InputError: the export leaves a gap after the lake's sets, or contradicts them.
+    """
     base, last = kept[0].time_ms, kept[-1].time_ms
     both = [time for time in listed if base <= time <= last]
-    shared = [each for each in kept if not listed or (each.time_ms <= listed[-1] and each.time_ms not in bare)]
+    shared = [
+        exported for exported in kept if not listed or (exported.time_ms <= listed[-1] and exported.time_ms not in bare)
+    ]
     if listed and base > listed[-1]:
         raise InputError(
             f"{kept[0].source}: the export of {_format_name(name)} begins at {format_ms(base)}, after the "
             "lake's newest "
             f"stream set, {format_ms(listed[-1])}: with a gap between they do not add up; {_ELSEWHERE}"
         )
-    if listed and [each.time_ms for each in shared] != both:
+    if listed and [exported.time_ms for exported in shared] != both:
         raise InputError(
             f"{kept[0].source}: {_format_name(name)} has stream sets up to {format_ms(listed[-1])} in the "
             "lake that are not "
             f"the exported ones from {format_ms(base)} on; {_ELSEWHERE}"
         )
-    for each in shared if listed else []:
-        if not np.array_equal(sort_in_ring_order(there.of(each.time_ms, STREAM_CURRENT)), each.current):
+    for exported in shared if listed else []:
+        if not np.array_equal(sort_in_ring_order(there.of(exported.time_ms, STREAM_CURRENT)), exported.current):
             raise InputError(
-                f"{each.source}: {_format_name(name)} at {format_ms(each.time_ms)} has other streams in the "
+                f"{exported.source}: {_format_name(name)} at {format_ms(exported.time_ms)} has other streams in the "
                 "lake, and a "
                 f"stream set never changes; {_ELSEWHERE}"
             )
-    new = [each for each in kept if not listed or each not in shared]
-    for each in new:
-        for state, ids in zip(_STATES, (each.current, each.closed, each.opened), strict=True):
-            if not isin_streams(there.of(each.time_ms, state), ids).all():
+    new = [exported for exported in kept if not listed or exported not in shared]
+    for exported in new:
+        for state, ids in zip(_STATES, (exported.current, exported.closed, exported.opened), strict=True):
+            if not isin_streams(there.of(exported.time_ms, state), ids).all():
                 raise InputError(
-                    f"{each.source}: {_format_name(name)} at {format_ms(each.time_ms)} has streams in the "
+                    f"{exported.source}: {_format_name(name)} at {format_ms(exported.time_ms)} has streams in the "
                     "lake already, left "
                     f"by another writer, that the export has not; {_ELSEWHERE}"
                 )
@@ -175,10 +183,10 @@ def _new_sets(
 
 def _rows_of(name: TableName, new: Sequence[ExportedStreamSet], listed: Collection[Milliseconds]) -> _PlannedRows:
     rows: _PlannedRows = []
-    for each in new:
-        states = list(zip(_STATES, (each.current, each.closed, each.opened), strict=True))
-        rows.append((TABLET_STREAMS, tablets.stream_set_rows(*name, each.time_ms, states)))
-    times = [each.time_ms for each in new if each.time_ms in listed]
+    for stream_set in new:
+        states = list(zip(_STATES, (stream_set.current, stream_set.closed, stream_set.opened), strict=True))
+        rows.append((TABLET_STREAMS, tablets.stream_set_rows(*name, stream_set.time_ms, states)))
+    times = [stream_set.time_ms for stream_set in new if stream_set.time_ms in listed]
     if times:
         rows.append((TABLET_TIMESTAMPS, tablets.set_timestamp_rows(*name, times)))
     return rows
@@ -187,16 +195,17 @@ def _rows_of(name: TableName, new: Sequence[ExportedStreamSet], listed: Collecti
 def _ledger_rows(
     lake: Lake, name: TableName, kept: Sequence[ExportedStreamSet], times: Sequence[Milliseconds]
 ) -> _PlannedRows:
-    """Note the tablets of the sets that the ledger has not, so that changes made here go on from them.
+    """Return ledger rows for the imported sets that the ledger lacks, so that later tablet changes can build on them.
 
-    `times` (ms, ascending) are those of all sets that there will be. Where one of them has been left by another
-    writer and is not in the export, none is noted: the newest set tells the tablets then.
+    `times` (ms, ascending) are the times of all sets after the import. If another writer added one of them and the
+    export
+    lacks it, return no rows; the tablets then follow from the newest set.
     """
     known = tablets.read_tablet_layouts(lake, *name)
     _check_ledger(lake, name, kept[0], known, times)
     last = known[-1] if known and known[-1].kind != LAYOUT_DROPPED else None
     missing = [time for time in times if last is None or last.timestamp_ms is None or time > last.timestamp_ms]
-    by_time = {each.time_ms: each for each in kept}
+    by_time = {stream_set.time_ms: stream_set for stream_set in kept}
     if not missing or any(time not in by_time for time in missing):
         return []
     number = known[-1].number + 1 if known else 0
@@ -204,14 +213,14 @@ def _ledger_rows(
     layouts = [
         TabletLayout(
             *name,
-            number + place,
-            LAYOUT_CREATED if last is None and place == 0 else LAYOUT_RESIZED,
+            number + index,
+            LAYOUT_CREATED if last is None and index == 0 else LAYOUT_RESIZED,
             table_id,
             time,
             get_stream_tokens(by_time[time].current),
             us_from_ms(time),
         )
-        for place, time in enumerate(missing)
+        for index, time in enumerate(missing)
     ]
     return [(TABLET_LAYOUTS, tablets.tablet_layout_rows(layouts))]
 
@@ -219,8 +228,8 @@ def _ledger_rows(
 def _check_ledger(
     lake: Lake, name: TableName, oldest: ExportedStreamSet, known: Sequence[TabletLayout], times: Sequence[Milliseconds]
 ) -> None:
-    """Refuse sets of a log that was dropped, and those beside a change that was decided here."""
-    dropped = [each.decided_at_us for each in known if each.kind == LAYOUT_DROPPED]
+    """Raise StateError if the log was dropped after the sets began, or the export lacks a set planned in the lake."""
+    dropped = [layout.decided_at_us for layout in known if layout.kind == LAYOUT_DROPPED]
     dropped += [
         change.changed_at_us
         for change in cdc_tables.read_table_changes(lake)

@@ -31,9 +31,9 @@ from cdc_platform.ring import Int64s, RangeLookup, Ring, UInt8s, range_starts
 class RangeRows:
     """The rows of one partition, ascending by range end.
 
-    `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], one range after the other, each range's in
-    unsigned byte order; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column.
-    `claims` int64[n] is what each row says of the number of rows, where that is another one.
+    `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], grouped by range, in unsigned byte order within
+    each range; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column. `claims`
+    int64[n] is the number of rows that each row states, if it can differ from the actual number.
     """
 
     source: str
@@ -48,19 +48,19 @@ class RangeRows:
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Where each range's streams begin, and at last their end: int64[n + 1]."""
+        """Return where each range's streams begin, and finally their end: int64[n + 1]."""
         return np.concatenate([[0], np.cumsum(self.stream_counts)])
 
     @cached_property
     def content(self) -> tuple[bytes, int]:
-        """The same where `has_same_streams` is true: what generations are looked up by among thousands of them."""
+        """Return a key that is equal where `has_same_streams` is true, to look up one of thousands of generations."""
         digest = hashlib.blake2b(self.streams.tobytes(), digest_size=16)
         digest.update(self.stream_counts.astype(np.int64).tobytes())
         digest.update(self.range_ends.astype(np.int64).tobytes())
         return digest.digest(), len(self)
 
     def has_same_streams(self, other: RangeRows) -> bool:
-        """Whether both have the same ranges, each with the same set of streams."""
+        """Return True if both have the same ranges, each with the same set of streams."""
         return (
             np.array_equal(self.range_ends, other.range_ends)
             and np.array_equal(self.stream_counts, other.stream_counts)
@@ -71,10 +71,10 @@ class RangeRows:
 def published_range_rows(
     source: str, time_ms: Milliseconds, streams: Mapping[int, bytes], flaws: ImportIssues | None = None
 ) -> RangeRows:
-    """The user-facing rows of a time (ms): by range end its streams, 16 bytes each, one after the other.
+    """Build the user-facing rows of a time (ms) from each range end's streams (concatenated, 16 bytes each).
 
     Raises:
-        InputError: the streams tell that rows are missing, and `flaws` are refused.
+        InputError: the streams show that rows are missing, and `flaws` refuses issues.
     """
     partition = _build_range_rows(source, streams, None)
     report_missing_rows(f"{source}: time {format_ms(time_ms)}", partition, flaws or refuse_issues())
@@ -89,11 +89,11 @@ def described_range_rows(
     claims: Mapping[int, int] | None = None,
     flaws: ImportIssues | None = None,
 ) -> RangeRows:
-    """The internal rows of a generation: by range end its streams, 16 bytes each, the ignore_msb, and what it claims.
+    """Build the internal rows of a generation from each range end's streams (concatenated), ignore_msb and row count.
 
     Raises:
-        InputError: a stream has another version than 1, or the streams tell that rows are missing, and `flaws` are
-            refused.
+        InputError: a stream has a version other than 1, or the streams show that rows are missing, and `flaws` refuses
+            issues.
     """
     flaws = flaws or refuse_issues()
     partition = _build_range_rows(source, streams, ignore_msbs)
@@ -125,14 +125,14 @@ def _build_range_rows(source: str, streams: Mapping[int, bytes], ignore_msbs: Ma
 
 
 def sort_in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
-    """The streams (uint8[total, 16]) with each range's sorted as unsigned bytes, as a CQL client hands sets out."""
+    """Return the streams (uint8[total, 16]) sorted per range as unsigned bytes, the order of sets in CQL clients."""
     rows = np.repeat(np.arange(len(stream_counts)), stream_counts)
     words = stream_id_words(streams)
     return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
 
 
 def report_missing_rows(what: str, rows: RangeRows, flaws: ImportIssues) -> None:
-    """Tell of a generation whose stream IDs tell that it has more rows."""
+    """Report a generation whose stream IDs show that rows are missing."""
     missing = explain_missing_rows(rows.range_ends, rows.offsets, rows.streams)
     if missing is not None:
         flaws.tell(f"{what}: {missing}: {HALF_WRITTEN}, rows are missing")
@@ -141,7 +141,7 @@ def report_missing_rows(what: str, rows: RangeRows, flaws: ImportIssues) -> None
 def report_misplaced_streams(
     what: str, range_ends: Int64s, offsets: Int64s, streams: UInt8s, flaws: ImportIssues
 ) -> None:
-    """Tell of streams whose token is not in their range: swapped rows, or IDs that nobody has drawn for a ring.
+    """Report streams whose token is outside their range: swapped rows, or IDs that were not generated for a ring.
 
     `range_ends` int64[n] ascending; the streams (uint8[k, 16]) of range i begin at `offsets[i]` (int64[n + 1]).
     """
@@ -159,9 +159,9 @@ def report_misplaced_streams(
 
 @dataclass(frozen=True, eq=False)
 class OrderedRangeRows:
-    """The rows of a partition with their streams (uint8[total, 16]) back in shard order where that can be told.
+    """The rows of a partition with their streams (uint8[total, 16]) in shard order where it can be restored.
 
-    `reasons` says for each range end why it cannot be told there; what is uncertain is in unsigned byte order.
+    `reasons` maps each range end without a known shard order to the reason; those streams are in unsigned byte order.
     """
 
     rows: RangeRows
@@ -170,7 +170,7 @@ class OrderedRangeRows:
 
 
 def restore_stream_order(rows: RangeRows, ignore_msbs: np.ndarray) -> OrderedRangeRows:
-    """Put the streams of every range in shard order; `ignore_msbs` (int64[n]) holds UNKNOWN where it is not known."""
+    """Sort every range's streams in shard order; `ignore_msbs` (int64[n]) is UNKNOWN_IGNORE_MSB where not known."""
     starts = range_starts(rows.range_ends)
     restored = restore_shard_orders(starts, rows.range_ends, rows.stream_counts, rows.streams, ignore_msbs)
     reasons = {
@@ -181,9 +181,9 @@ def restore_stream_order(rows: RangeRows, ignore_msbs: np.ndarray) -> OrderedRan
 
 
 def owner_ignore_msbs(rows: RangeRows, ring: Ring) -> np.ndarray:
-    """The ignore_msb (int64[n]) of the node that has the range end as a token, or UNKNOWN.
+    """Return the ignore_msb (int64[n]) of the node that has each range end as a token, or UNKNOWN_IGNORE_MSB.
 
-    A node with another number of shards than the range has streams was sharded otherwise then, and tells nothing.
+    A node whose shard count differs from the range's number of streams was resharded since, so its value is not used.
     """
     if len(ring.tokens) == 0:
         return np.full(len(rows), UNKNOWN_IGNORE_MSB)
@@ -197,7 +197,7 @@ def _unordered_reason(rows: RangeRows, row: int, ignore_msb: int, settled: np.nd
         return "the ignore_msb of the range's owner is not known"
     lo, hi = rows.offsets[row], rows.offsets[row + 1]
     tokens = np.ascontiguousarray(rows.streams[lo:hi, :8]).view(">i8").ravel()
-    open_places = int(np.count_nonzero(~settled[lo:hi]))
-    if np.count_nonzero(tokens == rows.range_ends[row]) >= open_places:
-        return f"{open_places} shards own nothing before the range end, so their streams all have its token"
+    unsettled = int(np.count_nonzero(~settled[lo:hi]))
+    if np.count_nonzero(tokens == rows.range_ends[row]) >= unsettled:
+        return f"{unsettled} shards own nothing before the range end, so their streams all have its token"
     return "the streams do not lie where the shards of the range begin"

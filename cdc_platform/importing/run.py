@@ -56,53 +56,57 @@ from cdc_platform.tables import (
 
 
 def update_tables(lake: Lake, clock: Clock, exports: CqlshExports) -> int:
-    """Add the tables that are not known, alter those that are otherwise now; answers how many.
+    """Add unknown tables and alter those that changed; return how many changes were recorded.
 
-    A schema shows how tables stand, and neither since when nor, mostly, how old their logs are: that stays unknown. A
-    table that is not in the schema stays: a schema may be that of one keyspace. One that is not enabled, and whose log
-    is not in the schema, has no log.
+    A schema shows the current state of tables, but not since when, nor mostly how old their logs are; that stays
+    unknown.
+    Tables missing from the schema stay, because a schema may describe only one keyspace. A table without CDC enabled
+    and
+    without a log in the schema has no log.
 
     Raises:
-        InputError: a name, a TTL or a time is impossible; nothing was told then.
+        InputError: a name, a TTL or a time is invalid; nothing was recorded.
     """
-    known = {(each.keyspace_name, each.table_name): each for each in cdc_tables.read_cdc_tables(lake)}
-    sayings = []
+    known = {
+        (cdc_table.keyspace_name, cdc_table.table_name): cdc_table for cdc_table in cdc_tables.read_cdc_tables(lake)
+    }
+    changes = []
     for table in exports.tables:
         name = table.keyspace, table.name
-        there = known.get(name)
+        existing = known.get(name)
         created_ms = None if table.created_at_ms is None else min(clock.now_ms(), table.created_at_ms)
-        if there is None and table.is_logged:
+        if existing is None and table.is_logged:
             options: dict[str, Any] = {
                 "ttl_seconds": table.ttl_seconds or 0,
                 "enabled": table.enabled,
                 "ddl": table.ddl,
             }
-            added = cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
-            sayings.append(added)
-        elif there is not None and not _is_same(there, table):
-            stands: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled}
+            addition = cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
+            changes.append(addition)
+        elif existing is not None and not _is_same(existing, table):
+            current_options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled}
             if table.ttl_seconds is None:
-                stands = {}
-            ddl = there.ddl if _has_definition(there, table) else table.ddl
-            altered = cdc_tables.request_alteration(
-                lake, clock, *name, created_at_ms=created_ms, seen=True, ddl=ddl, **stands
+                current_options = {}
+            ddl = existing.ddl if _has_definition(existing, table) else table.ddl
+            alteration = cdc_tables.request_alteration(
+                lake, clock, *name, created_at_ms=created_ms, seen=True, ddl=ddl, **current_options
             )
-            sayings.append(altered)
-    return len(cdc_tables.record_table_changes(lake, sayings))
+            changes.append(alteration)
+    return len(cdc_tables.record_table_changes(lake, changes))
 
 
 def describe_missing_options(exports: CqlshExports) -> list[str]:
     """Return a line for each log imported without the CDC options of its base table, with what is assumed."""
     return [
-        f"{each.full_name}: its log is in the schema, and its CDC options are not, so its rows are taken to never "
+        f"{described.full_name}: its log is in the schema, and its CDC options are not, so its rows are taken to never "
         "expire; import the schema with its base table"
-        for each in exports.tables
-        if each.ttl_seconds is None
+        for described in exports.tables
+        if described.ttl_seconds is None
     ]
 
 
 def describe_missing_definitions(exports: CqlshExports) -> list[str]:
-    """The tables that are taken in without their definition, a line each with why."""
+    """Return a line for each table imported without its definition, with the reason."""
     return [
         f"{each.full_name}: its definition is left out, so its keys cannot be asked for by their values: {each.unread}"
         for each in exports.tables
@@ -112,7 +116,7 @@ def describe_missing_definitions(exports: CqlshExports) -> list[str]:
 
 def _is_same(there: CdcTable, table: DescribedTable) -> bool:
     options = table.ttl_seconds is None or (there.ttl_seconds, there.enabled) == (table.ttl_seconds, table.enabled)
-    # Of two times at which a log may have been created the older one counts.
+    # Of two possible creation times of a log the older one counts.
     created = table.created_at_ms is None or (
         there.created_at_ms is not None and there.created_at_ms <= table.created_at_ms
     )
@@ -120,21 +124,21 @@ def _is_same(there: CdcTable, table: DescribedTable) -> bool:
 
 
 def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
-    """Whether what is described says nothing new; what was noted here of truncations no schema knows."""
+    """Return True if the described definition equals the known one, ignoring truncations recorded here only."""
     if table.ddl is None:
         return True
     return there.ddl is not None and _definition(there.ddl) == _definition(table.ddl)
 
 
 def _definition(ddl: str) -> tuple[str, list[str]]:
-    """What makes a table, and its search indexes; what else stands in comments is of no schema."""
+    """Return a table's statement and its search indexes, without other comments."""
     return strip_comments(ddl), get_index_comments(ddl)
 
 
 _KNOWN_SUFFIXES = (".json", ".csv")
 _HEAD = 64 * 1024
-"""Bytes that tell the form of a file."""
-# What a row relies on comes before it: data before the times that commit it, generations before who knows them.
+"""The bytes of a file that are read to identify its format."""
+# Dependencies come first: data before the timestamps that commit it, generations before the nodes that know them.
 WRITE_ORDER = (
     GENERATION_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS,
@@ -148,12 +152,12 @@ WRITE_ORDER = (
     TABLET_TIMESTAMPS,
     TABLET_LAYOUTS,
 )
-"""The tables that an import writes, in their order."""
-# A row of a ledger keeps the moment at which it was first entered, and a stream set never changes.
+"""The tables that an import writes, in write order."""
+# A ledger row keeps the time at which it was first entered, and a stream set never changes.
 _ENTERED_ONCE = (GENERATIONS, TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)
 
 _MAX_ATTEMPTS = 5
-"""How often an import is judged anew because other writers changed what it was judged by."""
+"""How often an import is planned again because other writers changed the tables it was planned against."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +177,11 @@ class ImportedGeneration:
 
 @dataclass(frozen=True)
 class ImportSources:
-    """What an import was given, read: the nodes of a ring snapshot (None without one) and the exports.
+    """The parsed input of an import: the nodes of a ring snapshot (None without one) and the exports.
 
-    `printed` and `status` are what nodetool printed of the ring and its members, `shards` and `ignore_msb` the sharding
-    of nodes of which nothing else says it.
+    `printed` and `status` are nodetool's output about the ring and its members. `shards` and `ignore_msb` are the
+    sharding
+    of nodes for which no file states it.
     """
 
     nodes: list[Node] | None
@@ -192,7 +197,7 @@ class ImportSources:
 
 @dataclass
 class ImportReport:
-    """What an import did: hosts by what became of them, generations and stream sets newest first, and remarks."""
+    """The result of an import: changed hosts, generations and stream sets (newest first), and warnings."""
 
     nodes_added: list[str] = field(default_factory=list)
     nodes_changed: list[str] = field(default_factory=list)
@@ -203,7 +208,7 @@ class ImportReport:
     warnings: list[str] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)
     turned_off: list[str] = field(default_factory=list)
-    """Statements of a schema that turn CDC off and may not be meant to."""
+    """Statements of an imported schema that turn CDC off, perhaps unintentionally."""
 
 
 def import_paths(
@@ -216,7 +221,7 @@ def import_paths(
     *,
     as_is: bool = False,
 ) -> ImportReport:
-    """Take in files, or all that are known in folders: `read_import_sources` and `import_sources` in one.
+    """Import files, or all known files of folders: `read_import_sources` followed by `import_sources`.
 
     Raises:
         NotFound, InputError: as those two; nothing was written.
@@ -232,15 +237,15 @@ def read_import_sources(
     *,
     as_is: bool = False,
 ) -> ImportSources:
-    """Read and check files, or all that are known in folders.
+    """Read and check files, or all known files of folders.
 
-    `shards` and `ignore_msb` hold for the nodes of a ring snapshot where the file does not say; `ignore_msb` also for
-    streams whose V2 description is not known. `host_id` is the node that exports of `cdc_local` are of. With `as_is`
-    what is not whole in the cluster is noted and not refused.
+    `shards` and `ignore_msb` apply to nodes of a ring snapshot that does not state them; `ignore_msb` also applies to
+    streams without a known V2 description. `host_id` names the node whose `cdc_local` was exported. With `as_is`,
+    issues of the cluster are recorded instead of refused.
 
     Raises:
-        NotFound: a path is not there.
-        InputError: a file breaks a rule, or is cut.
+        NotFound: a path does not exist.
+        InputError: a file is invalid or truncated.
     """
     files, ignored = _list_files(paths)
     flaws = ImportIssues(as_is)
@@ -249,7 +254,7 @@ def read_import_sources(
     statuses = [(source, text) for source, text in texts if is_nodetool_status(text)]
     if len(statuses) > 1:
         raise InputError(f"{statuses[0][0]} and {statuses[1][0]} are both nodetool status; import the newest alone")
-    others = [each for each in texts if each not in rings and each not in statuses]
+    others = [file for file in texts if file not in rings and file not in statuses]
     nodes, exports = _parse(others, shards, ignore_msb, flaws)
     if len(rings) + (nodes is not None) > 1:
         raise InputError(f"{rings[0][0]} and another ring at once; the ring is one: import the newest alone")
@@ -259,16 +264,17 @@ def read_import_sources(
 
 
 class _ChangedMeanwhile(Exception):
-    """A table is no longer as it was when the import was judged by it."""
+    """Raised if a table changed after the import was planned against it."""
 
 
 @exclusive(IMPORTS_LOCK)
 def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
-    """Take in what was read. A ring snapshot becomes the ring as it stands. The same again changes nothing.
+    """Write the parsed sources. A ring snapshot replaces the ring. Importing the same sources again changes nothing.
 
-    Where what is not whole was taken in as it is, the lake is only observed from then on.
+    If issues were accepted (`as_is`), the home becomes read-only (observed).
 
-    Imports take turns, and each table is written as the version after the one by which its rows were judged.
+    Imports take an exclusive lock. Each table is written as the version that follows the one that its rows were checked
+    against.
 
     Raises:
         InputError: an export contradicts the lake or is half-written; nothing was written.
@@ -284,15 +290,15 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
 
 
 def _import_once(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
-    nodes, of_ring = _plan_nodes(lake, sources)
-    seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *WRITE_ORDER)}
+    nodes, ring_warnings = _plan_nodes(lake, sources)
+    versions = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *WRITE_ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = read_current_ring(lake) if nodes is None else Ring.of(nodes)
     plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id, sources.flaws)
     report = ImportReport(generations=_imported_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is none of the files that are read here and was left alone" for path in sources.ignored]
-    report.warnings += [*of_ring, *plan.warnings, *describe_missing_definitions(sources.exports)]
+    report.warnings += [*ring_warnings, *plan.warnings, *describe_missing_definitions(sources.exports)]
     report.warnings += describe_missing_options(sources.exports)
     report.turned_off = list(sources.exports.warnings)
     report.flaws = list(sources.flaws.told)
@@ -300,15 +306,15 @@ def _import_once(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRepo
         observed_home.mark_as_observed(lake, clock, report.flaws)
     if nodes is not None:
         _replace_ring(lake, nodes, report)
-    report.rows_written += _write_plan(lake, plan, seen) + update_tables(lake, clock, sources.exports)
+    report.rows_written += _write_plan(lake, plan, versions) + update_tables(lake, clock, sources.exports)
     for table in WRITE_ORDER:
         if table.name in sources.exports.held:
-            lake.ensure(table)  # without a row it is empty, which is not the same as unknown
+            lake.ensure(table)  # a table without rows is empty, which differs from unknown
     return report
 
 
 def _plan_nodes(lake: Lake, sources: ImportSources) -> tuple[list[Node] | None, list[str]]:
-    """The nodes that the ring is to have, and what a person should know; None where it stays as it is."""
+    """Return the nodes of the new ring (None if the ring stays as it is) and the warnings."""
     nodes, warnings = sources.nodes, list[str]()
     if sources.printed is not None:
         given = sources.shards, sources.ignore_msb
@@ -321,7 +327,7 @@ def _plan_nodes(lake: Lake, sources: ImportSources) -> tuple[list[Node] | None, 
 
 
 def _list_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
-    """The files that the paths name, each once, and those in folders that are none of ours."""
+    """Return the named files, each once, and the unknown files in named folders."""
     files: dict[Path, Path] = {}
     ignored = []
     for path in paths:
@@ -330,36 +336,36 @@ def _list_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
                 f"{path}: no live cluster is read by import; tell of it with: cdc-platform cluster add NAME --contact "
                 "HOST:PORT, then: cdc-platform observe NAME"
             )
-        found, others = _list_folder(Path(path)) if Path(path).is_dir() else ([Path(path)], [])
+        known, others = _list_folder(Path(path)) if Path(path).is_dir() else ([Path(path)], [])
         ignored += others
-        for file in found:
+        for file in known:
             files.setdefault(file.resolve(), file)
     return list(files.values()), ignored
 
 
 def _read_texts(files: Sequence[Path]) -> list[tuple[str, str]]:
-    """The files with their texts, which together are no larger than this machine bears."""
-    left = most = max_export_bytes()
-    found = []
+    """Read the files. Raise an error if together they exceed the limit for this machine's memory."""
+    remaining = most = max_export_bytes()
+    texts = []
     for path in files:
-        if path.is_file() and path.stat().st_size > left:
+        if path.is_file() and path.stat().st_size > remaining:
             raise too_large_error(f"{path}, with what is imported beside it,", most)
-        text = read_user_text(path, left)
-        left -= len(text)
-        found.append((str(path), text))
-    return found
+        text = read_user_text(path, remaining)
+        remaining -= len(text)
+        texts.append((str(path), text))
+    return texts
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    found = [entry for entry in entries if entry.suffix.lower() in _KNOWN_SUFFIXES or _is_known(entry)]
-    if not found:
+    known = [entry for entry in entries if entry.suffix.lower() in _KNOWN_SUFFIXES or _is_known(entry)]
+    if not known:
         raise InputError(f"{folder} holds no file that is read here; name a ring snapshot or exports")
-    return found, [entry for entry in entries if entry not in found]
+    return known, [entry for entry in entries if entry not in known]
 
 
 def _is_known(path: Path) -> bool:
-    """Whether a file that says nothing by its name has a form that tells itself: not CSV, which any text may be."""
+    """Return True if the content identifies the format. CSV is not tried, because any text may be CSV."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD).decode("utf-8-sig", errors="ignore")
@@ -392,7 +398,7 @@ def _is_snapshot(source: str, text: str) -> bool:
 
 
 def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
-    """Refuse a ring that a node which waits to join could not join any more."""
+    """Raise InputError if a node that is queued to join could not join the new ring."""
     hosts = {node.host_id for node in nodes}
     for join in inbox.read_pending_events(lake):
         if join.kind == inbox.REPAIR_EVENT or uuid.UUID(join.host_id) in hosts:
@@ -408,7 +414,7 @@ def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
 
 @exclusive(JOINS_LOCK)
 def _replace_ring(lake: Lake, nodes: Sequence[Node], report: ImportReport) -> None:
-    """Who was queued while the rest was judged is asked for again: nobody is queued while the ring is replaced."""
+    """Replace the ring. Check the queued joins again under the lock: nodes may have been queued since the plan."""
     _check_ring(lake, nodes)
     replaced = replace_ring(lake, nodes)
     report.nodes_added, report.nodes_removed = replaced.added, replaced.removed
@@ -417,18 +423,18 @@ def _replace_ring(lake: Lake, nodes: Sequence[Node], report: ImportReport) -> No
 
 
 def _write_plan(lake: Lake, plan: ImportPlan, seen: Mapping[str, int | None]) -> int:
-    """Write in the order in which a death at any point leaves a lake that the same import completes.
+    """Write in an order such that the same import can complete the lake after a crash at any point.
 
-    Marks before the rows that they are about, rows before the times that commit them.
+    Markers precede the rows that they mark; rows precede the timestamps that commit them.
     """
     written = _merge_rows(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks), seen) if plan.marks else 0
     for table in WRITE_ORDER:
-        batches = [rows for each, rows in plan.rows if each is table]
+        batches = [rows for planned, rows in plan.rows if planned is table]
         if batches:
             written += _merge_rows(lake, table, pa.concat_tables(batches), seen, update=table not in _ENTERED_ONCE)
     for table, name, ends in plan.unmarked:
-        of_generation = [("table_name", "=", table.full_name), ("generation", "=", name)]
-        written += lake.delete(UNORDERED_RANGES, [*of_generation, ("range_end", "in", ends)])
+        partition_filter = [("table_name", "=", table.full_name), ("generation", "=", name)]
+        written += lake.delete(UNORDERED_RANGES, [*partition_filter, ("range_end", "in", ends)])
     return written
 
 
@@ -459,9 +465,11 @@ def _imported_generations(plan: ImportPlan, v1: V1Exports) -> list[ImportedGener
 
 
 def _imported_v1_generation(time_ms: Milliseconds, v1: V1Exports) -> ImportedGeneration:
-    """A V1 generation, which has no UUID; of one without a description the ranges are not known."""
+    """Return a V1 generation, which has no UUID; without a description the number of its ranges is unknown (0)."""
     described, flat = v1.descriptions.get(time_ms), v1.streams.get(time_ms)
-    expired = next((each.expired_ms for each in (described, flat) if each and each.expired_ms is not None), None)
+    expired = next(
+        (exported.expired_ms for exported in (described, flat) if exported and exported.expired_ms is not None), None
+    )
     if described is not None and described.description is not None:
         description = described.description
         return ImportedGeneration(None, time_ms, expired, len(description), len(description.streams), 0)
