@@ -1,6 +1,6 @@
 """Which generations exist and in which state (`Timeline`), and which stream a write gets (`StreamSource`).
 
-Commands, steps, readers and audits all ask here. The package reads the metadata tables and writes nothing. Only
+Commands, steps, readers and audits all use this package. It reads the metadata tables and writes nothing. Only
 `StreamSources` knows whether a table's streams are those of the generations or of its tablets.
 """
 

@@ -23,22 +23,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 STREAM_ID_COLUMN = "stream_id"
-"""The column that writes get."""
+"""The column that is added to writes."""
 _KEY_COLUMNS = ("key", "timestamp")
 _FORBIDDEN_CHARACTERS = re.compile("[ ,;{}()\n\t=]")
-"""What Delta takes in no name of a column."""
+"""The characters that Delta does not allow in column names."""
 
 
 def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
     """Add `stream_id` (binary) to writes with a serialized partition `key` (binary) and a `timestamp` (bigint, µs).
 
-    The stream is the one that the generation operating at the timestamp gives the key. It is null where the key or
-    the timestamp is null, where no generation operated yet, and where the one that did was removed since. Writes of
-    which 32,768 don't fit into memory are run under `lake.session.bounded_batches`.
+    The generation that operates at the timestamp assigns the stream to the key. The stream is null if the key or the
+    timestamp is null, if no generation operated yet, and if the one that did was removed since. If 32,768 writes do not
+    fit
+    into memory, run them under `lake.session.bounded_batches`.
 
     Raises:
-        InputError: a column is missing or has another type, or `stream_id` is there already.
-        StateError: a generation that operated in between has no ID, so that its description cannot be read.
+        InputError: a column is missing or has another type, or `stream_id` exists already.
+        StateError: a generation that operated in between has no ID, so its description cannot be read.
 
     A write whose generation an undecided switch may still change fails the job: WriteRefused, UNDECIDED.
     """
@@ -49,16 +50,18 @@ def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
 
 
 def append_with_streams(lake: Lake, writes: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> bool:
-    """Append writes with their streams, see `assign_streams`, to a Delta table of the lake; whether that was done.
+    """Append writes with their streams (see `assign_streams`) to a Delta table; return True if they were appended.
 
-    `name` is `keyspace.table`; the table is made of the columns of the writes where there is none. Each partition of
-    `writes` becomes a file, which the task that gives the streams writes itself: that takes half the time of a
-    DataFrame that Spark writes. All of them are in one commit. With a `transaction` (application and its number) they
-    go in at most once.
+    `name` is `keyspace.table`; the table is created with the columns of the writes if it does not exist. Each partition
+    of
+    `writes` becomes a file that the task that assigns the streams writes itself, which takes half the time of Spark's
+    own DataFrame writer. All files are in one commit. With a `transaction` (application and its number) they are
+    appended
+    at most once.
 
     Raises:
-        InputError: as `assign_streams`; the name is none, or one of the platform's own tables; a column is of a type
-            that no table of the platform has.
+        InputError: as `assign_streams`; the name is invalid, or names one of the platform's own tables; a column has a
+            type that no table of the platform has.
         StateError: as `assign_streams`; the table has other columns; an undecided switch may still change the
             generation of a write. Nothing is appended.
         ConflictError, EnvironmentProblem: as `frames.append`.
@@ -71,12 +74,12 @@ def append_with_streams(lake: Lake, writes: DataFrame, name: str, transaction: t
 
 
 def _stream_assigner(lake: Lake, writes: DataFrame) -> Callable[[Batches], Batches]:
-    """What tasks make of writes: the same with their streams behind them."""
+    """Return the function that tasks use to add streams to batches of writes."""
     from pyspark.sql import types as T
 
     due = T.StructType([T.StructField("key", T.BinaryType()), T.StructField("timestamp", T.LongType())])
-    for each in IncomingFrameSchema("base writes", due).misfits(writes):
-        raise InputError(f"writes need a column {each.column!r} of type {each.due}; they have {writes.columns}")
+    for misfit in IncomingFrameSchema("base writes", due).misfits(writes):
+        raise InputError(f"writes need a column {misfit.column!r} of type {misfit.due}; they have {writes.columns}")
     if STREAM_ID_COLUMN in map(str.lower, writes.columns):
         raise InputError(f"writes have a column {STREAM_ID_COLUMN!r} already; drop it, or give it another name")
     streams_of = StreamSources(lake).generations.finder()
@@ -91,7 +94,7 @@ def _stream_assigner(lake: Lake, writes: DataFrame) -> Callable[[Batches], Batch
 
 
 def _delta_table(name: str, writes: DataFrame) -> Table:
-    """The Delta table of that name with the columns of the writes."""
+    """Return the Delta table of that name with the columns of the writes."""
     keyspace, _, table = name.partition(".")
     if not (is_valid_name(keyspace) and is_valid_name(table)):
         raise InputError(f"writes are appended to keyspace.table, not to {name!r}")

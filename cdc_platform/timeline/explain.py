@@ -36,9 +36,9 @@ from cdc_platform.timeline.timeline import Generation
 
 @dataclass(frozen=True)
 class StreamPlacement:
-    """Where a generation puts a token. `shard` and `stream_id` are None where they cannot be told; `note` says why.
+    """Where a generation places a token. `shard` and `stream_id` are None if they are unknown; `note` says why.
 
-    `misplaced`: there is a stream, and it is not where its range and shard put it; `note` says how.
+    `misplaced`: the stream is not where its range and shard should put it; `note` says how.
     """
 
     range_start: int
@@ -52,7 +52,7 @@ class StreamPlacement:
 
     @property
     def verdict(self) -> WriteVerdict:
-        """What the place adds to a write whose timestamp is accepted."""
+        """Return the verdict of the placement, for a write whose timestamp is accepted."""
         if self.stream_id is None:
             return WriteVerdict.STREAM_UNKNOWN
         return WriteVerdict.STREAM_MISPLACED if self.misplaced else WriteVerdict.OK
@@ -60,22 +60,22 @@ class StreamPlacement:
 
 @dataclass(frozen=True)
 class CurrentOwner:
-    """Where the ring as it stands puts a token: on which node, and on which of its shards."""
+    """Where the current ring places a token: the node and its shard."""
 
     owner: str
     shard: int
 
     def facts(self) -> dict[str, Any]:
-        """It in plain values."""
+        """Return the owner as plain values."""
         return {"owner": self.owner, "shard": self.shard}
 
 
 @dataclass(frozen=True)
 class VnodeExplanation:
-    """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp.
+    """The explanation for one token and write timestamp. Times in µs; `generation` operates at the write's timestamp.
 
-    `row_lies` and `stream_lies`: where the base row and the log row are by the ring as it stands, None where that is
-    not known; `others`: what the other policies say, by name, as verdict and reason.
+    `row_lies` and `stream_lies`: where the current ring places the base row and the log row, None if unknown. `others`:
+    the verdict and reason of each other policy, by name.
     """
 
     token: int
@@ -92,18 +92,18 @@ class VnodeExplanation:
 
     @property
     def colocated(self) -> bool | None:
-        """Whether the log row is on the shard of the base row; None where either is not known."""
+        """Return True if the log row is on the shard of the base row; None if either is unknown."""
         if self.row_lies is None or self.stream_lies is None:
             return None
         return self.row_lies == self.stream_lies
 
     @property
     def accepted(self) -> bool:
-        """Whether a coordinator whose clock shows `now_us` takes the write, and its stream is known and in place."""
+        """Return True if a coordinator at `now_us` accepts the write and its stream is known and in place."""
         return self.verdict is WriteVerdict.OK
 
     def facts(self) -> dict[str, Any]:
-        """The answer in plain values by name, in the order in which people read it."""
+        """Return the explanation as plain values by name, in display order."""
         generation, place = self.generation, self.place
         return {
             "token": self.token,
@@ -131,21 +131,22 @@ class VnodeExplanation:
 
 
 def explain_unknown_owner(lake: Lake, now: Ring, place: StreamPlacement | None) -> str | None:
-    """Why the ring as it is known cannot say where a row of a place lies, and its stream; None where it can.
+    """Return why the known ring cannot say where a placement's row and stream are, or None if it can.
 
-    While the topology of a live cluster changes the ring here is that of before: a range of a generation that ends at
-    no token of it is that of a node that is on its way in.
+    While the topology of a live cluster changes, this ring is the previous one. A generation's range that ends at none
+    of
+    its tokens belongs to a joining node.
     """
     if place is None or place.range_end in now.tokens:
         return None
-    found = cluster_changes.read_topology_transition(lake)
-    if found is None:
+    transition = cluster_changes.read_topology_transition(lake)
+    if transition is None:
         return None
-    return f"{found}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
+    return f"{transition}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
 
 
 def find_current_owner(now: Ring, token: int) -> CurrentOwner | None:
-    """Where a ring puts a token; None where no node owns any."""
+    """Return where a ring places a token, or None if no node owns tokens."""
     if not now.has_tokens:
         return None
     node = now.owner_of(token)
@@ -153,7 +154,7 @@ def find_current_owner(now: Ring, token: int) -> CurrentOwner | None:
 
 
 def find_stream_owner(now: Ring, place: StreamPlacement | None) -> CurrentOwner | None:
-    """Where a ring puts the stream of a place; None where the stream is not known."""
+    """Return where a ring places the stream of a placement, or None if the stream is unknown."""
     if place is None or place.stream_id is None or len(place.stream_id) != STREAM_ID_BYTES:
         return None
     return find_current_owner(
@@ -164,7 +165,7 @@ def find_stream_owner(now: Ring, place: StreamPlacement | None) -> CurrentOwner 
 def try_locate_stream(
     lake: Lake, generation: Generation | None, token: int
 ) -> tuple[StreamPlacement | None, str | None]:
-    """Where a generation, if there is one, puts a token; or None, and why that cannot be told."""
+    """Return where a generation places a token, or None and the reason if that is unknown."""
     if generation is None:
         return None, None
     if generation.is_removed:
@@ -176,9 +177,9 @@ def try_locate_stream(
 
 
 def locate_stream(lake: Lake, generation: Generation, token: int) -> StreamPlacement:
-    """Where `generation` puts `token`: from its V2 descriptions, or from its streams rows where only those are known.
+    """Return where `generation` places `token`, from its V2 descriptions or else from its streams rows.
 
-    Of a generation of the first format from its V1 description, which keeps the shard order.
+    For a V1 generation use its V1 description, which keeps the shard order.
 
     Raises:
         NotFound: nothing describes the generation.
@@ -189,11 +190,11 @@ def locate_stream(lake: Lake, generation: Generation, token: int) -> StreamPlace
     table, key, ends = _read_range_ends(lake, generation)
     row = int(np.searchsorted(ends, token)) % ends.size
     start, end = int(ends[row - 1]), int(ends[row])
-    found = lake.read(table, filters=[key, ("range_end", "=", end)]).to_pylist()[0]
-    streams: list[bytes] = found["streams"]
+    stored_row = lake.read(table, filters=[key, ("range_end", "=", end)]).to_pylist()[0]
+    streams: list[bytes] = stored_row["streams"]
     owner = _find_range_owner(lake, generation, end)
-    msb = found.get("ignore_msb", owner.ignore_msb)
-    if "ignore_msb" not in found and owner.shard_count not in (None, len(streams)):
+    msb = stored_row.get("ignore_msb", owner.ignore_msb)
+    if "ignore_msb" not in stored_row and owner.shard_count not in (None, len(streams)):
         note = (
             f"the range has {len(streams)} streams, and its owner has {owner.shard_count} shards: the shard cannot be "
             "named; import its V2 descriptions"
@@ -201,8 +202,10 @@ def locate_stream(lake: Lake, generation: Generation, token: int) -> StreamPlace
         return StreamPlacement(start, end, row, owner.host_id, None, None, note)
     shard, note = _find_shard(start, end, streams, token, msb, _read_unordered_reason(lake, table, generation, end))
     stream = None if shard is None else streams[shard]
-    where = None if shard is None else _explain_misplacement(start, end, streams, shard, msb)
-    return StreamPlacement(start, end, row, owner.host_id, shard, stream, where or note, misplaced=where is not None)
+    misplacement = None if shard is None else _explain_misplacement(start, end, streams, shard, msb)
+    return StreamPlacement(
+        start, end, row, owner.host_id, shard, stream, misplacement or note, misplaced=misplacement is not None
+    )
 
 
 def _locate_v1_stream(lake: Lake, generation: Generation, token: int) -> StreamPlacement:
@@ -213,8 +216,10 @@ def _locate_v1_stream(lake: Lake, generation: Generation, token: int) -> StreamP
     shard = int(shard_of(token, len(entry.streams), entry.ignore_msb))
     streams = [stream.tobytes() for stream in entry.streams]
     ends = entry.range_start, entry.range_end
-    where = _explain_misplacement(*ends, streams, shard, entry.ignore_msb)
-    return StreamPlacement(*ends, row, owner.host_id, shard, streams[shard], where, misplaced=where is not None)
+    misplacement = _explain_misplacement(*ends, streams, shard, entry.ignore_msb)
+    return StreamPlacement(
+        *ends, row, owner.host_id, shard, streams[shard], misplacement, misplaced=misplacement is not None
+    )
 
 
 def _read_range_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[str, str, object], np.ndarray]:
@@ -231,7 +236,7 @@ def _read_range_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[s
 
 @dataclass(frozen=True)
 class _RangeOwner:
-    """The owner of a range and how it shards, each None where it is not known."""
+    """The owner of a range and its sharding, each None if unknown."""
 
     host_id: str | None = None
     ignore_msb: int | None = None
@@ -239,7 +244,7 @@ class _RangeOwner:
 
 
 def _find_range_owner(lake: Lake, generation: Generation, range_end: int) -> _RangeOwner:
-    """The owner of the range: as described, else the node that has the range end as a token now."""
+    """Return the described owner of the range, or else the node that has the range end as a token now."""
     if generation.id is not None:
         where = [("generation_id", "=", generation.id), ("range_end", "=", range_end)]
         described = lake.read(TOPOLOGY_DESCRIPTIONS, ["owner", "ignore_msb"], where).to_pylist()
@@ -250,7 +255,7 @@ def _find_range_owner(lake: Lake, generation: Generation, range_end: int) -> _Ra
 
 
 def _explain_misplacement(start: int, end: int, streams: list[bytes], shard: int, msb: int | None) -> str | None:
-    """How the stream of a shard that a write goes to is not in the range or not on the shard; None where it is."""
+    """Return how a shard's stream is outside its range or on another shard, or None if it is in place."""
     if len(streams[shard]) != STREAM_ID_BYTES:
         return f"its stream has {len(streams[shard])} bytes; a stream ID has {STREAM_ID_BYTES}"
     ids = decode_stream_ids(np.frombuffer(streams[shard], dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
@@ -260,12 +265,16 @@ def _explain_misplacement(start: int, end: int, streams: list[bytes], shard: int
     lies_on = int(shard_of(token, len(streams), msb or 0))
     if lies_on != shard:
         return f"its stream has token {token}, which is on shard {lies_on} and not on shard {shard}"
-    due = int(first_token_for_shard(start, end, shard, len(streams), msb or 0))
-    return None if token == due else f"its stream has token {token}, and that of its range and shard has token {due}"
+    expected = int(first_token_for_shard(start, end, shard, len(streams), msb or 0))
+    return (
+        None
+        if token == expected
+        else f"its stream has token {token}, and that of its range and shard has token {expected}"
+    )
 
 
 def _read_unordered_reason(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:
-    """Why the order of the row's streams could not be told when it was imported; None where it is known."""
+    """Return why the stream order of the row was unknown when it was imported, or None if it is known."""
     name = generation.id if table is GENERATION_DESCRIPTIONS_V2 else format_ms(generation.time_ms)
     where = [("table_name", "=", table.full_name), ("generation", "=", name), ("range_end", "=", end)]
     reasons = lake.read(UNORDERED_RANGES, ["reason"], where)["reason"].to_pylist()
@@ -275,10 +284,11 @@ def _read_unordered_reason(lake: Lake, table: Table, generation: Generation, end
 def _find_shard(
     start: int, end: int, streams: list[bytes], token: int, msb: int | None, mark: str | None
 ) -> tuple[int | None, str | None]:
-    """The shard of `token` in its row, or a note that says why it cannot be named.
+    """Return the shard of `token` in its row, or a note that says why it is unknown.
 
-    In a marked row a position may be certain all the same: only shards that own nothing there can be told apart by
-    their order alone, and no write goes to them.
+    Even in a marked row a position may be certain: only shards that own nothing there are ambiguous, and no write goes
+    to
+    those.
     """
     count = len(streams)
     if count == 0:

@@ -43,7 +43,7 @@ _MAX_NODE_CHARACTERS = 15
 
 @dataclass(frozen=True)
 class InboxJoin:
-    """An event that makes a generation: its place in the inbox from 1 on, its generation, its node."""
+    """An event that creates a generation: its number in the inbox (from 1), its generation and its node."""
 
     number: int
     generation_id: str
@@ -58,7 +58,7 @@ class InboxJoin:
 
 @dataclass(frozen=True)
 class GenerationKeys:
-    """The names of all generations. `kept` are names of before, whole UUIDs, which their generations keep."""
+    """The names of all generations. `kept` are whole UUIDs that older homes use as names and that stay valid."""
 
     joins: tuple[InboxJoin, ...]
     withdrawn: frozenset[str]
@@ -66,23 +66,23 @@ class GenerationKeys:
 
     @classmethod
     def read(cls, lake: Lake, kept: Collection[str] = ()) -> GenerationKeys:
-        """The names by the inbox as it stands. Of names in `kept` those that are UUIDs stay. Reads no tokens."""
+        """Read the names from the inbox. Of `kept`, only whole UUIDs stay names. Reads no tokens."""
         columns = ["event_id", "kind", "generation_id", "host_id", "address", "created_at"]
         rows = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
         kinds, generations, hosts, addresses = (rows[name].to_pylist() for name in columns[1:5])
-        making = [place for place, kind in enumerate(kinds) if kind in GENERATION_EVENTS]
+        making = [index for index, kind in enumerate(kinds) if kind in GENERATION_EVENTS]
         joins = tuple(
-            InboxJoin(number, generations[place], hosts[place], addresses[place])
-            for number, place in enumerate(making, start=1)
+            InboxJoin(number, generations[index], hosts[index], addresses[index])
+            for number, index in enumerate(making, start=1)
         )
         withdrawn = frozenset(name for name, kind in zip(generations, kinds, strict=True) if kind == WITHDRAWAL_EVENT)
         return cls(joins, withdrawn, frozenset(name for name in kept if _UUID_PATTERN.fullmatch(name)))
 
     def of(self, generation_id: str | None, time_ms: Milliseconds | None = None) -> str:
-        """The name of a generation: by its join, or without one by its time (ms).
+        """Return the name of a generation: from its join, or else from its time (ms).
 
         Raises:
-            NotFound: no event makes it, and no time is given.
+            NotFound: no event creates it, and no time is given.
         """
         if generation_id is not None and generation_id in self.kept:
             return generation_id
@@ -94,23 +94,23 @@ class GenerationKeys:
         return format_ms(time_ms)
 
     def generation(self, key: str) -> str | Milliseconds:
-        """The generation of a name: its UUID (text), or its time (ms) where it has no join.
+        """Return the generation with a name: its UUID (text), or its time (ms) if it has no join.
 
         Raises:
             NotFound: the inbox has no such join.
-            InputError: it is no name of a generation.
+            InputError: the name is not a generation's.
         """
         if _UUID_PATTERN.fullmatch(key):
             return key
-        named = _JOIN_KEY_PATTERN.fullmatch(key)
-        if named is None:
+        match = _JOIN_KEY_PATTERN.fullmatch(key)
+        if match is None:
             try:
                 return parse_time_ms(key)
             except InputError:
                 raise InputError(
                     f"{key!r} names no generation; they are named as 12_10.0.0.4_5f0c3c5e, as in the list of partitions"
                 ) from None
-        number, digits = int(named[1]), named[2]
+        number, digits = int(match[1]), match[2]
         join = self.joins[number - 1] if 0 < number <= len(self.joins) else None
         if join is None or not join.generation_id.startswith(digits):
             raise UnknownGeneration(
@@ -125,7 +125,7 @@ class GenerationKeys:
 
 
 def _short_node_name(address: str) -> str:
-    """A node's address, short: an IPv4 address whole, the end of an IPv6 one, the first part of a host's name."""
+    """Shorten a node's address: all of an IPv4 address, the end of an IPv6 one, the first label of a host name."""
     if ":" in address:
         return address.replace(":", "-")[-_MAX_NODE_CHARACTERS:]
     return address if address.replace(".", "").isdigit() else address.partition(".")[0][:_MAX_NODE_CHARACTERS]
@@ -136,7 +136,7 @@ _UUID_LENGTH, _UUID_DASHES = 36, 4
 
 @dataclass(frozen=True)
 class GenerationRows:
-    """Rows of a table: those that have these values in these columns."""
+    """The rows of a table with these values in these columns."""
 
     table: Table
     where: PartSelector
@@ -144,9 +144,9 @@ class GenerationRows:
 
 @dataclass(frozen=True)
 class GenerationNames:
-    """By what tables name a generation. `id` None: only its time (ms) is known; `time_ms` None: it has none yet.
+    """How tables name a generation. `id` None: only its time (ms) is known; `time_ms` None: it has no time yet.
 
-    `host_id` is the node of its join, None where no event makes it. `is_v1`: its data is a cell of the first format.
+    `host_id` is the joining node, None if no event creates the generation. `is_v1`: its data is a V1 cell.
     """
 
     key: str
@@ -157,7 +157,7 @@ class GenerationNames:
     is_removed: bool = False
 
     def parts(self) -> Iterator[GenerationRows]:
-        """Its rows in all tables, those first that are written first."""
+        """Yield its rows in all tables, in the order in which they are written."""
         if self.id is not None:
             named = {"generation_id": self.id}
             yield GenerationRows(BOOTSTRAP_EVENTS, named)
@@ -179,27 +179,27 @@ class GenerationNames:
         yield GenerationRows(REMOVED_GENERATIONS, at)
 
     def part(self, table: Table) -> GenerationRows | None:
-        """Its rows in the place of a table of the second format; None while it can have none."""
+        """Return its rows in a table, or in the V1 table that corresponds to a V2 one; None while it can have none."""
         if table is GENERATION_DESCRIPTIONS_V2 and self.is_v1:
             table = GENERATION_DESCRIPTIONS
         return next((part for part in self.parts() if part.table is table), None)
 
 
 def list_generation_names(lake: Lake, keys: GenerationKeys) -> list[GenerationNames]:
-    """The generations that wait, are or were, oldest first; of those that were withdrawn none."""
+    """Return all waiting, existing and removed generations, oldest first, without withdrawn ones."""
     timeline = Timeline.read(lake)
     timed = [
         GenerationNames(
-            keys.of(each.id, each.time_ms),
-            each.id,
-            each.time_ms,
-            _joining_host(keys, each.id),
-            each.format == "v1",
-            each.is_removed,
+            keys.of(generation.id, generation.time_ms),
+            generation.id,
+            generation.time_ms,
+            _joining_host(keys, generation.id),
+            generation.format == "v1",
+            generation.is_removed,
         )
-        for each in timeline.generations
+        for generation in timeline.generations
     ]
-    known = {each.id for each in timed}
+    known = {generation.id for generation in timed}
     waiting = (join for join in keys.joins if join.generation_id not in known | keys.withdrawn)
     return [
         *timed,
@@ -208,32 +208,40 @@ def list_generation_names(lake: Lake, keys: GenerationKeys) -> list[GenerationNa
 
 
 def resolve_generation(lake: Lake, keys: GenerationKeys, name: str, now_us: Microseconds) -> str | Milliseconds:
-    """Return the generation, by UUID (text) or time (ms), that people call so.
+    """Return the generation with this name, as its UUID (text) or time (ms).
 
-    `name` is its key in a list of partitions, whatever became of it, its UUID or time, the begin of either, `latest`,
-    or `operating` (at `now_us`).
+    `name` is its key in a list of partitions, whatever its state, its UUID or time, the beginning of either, `latest`,
+    or
+    `operating` (at `now_us`).
 
     Raises:
-        NotFound: there is none, or several begin so.
+        NotFound: no generation has this name, or several begin with it.
     """
     try:
         return keys.generation(name.lower() if name.count("-") == _UUID_DASHES else name)
     except InputError:
         if len(name) == _UUID_LENGTH:
             return name
-        found = Timeline.read(lake).called(name, now_us)
-        return found.id or found.time_ms
+        generation = Timeline.read(lake).called(name, now_us)
+        return generation.id or generation.time_ms
 
 
 def get_generation_names(lake: Lake, keys: GenerationKeys, generation: str | Milliseconds) -> GenerationNames:
-    """What tables call a generation, which is given by its UUID (text) or its time (ms), whatever became of it.
+    """Return how tables name a generation, given by its UUID (text) or time (ms), whatever its state.
 
     Raises:
-        NotFound: nobody knows it.
+        NotFound: the generation is unknown.
     """
-    found = next((each for each in list_generation_names(lake, keys) if generation in (each.id, each.time_ms)), None)
-    if found is not None:
-        return found
+    names = next(
+        (
+            candidate
+            for candidate in list_generation_names(lake, keys)
+            if generation in (candidate.id, candidate.time_ms)
+        ),
+        None,
+    )
+    if names is not None:
+        return names
     if isinstance(generation, str) and generation in keys.by_generation:
         return GenerationNames(keys.of(generation), generation, None, _joining_host(keys, generation))
     Timeline.read(lake).find(generation)
@@ -241,7 +249,7 @@ def get_generation_names(lake: Lake, keys: GenerationKeys, generation: str | Mil
 
 
 class GenerationDigests:
-    """What the tables hold of generations, each table read once and when it is first asked for."""
+    """Digests of generations' rows in tables. Each table is read once, on first use."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -249,9 +257,10 @@ class GenerationDigests:
         self._rows: dict[str, dict[str, int]] = {}
 
     def of(self, names: GenerationNames, table: Table) -> int | None:
-        """The digest of a generation's rows in the place of a table; None while it has none there.
+        """Return the digest of a generation's rows in a table, or None while it has none there.
 
-        Of `cdc_local` it is that of the row that its own node was given: nodes go on to later generations.
+        For `cdc_local`, it is the digest of the row first given to the joining node, since nodes move on to later
+        generations.
         """
         part = names.part(table)
         if part is None:
@@ -272,7 +281,7 @@ class GenerationDigests:
 
 
 def read_generation_digest(lake: Lake, names: GenerationNames, table: Table) -> int | None:
-    """As `Contents.of`, for one generation: only its own rows are read."""
+    """Return the digest as `GenerationDigests.of` does, reading only the rows of one generation."""
     part = names.part(table)
     if part is None:
         return None
@@ -282,7 +291,7 @@ def read_generation_digest(lake: Lake, names: GenerationNames, table: Table) -> 
 
 
 def _cdc_local_digest(lake: Lake, names: GenerationNames) -> int | None:
-    """The digest of the row of `cdc_local` in which a generation's own node keeps its ID; None before it does."""
+    """Return the digest of the `cdc_local` row in which the joining node stores the ID, or None before it does."""
     if names.time_ms is None or names.host_id is None:
         return None
     row = {

@@ -17,7 +17,7 @@ from cdc_platform.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class GenerationSize:
-    """A generation that starts at `time_ms` (ms), and how large it is; 0 where only its time is known."""
+    """A generation that starts at `time_ms` (ms), and its size; 0 if only its time is known."""
 
     time_ms: Milliseconds
     num_ranges: int
@@ -26,7 +26,7 @@ class GenerationSize:
 
 
 def read_generation_sizes(lake: Lake) -> list[GenerationSize]:
-    """Of every known generation, oldest first. Rows are read only of one that the ledger does not have."""
+    """Return the size of every known generation, oldest first. Rows are read only for those not in the ledger."""
     ledger = {
         ms_from_datetime(row["time"]): (row["num_ranges"], row["num_streams"])
         for row in lake.read(GENERATIONS, ["time", "num_ranges", "num_streams"]).to_pylist()
@@ -41,21 +41,21 @@ def read_generation_sizes(lake: Lake) -> list[GenerationSize]:
 
 
 def read_node_counts(lake: Lake) -> dict[str, int]:
-    """How many nodes own the ranges of each generation that was described here, by its UUID."""
+    """Return how many nodes own the ranges of each generation described here, by UUID."""
     rows = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "owner"])
     counted = rows.group_by("generation_id").aggregate([("owner", "count_distinct")])
     return dict(zip(counted["generation_id"].to_pylist(), counted["owner_count_distinct"].to_pylist(), strict=True))
 
 
 def _count_streams(lake: Lake, time_ms: Milliseconds) -> tuple[int, int]:
-    """Ranges and streams by what readers get, by the V1 description, or by the old table, which knows no ranges."""
+    """Count ranges and streams in the published rows, the V1 description, or the V1 streams table (no ranges known)."""
     where = [("time", "=", datetime_from_ms(time_ms))]
     published = lake.read(STREAMS_DESCRIPTIONS_V2, ["streams"], where)["streams"]
     if len(published):
         return len(published), _count_elements(published)
     try:
-        made = generations.read_generation_description(lake, GenerationId(time_ms))
-        return len(made), len(made.streams)
+        description = generations.read_generation_description(lake, GenerationId(time_ms))
+        return len(description), len(description.streams)
     except (NotFound, StateError):
         return 0, _count_elements(lake.read(STREAMS_DESCRIPTIONS, ["streams"], where)["streams"])
 

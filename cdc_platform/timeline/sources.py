@@ -22,7 +22,7 @@ _TableName = tuple[str, str]
 
 @dataclass(frozen=True)
 class StreamSources:
-    """The sources of streams of all tables, as the lake has them."""
+    """The stream sources of all tables in the lake."""
 
     lake: Lake
     settings: Settings = field(default_factory=Settings)
@@ -31,7 +31,7 @@ class StreamSources:
 
     @cached_property
     def generations(self) -> VnodeStreams:
-        """That of every table without tablets."""
+        """Return the source of all tables without tablets."""
         from cdc_platform.timeline.vnodes import VnodeStreams
 
         return VnodeStreams(self.lake, self.settings)
@@ -43,7 +43,7 @@ class StreamSources:
         return frozenset(tablets.read_tables_with_stream_sets(self.lake))
 
     def of(self, keyspace: str, table: str) -> StreamSource:
-        """The source of a table's streams: its tablets, where readers see a stream set of it, else the generations."""
+        """Return the source of a table's streams: its tablets if a stream set is published, else the generations."""
         name = (keyspace, table)
         if name in self._given:
             return self._given[name]
@@ -56,9 +56,9 @@ class StreamSources:
         return self._read[name]
 
     def give_tablets(self, keyspace: str, table: str, count: int, now_us: Microseconds) -> None:
-        """Give a table that is made now, and not in the lake, `count` tablets of one size, as from a leeway ago.
+        """Assign `count` tablets of one size, from a leeway ago, to a new table that is not in the lake.
 
-        A table of its name that has tablets in the lake has those.
+        A table that already has tablets in the lake keeps those.
         """
         if (keyspace, table) in self._with_tablets:
             return
@@ -73,5 +73,5 @@ class StreamSources:
         self._given[keyspace, table] = TabletStreams(self.lake, self.settings, keyspace, table, sets)
 
     def forget(self, keyspace: str, table: str) -> None:
-        """Forget the tablets that a table was given here."""
+        """Forget the tablets that `give_tablets` assigned to a table."""
         self._given.pop((keyspace, table), None)

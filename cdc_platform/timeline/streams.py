@@ -23,8 +23,9 @@ from cdc_platform.ring import Bools, Int64s, RangeLookup, UInt8s
 class KnownStreams:
     """The streams of a period: `streams` uint8[k, 16] by range, those of range i from `offsets[i]` on; int64[n + 1].
 
-    `given` is the rule: from tokens to their streams. `by_range` (bool[n]): ranges in which it does not hold, because
-    the order of their streams is not known.
+    `given` is the rule that maps tokens to streams. `by_range` (bool[n]) marks ranges where it does not hold, because
+    the
+    order of their streams is unknown.
     """
 
     range_ends: Int64s
@@ -38,40 +39,40 @@ class KnownStreams:
         return RangeLookup(self.range_ends)
 
     def range_of(self, tokens: Int64s) -> Int64s:
-        """The range (int64[k]) that each token lies in."""
+        """Return the range (int64[k]) of each token."""
         return self._lookup.row_of(tokens)
 
     def has(self, streams: UInt8s, ranges: Int64s) -> Bools:
-        """Which streams (uint8[k, 16]) are among those of a range (int64[k])."""
-        found = np.zeros(len(streams), dtype=bool)
+        """Return which streams (uint8[k, 16]) belong to their range (int64[k])."""
+        present = np.zeros(len(streams), dtype=bool)
         counts = np.diff(self.offsets)[ranges]
-        for place in range(int(counts.max(initial=0))):
-            rows = np.flatnonzero((counts > place) & ~found)
-            found[rows] = (self.streams[self.offsets[ranges[rows]] + place] == streams[rows]).all(axis=1)
-        return found
+        for index in range(int(counts.max(initial=0))):
+            rows = np.flatnonzero((counts > index) & ~present)
+            present[rows] = (self.streams[self.offsets[ranges[rows]] + index] == streams[rows]).all(axis=1)
+        return present
 
 
 class PeriodStreamReader(Protocol):
-    """What reads the streams of a period, on whichever machine it is asked."""
+    """Reader of a period's streams, on any machine."""
 
     def read(self) -> KnownStreams:
-        """The streams.
+        """Return the streams.
 
         Raises:
-            StateError, NotFound: they are not there, not whole, or damaged.
-            InputError: they are no streams of a generation.
+            StateError, NotFound: they are missing, incomplete or damaged.
+            InputError: they are not streams of a generation.
         """
         ...
 
 
 @dataclass(frozen=True)
 class UnreadableStreams:
-    """Stands for streams that should be there and are not."""
+    """Placeholder for streams that should exist but do not."""
 
     reason: str
 
     def read(self) -> KnownStreams:
-        """Nothing.
+        """Raise the reason.
 
         Raises:
             StateError: always, with the reason.
@@ -81,10 +82,10 @@ class UnreadableStreams:
 
 @dataclass(frozen=True)
 class StreamPeriod:
-    """A generation or a stream set from `begin_us` (µs) to just before `end_us`; None: nothing comes after it yet.
+    """A generation or a stream set from `begin_us` (µs) to just before `end_us`; None: it has no successor yet.
 
-    `name` is how messages call it. `shown`: readers have been told of it. `bare`: they have, and there is not one row
-    of streams for them. `removed`: its streams are gone, and asking for them says so.
+    `name` is its name in messages. `shown`: it is published to readers. `bare`: it is published without a single row of
+    streams. `removed`: its streams were removed, and reading them raises an error that says so.
     """
 
     begin_us: Microseconds
@@ -96,10 +97,10 @@ class StreamPeriod:
     bare: bool = False
 
     def streams(self) -> KnownStreams:
-        """The streams that log rows of this time can have.
+        """Return the streams that log rows of this time can have.
 
         Raises:
-            As `StreamReader.read`.
+            As `PeriodStreamReader.read`.
         """
         return self.reader.read()
 
@@ -107,96 +108,97 @@ class StreamPeriod:
 def generation_period(
     begin_us: Microseconds, reader: PeriodStreamReader, *, shown: bool, removed: bool, bare: bool
 ) -> StreamPeriod:
-    """The period of a generation that begins then (µs); where it ends the next one tells."""
+    """Return the period of a generation that begins at this time (µs), without its end."""
     return StreamPeriod(begin_us, f"the generation of {format_us(begin_us)}", reader, shown, removed, bare=bare)
 
 
 def stream_set_period(
     begin_us: Microseconds, reader: PeriodStreamReader, *, removed: bool = False, bare: bool = False
 ) -> StreamPeriod:
-    """The period of a stream set that begins then (µs): readers are told of all sets that there are."""
+    """Return the period of a stream set that begins at this time (µs). Existing sets are always published."""
     return StreamPeriod(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed, bare=bare)
 
 
 def chain_periods(periods: Iterable[StreamPeriod]) -> list[StreamPeriod]:
-    """Periods, oldest first, each ended by the next."""
+    """Return the periods, oldest first, each ended by the next."""
     return list(_with_ends(list(periods)))
 
 
 def _with_ends(periods: list[StreamPeriod]) -> Iterator[StreamPeriod]:
-    for place, period in enumerate(periods):
-        yield replace(period, end_us=periods[place + 1].begin_us if place + 1 < len(periods) else None)
+    for index, period in enumerate(periods):
+        yield replace(period, end_us=periods[index + 1].begin_us if index + 1 < len(periods) else None)
 
 
 StreamFinder = Callable[[pa.Array, pa.Array], pa.Array]
-"""From keys (binary, serialized) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""
+"""Maps keys (binary, serialized) and timestamps (int64, µs) to stream IDs (binary, null if there is no stream)."""
 
 
 class WriteExplanation(Protocol):
-    """What `explain` says of one write."""
+    """The explanation of one write."""
 
     @property
     def accepted(self) -> bool:
-        """Whether a coordinator takes the write now."""
+        """Return True if a coordinator accepts the write now."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """The answer in plain values by name, in the order in which people read it."""
+        """Return the explanation as plain values by name, in display order."""
         ...
 
 
 class StreamSource(Protocol):
-    """Which stream the writes to a table get. It says what held when it was made; ask a new one for what holds now."""
+    """Which stream the writes to a table get. It is a snapshot; create a new one for the current state."""
 
     @property
     def in_generations(self) -> bool:
-        """Whether the log's rows lie in streams of generations, so that the policy counts and they hold these."""
+        """Return True if log rows are in streams of generations, so that the acceptance policy applies."""
         ...
 
     def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> WriteDecision:
-        """The verdict on a write of this timestamp (µs) by a coordinator whose clock shows `now_us`."""
+        """Return the verdict on a write with this timestamp (µs) by a coordinator whose clock shows `now_us`."""
         ...
 
     def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
-        """The stream ID (16 bytes) of a write of a token.
+        """Return the stream ID (16 bytes) for a write of a token.
 
         Raises:
             WriteRefused: the write is not accepted; its verdict and message say why and what to do.
-            StateError: the stream cannot be told.
+            StateError: the stream is unknown.
         """
         ...
 
     def explain(
         self, token: int, at_us: Microseconds, now_us: Microseconds, policy: AcceptancePolicy | None = None
     ) -> WriteExplanation:
-        """Where a write of a token with timestamp `at_us` (µs) goes, accepted or not, and why not."""
+        """Explain where a write of a token with timestamp `at_us` (µs) goes, accepted or not, and why not."""
         ...
 
     def finder(self) -> StreamFinder:
-        """The streams of many writes; it may travel to executors and reads descriptions where it runs.
+        """Return a finder of streams for many writes. It can be sent to executors, where it reads descriptions.
 
-        Whether a coordinator would have accepted the writes is not asked: the past is looked up. But a stream that the
-        decision on a switch may still change is refused as everywhere: WriteRefused, UNDECIDED.
+        It looks up the past and does not check whether a coordinator would have accepted the writes. It still refuses a
+        stream
+        that an undecided switch may change (WriteRefused, UNDECIDED).
 
         Raises:
-            StateError: a generation has no ID so that its description cannot be read, or a stream set is damaged.
+            StateError: a generation has no ID, so its description cannot be read, or a stream set is damaged.
         """
         ...
 
     def periods(self) -> Sequence[StreamPeriod]:
-        """When which streams operate, oldest first."""
+        """Return the periods in which streams operate, oldest first."""
         ...
 
     def is_complete(self, begin_us: Microseconds) -> bool:
-        """Whether the streams of the period that begins then (µs) are all there for readers."""
+        """Return True if readers see all streams of the period that begins at this time (µs)."""
         ...
 
 
 def assert_accepted(decision: WriteDecision) -> None:
-    """Hold that a write is accepted.
+    """Raise WriteRefused if the decision is not OK.
 
     Raises:
-        WriteRefused: it is not.
+        WriteRefused: the write is not accepted.
     """
     if decision.verdict is not WriteVerdict.OK:
         raise WriteRefused(decision.verdict, decision.reason)

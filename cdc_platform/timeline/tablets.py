@@ -43,7 +43,7 @@ from cdc_platform.timeline.streams import (
 class TabletExplanation:
     """Where a write to a tablet-based table goes. Times in µs; the set and its tablet are those of the write's time.
 
-    `tablet` is the tablet's number from 0, `range_start` the last token before it (none before the first one).
+    `tablet` is the tablet's number from 0; `range_start` is the last token before it (None for the first tablet).
     """
 
     table: str
@@ -59,11 +59,11 @@ class TabletExplanation:
 
     @property
     def accepted(self) -> bool:
-        """Whether a coordinator whose clock shows `now_us` takes the write."""
+        """Return True if a coordinator whose clock shows `now_us` accepts the write."""
         return self.decision.verdict is WriteVerdict.OK
 
     def facts(self) -> dict[str, Any]:
-        """The answer in plain values by name, in the order in which people read it."""
+        """Return the explanation as plain values by name, in display order."""
         return {
             "token": self.token,
             "table": self.table,
@@ -82,7 +82,7 @@ class TabletExplanation:
 
 @dataclass(frozen=True)
 class TabletStreams:
-    """The source of one table. `given` are its sets where the lake does not have them."""
+    """The source of one table. `given` are its sets if they are not in the lake."""
 
     lake: Lake
     settings: Settings
@@ -92,7 +92,7 @@ class TabletStreams:
 
     @property
     def sets(self) -> Sequence[StreamSet]:
-        """Its stream sets, oldest first.
+        """Return its stream sets, oldest first.
 
         Raises:
             StateError: a timestamp has rows and no current streams, or rows are damaged.
@@ -101,7 +101,7 @@ class TabletStreams:
 
     @cached_property
     def _known(self) -> tuple[Sequence[StreamSet], Sequence[Milliseconds]]:
-        """The sets, and the timestamps (ms) that readers see without one row of streams."""
+        """Return the sets, and the published timestamps (ms) without a single row of streams."""
         if self.given is not None:
             return self.given, ()
         return metastore_tablets.read_stream_sets_and_empty_timestamps(self.lake, self.keyspace, self.table)
@@ -109,11 +109,11 @@ class TabletStreams:
     @cached_property
     def _times(self) -> _SetTimes:
         sets, bare = self._known
-        return _SetTimes(sorted([*(each.timestamp_ms for each in sets), *bare]), frozenset(bare))
+        return _SetTimes(sorted([*(stream_set.timestamp_ms for stream_set in sets), *bare]), frozenset(bare))
 
     @property
     def in_generations(self) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> WriteDecision:
@@ -136,7 +136,7 @@ class TabletStreams:
         """See `StreamSource`.
 
         Raises:
-            InputError: a policy is given, of which tablets know none; or the set does not cover the ring.
+            InputError: a policy is given, although tablets have none; or the set does not cover the ring.
         """
         if policy is not None:
             raise InputError("a policy is for vnode-based tables; tablets know one rule")
@@ -154,13 +154,13 @@ class TabletStreams:
         )
 
     def finder(self) -> StreamFinder:
-        """See `StreamSource`. Null before the first set; a write at a time without streams fails: StateError."""
+        """See `StreamSource`. Null before the first set. A write at a time without streams raises StateError."""
         return partial(_find_streams, f"{self.keyspace}.{self.table}", self.sets, self._times)
 
     def periods(self) -> list[StreamPeriod]:
-        """See `StreamSource`: the sets that there are; what was before them, back to the creation, was removed."""
+        """See `StreamSource`. The period from the log's creation to the first existing set counts as removed."""
         try:
-            found = self._periods()
+            periods = self._periods()
         except StateError as error:
             name = (self.keyspace, self.table)
             return chain_periods(
@@ -172,24 +172,24 @@ class TabletStreams:
                 for time in metastore_tablets.read_set_timestamps(self.lake, *name)
             )
         created = [
-            us_from_ms(each.timestamp_ms)
-            for each in metastore_tablets.read_tablet_layouts(self.lake, self.keyspace, self.table)
-            if each.kind == metastore_tablets.LAYOUT_CREATED and each.timestamp_ms is not None
+            us_from_ms(layout.timestamp_ms)
+            for layout in metastore_tablets.read_tablet_layouts(self.lake, self.keyspace, self.table)
+            if layout.kind == metastore_tablets.LAYOUT_CREATED and layout.timestamp_ms is not None
         ]
-        if created and found and created[-1] < found[0].begin_us:
+        if created and periods and created[-1] < periods[0].begin_us:
             gone = UnreadableStreams(f"the stream set of {format_us(created[-1])} was removed")
-            found.insert(0, stream_set_period(created[-1], gone, removed=True))
-        return chain_periods(found)
+            periods.insert(0, stream_set_period(created[-1], gone, removed=True))
+        return chain_periods(periods)
 
     def _periods(self) -> list[StreamPeriod]:
         sets, bare = self._known
         none = UnreadableStreams(f"{self.keyspace}.{self.table} has a stream set without a row of streams")
-        found = [stream_set_period(us_from_ms(each.timestamp_ms), _SetStreamReader(each)) for each in sets]
-        found += [stream_set_period(us_from_ms(time), none, bare=True) for time in bare]
-        return sorted(found, key=lambda each: each.begin_us)
+        periods = [stream_set_period(us_from_ms(item.timestamp_ms), _SetStreamReader(item)) for item in sets]
+        periods += [stream_set_period(us_from_ms(time), none, bare=True) for time in bare]
+        return sorted(periods, key=lambda each: each.begin_us)
 
     def is_complete(self, begin_us: Microseconds) -> bool:
-        """See `StreamSource`: its streams reach the end of the ring, and are what it changes of the set before it."""
+        """See `StreamSource`. Checks that its streams reach the end of the ring and match the recorded difference."""
         return self.given is not None or metastore_tablets.is_stream_set_complete(
             self.lake, self.keyspace, self.table, ms_from_us(begin_us)
         )
@@ -197,19 +197,19 @@ class TabletStreams:
 
 @dataclass(frozen=True)
 class _SetTimes:
-    """The timestamps (ms) of a table's stream sets, ascending, and those of them without one row of streams."""
+    """The timestamps (ms) of a table's stream sets, ascending, and those without a single row of streams."""
 
     all_ms: Sequence[Milliseconds]
     bare_ms: frozenset[Milliseconds]
 
     def in_bare(self, at_us: ArrayLike) -> Bools:
-        """Which of the moments (µs) belong to a set without streams."""
+        """Return which times (µs) belong to a set without streams."""
         rows = get_operating_index([us_from_ms(time) for time in self.all_ms], at_us)
         bare = np.array([time in self.bare_ms for time in self.all_ms] + [False])
         return bare[rows]
 
     def refusal(self, table: str, write_ts_us: Microseconds, set_us: Microseconds) -> str:
-        """Why a write has no stream."""
+        """Return why a write has no stream."""
         return (
             f"write timestamp {format_us(write_ts_us)} belongs to the stream set of {format_us(set_us)} of {table},"
             " which is listed without a row of streams; bring its rows in and write again"
@@ -218,12 +218,12 @@ class _SetTimes:
 
 @dataclass(frozen=True)
 class _SetStreamReader:
-    """The streams of a set, which it has with it."""
+    """Reader of the streams of a set that it carries."""
 
     of: StreamSet
 
     def read(self) -> KnownStreams:
-        """The streams: one a tablet."""
+        """Return the streams, one per tablet."""
         ordered = np.zeros(len(self.of.tokens), dtype=bool)
         offsets = np.arange(len(self.of.tokens) + 1)
         return KnownStreams(self.of.tokens, offsets, self.of.ids, ordered, self.of.streams_of)
@@ -232,7 +232,7 @@ class _SetStreamReader:
 def _find_streams(
     table: str, sets: Sequence[StreamSet], times: _SetTimes, keys: pa.Array, timestamps: pa.Array
 ) -> pa.Array:
-    """The stream IDs of the newest set at each time; null before the first."""
+    """Return the stream IDs of the newest set at each time; null before the first."""
     when = timestamps.to_numpy(zero_copy_only=False)
     if times.bare_ms and (bare := times.in_bare(when)).any():
         first = Microseconds(int(when[bare][0]))

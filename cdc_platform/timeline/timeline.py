@@ -1,7 +1,7 @@
 """The timeline: every generation that exists or existed, and its state.
 
 It is read once from small tables (ledger, V1 and V2 descriptions, published timestamps, every node's `cdc_local`,
-switches, removals) and never from streams. It describes the moment in which it was read.
+switches, removals) and never from streams. It is a snapshot of the moment at which it was read.
 """
 
 from __future__ import annotations
@@ -31,73 +31,73 @@ from cdc_platform.tables import (
 
 
 class GenerationState(StrEnum):
-    """What is known of a generation."""
+    """The state of a generation."""
 
     REMOVED = "removed"
-    """It was here and its rows are gone: no log could hold rows of it any more."""
+    """It existed and its rows were removed, because no log can still contain rows of it."""
     NOT_RETRIEVABLE = "known but not retrievable"
-    """Something names it (a node's `cdc_local`, the ledger, a switch, the first format's readers); its data is not
-    here. A write that belongs to it is refused until its data is brought in.
+    """Something names it (a node's `cdc_local`, the ledger, a switch, a published V1 row), but its data is missing.
+    Writes that belong to it are refused until its data is imported.
     """
     NOT_EXPORTED = "not exported, so unknown"
-    """Readers have been shown its timestamp, perhaps its streams; its description was never brought here, so that
-    nobody can say how it was made. So is one that somebody names by its UUID while the table of such descriptions
-    was never brought here.
+    """Its timestamp and perhaps its streams are published, but the descriptions were never imported, so its origin is
+    unknown. Also a generation that is named by its UUID while the table of V2 descriptions was never imported.
     """
     NOT_DESCRIBED = "published without a description"
-    """Clients can read its streams. The table of descriptions was imported and has no row of it."""
+    """Clients can read its streams. The table of descriptions was imported and has no row for it."""
     COMMITTED = "committed but not yet in the ledger"
-    """Its two-phase switch is decided, which is what counts; the join that introduces it has not gone on."""
+    """Its two-phase switch is committed, which is decisive, but the join that introduces it has not continued yet."""
     ONLY_V1 = "only in V1"
-    """It is described in the first format alone, and nobody has rewritten or published it."""
+    """Only a V1 description exists; the generation was neither rewritten to V2 nor published."""
     INTRODUCED = "introduced"
-    """It has its timestamp and its data, and nodes know it; readers have not been shown it yet."""
+    """It has its timestamp and its data, and nodes know it; it is not published yet."""
     PUBLISHED = "published"
-    """Readers have been shown its timestamp, and its description is here."""
+    """Its timestamp is published, and its description is present."""
 
 
 class StoredDescriptions(Protocol):
-    """What is here of descriptions; looked at when it is asked for."""
+    """Which descriptions are stored; looked up on demand."""
 
     def describes(self, name: str | Milliseconds) -> bool:
-        """Whether rows of a description are here, by its UUID, or of the first format its time (ms)."""
+        """Return True if rows of a description exist, by its UUID or, for V1, its time (ms)."""
         ...
 
     def shows(self, time_ms: Milliseconds) -> bool:
-        """Whether streams are here that readers see of this time."""
+        """Return True if published streams exist for this time."""
         ...
 
     def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
-        """Whether the table of descriptions of a format, None: of either, is here, were it without rows."""
+        """Return True if the table of descriptions of a format (None: either) exists, even without rows."""
         ...
 
 
 class NoStoredDescriptions:
-    """Nothing is here."""
+    """No descriptions are stored."""
 
     def describes(self, name: str | Milliseconds) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def shows(self, time_ms: Milliseconds) -> bool:
-        """No."""
+        """Return False."""
         return False
 
     def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
-        """No."""
+        """Return False."""
         return False
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A generation that nodes or readers know, or knew. Times in ms.
+    """A generation that nodes or readers know or knew. Times in ms.
 
-    `id` is its UUID, None where only its time is known; a V1 generation has one only if it was made here: the UUID of
-    its event, which is no part of its V1 ID. `format` says where its data is or has to be: `v1` in a cell that its
-    time names, `v2` in rows that its UUID names, None where it has to be told from what readers see.
-    `published`: its timestamp is in `cdc_generation_timestamps`; `published_v1`: readers of the first format see it.
-    `entered`: it is in the ledger. `kept` is its ID as nodes' `cdc_local` has it, None where none names it.
-    `held` says what is here of its data.
+    `id` is its UUID, None if only its time is known; a V1 generation has one only if it was created here: the UUID of
+    its
+    event, which is no part of its V1 ID. `format` says where its data is or must be: `v1` in a cell that its time
+    names,
+    `v2` in rows that its UUID names, None if only what is published identifies it. `published`: its timestamp is in
+    `cdc_generation_timestamps`; `published_v1`: V1 readers see it. `entered`: it is in the ledger. `kept` is its ID as
+    stored in nodes' `cdc_local`, None if no node stores it. `held` looks up which of its data is stored.
     """
 
     time_ms: Milliseconds
@@ -114,43 +114,43 @@ class Generation:
 
     @property
     def name(self) -> str:
-        """How people name it: its UUID, or its time where it has none."""
+        """Return its name for people: its UUID, or else its time."""
         return self.id or format_ms(self.time_ms)
 
     @property
     def is_removed(self) -> bool:
-        """Whether its rows are gone."""
+        """Return True if its rows were removed."""
         return self.removed_ms is not None
 
     @property
     def generation_id(self) -> GenerationId | None:
-        """The ID that nodes find its data by; None where there is none to be found so."""
+        """Return the ID by which nodes find its data, or None if it has no such ID."""
         if self.format is None:
             return None
         return GenerationId(self.time_ms, uuid.UUID(self.id) if self.format == "v2" and self.id else None)
 
     @property
     def gossiped(self) -> GenerationId:
-        """The ID that nodes tell each other; without a UUID where none is known."""
+        """Return the ID that nodes gossip, without a UUID if none is known."""
         return self.kept or self.generation_id or GenerationId(self.time_ms)
 
     @property
     def has_data(self) -> bool:
-        """Whether something of its description is here; whether that is all of it only reading it can tell."""
+        """Return True if part of its description is stored; only reading shows whether it is complete."""
         name = self.time_ms if self.format == "v1" else self.id
         return name is not None and self.held.describes(name)
 
     @property
     def is_brought(self) -> bool:
-        """Whether the table that would describe it is here: then what is not in it is missing, and not unknown.
+        """Return True if its table of descriptions is present, so that an absent description is missing, not unknown.
 
-        Of the first format what readers see names the cell that has to be there.
+        A V1 generation always counts as present, because what readers see names the cell that must exist.
         """
         return self.format == "v1" or self.held.was_brought(self.format)
 
     @property
     def state(self) -> GenerationState:
-        """The one word for what is known of it."""
+        """Return its state."""
         if self.is_removed:
             return GenerationState.REMOVED
         if self.format is None:
@@ -168,10 +168,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every generation that there ever was, oldest first, the removed ones in their places.
+    """Every generation that ever existed, oldest first, including removed ones.
 
-    Who asks which generation operated at some time in the past needs the removed ones: of the others alone, the one
-    before a removed one would seem to go on. `undecided` are the switches whose decision writes have to wait for.
+    Removed generations are needed to find the one that operated at a past time: without them, their predecessors would
+    seem
+    to continue. `undecided` are the switches whose decision writes must wait for.
     """
 
     undecided: tuple[UndecidedSwitch, ...]
@@ -179,10 +180,11 @@ class Timeline:
 
     @classmethod
     def read(cls, lake: Lake) -> Timeline:
-        """The timeline as it stands.
+        """Read the current timeline.
 
-        Each table is read once, those that are written last in a generation's life last: what is decided in between
-        is seen as undecided, what is removed in between as there, and nothing is missed.
+        Each table is read once, in the order in which a generation's life writes them. A decision made in between
+        appears as
+        undecided, and a generation removed in between appears as existing; nothing is missed.
         """
         known_switches = switches.read_switches(lake)
         undecided = switches.read_undecided_switches(lake, known_switches)
@@ -190,127 +192,124 @@ class Timeline:
             time_ms: GenerationId(time_ms, UUID(id_))
             for time_ms, id_ in generations.read_committed_elsewhere(lake).items()
         }
-        kept = named | _read_node_generation_ids(lake)
+        gossiped_ids = named | _read_node_generation_ids(lake)
         entries = generations.read_ledger(lake)
         cells = generations.read_row_times(lake, GENERATION_DESCRIPTIONS)
-        shown_v1 = generations.read_row_times(lake, STREAMS_DESCRIPTIONS)
+        published_v1 = generations.read_row_times(lake, STREAMS_DESCRIPTIONS)
         times = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"])
         listed = dict(zip(to_milliseconds_without_nulls(times["time"]), to_milliseconds(times["expired"]), strict=True))
         gone = generations.decided_removals(generations.read_removals(lake), listed)
-        told = _GenerationRecords(
-            known_switches, kept, entries, cells, shown_v1, listed, gone, _LakeDescriptions(lake, cells)
+        records = _GenerationRecords(
+            known_switches, gossiped_ids, entries, cells, published_v1, listed, gone, _LakeDescriptions(lake, cells)
         )
-        return cls(tuple(undecided), told)
+        return cls(tuple(undecided), records)
 
     @cached_property
     def generations(self) -> tuple[Generation, ...]:
-        """All of them, put together when they are asked for: of thousands that takes as long as to read what tells."""
+        """Return all generations, built on first use: for thousands that takes as long as reading the tables."""
         return tuple(map(self._told.of, self._told.times))
 
     @cached_property
     def last_given_ms(self) -> Milliseconds | None:
-        """The greatest time (ms) that anything was ever given, None where nothing was: also that of a V1 generation
-        that waits for its data, which no node knows before.
+        """Return the greatest time (ms) ever assigned, or None.
+
+        It includes the time of a V1 generation that still waits for its data and that no node knows yet.
         """
         return max([*self._told.times[-1:], *(entry.time_ms for entry in self._told.entries)], default=None)
 
     def with_id(self, id_: str) -> Generation | None:
-        """The generation with this UUID, were it removed since; None where there never was one."""
-        told = self._told
-        return next((told.of(time_ms) for time_ms in told.times if told.id_of(time_ms) == id_), None)
+        """Return the generation with this UUID, even if removed, or None if there never was one."""
+        records = self._told
+        return next((records.of(time_ms) for time_ms in records.times if records.id_of(time_ms) == id_), None)
 
     @cached_property
     def known(self) -> list[Generation]:
-        """Those that are not removed, oldest first."""
-        return [each for each in self.generations if not each.is_removed]
+        """Return the generations that are not removed, oldest first."""
+        return [generation for generation in self.generations if not generation.is_removed]
 
     @cached_property
     def removed(self) -> list[Generation]:
-        """Those that are gone, oldest first; of the newest of them some rows may be left for a moment."""
-        return [each for each in self.generations if each.is_removed]
+        """Return the removed generations, oldest first; a few rows of the newest may remain briefly."""
+        return [generation for generation in self.generations if generation.is_removed]
 
     @property
     def newest(self) -> Generation | None:
-        """The generation with the greatest timestamp that anybody knows; None where there is none."""
+        """Return the known generation with the greatest timestamp, or None."""
         return self.known[-1] if self.known else None
 
     @cached_property
     def times_us(self) -> Int64s:
-        """When each of `generations` starts: µs, int64[n] ascending."""
-        return np.array([us_from_ms(each.time_ms) for each in self.generations], dtype=np.int64)
+        """Return when each of `generations` starts: µs, int64[n] ascending."""
+        return np.array([us_from_ms(generation.time_ms) for generation in self.generations], dtype=np.int64)
 
     def index_at(self, at_us: Microseconds) -> int:
-        """The index in `generations` of the one that operates at a time (µs); -1 before the first."""
+        """Return the index in `generations` of the one that operates at a time (µs); -1 before the first."""
         return int(get_operating_index(self.times_us, at_us))
 
     def operating(self, at_us: Microseconds) -> Generation | None:
-        """The generation that operates at a time (µs): the newest that has started by then, removed since or not."""
+        """Return the generation that operates at a time (µs), the newest that has started by then, even if removed."""
         index = self.index_at(at_us)
         return None if index < 0 else self.generations[index]
 
     def find(self, name: str | Milliseconds) -> Generation:
-        """The generation with this UUID (text) or this timestamp (ms).
+        """Return the generation with this UUID (text) or this timestamp (ms).
 
         Raises:
             NotFound: no generation has it, or it was removed.
         """
-        for each in self.known:
-            if name in (each.id, each.time_ms):
-                return each
+        for generation in self.known:
+            if name in (generation.id, generation.time_ms):
+                return generation
         self.assert_not_removed(name)
-        shown = name if isinstance(name, str) else format_ms(name)
-        raise UnknownGeneration(f"no generation {shown} is known; list them with: cdc-platform generations")
+        label = name if isinstance(name, str) else format_ms(name)
+        raise UnknownGeneration(f"no generation {label} is known; list them with: cdc-platform generations")
 
     def called(self, name: str, now_us: Microseconds) -> Generation:
-        """The generation that people call so: `latest`, `operating` (at `now_us`), or by the begin of its UUID or time.
+        """Return the generation called `latest`, `operating` (at `now_us`), or by the beginning of its UUID or time.
 
         Raises:
-            NotFound: there is none, or several begin so.
+            NotFound: no generation has this name, or several begin with it.
         """
         if name in ("latest", "operating"):
-            found = self.newest if name == "latest" else self.operating(now_us)
-            if found is None:
+            generation = self.newest if name == "latest" else self.operating(now_us)
+            if generation is None:
                 raise UnknownGeneration(f"no generation is {name}; list them with: cdc-platform generations")
-            return found
-        several = [each for each in self.known if (each.id or "").startswith(name)]
-        several = several or [each for each in self.known if format_ms(each.time_ms).startswith(name)]
-        if len(several) != 1:
-            which = ", ".join(each.name for each in several[:5]) or "none"
+            return generation
+        matches = [candidate for candidate in self.known if (candidate.id or "").startswith(name)]
+        matches = matches or [candidate for candidate in self.known if format_ms(candidate.time_ms).startswith(name)]
+        if len(matches) != 1:
+            which = ", ".join(candidate.name for candidate in matches[:5]) or "none"
             raise UnknownGeneration(
-                f"{len(several)} generations begin with {name!r} ({which}); name one of them in full"
+                f"{len(matches)} generations begin with {name!r} ({which}); name one of them in full"
             )
-        return several[0]
+        return matches[0]
 
     def find_published(self, name: str | Milliseconds) -> Generation:
-        """The generation of this name, which readers have been shown.
+        """Return the published generation with this name.
 
         Raises:
-            NotFound: there is none, or readers have not been shown it: they rely on rows only after the timestamp.
+            NotFound: no generation has it, or it is not published; readers rely on rows only after the timestamp.
         """
-        found = self.find(name)
-        if not found.published:
+        generation = self.find(name)
+        if not generation.published:
             raise NotFound(
-                f"generation {format_ms(found.time_ms)} is not published yet; its streams are not to be read"
+                f"generation {format_ms(generation.time_ms)} is not published yet; its streams are not to be read"
             )
-        return found
+        return generation
 
     def assert_not_removed(self, name: str | Milliseconds) -> None:
-        """Refuse a generation, named by its UUID (text) or timestamp (ms), that is gone.
-
-        Raises:
-            NotFound: it was removed.
-        """
+        """Raise NotFound if the generation with this UUID (text) or timestamp (ms) was removed."""
         for each in self.removed:
             if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
-                shown = name if isinstance(name, str) else format_ms(name)
+                label = name if isinstance(name, str) else format_ms(name)
                 raise UnknownGeneration(
-                    f"generation {shown} {GenerationRemoval(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
+                    f"generation {label} {GenerationRemoval(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
                 )
 
 
 @dataclass(frozen=True)
 class _GenerationRecords:
-    """What each of the tables says, by time (ms), before it is put together."""
+    """The content of each table by time (ms), from which generations are built."""
 
     known_switches: Iterable[GenerationSwitch]
     kept: Mapping[Milliseconds, GenerationId]
@@ -323,7 +322,7 @@ class _GenerationRecords:
 
     @cached_property
     def entered(self) -> dict[Milliseconds, LedgerEntry]:
-        """The ledger's. A V1 generation has its time before its data: without the data no node knows it yet."""
+        """Return the ledger entries by time, without V1 generations that still wait for their data."""
         return {
             entry.time_ms: entry
             for entry in self.entries
@@ -332,7 +331,7 @@ class _GenerationRecords:
 
     @cached_property
     def committed(self) -> dict[Milliseconds, str]:
-        """The UUIDs of those whose switch is committed and which the ledger does not have yet."""
+        """Return the UUIDs, by time, of committed switches whose generation is not yet in the ledger."""
         ids = {entry.generation_id for entry in self.entries}
         return {
             switch.time_ms: switch.generation_id
@@ -342,29 +341,29 @@ class _GenerationRecords:
 
     @cached_property
     def times(self) -> list[Milliseconds]:
-        """The times of all generations, ascending."""
+        """Return the times of all generations, ascending."""
         sources = (self.entered, self.committed, self.kept, self.cells, self.shown_v1, self.listed, self.gone)
         return sorted(set().union(*sources))
 
     def id_of(self, time_ms: Milliseconds) -> str | None:
-        """The UUID of the generation of a time; None where only its time is known."""
+        """Return the UUID of the generation with this time, or None if only its time is known."""
         gone, entry = self.gone.get(time_ms), self.entered.get(time_ms)
         if gone is not None:
             return gone.id
         if entry is not None:
             return entry.generation_id
-        kept = self.kept.get(time_ms)
+        gossiped = self.kept.get(time_ms)
         id_ = self.committed.get(time_ms)
-        if id_ is None and kept is not None and kept.uuid is not None and time_ms not in self.cells:
-            return str(kept.uuid)
+        if id_ is None and gossiped is not None and gossiped.uuid is not None and time_ms not in self.cells:
+            return str(gossiped.uuid)
         return id_
 
     def of(self, time_ms: Milliseconds) -> Generation:
-        """Everything that is told of the generation of a time."""
+        """Build the generation of a time from all records."""
         gone, id_ = self.gone.get(time_ms), self.id_of(time_ms)
         if gone is not None:
             return Generation(time_ms, id_, expired_ms=gone.expired_ms, removed_ms=gone.removed_ms)
-        entry, kept = self.entered.get(time_ms), self.kept.get(time_ms)
+        entry, gossiped = self.entered.get(time_ms), self.kept.get(time_ms)
         return Generation(
             time_ms,
             id_,
@@ -374,7 +373,7 @@ class _GenerationRecords:
             published_v1=time_ms in self.shown_v1,
             entered=entry is not None,
             committed=time_ms in self.committed,
-            kept=kept,
+            kept=gossiped,
             held=self.held,
         )
 
@@ -389,7 +388,7 @@ class _GenerationRecords:
 
 
 class _LakeDescriptions:
-    """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one.
+    """The UUIDs and the V1 times whose data is stored. The UUIDs come from Delta's log, on demand.
 
     See `StoredDescriptions`.
     """
@@ -406,7 +405,7 @@ class _LakeDescriptions:
 
     def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
         tables = {"v1": (GENERATION_DESCRIPTIONS,), "v2": (GENERATION_DESCRIPTIONS_V2,)}
-        return any(self._lake.exists(each) for each in tables.get(format or "", (*tables["v1"], *tables["v2"])))
+        return any(self._lake.exists(table) for table in tables.get(format or "", (*tables["v1"], *tables["v2"])))
 
     @cached_property
     def _shown(self) -> frozenset[Milliseconds]:
@@ -418,9 +417,10 @@ class _LakeDescriptions:
 
 
 def _read_node_generation_ids(lake: Lake) -> dict[Milliseconds, GenerationId]:
-    """The IDs that nodes keep in `cdc_local`, by time (ms). A row without a time is as good as none."""
-    # Of two names of one time the one with a UUID says more.
+    """Return the IDs that nodes store in `cdc_local`, by time (ms), ignoring rows without a time."""
+    # If two IDs share a time, prefer the one with a UUID.
     ordered = sorted(
-        cdc_local.read_node_generation_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or ""))
+        cdc_local.read_node_generation_ids(lake).values(),
+        key=lambda each: (each.time_ms, str(each.uuid or "")),
     )
-    return {each.time_ms: each for each in ordered}
+    return {generation_id.time_ms: generation_id for generation_id in ordered}

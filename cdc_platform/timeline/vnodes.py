@@ -65,30 +65,30 @@ from cdc_platform.timeline.timeline import Generation, Timeline
 # A description of 1.6 million streams takes 26 MB; a worker keeps those of the newest few generations.
 _MAX_CACHED_DESCRIPTIONS = 8
 _MAX_CACHED_STREAMS = 10_000
-# As one element a stream ID is put in its place seven times as fast as by its bytes.
+# Copying a stream ID as one element is seven times as fast as copying its bytes.
 _STREAM_ID_DTYPE = np.dtype((np.void, STREAM_ID_BYTES))
 
 
 @dataclass(frozen=True)
 class VnodeStreams:
-    """The source of all tables without tablets. Each description is read once, when a write needs it first."""
+    """The source of all tables without tablets. Each description is read once, when a write first needs it."""
 
     lake: Lake
     settings: Settings
     _descriptions: dict[int, TopologyDescription | None] = field(default_factory=dict)
     _streams: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    """By generation and token; those that were asked for last."""
+    """Cached stream IDs, by generation and token."""
     _accepted: dict[Microseconds, tuple[Microseconds, Microseconds, int]] = field(default_factory=dict)
-    """By the time of a coordinator, two times of one generation at which it takes writes, and that one's row."""
+    """By a coordinator's time, two accepted times of one generation and that generation's row."""
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The generations, read when they are asked for first."""
+        """Return the generations, read on first use."""
         return Timeline.read(self.lake)
 
     @property
     def in_generations(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> WriteDecision:
@@ -110,12 +110,12 @@ class VnodeStreams:
         return self._streams[known]
 
     def _accepted_row(self, write_ts_us: Microseconds, now_us: Microseconds) -> int:
-        """The row of the generation of a write that is accepted; what is so at two times of one is so between them."""
+        """Return the row of an accepted write's generation. Times between two accepted ones of a row are accepted."""
         low, high, known = self._accepted.get(now_us, (write_ts_us + 1, write_ts_us, -1))
         if low <= write_ts_us <= high:
             return known
         assert_accepted(self.decide(write_ts_us, now_us))
-        # Those that follow are a little later each.
+        # The next writes usually have slightly later timestamps.
         ahead, row = Microseconds(write_ts_us + SECOND_US), self.timeline.index_at(write_ts_us)
         if self.timeline.index_at(ahead) == row and self.decide(ahead, now_us).verdict is WriteVerdict.OK:
             self._accepted[now_us] = write_ts_us, ahead, row
@@ -124,9 +124,9 @@ class VnodeStreams:
     def explain(
         self, token: int, at_us: Microseconds, now_us: Microseconds, policy: AcceptancePolicy | None = None
     ) -> VnodeExplanation:
-        """See `StreamSource`. Of the description it reads one row of streams alone. Every policy is asked.
+        """See `StreamSource`. It evaluates every policy and reads one row of streams instead of a whole description.
 
-        The generation and its stream are named for a refused write as well, where one operated at its timestamp.
+        The generation and its stream are named for a refused write as well, if one operated at its timestamp.
         """
         policy = policy or self.settings.policy
         row = self.timeline.index_at(at_us)
@@ -138,8 +138,8 @@ class VnodeStreams:
         for name in get_args(AcceptancePolicy):
             decision = self._decide(at_us, now_us, name, row, place is not None)
             details = (decision.reason, missing, place.note if place else None, unknown)
-            of_place = WriteVerdict.OK if place is None else place.verdict
-            verdict = of_place if decision.verdict is WriteVerdict.OK else decision.verdict
+            place_verdict = WriteVerdict.OK if place is None else place.verdict
+            verdict = place_verdict if decision.verdict is WriteVerdict.OK else decision.verdict
             verdicts[name] = verdict, "; ".join(detail for detail in details if detail)
         verdict, reason = verdicts.pop(policy)
         row_lies, stream_lies = (
@@ -152,45 +152,49 @@ class VnodeStreams:
     def finder(self) -> StreamFinder:
         """See `StreamSource`. Null where no generation operated yet, and where the one that did was removed since."""
         generations = self.timeline.generations
-        nameless = [each for each in generations if each.generation_id is None and not each.is_removed]
+        nameless = [
+            generation for generation in generations if generation.generation_id is None and not generation.is_removed
+        ]
         if nameless:
             raise StateError(
                 f"{len(nameless)} generations are known by their timestamp alone; import their V2 descriptions first"
             )
-        ids = [None if each.is_removed else each.generation_id for each in generations]
+        ids = [None if generation.is_removed else generation.generation_id for generation in generations]
         return partial(_find_streams, str(self.lake.place), self.timeline.times_us, ids, self.timeline.undecided)
 
     def periods(self) -> list[StreamPeriod]:
-        """See `StreamSource`: all generations that there ever were."""
+        """See `StreamSource`. Returns all generations that ever existed."""
         names = (GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES)
-        versions = tuple(self.lake.version(each) for each in names)
+        versions = tuple(self.lake.version(item) for item in names)
         bare = self._bare()
         return chain_periods(
             generation_period(
-                us_from_ms(each.time_ms),
-                _make_period_reader(str(self.lake.place), each, versions),
-                shown=each.published or self._is_read_in_first_format(each),
-                removed=each.is_removed,
-                bare=each.time_ms in bare,
+                us_from_ms(item.time_ms),
+                _make_period_reader(str(self.lake.place), item, versions),
+                shown=item.published or self._is_read_in_first_format(item),
+                removed=item.is_removed,
+                bare=item.time_ms in bare,
             )
-            for each in self.timeline.generations
+            for item in self.timeline.generations
         )
 
     def _bare(self) -> set[Milliseconds]:
-        """The times (ms) that readers see and of which there is not one row of streams.
+        """Return the published times (ms) without a single row of streams.
 
-        Rows come before their time and go after it: a time that is listed still once its rows were looked for, and
-        was before, has none.
+        Rows are written before their time and removed after it. A time that is listed both before and after the search
+        for
+        its rows therefore has none.
         """
-        listed = {each.time_ms for each in self.timeline.known if each.published}
+        listed = {generation.time_ms for generation in self.timeline.known if generation.published}
         bare = listed - generations.read_published_times(self.lake)
         return bare and bare & generations.read_listed_times(self.lake)
 
     def _is_read_in_first_format(self, generation: Generation) -> bool:
-        """Whether readers of a live cluster read a generation by the first format's table.
+        """Return True if readers of a live cluster read a generation from the V1 table.
 
-        ScyllaDB's own clients do so until a node says that it has rewritten the table. Here every node has to: until
-        then the newer table may lack generations, and the older one has them.
+        ScyllaDB's own clients do so until one node reports that it has rewritten the table. Here all nodes must report
+        it:
+        until then the V2 table may lack generations that the V1 table has.
         """
         return generation.published_v1 and generation.has_data and self._in_first_format
 
@@ -202,10 +206,10 @@ class VnodeStreams:
         return not hosts or not hosts <= cdc_local.hosts_with_rewrite_marker(self.lake)
 
     def is_complete(self, begin_us: Microseconds) -> bool:
-        """See `StreamSource`: as many streams rows are published as there are ranges, as far as that is known."""
+        """See `StreamSource`. Checks that as many streams rows are published as there are ranges, if that is known."""
         generation = self.timeline.find(ms_from_us(begin_us))
         if not generation.published and self._is_read_in_first_format(generation):
-            return True  # The first format has all streams of a generation in one row.
+            return True  # V1 stores all streams of a generation in one row.
         published = generations.read_published_range_ends(self.lake, generation.time_ms)
         if published.size == 0 or generation.generation_id is None or not generation.has_data:
             return published.size > 0 and _seems_complete(self.lake, generation.time_ms)
@@ -216,7 +220,7 @@ class VnodeStreams:
     def _decide(
         self, write_ts_us: Microseconds, now_us: Microseconds, policy: AcceptancePolicy, row: int, is_known: bool
     ) -> WriteDecision:
-        """The verdict where the generation at `row`, that of the write, can be read or cannot."""
+        """Return the verdict, given whether the generation at `row` (that of the write) is readable."""
         times = self.timeline.times_us.tolist()
         return decide_write(
             times,
@@ -235,7 +239,7 @@ class VnodeStreams:
         return self._description(row) is not None
 
     def _description(self, row: int) -> TopologyDescription | None:
-        """The description of a generation; None where it cannot be read, or only its streams rows are known."""
+        """Return the description of a generation, or None if it cannot be read or only its streams rows are known."""
         if row not in self._descriptions:
             generation_id = self.timeline.generations[row].generation_id
             try:
@@ -247,7 +251,11 @@ class VnodeStreams:
         return self._descriptions[row]
 
     def _placed(self, row: int, token: int) -> bytes:
-        """The stream of a generation of which only the streams rows are known."""
+        """Return the stream from a generation that is known only by its streams rows.
+
+        Raises:
+            StateError: the stream of the token is unknown.
+        """
         generation = self.timeline.generations[row]
         place = locate_stream(self.lake, generation, token)
         if place.stream_id is None:
@@ -266,7 +274,7 @@ def _find_streams(
     keys: pa.Array,
     timestamps: pa.Array,
 ) -> pa.Array:
-    """The stream IDs (binary, null where there is none) of one batch. Removed generations have no ID here."""
+    """Return the stream IDs (binary, null where there is none) of one batch. `ids` is None for removed generations."""
     valid = compute.and_(compute.is_valid(keys), compute.is_valid(timestamps)).to_numpy(zero_copy_only=False)
     when = to_int64_array(timestamps, 0)
     chosen = np.where(valid, get_operating_index(times_us, when), -1)
@@ -288,12 +296,12 @@ def _find_streams(
 
 
 def _check_decided(times_us: Int64s, undecided: Sequence[UndecidedSwitch], when_us: Int64s) -> None:
-    """Refuse writes (timestamps int64[n], µs) whose generation a switch may still change."""
+    """Raise WriteRefused if a switch may still change the generation of a write (timestamps int64[n], µs)."""
     first = min((switch.lease_end_us for switch in undecided), default=None)
     if first is None or not (when_us >= first).any():
         return
     earliest = Microseconds(when_us[when_us >= first].min())
-    # The coordinator that took it showed its time, at the earliest.
+    # The coordinator's clock showed at least the write's own time.
     decision = decide_write(times_us.tolist(), earliest, earliest, undecided=undecided)
     if decision.verdict is WriteVerdict.UNDECIDED:
         raise WriteRefused(decision.verdict, decision.reason)
@@ -301,7 +309,7 @@ def _check_decided(times_us: Int64s, undecided: Sequence[UndecidedSwitch], when_
 
 @lru_cache(maxsize=_MAX_CACHED_DESCRIPTIONS)
 def _read_description(root: str, generation_id: GenerationId) -> TopologyDescription:
-    """A generation's description, read once a worker: it never changes once it has a timestamp."""
+    """Return a generation's description, read once per worker: it never changes once it has a timestamp."""
     return generations.read_generation_description(Lake(root), generation_id)
 
 
@@ -313,8 +321,10 @@ def _make_period_reader(root: str, generation: Generation, versions: tuple[int |
 
 @dataclass(frozen=True)
 class _GenerationStreamReader:
-    """What reads the streams of a generation. `versions` are those of the tables that they are read from, so that
-    nobody takes the streams of an older one for these.
+    """Reader of a generation's streams.
+
+    `versions` are those of the tables that it reads; they are part of the cache key, so stale streams are never
+    returned.
     """
 
     root: str
@@ -323,7 +333,7 @@ class _GenerationStreamReader:
     versions: tuple[int | None, ...]
 
     def read(self) -> KnownStreams:
-        """The streams of its description, or where none is known those that are published."""
+        """Return the streams of its description, or the published ones if it has none."""
         return _read_known_streams(self)
 
 
@@ -348,7 +358,7 @@ def _streams_from_description(described: TopologyDescription, unordered: Bools) 
 
 
 def _read_published_streams(lake: Lake, time_ms: Milliseconds) -> KnownStreams:
-    """The streams of a generation that is known by its streams rows alone, which say nothing of shards."""
+    """Return the streams of a generation that is known only by its streams rows, which do not identify shards."""
     rows = generations.read_published_rows(lake, time_ms).combine_chunks()
     counts, streams = flatten_stream_lists(rows["streams"])
     ends = rows["range_end"].to_numpy()
@@ -359,7 +369,7 @@ def _read_published_streams(lake: Lake, time_ms: Milliseconds) -> KnownStreams:
 
 
 def _seems_complete(lake: Lake, time_ms: Milliseconds) -> bool:
-    """Whether the published streams themselves tell of no row that is missing; nothing else is known of them."""
+    """Return True if the published streams show no missing row; nothing else is known about them."""
     rows = generations.read_published_rows(lake, time_ms).combine_chunks()
     counts, streams = flatten_stream_lists(rows["streams"])
     offsets = np.concatenate([[0], np.cumsum(counts)])
