@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PendingGeneration:
-    """A generation that is known by its ID and could not be read yet: how often that was tried, and the last error."""
+    """A generation whose description could not be read yet: its ID, the number of attempts, and the last error."""
 
     id: GenerationId
     attempts: int
@@ -39,10 +39,10 @@ class PendingGeneration:
 
 
 class Coordinator:
-    """What one node knows of generations, and which writes it takes. Safe for use from several threads.
+    """The generations that one node knows, and the writes that it accepts. Thread-safe.
 
-    `undecided` are the switches that it promised to wait for before a restart. Nothing is tried again by itself:
-    `retry` does it, and `Background` calls that.
+    `undecided` are the switches that the node promised to wait for before a restart. Nothing is retried automatically:
+    `RetryLoop` calls `retry`.
     """
 
     def __init__(
@@ -67,79 +67,84 @@ class Coordinator:
         self._told: list[Callable[[], object]] = []
 
     def tell(self, listener: Callable[[], object]) -> None:
-        """Call `listener` whenever a generation could not be read, from the thread that tried."""
+        """Call `listener` whenever a generation could not be read, on the thread that tried."""
         self._told.append(listener)
 
     def start(self) -> GenerationId | None:
-        """Learn what this node kept before it was restarted; answers with that ID, None where it kept none."""
-        kept = self._disk.kept_id()
-        if kept is None:
+        """Learn the ID stored before the restart and return it, or None if none was stored."""
+        stored_id = self._disk.kept_id()
+        if stored_id is None:
             _log.warning(
                 "node %s keeps no generation ID: it learns one when a node joins or streams are repaired", self.host_id
             )
         else:
-            self.learn(kept)
-        return kept
+            self.learn(stored_id)
+        return stored_id
 
     def learn(self, told: str | GenerationId | None) -> bool:
-        """Take in a generation's ID, or the text in which a node gossips it. Its data is tried to be read at once.
+        """Learn a generation's ID, or the text in which a node gossips it, and try to read its data at once.
 
-        Until it has been read, the writes that belong to it are refused. If it was being switched to, the switch is
-        decided with that: only a committed generation has an ID. Returns whether it is usable now; None and the empty
-        text mean that the other node knows of no generation.
+        Until the data has been read, writes that belong to the generation are refused. If a switch to it was undecided,
+        the
+        switch is decided now: only a committed generation has an ID. Return True if the generation is usable now. None
+        and the
+        empty text mean that the other node knows of no generation.
 
         Raises:
-            InputError: the text is no generation ID.
+            InputError: the text is not a generation ID.
         """
         id = parse_generation_id(told) if isinstance(told, str) else told
         if id is None:
             return False
         with self._lock:
             to_read = self._metadata.prepare(us_from_ms(id.time_ms), self._now_us())
-            # In this order, under one lock: no write is taken in between by the generation before.
+            # In this order, under one lock, the previous generation cannot accept a write in between.
             self._undecided.pop(str(id.uuid), None)
             if not to_read:
                 return self._is_read(id)
         return self._try(id)
 
     def wait_for(self, switch: UndecidedSwitch) -> None:
-        """Promise to take no write from the switch's lease end on before its decision is known.
+        """Promise to accept no write from the switch's lease end on until its decision is known.
 
-        That is a generation's ID, see `learn`, or `aborted`. Promised again, the earlier lease end holds.
+        The decision is a generation's ID (see `learn`) or `aborted`. Of repeated promises the earlier lease end
+        applies.
         """
         with self._lock:
-            before = self._undecided.get(switch.generation_id, switch)
-            self._undecided[switch.generation_id] = min(before, switch, key=lambda each: each.lease_end_us)
+            existing = self._undecided.get(switch.generation_id, switch)
+            self._undecided[switch.generation_id] = min(existing, switch, key=lambda each: each.lease_end_us)
 
     def aborted(self, generation_id: str) -> None:
-        """The switch to this generation was aborted: the generation that operates goes on."""
+        """End the promise for an aborted switch: the current generation continues to operate."""
         with self._lock:
             self._undecided.pop(generation_id, None)
 
     def retry(self) -> int:
-        """Try every generation once more that could not be read yet; answers how many still could not.
+        """Try again to read every pending generation; return how many are still pending.
 
-        One that is superseded is given up: a later one operates for longer than the leeway, nobody writes to it.
+        A superseded generation is given up: a later one has operated for longer than the leeway, so no write can belong
+        to it.
         """
-        for each in self.pending():
-            self._try(each.id)
+        for generation in self.pending():
+            self._try(generation.id)
         return len(self.pending())
 
     def pending(self) -> list[PendingGeneration]:
-        """The generations that are known and not read, in the order of their times."""
+        """Return the known but unread generations, in the order of their times."""
         with self._lock:
             return [self._pending[time] for time in sorted(self._pending)]
 
     def decide(self, write_ts_us: Microseconds) -> WriteDecision:
-        """The verdict on a write with this timestamp (µs) now."""
+        """Return the verdict on a write with this timestamp (µs) now."""
         with self._lock:
             return self._metadata.decide(write_ts_us, self._now_us(), undecided=tuple(self._undecided.values()))
 
     def get_stream(self, write_ts_us: Microseconds, token: int) -> bytes:
-        """The stream ID (16 bytes) for a write of `token` with this timestamp (µs).
+        """Return the stream ID (16 bytes) for a write of `token` with this timestamp (µs).
 
         Raises:
-            WriteRefused: the write is not taken now; where its generation could not be read the last error is told.
+            WriteRefused: the write is not accepted now; if its generation could not be read, the message has the last
+                error.
         """
         with self._lock:
             try:
@@ -156,13 +161,13 @@ class Coordinator:
         return us_from_ms(id.time_ms) in times and id.time_ms not in self._pending
 
     def _try(self, id: GenerationId) -> bool:
-        """Read a generation once; whatever the outcome, what is known afterwards says so."""
+        """Try to read a generation once, and record the outcome."""
         with self._lock:
             if self._metadata.known_or_obsolete(us_from_ms(id.time_ms), self._now_us()):
                 self._give_up(id)
                 return self._is_read(id)
         try:
-            # Without the lock: a slow read holds no write up that does not need it.
+            # Read without the lock, so that a slow read does not block writes that do not need it.
             description = self._reader(id)
         except (PlatformError, OSError) as error:
             self._note_failure(id, str(error))
@@ -220,7 +225,7 @@ class RetryLoop:
         coordinator.tell(waiter.set)
 
     def step(self) -> Microseconds | None:
-        """Try again if it is time to; answers when (µs) the next attempt is due, None while nothing is pending."""
+        """Retry if it is time to; return when (µs) the next attempt is due, or None while nothing is pending."""
         now_us = self._now_us()
         if not self._coordinator.pending():
             self._due_us = None
@@ -231,7 +236,7 @@ class RetryLoop:
         return self._due_us
 
     def run(self) -> None:
-        """Step by step until `close` is called, waiting with the waiter in between; for a thread that is handed in."""
+        """Retry until `close` is called, waiting with the waiter in between; meant for a dedicated thread."""
         while not self._closed:
             due_us = self.step()
             self._waiter.wait(
@@ -240,6 +245,6 @@ class RetryLoop:
             self._waiter.clear()
 
     def close(self) -> None:
-        """Let `run` return, at the latest after the attempt it is in."""
+        """Make `run` return, at the latest after the current attempt."""
         self._closed = True
         self._waiter.set()

@@ -9,35 +9,35 @@ from cdc_platform.clock import Microseconds
 from cdc_platform.generations import GenerationId, TopologyDescription
 
 GenerationReader = Callable[[GenerationId], TopologyDescription]
-"""Reads the whole description of a generation, or raises a PlatformError or an OSError: it may be there later."""
+"""Reads the whole description of a generation, or raises a PlatformError or an OSError if it is not available yet."""
 
 MicrosecondClock = Callable[[], Microseconds]
-"""What the node's clock shows, in µs since 1970 UTC."""
+"""The node's clock, in µs since 1970 UTC."""
 
 
 class NodeDisk(Protocol):
     """What survives a restart of the node: the newest generation ID that it could use."""
 
     def kept_id(self) -> GenerationId | None:
-        """The ID that is kept, None where there is none."""
+        """Return the stored ID, or None."""
         ...
 
     def keep(self, id: GenerationId) -> bool:
-        """Keep an ID in place of an older one or none; whether it was."""
+        """Store an ID if none or an older one is stored; return True if it was stored."""
         ...
 
 
 class RetryWaiter(Protocol):
-    """What the background waits with between two attempts. `threading.Event` is one."""
+    """What `RetryLoop` waits with between two attempts, such as a `threading.Event`."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds, for ever if None, or until `set` is called; True if it was."""
+        """Wait until `set` is called, at most `timeout` seconds (forever if None); return True if it was called."""
         ...
 
     def set(self) -> None:
-        """End the wait that is, or else the next one."""
+        """End the current wait, or else the next one."""
         ...
 
     def clear(self) -> None:
-        """Forget that `set` was called."""
+        """Clear the effect of `set`."""
         ...

@@ -24,7 +24,7 @@ from cdc_platform.ring import Ring
 
 @dataclass(frozen=True)
 class LeasePromise:
-    """To take no write with a timestamp of `lease_end_ms` or later until the decision on a generation is known.
+    """A promise to accept no write with a timestamp of `lease_end_ms` or later until a generation's decision is known.
 
     `since_ms` is when its switch was prepared; both in ms.
     """
@@ -35,13 +35,13 @@ class LeasePromise:
 
     @property
     def undecided(self) -> UndecidedSwitch:
-        """What the acceptance rule asks of it."""
+        """Return the promise as the acceptance rule's undecided switch."""
         return UndecidedSwitch(self.generation_id, us_from_ms(self.since_ms), us_from_ms(self.lease_end_ms))
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedWrite:
-    """A write that is taken: its generation's timestamp (µs), its stream's ID (16 bytes), the ring that routes it."""
+    """An accepted write: its generation's timestamp (µs), its stream's ID (16 bytes), and the ring that routes it."""
 
     generation_us: Microseconds
     stream_id: bytes
@@ -49,9 +49,9 @@ class AcceptedWrite:
 
 
 class SwitchParticipant:
-    """One node. It knows nothing until it is told with `know` or `learn`, and then only what it was told.
+    """One node. It knows only the generations passed to `know` and `learn`.
 
-    `promises` are those it kept before a restart. Not safe for use from several threads.
+    `promises` are those it made before a restart. Not thread-safe.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class SwitchParticipant:
 
     @property
     def promises(self) -> tuple[LeasePromise, ...]:
-        """The promises that hold: their decision is not known."""
+        """Return the promises whose decision is not known yet."""
         return tuple(self._promises.values())
 
     @property
     def times_us(self) -> tuple[Microseconds, ...]:
-        """Timestamps (µs) of the generations it can write to, ascending."""
+        """Return the timestamps (µs) of the generations it can write to, ascending."""
         return self._metadata.times_us
 
     def know(self, time_ms: Milliseconds, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> None:
-        """A committed generation, with the ring from its timestamp on."""
+        """Add a committed generation, with the ring from its timestamp on."""
         if self._metadata.insert(us_from_ms(time_ms), description, now_us):
             self._rings[us_from_ms(time_ms)] = ring
 
     def promise(
         self, switch: GenerationSwitch, description: TopologyDescription, ring: Ring, now_us: Microseconds
     ) -> LeasePromise:
-        """Keep the whole of a generation as prepared, and promise; asked again, the promise is the first one."""
+        """Store a whole generation as prepared and promise to wait; repeated calls return the first promise."""
         self._prepared[switch.generation_id] = (description, ring)
         if switch.generation_id not in self._promises:
             end = self._times.lease_end_ms(now_us)
@@ -94,10 +94,11 @@ class SwitchParticipant:
         return self._promises[switch.generation_id]
 
     def learn(self, switch: GenerationSwitch, now_us: Microseconds) -> bool:
-        """What the register says of a switch. A decision ends the promise.
+        """Learn the register's state of a switch. A decision ends the promise.
 
-        Returns whether that was all: False where a committed generation has to be read first, then `promise` or
-        `know` it and learn again; until then the promise holds.
+        Return True if the state was applied. Return False if a committed generation must be read first: then call
+        `promise` or
+        `know` for it and learn again; until then the promise holds.
         """
         time = switch.time_ms
         if time is not None and not self._metadata.known_or_obsolete(us_from_ms(time), now_us):
@@ -111,7 +112,7 @@ class SwitchParticipant:
         return True
 
     def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> AcceptedWrite:
-        """Take a write: its timestamp chooses the generation, and with it the stream and the ring.
+        """Accept a write: its timestamp determines the generation, and thereby the stream and the ring.
 
         Raises:
             WriteRefused: the acceptance rule refuses it, or it needs a decision that is not known (UNDECIDED).

@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 class RestartedNode:
     """What a node knows after a restart.
 
-    `generation_id`: the ID that it gossips, None where it kept none. `description`: the generation's data, None where
-    it could not be read (`warning` says why): until it can, the node has to refuse the writes that need it.
-    `proposes_first`: it has no ID, and of all nodes it is the one that makes the first generation.
+    `generation_id`: the ID that it gossips, None if it stored none. `description`: the generation's data, None if it
+    could
+    not be read (`warning` says why); until it can, the node must refuse the writes that need it. `proposes_first`: the
+    node has no ID, and of all nodes it is the one that creates the first generation.
     """
 
     host_id: UUID
@@ -34,31 +35,31 @@ class RestartedNode:
 
 
 def should_propose_first_generation(host_id: UUID, known: Iterable[UUID]) -> bool:
-    """Whether no known node has a greater host ID: so that of many that restart at once, one makes a generation."""
+    """Return True if no known node has a greater host ID, so that only one of many restarting nodes proposes."""
     return all(other.int <= host_id.int for other in known)
 
 
 def restart_node(host_id: UUID, ring: Collection[UUID], disk: NodeDisk, reader: GenerationReader) -> RestartedNode:
-    """What a node finds when it starts again; `ring` has the host IDs of the NORMAL nodes.
+    """Return what a node knows when it restarts; `ring` has the host IDs of the NORMAL nodes.
 
     Raises:
         NotFound: the node is not in the ring.
     """
     if host_id not in ring:
         raise NotFound(f"no node {host_id} is in the ring; list the nodes with: cdc-platform ring")
-    kept = disk.kept_id()
-    if kept is None:
+    stored_id = disk.kept_id()
+    if stored_id is None:
         proposes = should_propose_first_generation(host_id, ring)
-        mend = "this node" if proposes else "the node with the largest host ID"
+        proposer = "this node" if proposes else "the node with the largest host ID"
         warning = (
             f"node {host_id} is a member of the ring and kept no generation in cdc_local, as after an upgrade from a "
-            f"version without CDC; if the cluster has none, {mend} proposes the first: cdc-platform repair"
+            f"version without CDC; if the cluster has none, {proposer} proposes the first: cdc-platform repair"
         )
         _log.warning(warning)
         return RestartedNode(host_id, None, None, proposes, warning)
     try:
-        return RestartedNode(host_id, kept, reader(kept), False, None)
+        return RestartedNode(host_id, stored_id, reader(stored_id), False, None)
     except (PlatformError, OSError) as error:
-        warning = f"node {host_id} knows generation {kept} and cannot read it: {error}"
+        warning = f"node {host_id} knows generation {stored_id} and cannot read it: {error}"
         _log.warning(warning)
-        return RestartedNode(host_id, kept, None, False, warning)
+        return RestartedNode(host_id, stored_id, None, False, warning)
