@@ -30,33 +30,37 @@ from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
 from cdc_platform.tables import Table
 
 FamilyFindings = Iterable[tuple[InvariantFamily, Sequence[Finding]]]
-"""What audits have found, by family."""
+"""The findings of audits, by family."""
 
 LOW_PRIORITY_TAGS = {"dagster/priority": "-1"}
-"""Of checks of the whole home, on which no step of a run waits: they run when there is no step to be run."""
+"""For checks of the whole home. No step waits on them, so they run when no step is ready."""
 
 VIOLATED_TAG = "cdc_platform/violated"
-"""On a run: the checks that found a violation."""
+"""The run tag that lists the checks that found a violation."""
 
 
 def check_specs(
     table: Table, invariants: Iterable[Invariant], partitions: PartitionsDefinition | None = None
 ) -> list[AssetCheckSpec]:
-    """The specs of these invariants as checks of a table, one a partition where it has any."""
+    """Build the check specs of invariants of a table, partitioned if `partitions` is given."""
     with catch_warnings():
-        # Checks that have partitions are a preview in this release of Dagster; without them a check would show the
-        # newest result of any generation.
+        # Partitioned checks are a preview in this release of Dagster. Without them a check would show the newest result
+        # of any generation.
         simplefilter("ignore", PreviewWarning)
         return [
             AssetCheckSpec(
-                str(each),
+                str(invariant),
                 asset=asset_key_from_table(table),
-                description=each.meaning,
-                blocking=each.family.blocking,
+                description=invariant.meaning,
+                blocking=invariant.family.blocking,
                 partitions_def=partitions,
-                metadata={"asked_of": each.family.of, "judged": each.family.judged, "explained_in": each.family.page},
+                metadata={
+                    "asked_of": invariant.family.of,
+                    "judged": invariant.family.judged,
+                    "explained_in": invariant.family.page,
+                },
             )
-            for each in invariants
+            for invariant in invariants
         ]
 
 
@@ -67,17 +71,17 @@ def evaluate_checks(
     clock: Clock,
     audit: Callable[[str | None], FamilyFindings],
 ) -> Iterator[AssetCheckResult]:
-    """Judge what an audit finds of each partition that a check is asked for; None: of everything, without partitions.
+    """Judge the findings of an audit for each requested partition. Without partitions `audit` gets None: everything.
 
-    A run of several partitions reports each result by itself. What stops nothing is seen on the run, see
+    A run of several partitions reports each result on its own. Non-blocking violations appear on the run, see
     `tag_violations_on_run`.
     """
     partitions: list[str | None] = [*get_run_partitions(context)] if _is_partitioned(context) else [None]
     for partition in partitions:
         look = start_judging(context, lake, clock, partition)
         with platform_errors_as_failures():
-            found = list(audit(partition))
-        for family, findings in found:
+            audited = list(audit(partition))
+        for family, findings in audited:
             results = build_check_results(table, context, look, findings, family)
             if not family.blocking:
                 results = tag_violations_on_run(context, results)
@@ -88,22 +92,20 @@ def evaluate_checks(
 
 
 def _is_partitioned(context: AssetCheckExecutionContext) -> bool:
-    """Whether a check is asked for of partitions: in a run that has some, checks may stand that know none."""
+    """Return True if a requested check is partitioned. A run with partitions may include checks that have none."""
     if not (context.has_partition_key or context.has_partition_key_range):
         return False
     graph = context.job_def.asset_layer.asset_graph
-    return any(graph.get(each).partitions_def is not None for each in context.selected_asset_check_keys)
+    return any(graph.get(key).partitions_def is not None for key in context.selected_asset_check_keys)
 
 
 def start_judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> CheckRun:
-    """Begin the look of a check at a partition, or at everything, before anything is read; see
-    `build_check_results`.
-    """
+    """Start a check run on a partition, or on the whole home, before any table is read; see `build_check_results`."""
     return CheckRun.begin(lake, clock, describe_run(context), partition or WHOLE_HOME)
 
 
 def describe_run(context: AssetCheckExecutionContext | AssetExecutionContext) -> str:
-    """By which door a step judges, as verdicts and judgements keep it."""
+    """Return the entry point of a step, as verdicts and check results store it."""
     return f"Dagster's run {context.run.run_id}"
 
 
@@ -114,24 +116,27 @@ def build_check_results(
     findings: Sequence[Finding],
     family: InvariantFamily,
 ) -> Iterator[AssetCheckResult]:
-    """Judge an audit of a table by a family: one result for each check that is asked for. Other findings are left out.
+    """Judge a table's findings by a family and yield one result per requested check. Other findings are ignored.
 
-    An invariant of which nothing was found has failed, unless its family says why that is well. What is judged is kept
-    in the lake.
+    An invariant without a finding fails, unless the family says why that is fine. The results are stored in the lake.
     """
-    asked = context.selected_asset_check_keys
-    names = [each for each in family.invariants if AssetCheckKey(asset_key_from_table(table), each) in asked]
-    found = [line for line in findings if line.invariant in names]
+    selected = context.selected_asset_check_keys
+    names = [
+        invariant
+        for invariant in family.invariants
+        if AssetCheckKey(asset_key_from_table(table), invariant) in selected
+    ]
+    requested = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
         yield _build_result(table, name, True, family.nothing, 0, 0)
-    judgements = judge_findings(found, [name for name in names if name in due])
+    judgements = judge_findings(requested, [name for name in names if name in due])
     store_check_results(look, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)
 
 
 def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> Iterator[AssetCheckResult]:
-    """What was judged of a table, as results."""
+    """Convert the judgements of a table to Dagster's check results."""
     for line in judgements:
         result = _build_result(
             table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample
@@ -142,9 +147,9 @@ def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> 
 def tag_violations_on_run(
     context: AssetCheckExecutionContext, results: Iterable[AssetCheckResult]
 ) -> Iterator[AssetCheckResult]:
-    """The same results; a violation that stops no step is a tag of the run, so that it is seen in the list of runs.
+    """Yield the same results, and tag the run with those violations so that the list of runs shows them.
 
-    What other checks and partitions of the run have there stays.
+    Tags of other checks and partitions of the run stay.
     """
     violated = []
     for result in results:
@@ -153,17 +158,17 @@ def tag_violations_on_run(
         yield result
     if violated:
         run = context.instance.get_run_by_id(context.run.run_id)
-        said = "" if run is None else run.tags.get(VIOLATED_TAG, "")
-        names = dict.fromkeys([*filter(None, said.split(", ")), *violated])
+        existing = "" if run is None else run.tags.get(VIOLATED_TAG, "")
+        names = dict.fromkeys([*filter(None, existing.split(", ")), *violated])
         context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(names)})
 
 
 def report_partition_results(
     context: AssetCheckExecutionContext, partition: str, results: Iterable[AssetCheckResult], *, blocking: bool
 ) -> None:
-    """Say what was judged of one of several partitions of a run: a step's results would name none of them."""
+    """Report the results of one of a run's several partitions. Results that a step yields would name no partition."""
     for result in results:
-        found = AssetCheckEvaluation(
+        evaluation = AssetCheckEvaluation(
             asset_key=check.not_none(result.asset_key),
             check_name=check.not_none(result.check_name),
             passed=result.passed,
@@ -176,7 +181,7 @@ def report_partition_results(
         context.instance.report_dagster_event(
             DagsterEvent(
                 event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
-                event_specific_data=found,
+                event_specific_data=evaluation,
                 job_name=context.run.job_name,
                 step_key=context.op_execution_context.get_step_execution_context().step.key,
             ),

@@ -1,7 +1,7 @@
 """Data versions and materialization events of table partitions: content digest, writer and input versions.
 
-Dagster would give all partitions of a multi-partition step one version, so these events are built here, one per
-partition. The same holds for writes outside of Dagster's runs.
+Dagster would give all partitions of a multi-partition step one version, so this module builds one event per partition.
+The same applies to writes outside of Dagster's runs.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ USER_PROVIDED_TAG = "dagster/data_version_is_user_provided"
 CODE_VERSION_TAG = "dagster/code_version"
 INPUT_VERSION_TAG = "dagster/input_data_version"
 INPUT_EVENT_TAG = "dagster/input_event_pointer"
-"""Tags by which Dagster stores the data version of an event, the code behind it, and the version and the event of each
-input (the last two are followed by a slash and the input's key)."""
+"""Tags under which Dagster stores an event's data version and code version, and each input's version and event.
+
+The last two are followed by a slash and the input's key.
+"""
 NULL_VERSION = NULL_EVENT = "NULL"
 """The version and the event of an input that has none."""
 WITHOUT_EVENT = "__source_asset_observation__"
-"""The metadata of an output for which Dagster makes no event."""
+"""The metadata key of an output for which Dagster creates no event."""
 _POINTER_BEFORE_ALL = "-2"
-"""Points before every event: whatever the input has since is newer than what was read."""
+"""A pointer before every event: any event of the input counts as newer than what was read."""
 
 InputVersionLookup = Callable[[AssetKey], str | None]
-"""Which version of an input was there when something was written; None where nobody can tell."""
+"""Returns the version that an input had when something was written, or None if that is unknown."""
 
 
 @dataclass(frozen=True)
 class PartitionContent:
-    """What a partition of an asset holds: the rows of a part of a table, their digest, how many they are if known."""
+    """The content of an asset's partition: the part of a table, its digest and, if known, the number of rows."""
 
     part: GenerationRows
     digest: int
@@ -61,13 +63,13 @@ class PartitionContent:
 
     @property
     def version(self) -> str:
-        """The data version."""
+        """Return the data version."""
         return data_version_from_digest(self.digest)
 
 
 @dataclass(frozen=True)
 class AssetEventSpec:
-    """An asset as its events have to name it: its inputs, and the version of the code that makes it."""
+    """What an asset's events name: its inputs and the version of the code that computes it."""
 
     key: AssetKey
     parents: Collection[AssetKey]
@@ -76,12 +78,12 @@ class AssetEventSpec:
 
 
 def data_version_from_digest(digest: int) -> str:
-    """A digest as a data version."""
+    """Format a digest as a data version."""
     return f"{digest:032x}"
 
 
 def read_partition_content(lake: Lake, part: GenerationRows) -> PartitionContent:
-    """What a part of a table holds now; a part without rows has the digest 0."""
+    """Return the current content of a part of a table. A part without rows has the digest 0."""
     whole = not part.where
     digest = (
         provenance.get_table_digest(lake, part.table)
@@ -102,14 +104,15 @@ def build_partition_event(
     observed: bool = False,
     shared: Collection[AssetKey] = (),
 ) -> AssetMaterialization | AssetObservation:
-    """What is said of a partition that a commit has written. `shared`: inputs that are not partitioned as it is.
+    """Build the event of a partition that a commit has written.
 
-    `due` says what its inputs were then; without it they are as they are now.
+    `due` returns the version that each input had then; without it the current versions count. `shared` are the inputs
+    that are partitioned in another way than this asset.
     """
-    said = None if change is None else change.commit.envelope
-    # What another version of the program computed, this one's code may compute otherwise.
-    older = said is not None and said.program != __version__
-    code = f"cdc-platform {said.program}" if said is not None and older else asked.code_version
+    commit_info = None if change is None else change.commit.envelope
+    # This version's code may compute a different result than the version that wrote the content.
+    other_version = commit_info is not None and commit_info.program != __version__
+    code = f"cdc-platform {commit_info.program}" if commit_info is not None and other_version else asked.code_version
     tags = {
         DATA_VERSION_TAG: content.version,
         USER_PROVIDED_TAG: "true",
@@ -130,30 +133,30 @@ def build_partition_event(
 
 
 def build_content_metadata(content: PartitionContent, change: PartChange | None) -> dict[str, Any]:
-    """What a part of a table holds and where, which commit holds it, who made that, when, in which run."""
-    told: dict[str, Any] = {
+    """Return the metadata of a content: digest, table and URI, and the commit with its writer, time and run."""
+    metadata: dict[str, Any] = {
         "digest": content.version,
         "table": content.part.table.full_name,
         "dagster/uri": MetadataValue.url(format_uri(content.uri)),
     }
     if change is None:
-        return told | {"delta_version": MetadataValue.int(-1), "written_by": "unknown"}
-    commit, said = change.commit, change.commit.envelope
-    told["delta_version"] = MetadataValue.int(commit.version)
+        return metadata | {"delta_version": MetadataValue.int(-1), "written_by": "unknown"}
+    commit, commit_info = change.commit, change.commit.envelope
+    metadata["delta_version"] = MetadataValue.int(commit.version)
     if commit.at_ms is not None:
-        told["committed_at"] = MetadataValue.timestamp(datetime_from_ms(commit.at_ms))
-    if said is None:
-        return told | {"written_by": f"unknown, by {commit.engine}"}
-    told |= {"commit": said.id, "program": said.program}
-    by = " ".join(filter(None, (said.speaker.door, said.speaker.command)))
-    told["written_by"] = f"{said.user}, {by}" if by else said.user
-    if said.speaker.run:
-        told["written_in_run"] = MetadataValue.dagster_run(said.speaker.run)
-    return told
+        metadata["committed_at"] = MetadataValue.timestamp(datetime_from_ms(commit.at_ms))
+    if commit_info is None:
+        return metadata | {"written_by": f"unknown, by {commit.engine}"}
+    metadata |= {"commit": commit_info.id, "program": commit_info.program}
+    by = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
+    metadata["written_by"] = f"{commit_info.user}, {by}" if by else commit_info.user
+    if commit_info.speaker.run:
+        metadata["written_in_run"] = MetadataValue.dagster_run(commit_info.speaker.run)
+    return metadata
 
 
 def find_last_write(lake: Lake, part: GenerationRows) -> PartChange | None:
-    """The newest commit that wrote rows of a part."""
+    """Return the newest commit that wrote rows of a part."""
     return find_last_change(lake, part.table, part.where)
 
 
@@ -162,18 +165,20 @@ def log_partition_events(
     contents: Mapping[str, tuple[PartitionContent, PartChange | None]],
     inputs: Collection[AssetKey],
 ) -> MaterializeResult:
-    """End a step that made several partitions: an event for each of them, with its own version, and none for others.
+    """Finish a step that made several partitions: log one event per partition, each with its own version.
 
-    `inputs` are those of the asset's that are partitioned as it is.
+    `inputs` are the asset's inputs that are partitioned like the asset itself.
     """
     assets = context.assets_def
     parents = assets.asset_deps[assets.key]
-    shared = [each for each in parents if each not in inputs]
+    shared = [parent for parent in parents if parent not in inputs]
     spec = assets.get_asset_spec(assets.key)
-    asked = AssetEventSpec(assets.key, sorted(parents), spec.code_version, spec.metadata.get(LINEAGE_METADATA_KEY))
+    event_spec = AssetEventSpec(assets.key, sorted(parents), spec.code_version, spec.metadata.get(LINEAGE_METADATA_KEY))
     for partition, (content, change) in contents.items():
-        context.log_event(build_partition_event(context.instance, asked, partition, content, change, shared=shared))
-    # Dagster would give every partition of the run an event, and all of them one version.
+        context.log_event(
+            build_partition_event(context.instance, event_spec, partition, content, change, shared=shared)
+        )
+    # Otherwise Dagster would create an event for every partition of the run, all with one version.
     return MaterializeResult(metadata={WITHOUT_EVENT: True})
 
 

@@ -63,7 +63,7 @@ EXPIRE_JOB = "expire"
 EXPIRY_CRON = "0 * * * *"
 FORECAST_NODES = 100
 FORECAST_EVERY_MS = DAY_MS
-# How long after a removal the vacuum has to run on: until the files of its rows are old enough, and once more.
+# How long the vacuum keeps running after a removal: until the files of the removed rows are old enough, and once more.
 _VACUUM_PERIOD = VERSION_RETENTION + timedelta(days=1)
 
 REMOVED_GENERATIONS_LINEAGE: ColumnSources = {
@@ -91,65 +91,69 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
         plan = expiry.plan_expiry(deciding, now, settings)
         marked = expiry.mark_expired(deciding, now, plan)
     rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
-    told = {"marked": marked, **build_plan_metadata(lake, plan, now), **build_forecast_metadata(lake, now, settings)}
+    metadata = {
+        "marked": marked,
+        **build_plan_metadata(lake, plan, now),
+        **build_forecast_metadata(lake, now, settings),
+    }
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
     content = read_partition_content(lake, GenerationRows(REMOVED_GENERATIONS, {}))
     return build_materialize_result(
-        lake, content, rows=rows, watch=watch, sources=REMOVED_GENERATIONS_LINEAGE, told=told
+        lake, content, rows=rows, watch=watch, sources=REMOVED_GENERATIONS_LINEAGE, told=metadata
     )
 
 
 def build_plan_metadata(lake: Lake, plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]:
-    """The plan as metadata: how many generations of each action, the first rows, a picture."""
+    """Return the plan as metadata: the number of generations per action, the first rows and a plot."""
     if not plan:
         return {"generations": 0}
     columns = ("time", "id", "action", "expired", "removable_at", "rows", "bytes", "blocked by")
     rows = (
         (
-            format_ms(each.time_ms),
-            each.id or "",
-            each.action.value,
-            "" if each.expired_ms is None else format_ms(each.expired_ms),
-            "" if each.removable_ms is None else format_ms(each.removable_ms),
-            each.rows,
-            each.bytes,
-            "; ".join(each.reasons),
+            format_ms(generation.time_ms),
+            generation.id or "",
+            generation.action.value,
+            "" if generation.expired_ms is None else format_ms(generation.expired_ms),
+            "" if generation.removable_ms is None else format_ms(generation.removable_ms),
+            generation.rows,
+            generation.bytes,
+            "; ".join(generation.reasons),
         )
-        for each in plan
+        for generation in plan
     )
-    ends = [each.time_ms for each in plan[1:]]
+    ends = [generation.time_ms for generation in plan[1:]]
     stays = [
         GenerationStay(
-            each.id or format_ms(each.time_ms),
-            each.time_ms,
+            generation.id or format_ms(generation.time_ms),
+            generation.time_ms,
             end,
-            each.expired_ms,
-            each.removable_ms,
-            bool(each.blocked_by),
+            generation.expired_ms,
+            generation.removable_ms,
+            bool(generation.blocked_by),
         )
-        for each, end in zip(plan, [*ends, None], strict=True)
+        for generation, end in zip(plan, [*ends, None], strict=True)
     ]
     return {
         "generations": len(plan),
-        "removable": sum(each.action is ExpiryAction.REMOVE for each in plan),
-        "removable_bytes": sum(each.bytes for each in plan if each.action is ExpiryAction.REMOVE),
+        "removable": sum(generation.action is ExpiryAction.REMOVE for generation in plan),
+        "removable_bytes": sum(generation.bytes for generation in plan if generation.action is ExpiryAction.REMOVE),
         "purge_plan": build_rows_preview(columns, rows),
         "plan": build_plot_metadata(lake, plot_purge_plan(stays, clock.now_ms()), "purge plan"),
     }
 
 
 def build_forecast_metadata(lake: Lake, clock: Clock, settings: Settings) -> dict[str, Any]:
-    """The forecast as metadata; nothing where no ring is known."""
+    """Return the forecast as metadata. Without a known ring it holds only the reason."""
     try:
         steps = forecast.forecast_growth(lake, clock, settings, FORECAST_NODES, every_ms=FORECAST_EVERY_MS)
     except StateError as error:
         return {"forecast": str(error)}
     columns = ("nodes more", "streams kept", "bytes kept", "streams with expiry", "bytes with expiry")
     rows = [(step.nodes, step.streams, step.bytes, step.streams_with_expiry, step.bytes_with_expiry) for step in steps]
-    drawn = plot_growth(*zip(*[(step.nodes, step.bytes, step.bytes_with_expiry) for step in steps], strict=True))
+    plot = plot_growth(*zip(*[(step.nodes, step.bytes, step.bytes_with_expiry) for step in steps], strict=True))
     return {
         "forecast": build_rows_preview(columns, rows[:: FORECAST_NODES // 10]),
-        "growth": build_plot_metadata(lake, drawn, "forecast"),
+        "growth": build_plot_metadata(lake, plot, "forecast"),
     }
 
 
@@ -194,23 +198,25 @@ def begin_removals(context: OpExecutionContext, home: HomeResource, clock: Clock
         lake, plan = expiry.read_verified_plan(home.lake(), now, home.settings())
         begun = expiry.begin_removals(lake, now, plan)
         content = read_partition_content(lake, GenerationRows(REMOVED_GENERATIONS, {}))
-    rows = [(format_ms(each.time_ms), each.id or "", each.rows, each.bytes) for each in begun]
+    rows = [
+        (format_ms(generation.time_ms), generation.id or "", generation.rows, generation.bytes) for generation in begun
+    ]
     if begun:
-        told = AssetEventSpec(
+        spec = AssetEventSpec(
             asset_key_from_table(REMOVED_GENERATIONS),
             [asset_key_from_table(GENERATION_TIMESTAMPS)],
             compute_code_version(*_CODE_MODULES),
         )
         change = find_last_write(lake, content.part)
-        made = build_partition_event(context.instance, told, None, content, change, shared=told.parents)
-        context.log_event(made)
+        event = build_partition_event(context.instance, spec, None, content, change, shared=spec.parents)
+        context.log_event(event)
     context.add_output_metadata(
         {"begun": len(begun), "generations": build_rows_preview(("time", "id", "rows", "bytes"), rows)}
     )
 
 
 def _build_removal_op(table: Table) -> OpDefinition:
-    """The step that removes from one table, and vacuums it: in that table's pool, like every writer of it."""
+    """Build the op that removes rows from one table and vacuums it, in the table's pool like every writer of it."""
 
     def remove(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
         with platform_errors_as_failures():
@@ -221,10 +227,10 @@ def _build_removal_op(table: Table) -> OpDefinition:
             files = maintenance.vacuum_table(lake, table)
         context.add_output_metadata({"rows": rows, "vacuumed_files": files})
         if rows and table not in (UNORDERED_RANGES, EXPIRY_MARKS):  # which are no assets
-            told = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
+            metadata = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
             context.log_event(
                 AssetObservation(
-                    asset_key_from_table(table), metadata=told, description="Rows of generations are gone."
+                    asset_key_from_table(table), metadata=metadata, description="Rows of generations are gone."
                 )
             )
 
@@ -259,9 +265,9 @@ def expire() -> None:
 def request_scheduled_plan(
     lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
-    """What the schedule of the plan asks for at `moment`: a run, if it would change a mark and none is under way."""
+    """Request a run of the plan at `moment` if it would change a mark and no run is active."""
     plan = expiry.plan_expiry(lake, clock, settings)
-    if not any(expiry.needs_mark(each) for each in plan):
+    if not any(expiry.needs_mark(generation) for generation in plan):
         return SkipReason("nothing has expired since the last plan")
     return request_run_unless_active(instance, PLAN_JOB, moment)
 
@@ -269,22 +275,23 @@ def request_scheduled_plan(
 def request_scheduled_removal(
     lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
-    """What the schedule of removals asks for at `moment`: a run, if it has anything to do and none is under way."""
+    """Request a run of the removals at `moment` if there is anything to remove and no run is active."""
     due = describe_due_removal(lake, clock, settings, moment)
     return request_run_unless_active(instance, EXPIRE_JOB, moment) if due else SkipReason("no generation may go yet")
 
 
 def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: datetime) -> str | None:
-    """What there is to be done for the job `expire` at `moment`; None where there is nothing.
+    """Describe the work of the job `expire` at `moment`, or return None if there is none.
 
-    Once a day for a while after a removal that is the vacuum: the files may go when they are old enough.
+    After a removal this includes a daily vacuum for some time, because files may be deleted only when they are old
+    enough.
     """
     plan = expiry.plan_expiry(lake, clock, settings)
     due = sum(each.action is ExpiryAction.REMOVE for each in plan)
     unmarked = sum(map(expiry.needs_mark, plan))
-    left = len(expiry.read_unfinished_removals(lake))
-    if due or unmarked or left:
-        return f"{due} generations may go, {unmarked} are to be marked, {left} removals are not finished"
+    unfinished = len(expiry.read_unfinished_removals(lake))
+    if due or unmarked or unfinished:
+        return f"{due} generations may go, {unmarked} are to be marked, {unfinished} removals are not finished"
     removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()
     last_us = max((us_from_datetime(each) for each in removed), default=None)
     if (

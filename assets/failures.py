@@ -10,15 +10,15 @@ from dagster import Backoff, Failure, Jitter, RetryPolicy
 from cdc_platform.errors import ConflictError, PlatformError
 
 RETRY_POLICY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
-"""For lost races with other writers, and for what an executor or a network loses. Every step is safe to repeat."""
+"""For lost races with other writers, and for failures of an executor or a network. Every step is safe to repeat."""
 
 
 @contextmanager
 def platform_errors_as_failures() -> Iterator[None]:
-    """Turn errors that the platform raises on purpose into failures that no retry would mend; conflicts stay errors.
+    """Turn the platform's errors into failures that Dagster does not retry; conflicts stay errors and are retried.
 
     Raises:
-        dagster.Failure: the step refused; its description is the one line that says why and how to mend it.
+        dagster.Failure: the step refused. Its description is the one line that says why and how to fix it.
     """
     try:
         yield

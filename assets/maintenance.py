@@ -35,22 +35,24 @@ def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
     """Delete the files that no table needs; tables that cannot be kept up fail the run when all others are done."""
     with platform_errors_as_failures():
         done = [
-            (path, each) for path, lake in open_lakes(home.home()).items() for each in maintenance.vacuum_lake(lake)
+            (path, summary)
+            for path, lake in open_lakes(home.home()).items()
+            for summary in maintenance.vacuum_lake(lake)
         ]
-    rows = [(path, each.table, each.files) for path, each in done if each.files]
-    files = sum(each.files for _, each in done)
+    rows = [(path, summary.table, summary.files) for path, summary in done if summary.files]
+    files = sum(summary.files for _, summary in done)
     context.log.info(f"{files} files of {len(rows)} tables went.")
     context.add_output_metadata({"files": files, "tables": build_rows_preview(("home", "table", "files"), rows)})
     with platform_errors_as_failures():
-        failed = [each.failed for _, each in done if each.failed]
+        failed = [summary.failed for _, summary in done if summary.failed]
         if failed:
             raise StateError(f"{len(failed)} tables were not kept up, as {failed[0]}")
 
 
 def open_lakes(home: Home) -> dict[str, Lake]:
-    """The lakes of a home and of those below it, by their paths."""
+    """Open the lakes of a home and of the cluster homes below it, by their paths."""
     below = {"": parse_path(home.name), **registry.list_cluster_homes(home)}
-    return {path: Lake(str(place / "lake")) for path, place in below.items()}
+    return {path: Lake(str(folder / "lake")) for path, folder in below.items()}
 
 
 @job(
@@ -65,7 +67,7 @@ def upkeep() -> None:
 
 
 def request_scheduled_maintenance(home: Home, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
-    """What the schedule asks for at `moment`: a run, if there are tables and none is under way."""
+    """Request a maintenance run at `moment` if there are tables and no run is active."""
     if not any(list_stored_tables(lake) for lake in open_lakes(home).values()):
         return SkipReason("there are no tables yet")
     return request_run_unless_active(instance, UPKEEP_JOB, moment)

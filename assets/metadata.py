@@ -26,17 +26,17 @@ from cdc_platform.home import local_state_folder
 from cdc_platform.plots import ui_files
 
 MAX_PREVIEW_ROWS = 50
-"""No table in a materialisation's metadata has more rows: Dagster keeps every one of them for good."""
+"""The most rows of a table in a materialization's metadata, because Dagster stores all of them forever."""
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Measures the seconds since its creation."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     def seconds(self) -> float:
-        """Seconds so far, to the millisecond."""
+        """Return the seconds so far, rounded to the millisecond."""
         return round(time.perf_counter() - self._start, 3)
 
 
@@ -49,7 +49,7 @@ def build_materialize_result(
     sources: ColumnSources = MappingProxyType({}),
     told: Mapping[str, Any] | None = None,
 ) -> MaterializeResult:
-    """The result of a step that left this content, for which it speaks of `rows` rows."""
+    """Build the result of a step that wrote this content and processed `rows` rows."""
     metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/column_lineage": build_column_lineage(sources),
@@ -61,13 +61,13 @@ def build_materialize_result(
 
 
 def build_plot_metadata(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:
-    """A picture that the UI of `cdc-platform up` shows; it is kept in the home, and the event names it."""
-    kept = ui_files.store_plot(local_state_folder(lake.place.folder), png)
-    return MetadataValue.md(f"![{title}]({kept.address})\n\n`{kept.file}`")
+    """Store a plot in the home and return Markdown that shows it in the UI of `cdc-platform up` and names its file."""
+    stored = ui_files.store_plot(local_state_folder(lake.place.folder), png)
+    return MetadataValue.md(f"![{title}]({stored.address})\n\n`{stored.file}`")
 
 
 def build_rows_preview(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> TableMetadataValue:
-    """The first rows as a table. Whole numbers become text: tokens are more than a browser's numbers can hold."""
+    """Return the first rows as a table. Integers become text, because tokens exceed the numbers of a browser."""
     records = [
         TableRecord({name: _preview_cell(value) for name, value in zip(columns, row, strict=True)})
         for row in islice(rows, MAX_PREVIEW_ROWS)

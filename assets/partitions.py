@@ -19,28 +19,28 @@ GENERATION_PARTITIONS = DynamicPartitionsDefinition(name=GENERATIONS_NAME)
 
 TABLET_TABLES_NAME = "tablet_table"
 TABLET_TABLE_PARTITIONS = DynamicPartitionsDefinition(name=TABLET_TABLES_NAME)
-"""The tablet-based tables: one partition a table, its key `keyspace.table`."""
+"""The tablet-based tables: one partition per table, with the key `keyspace.table`."""
 
 LOGS_NAME = "cdc_log"
 CDC_LOG_PARTITIONS = DynamicPartitionsDefinition(name=LOGS_NAME)
-"""The tables that have a CDC log: one partition a table, its key `keyspace.table`."""
+"""The tables that have a CDC log: one partition per table, with the key `keyspace.table`."""
 
 _HOUR_FORMAT = "%Y-%m-%d-%H:%M"
 HOURS_NAME = "cdc_hour"
 HOUR_PARTITIONS = DynamicPartitionsDefinition(name=HOURS_NAME)
-"""The hours of CDC logs that there are: one partition an hour that can be copied or is, its key its start in UTC."""
+"""Hours of CDC logs: one partition per hour that is copied or can be, with its start in UTC as the key."""
 
 
 def read_generation_keys(lake: Lake, instance: DagsterInstance) -> GenerationKeys:
-    """The names of generations as this instance's partitions have them, those of before among them."""
+    """Return the generation keys, including those of earlier versions that this instance's partitions have."""
     return GenerationKeys.read(lake, instance.get_dynamic_partitions(GENERATIONS_NAME))
 
 
 def get_requested_partitions(context: AssetExecutionContext | AssetCheckExecutionContext, what: str) -> list[str]:
-    """The partitions that a step is run for, in their order.
+    """Return the partitions that a step runs for, in order.
 
     Raises:
-        InputError: it is run for none.
+        InputError: the step runs without a partition.
     """
     if not context.has_partition_key and not context.has_partition_key_range:
         raise InputError(f"{what} are made one by one: choose a partition of the asset, or several, and run it again")
@@ -48,15 +48,15 @@ def get_requested_partitions(context: AssetExecutionContext | AssetCheckExecutio
 
 
 def get_run_partitions(context: AssetExecutionContext | AssetCheckExecutionContext) -> list[str]:
-    """The partitions of a step that is run for some, in their order; of one alone Dagster's storage is not asked."""
+    """Return the partitions of a partitioned step, in order. A single one needs no query of Dagster's storage."""
     return [context.partition_key] if context.has_partition_key else list(context.partition_keys)
 
 
 def hour_us_from_partition(partition: str) -> Microseconds:
-    """The start of a partition's hour (µs).
+    """Return the start of a partition's hour (µs).
 
     Raises:
-        InputError: it names none.
+        InputError: the partition names no hour.
     """
     try:
         return us_from_datetime(datetime.strptime(partition, _HOUR_FORMAT).replace(tzinfo=UTC))
@@ -65,15 +65,15 @@ def hour_us_from_partition(partition: str) -> Microseconds:
 
 
 def partition_from_hour_us(hour_us: Microseconds) -> str:
-    """The name of an hour's partition, by its start (µs)."""
+    """Return the partition key of an hour by its start (µs)."""
     return datetime_from_us(hour_us).strftime(_HOUR_FORMAT)
 
 
 def table_from_partition(partition: str) -> tuple[str, str]:
-    """The table of a partition.
+    """Return the keyspace and name of a partition's table.
 
     Raises:
-        NotFound: the partition names none.
+        NotFound: the partition names no table.
     """
     keyspace, dot, table = partition.partition(".")
     if not (keyspace and dot and table):

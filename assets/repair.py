@@ -61,13 +61,13 @@ def ask_for_repair(context: OpExecutionContext, config: Strictness, home: HomeRe
     with platform_errors_as_failures():
         checkup = repairing.check_newest_generation(lake, strict=strict)
         event = repairing.queue_needed_repair(lake, clock.clock(), checkup)
-    for found in (*checkup.reasons, *checkup.warnings):
-        context.log.warning(f"{found.condition.value}: {found.detail}")
-    told = {"needed": checkup.needed, "latest": str(checkup.latest), "conditions": _build_conditions_table(checkup)}
+    for issue in (*checkup.reasons, *checkup.warnings):
+        context.log.warning(f"{issue.condition.value}: {issue.detail}")
+    metadata = {"needed": checkup.needed, "latest": str(checkup.latest), "conditions": _build_conditions_table(checkup)}
     if event is not None:
         context.log.info(f"Event {event.event_id}: generation {event.generation_id} waits.")
-        told |= {"event_id": event.event_id, "generation_id": event.generation_id}
-    context.add_output_metadata(told)
+        metadata |= {"event_id": event.event_id, "generation_id": event.generation_id}
+    context.add_output_metadata(metadata)
 
 
 @job(
@@ -95,16 +95,16 @@ def streams_fit_the_ring(
         checkup = repairing.check_newest_generation(look.lake)
         findings = audit_ring_fit(look.lake)
         store_check_results(look, judge_findings(findings, REPAIR_FAMILY.due(findings)))
-    amiss = find_misfits(checkup)
+    misfits = find_misfits(checkup)
     result = AssetCheckResult(
         check_name=STREAMS_FIT_THE_RING,
-        passed=not amiss,
+        passed=not misfits,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
-        description=amiss[0].detail if amiss else checkup.cannot_tell or f"{checkup.latest} fits",
+        description=misfits[0].detail if misfits else checkup.cannot_tell or f"{checkup.latest} fits",
         metadata={"needed": checkup.needed, "conditions": _build_conditions_table(checkup)},
     )
-    (seen,) = tag_violations_on_run(context, [result])
-    return seen
+    (tagged,) = tag_violations_on_run(context, [result])
+    return tagged
 
 
 @multi_asset_check(
@@ -119,9 +119,9 @@ def audit_named_generations(
 
 
 def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """What a tick asks for: a run of the repair job, if ScyllaDB's own conditions say so; no stream is read for that.
+    """Request a run of the repair job if ScyllaDB's own conditions call for it. This reads no stream.
 
-    The cursor only says at which versions of the tables nothing was to be done.
+    The cursor only names the table versions at which nothing was due.
     """
     state = "/".join(str(lake.version(table)) for table in (NODES, BOOTSTRAP_EVENTS, GENERATIONS))
     if cursor == state:
@@ -162,7 +162,7 @@ def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> Sens
 
 def _build_conditions_table(checkup: repairing.RepairCheck) -> TableMetadataValue:
     kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
-    rows = [(kind, found.condition.value, found.detail) for kind, several in kinds for found in several]
+    rows = [(kind, issue.condition.value, issue.detail) for kind, issues in kinds for issue in issues]
     return build_rows_preview(("kind", "condition", "detail"), rows)
 
 

@@ -18,11 +18,11 @@ from cdc_platform.storage import atomic
 from cdc_platform.timeline import GenerationKeys, get_generation_names
 
 MAX_REPORT_BYTES = 8 << 20
-"""A page reads all tables that hold its generation. Where those are larger, it is made when somebody opens it."""
+"""Building a page reads all tables that hold its generation. If they are larger, the page is made when it is opened."""
 
 
 def build_report_link(lake: Lake, key: str) -> dict[str, Any]:
-    """The page of a generation as metadata: its address in the UI of `cdc-platform up`, which makes it if need be."""
+    """Return metadata that links a generation's page in the UI of `cdc-platform up`, which makes the page if needed."""
     page = ui_files.report_file(local_state_folder(lake.place.folder), key)
     if page is None:
         return {}
@@ -30,9 +30,9 @@ def build_report_link(lake: Lake, key: str) -> dict[str, Any]:
 
 
 def create_report_page(joining: JoinContext, log: Logger) -> dict[str, Any]:
-    """Make the page of a generation that has just been published, unless it has one; its link as metadata.
+    """Make the page of a newly published generation, unless it exists, and return its link as metadata.
 
-    A page is for people, and no run fails over it.
+    A page is for people only, so a failure is logged and does not fail the run.
     """
     lake = joining.lake
     keys = GenerationKeys.read(lake)
@@ -40,7 +40,7 @@ def create_report_page(joining: JoinContext, log: Logger) -> dict[str, Any]:
     page = ui_files.report_file(local_state_folder(lake.place.folder), names.key)
     if page is None or names.time_ms is None:
         return {}
-    size = sum(each.bytes for part in names.parts() for each in lake.slices(part.table))
+    size = sum(partition.bytes for part in names.parts() for partition in lake.slices(part.table))
     if size <= MAX_REPORT_BYTES and not page.file.exists():
         try:
             _, text = make_page(ReportSource(lake, joining.clock, joining.settings), [names])

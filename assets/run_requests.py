@@ -15,7 +15,7 @@ from cdc_platform.delta import describe_mirror, get_mirrored_cluster, get_observ
 from resources.home import HomeResource
 
 MAX_ATTEMPTS = 3
-"""Runs that a sensor asks for on one state of the tables before it leaves what does not succeed to people."""
+"""The most runs that a sensor requests for one state of the tables before it leaves the failure to an operator."""
 FINISHED_STATUSES = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 """A run in any other status may still write."""
 ACTIVE_STATUSES = [
@@ -24,18 +24,20 @@ ACTIVE_STATUSES = [
     DagsterRunStatus.STARTING,
     DagsterRunStatus.STARTED,
 ]
-"""A schedule asks for no second run beside one in these."""
+"""A schedule requests no further run while one has one of these statuses."""
 PARTITION_TAG = "dagster/partition"
 MAX_RETRIES_TAG = "dagster/max_retries"
-"""Set to 0 by who asks again itself: the daemon must not repeat a crashed run too, there would be two at once."""
+"""Set to 0 on runs that a sensor or schedule requests again itself.
+
+If the daemon also retried a crashed run, two would run at once.
+"""
 
 
 @dataclass(frozen=True)
 class RunAttempt:
-    """What becomes of a wish for a run: the `request`, or one that is `active`, or none of both.
+    """The outcome of a request for a run: a `request`, an `active` run, or neither.
 
-    `ended` are the runs of the same wish that there were, newest first. Without a request and an active run they were
-    as many as are asked for.
+    `ended` are the ended runs of the same request, newest first. If there is neither, they have reached `MAX_ATTEMPTS`.
     """
 
     request: RunRequest | None
@@ -53,11 +55,12 @@ def request_run(
     any_job: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> RunAttempt:
-    """Ask for a run of `job`, unless one is under way or `MAX_ATTEMPTS` of the same wish have ended.
+    """Request a run of `job`, unless one is active or `MAX_ATTEMPTS` runs of the same request have ended.
 
-    A wish is the same while `state`, a tag and its value, is; without it while the partition is. Under way counts what
-    runs of this job, or of `any_job`, for the partition, where there is one. `name` goes into the run key: a key blocks
-    for as long as a run has it, even a failed one, so the number of the attempt is part of it.
+    Requests are the same if they have the same `state` (a tag and its value), or without it the same partition. A run
+    of this job counts as active, or of every job with `any_job`, limited to the partition if there is one. `name`
+    becomes part of the run key. A key blocks for as long as a run has it, even a failed one, so the attempt's number is
+    part of it.
     """
     of_partition = {} if partition is None else {PARTITION_TAG: partition}
     runs = instance.get_runs(RunsFilter(job_name=None if any_job else job, tags=of_partition))
@@ -71,7 +74,7 @@ def request_run(
 
 
 def request_run_unless_active(instance: DagsterInstance, job: str, moment: datetime) -> RunRequest | SkipReason:
-    """What a schedule asks for at `moment`: a run of the job, unless one waits or runs."""
+    """Request a run of the job at `moment`, unless one is queued or running."""
     running = instance.get_runs(RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1)
     if running:
         return SkipReason(f"run {running[0].run_id} is under way")
@@ -79,7 +82,7 @@ def request_run_unless_active(instance: DagsterInstance, job: str, moment: datet
 
 
 def find_active_partitions(instance: DagsterInstance, job: str) -> dict[str, str]:
-    """The partitions of which a run of the job waits or runs, each with the run's ID."""
+    """Return the partitions for which a run of the job is queued or running, with the run's ID."""
     active = instance.get_runs(RunsFilter(job_name=job, statuses=ACTIVE_STATUSES))
     return {run.tags[PARTITION_TAG]: run.run_id for run in active if PARTITION_TAG in run.tags}
 
@@ -88,7 +91,7 @@ _Tick = TypeVar("_Tick", bound=Callable[..., Any])
 
 
 def skip_unless_writable(tick: _Tick) -> _Tick:
-    """The tick of a sensor or a schedule, which has a resource `home`; skipped where nothing is built on that."""
+    """Wrap the tick of a sensor or schedule with a resource `home`, and skip it if the home must not be written."""
 
     @wraps(tick)
     def ask(*args: object, home: HomeResource, **others: object) -> object:
@@ -100,16 +103,17 @@ def skip_unless_writable(tick: _Tick) -> _Tick:
 
 
 def skip_while_only_observed(tick: _Tick) -> _Tick:
-    """As `skip_unless_writable`, for runs which write what readers have done: the mirror of a live cluster takes
-    that.
+    """Wrap a tick like `skip_unless_writable`, but allow the mirror of a live cluster.
+
+    For runs that write the progress of readers, which a mirror accepts.
     """
 
     @wraps(tick)
     def ask(*args: object, home: HomeResource, **others: object) -> object:
-        found = get_observed_status(home.lake())
-        if found is not None:
+        status = get_observed_status(home.lake())
+        if status is not None:
             return SkipReason(
-                f"this home is only observed since {format_us(found.since_us)}: nothing is built on it until "
+                f"this home is only observed since {format_us(status.since_us)}: nothing is built on it until "
                 "cdc-platform check is clean"
             )
         return tick(*args, home=home, **others)

@@ -38,20 +38,20 @@ from assets.failures import RETRY_POLICY
 from cdc_platform.tables import Table
 
 JOIN_CODE_MODULES = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
-"""What computes a generation and its rows."""
+"""The modules that compute a generation and its rows."""
 
 
 @cache
 def compute_code_version(*modules: str) -> str:
-    """The version of what these modules and packages compute, the same wherever they lie and however they are laid out.
+    """Return the version of these modules' and packages' code, independent of their location and formatting.
 
-    Comments, docstrings and blank lines change nothing; a changed statement does.
+    Comments, docstrings and blank lines do not change it; a changed statement does.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for module in modules:
         for file in _source_files(module):
-            found.update(f"{module}/{file.name}\n{_normalized_code(file)}\n".encode())
-    return found.hexdigest()[:16]
+            digest.update(f"{module}/{file.name}\n{_normalized_code(file)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _source_files(module: str) -> list[Path]:
@@ -81,16 +81,16 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
 OWNERS = ["team:cdc"]
 
 ColumnSources = Mapping[str, Sequence[tuple[Table, str]]]
-"""For a column the columns it is made from, as (table, column)."""
+"""The source columns of each column, as (table, column)."""
 
 
 def asset_key_from_table(table: Table) -> AssetKey:
-    """The asset key of a table: its keyspace and its name, as ScyllaDB calls them."""
+    """Return the asset key of a table: its keyspace and name, as in ScyllaDB."""
     return AssetKey([table.keyspace, table.name])
 
 
 def pool_from_table(table: Table) -> str:
-    """The pool that lets one step at a time write to a table."""
+    """Return the pool that lets one step at a time write to a table."""
     return f"{table.keyspace}/{table.name}"
 
 
@@ -105,9 +105,10 @@ def table_asset(
     sources: ColumnSources | None = None,
     code: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
-    """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session.
+    """Return Dagster's `@asset` for a table. `spark`: True if materializing it needs a session.
 
-    `code` names the modules that compute it: its code version is theirs. Several partitions are one run's work.
+    `code` names the modules that compute the table and so determine its code version. One run handles several
+    partitions.
     """
     make = without_beta_warnings(asset)(
         key=asset_key_from_table(table),
@@ -134,7 +135,7 @@ def table_asset(
 
 
 def without_beta_warnings(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Use what this release of Dagster calls beta: pinned as it is, nobody needs to hear of it at every start."""
+    """Wrap `make` so that Dagster's beta warnings do not clutter every start. The release of Dagster is pinned."""
 
     def made(*args: Any, **named: Any) -> Any:
         with catch_warnings():
@@ -147,7 +148,7 @@ def without_beta_warnings(make: Callable[..., Any]) -> Callable[..., Any]:
 def build_table_spec(
     table: Table, *, group: str, description: str, partitions: PartitionsDefinition | None = None
 ) -> AssetSpec:
-    """A table that assets read and none of them makes, as Dagster shows it."""
+    """Build the spec of a table that assets read but none of them writes."""
     return AssetSpec(
         key=asset_key_from_table(table),
         group_name=group,
@@ -161,13 +162,13 @@ def build_table_spec(
 
 
 def build_table_metadata(table: Table, sources: ColumnSources | None) -> dict[str, Any]:
-    """What is known of a table before anything is made: its columns, where they come from, and its name."""
+    """Return the metadata known before a table is made: its columns, their lineage and its name."""
     lineage = {} if sources is None else {"dagster/column_lineage": build_column_lineage(sources)}
     return {"dagster/column_schema": build_column_schema(table), "dagster/table_name": table.full_name, **lineage}
 
 
 def build_column_schema(table: Table) -> TableSchema:
-    """The columns of a table with their comments, types and what may be null."""
+    """Return the columns of a table with their comments, types and nullability."""
     return TableSchema(
         columns=[
             TableColumn(
@@ -182,7 +183,7 @@ def build_column_schema(table: Table) -> TableSchema:
 
 
 def build_column_lineage(sources: ColumnSources) -> TableColumnLineage:
-    """Where the columns of a table come from."""
+    """Return the source columns of a table's columns."""
     return TableColumnLineage(
         deps_by_column={
             column: [TableColumnDep(asset_key=asset_key_from_table(table), column_name=name) for table, name in origins]
@@ -192,7 +193,7 @@ def build_column_lineage(sources: ColumnSources) -> TableColumnLineage:
 
 
 def _type_name(kind: pa.DataType) -> str:
-    """A type as Spark SQL and CQL users know it."""
+    """Return a type's name as Spark SQL and CQL users know it."""
     if pat.is_list(kind):
         return f"array<{_type_name(kind.value_type)}>"
     if pat.is_struct(kind):

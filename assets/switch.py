@@ -63,25 +63,25 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
     """Drive the switches that are unfinished, and report them all."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with platform_errors_as_failures():
-        for left in switches.read_unfinished_switches(lake):
-            done = switch.advance_switch(lake, now, settings, left.generation_id, DRIVEN_BY)
+        for unfinished in switches.read_unfinished_switches(lake):
+            done = switch.advance_switch(lake, now, settings, unfinished.generation_id, DRIVEN_BY)
             if done.phase is SwitchPhase.COMMITTED:
-                run_introduce_step(JoinContext(lake, now, settings, left.generation_id, None, DRIVEN_BY))
+                run_introduce_step(JoinContext(lake, now, settings, unfinished.generation_id, None, DRIVEN_BY))
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
         known = switches.read_switches(lake)[::-1]
     rows = [
         (
-            each.generation_id,
-            str(each.phase),
-            f"{len(each.leases)} of {len(each.participants)}",
-            _format_optional_ms(each.time_ms),
+            switch_row.generation_id,
+            str(switch_row.phase),
+            f"{len(switch_row.leases)} of {len(switch_row.participants)}",
+            _format_optional_ms(switch_row.time_ms),
         )
-        for each in known
+        for switch_row in known
     ]
-    told = {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
+    metadata = {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
     content = read_partition_content(lake, GenerationRows(GENERATION_SWITCHES, {}))
     return build_materialize_result(
-        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, told=told
+        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, told=metadata
     )
 
 
@@ -111,17 +111,17 @@ def audit_generation_switches(
 
 
 def request_switch_run(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """What a tick asks for: a run, where a switch is undecided, or committed without its generation entered.
+    """Request a run if a switch is undecided, or committed while its generation is not entered.
 
-    The cursor only says at which versions nothing was unfinished.
+    The cursor only names the versions at which nothing was unfinished.
     """
     versions = f"{lake.version(GENERATION_SWITCHES)}/{lake.version(GENERATIONS)}"
     if cursor == versions:
         return SensorResult(skip_reason="nothing has changed since every switch was finished", cursor=versions)
-    left = switches.read_unfinished_switches(lake)
-    if not left:
+    unfinished = switches.read_unfinished_switches(lake)
+    if not unfinished:
         return SensorResult(skip_reason="every switch is finished", cursor=versions)
-    switch = left[0]
+    switch = unfinished[0]
     state = f"{switch.generation_id}/{get_due_phase(switch, clock.now_ms())}/{len(switch.leases)}"
     wish = request_run(instance, SWITCH_JOB, state, state=(_STATE_TAG, state))
     if wish.active is not None:

@@ -65,13 +65,13 @@ def home_tables(context: AssetExecutionContext, home: HomeResource) -> Materiali
     watch, lake = Stopwatch(), home.lake()
     lines = list(_read_sizes(lake))
     context.log.info(f"{len(lines)} tables.")
-    told = {
+    metadata = {
         "bytes": sum(line[3] for line in lines),
         "tables": build_rows_preview(("table", "version", "rows", "bytes"), sorted(lines, key=lambda line: -line[3])),
     }
     content = hashlib.sha256(repr(sorted(lines)).encode()).hexdigest()[:32]
     return MaterializeResult(
-        metadata={"dagster/row_count": len(lines), "seconds": watch.seconds(), **told},
+        metadata={"dagster/row_count": len(lines), "seconds": watch.seconds(), **metadata},
         data_version=DataVersion(content),
     )
 
@@ -99,9 +99,9 @@ def audit_home_tables(
     lake = home.lake()
 
     def audit(_: str | None) -> FamilyFindings:
-        found = verify_tables(lake)
-        following = run_family_audit(DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake), found)
-        return [(STORAGE_FAMILY, audit_stored(found)), (DERIVED_TABLE_FAMILY, following or [])]
+        verified = verify_tables(lake)
+        derived = run_family_audit(DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake), verified)
+        return [(STORAGE_FAMILY, audit_stored(verified)), (DERIVED_TABLE_FAMILY, derived or [])]
 
     yield from evaluate_checks(context, HOME_TABLES, lake, clock.clock(), audit)
 
@@ -115,7 +115,7 @@ audit_tables = define_asset_job(
 
 
 def request_scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
-    """What the schedule asks for at `moment`: a run, if the home has tables and none is under way."""
+    """Request an audit run at `moment` if the home has tables and no run is active."""
     if not list_stored_tables(lake):
         return SkipReason("there are no tables yet")
     return request_run_unless_active(instance, AUDIT_JOB, moment)

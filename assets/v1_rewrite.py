@@ -76,7 +76,7 @@ _REWRITTEN_LINEAGE: Mapping[Table, ColumnSources] = {
     },
     GENERATION_TIMESTAMPS: {"time": [(STREAMS_DESCRIPTIONS, "time")]},
 }
-"""Where what a rewrite publishes comes from; a join publishes other rows of the same tables."""
+"""The sources of the rows that a rewrite publishes. A join publishes other rows of the same tables."""
 _CODE_MODULES = ("cdc_platform.lifecycle.rewrite", "cdc_platform.generations.expiry")
 
 
@@ -103,9 +103,9 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     watch, lake = Stopwatch(), home.lake()
     with platform_errors_as_failures():
         times = generations.read_v1_times(lake).tolist()
-    told = {"generations": build_rows_preview(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
+    metadata = {"generations": build_rows_preview(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
     content = read_partition_content(lake, GenerationRows(GENERATION_DESCRIPTIONS, {}))
-    return build_materialize_result(lake, content, rows=len(times), watch=watch, told=told)
+    return build_materialize_result(lake, content, rows=len(times), watch=watch, told=metadata)
 
 
 @table_asset(
@@ -135,30 +135,32 @@ def cdc_streams_descriptions(
         )
     for decision in done.missing:
         context.log.warning(f"{format_ms(decision.time_ms)}: {decision.reason}")
-    rows = ((format_ms(each.time_ms), each.action, each.reason) for each in reversed(done.decisions))
-    told = {
+    rows = ((format_ms(outcome.time_ms), outcome.action, outcome.reason) for outcome in reversed(done.decisions))
+    metadata = {
         "ended": done.ended,
-        "rewritten": sum(each.action == "rewrite" for each in done.decisions),
+        "rewritten": sum(outcome.action == "rewrite" for outcome in done.decisions),
         "missing": len(done.missing),
         "marked": len(done.marked),
         "decisions": build_rows_preview(("time", "action", "reason"), rows),
     }
     if not config.dry_run:
-        _log_rewritten_partitions(context, lake, [each.time_ms for each in done.decisions if each.action == "rewrite"])
+        _log_rewritten_partitions(
+            context, lake, [outcome.time_ms for outcome in done.decisions if outcome.action == "rewrite"]
+        )
     content = read_partition_content(lake, GenerationRows(STREAMS_DESCRIPTIONS, {}))
-    return build_materialize_result(lake, content, rows=len(done.decisions), watch=watch, told=told)
+    return build_materialize_result(lake, content, rows=len(done.decisions), watch=watch, told=metadata)
 
 
 def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times: Sequence[Milliseconds]) -> None:
-    """Say of each generation that was rewritten that this run has written its streams rows and its timestamp."""
+    """Log, for each rewritten generation, that this run wrote its streams rows and its timestamp."""
     names = read_generation_keys(lake, context.instance)
     partitions = {time_ms: names.of(get_generation_names(lake, names, time_ms).id, time_ms) for time_ms in times}
     context.instance.add_dynamic_partitions(GENERATIONS_NAME, list(partitions.values()))
     for time_ms, partition in partitions.items():
         for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
             part = GenerationRows(table, {"time": datetime_from_ms(time_ms)})
-            inputs = [asset_key_from_table(each) for each in find_step(V2_STEPS, table).relies_on]
-            told = AssetEventSpec(
+            inputs = [asset_key_from_table(input_table) for input_table in find_step(V2_STEPS, table).relies_on]
+            spec = AssetEventSpec(
                 asset_key_from_table(table),
                 inputs,
                 compute_code_version(*JOIN_CODE_MODULES),
@@ -166,7 +168,7 @@ def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times:
             )
             context.log_event(
                 build_partition_event(
-                    context.instance, told, partition, read_partition_content(lake, part), find_last_write(lake, part)
+                    context.instance, spec, partition, read_partition_content(lake, part), find_last_write(lake, part)
                 )
             )
 
@@ -199,10 +201,10 @@ rewrite = define_asset_job(
 def request_rewrite(
     lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, cursor: str | None
 ) -> SensorResult:
-    """What a tick asks for: a run, if live V1 timestamps are not in the new table and a node is not marked.
+    """Request a run if the new table lacks live V1 timestamps and a node is not marked.
 
-    The cursor only says at which versions of the tables that was not so: time alone makes generations too old, never
-    live again.
+    The cursor only names the table versions at which that was not so. Time alone makes generations too old, never live
+    again.
     """
     watched = (STREAMS_DESCRIPTIONS, GENERATION_TIMESTAMPS, CDC_LOCAL, NODES, CDC_TABLES)
     versions = "/".join(str(lake.version(table)) for table in watched)
@@ -212,11 +214,13 @@ def request_rewrite(
     if idle:
         return SensorResult(skip_reason=idle)
     waiting = [
-        each for each in procedure.plan_rewrite(lake, clock, settings) if each.action in ("rewrite", "missing-data")
+        planned
+        for planned in procedure.plan_rewrite(lake, clock, settings)
+        if planned.action in ("rewrite", "missing-data")
     ]
     if not waiting:
         return SensorResult(skip_reason="every live V1 generation is in the new table", cursor=versions)
-    state = _hash_state(procedure.nodes_without_rewrite_marker(lake), [each.time_ms for each in waiting])
+    state = _hash_state(procedure.nodes_without_rewrite_marker(lake), [planned.time_ms for planned in waiting])
     wish = request_run(instance, REWRITE_JOB, state, state=(_STATE_TAG, state))
     if wish.active is not None:
         return SensorResult(skip_reason=f"run {wish.active.run_id} is rewriting")
@@ -245,7 +249,7 @@ def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: Cl
 def request_scheduled_rewrite(
     lake: Lake, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
-    """What the schedule asks for at `moment`: a run, unless nothing is to be done or one is under way."""
+    """Request a rewrite run at `moment`, unless there is nothing to do or a run is active."""
     idle = _idle_reason(lake, settings)
     return SkipReason(idle) if idle else request_run_unless_active(instance, REWRITE_JOB, moment)
 
@@ -264,7 +268,7 @@ def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> Ru
 
 
 def _idle_reason(lake: Lake, settings: Settings) -> str | None:
-    """Why there is nothing to run, whatever the generations are."""
+    """Return the reason why there is nothing to run regardless of the generations, or None."""
     if procedure.has_no_v1_streams(lake):
         return "there is no V1 streams table"
     if settings.dont_rewrite_streams:
@@ -275,7 +279,7 @@ def _idle_reason(lake: Lake, settings: Settings) -> str | None:
 
 
 def _hash_state(hosts: Sequence[str], times: Sequence[int]) -> str:
-    """A name for who has not rewritten and what is left to be rewritten."""
+    """Hash the hosts that have not rewritten and the times that remain to be rewritten."""
     return hashlib.sha256(repr((list(hosts), list(times))).encode()).hexdigest()[:16]
 
 

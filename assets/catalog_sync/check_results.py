@@ -1,6 +1,6 @@
 """Check results of join steps that other entry points recorded and Dagster lacks.
 
-A verdict on content that has changed since is not reported.
+A verdict is skipped if the content that it judged has changed since.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dagster import (
     DagsterInstance,
 )
 
-# Private API: a result without its target shows as one on an older materialization, and the constructor takes no other
-# type; a verdict is of one partition, and without the filter the storage gives the newest result of any.
+# Private API. A result without a target would appear as one on an older materialization, and the constructor takes no
+# other type. A verdict concerns one partition; without the filter the storage returns the newest result of any
+# partition.
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.event_api import PartitionKeyFilter
 
@@ -28,13 +29,13 @@ from cdc_platform.settings import Settings
 from cdc_platform.timeline import GenerationNames
 
 JUDGED_CONTENT_METADATA_KEY = "judged_content"
-"""Under this name a result says which content it is on, so that none is told twice."""
+"""The metadata key of a result that names the judged content, so that no result is reported twice."""
 
 
 def find_missing_results(
     lake: Lake, instance: DagsterInstance, names: GenerationNames
 ) -> Iterator[AssetCheckEvaluation]:
-    """What is known of a generation's steps and Dagster has no result of."""
+    """Yield the recorded check results of a generation's join steps that Dagster does not have."""
     if names.id is None or names.host_id is None:
         return
     joining = JoinContext(lake, Clock(), Settings(), names.id, None, "the catalogue")
@@ -43,33 +44,33 @@ def find_missing_results(
     except PlatformError:
         return
     for step in steps:
-        found = None if step.audit is None else verdicts.read_last_verdict(lake, names.id, step.name)
-        if found is not None and step.audit is not None and not _is_reported(instance, step, names.key, found):
+        verdict = None if step.audit is None else verdicts.read_last_verdict(lake, names.id, step.name)
+        if verdict is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
             content = verdicts.content_name(lake, step.audit.slices(joining))
-            if content == found.content:
-                yield from _build_results(instance, step, names.key, found)
+            if content == verdict.content:
+                yield from _build_results(instance, step, names.key, verdict)
 
 
 def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict) -> bool:
-    """Whether Dagster has a result of this verdict: told of it, or of the run that made it."""
+    """Return True if Dagster has a result of this verdict, reported here or by the run that made it."""
     checks = [AssetCheckKey(asset_key_from_table(step.table), str(name)) for name in verdict.invariants]
-    found = instance.event_log_storage.get_latest_asset_check_execution_by_key(
+    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(
         checks, partition_filter=PartitionKeyFilter(key=partition)
     )
-    for record in found.values():
-        made = None if record.event is None else record.event.dagster_event
-        told = None if made is None else made.event_specific_data
+    for record in records.values():
+        event = None if record.event is None else record.event.dagster_event
+        evaluation = None if event is None else event.event_specific_data
         if record.run_id and record.run_id in verdict.door:
             return True
-        if isinstance(told, AssetCheckEvaluation) and JUDGED_CONTENT_METADATA_KEY in told.metadata:
-            return told.metadata[JUDGED_CONTENT_METADATA_KEY].value == verdict.content
+        if isinstance(evaluation, AssetCheckEvaluation) and JUDGED_CONTENT_METADATA_KEY in evaluation.metadata:
+            return evaluation.metadata[JUDGED_CONTENT_METADATA_KEY].value == verdict.content
     return False
 
 
 def _build_results(
     instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict
 ) -> Iterator[AssetCheckEvaluation]:
-    """A result for each invariant of which the verdict tells: all that hold, or the first that does not."""
+    """Yield a result for each invariant that the verdict covers: all that hold, or the first that does not."""
     for name in verdict.invariants:
         broken = not verdict.passed and verdict.said.startswith(f"{name} ")
         if verdict.passed or broken:

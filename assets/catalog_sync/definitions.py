@@ -27,9 +27,9 @@ def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: Clock
         return SkipReason("nothing has been written since all was told")
     repository = context.repository_def
     assert repository is not None
-    told = sync_catalog(lake, context.instance, repository.asset_graph)
-    context.update_cursor("" if told.left else state)
-    return SkipReason(str(told))
+    summary = sync_catalog(lake, context.instance, repository.asset_graph)
+    context.update_cursor("" if summary.left else state)
+    return SkipReason(str(summary))
 
 
 GENERATIONS_SPEC = build_table_spec(

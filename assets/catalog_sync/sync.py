@@ -42,16 +42,16 @@ from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
 
 MAX_EVENTS = 200
-"""Events that a tick tells: each costs Dagster's storage some ten milliseconds."""
+"""The most events that one tick reports. Each costs Dagster's storage about ten milliseconds."""
 MAX_SECONDS = 20.0
-"""A tick that has taken so long leaves the rest to the next one."""
+"""A tick that has taken this long leaves the rest to the next one."""
 MAX_PARTITIONS = 1000
 MAX_HOURS = 24
-"""Hours that can be copied and are not which have a partition: as many as a tick of their schedule asks for."""
+"""The most hours due for copying that get a partition: as many as one tick of their schedule requests."""
 
 
 class AssetGraph(Protocol):
-    """What is asked of a repository's `asset_graph`, whose class Dagster does not export."""
+    """The part of a repository's `asset_graph` that the sync uses. Dagster does not export its class."""
 
     def has(self, key: AssetKey) -> bool:
         """Return True if the code location defines the asset."""
@@ -64,9 +64,10 @@ class AssetGraph(Protocol):
 
 @dataclass
 class SyncSummary:
-    """What a tick did: events and results told, partitions added and taken away; whether more is `left`.
+    """What one tick did: events and results reported, partitions added and removed.
 
-    `refused`: why no partition was taken away, empty where that was not refused.
+    `left` is True if more remains for the next tick. `refused` says why no partition was removed; it is empty if none
+    was refused.
     """
 
     events: int = 0
@@ -88,35 +89,35 @@ class SyncSummary:
 def sync_catalog(
     lake: Lake, instance: DagsterInstance, graph: AssetGraph, *, most: int | None = MAX_EVENTS
 ) -> SyncSummary:
-    """Tell Dagster what the tables hold and it does not know; at most so many events, or with None all of them."""
-    told, deadline = SyncSummary(), None if most is None else time.monotonic() + MAX_SECONDS
+    """Report to Dagster what the tables hold and Dagster lacks: at most `most` events, or all with None."""
+    summary, deadline = SyncSummary(), None if most is None else time.monotonic() + MAX_SECONDS
     names = list_generation_names(lake, read_generation_keys(lake, instance))
     others = list(table_contents.iterate_other_partitions(lake))
-    _sync_partitions(lake, instance, names, others, told)
+    _sync_partitions(lake, instance, names, others, summary)
     contents = GenerationDigests(lake)
     known = _ReportedVersions(instance, graph)
     unfinished = _ActiveRuns(instance)
-    for several in _partitions_in_report_order(names, others, contents):
-        for each in several:
-            if most is not None and told.events + told.results >= most:
-                told.left = True
-                return told
-            _report_partition(lake, instance, graph, each, list(several), known, unfinished, told)
+    for partitions in _partitions_in_report_order(names, others, contents):
+        for partition in partitions:
+            if most is not None and summary.events + summary.results >= most:
+                summary.left = True
+                return summary
+            _report_partition(lake, instance, graph, partition, list(partitions), known, unfinished, summary)
         if deadline is not None and time.monotonic() > deadline:
-            told.left = True
-            return told
-    for generation in reversed([each for each in names if not each.is_removed]):
+            summary.left = True
+            return summary
+    for generation in reversed([partition for partition in names if not partition.is_removed]):
         for result in find_missing_results(lake, instance, generation):
-            if most is not None and told.events + told.results >= most:
-                told.left = True
-                return told
+            if most is not None and summary.events + summary.results >= most:
+                summary.left = True
+                return summary
             instance.report_runless_asset_event(result)
-            told.results += 1
-    return told
+            summary.results += 1
+    return summary
 
 
 def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> None:
-    """Add the partitions of the first hours of logs that can be copied by now: time makes them, no commit does."""
+    """Add partitions for the first hours of logs that can be copied by now. They appear by time, not by a commit."""
     due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOURS)]
     if due:
         instance.add_dynamic_partitions(_partitions_name(HOUR_PARTITIONS), due)
@@ -125,8 +126,8 @@ def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> 
 def _partitions_in_report_order(
     names: Sequence[GenerationNames], others: Sequence[StoredPartition], contents: GenerationDigests
 ) -> Iterator[Sequence[StoredPartition]]:
-    """What is held, a generation at a time, the newest first; before them what is no generation's."""
-    yield from ([each] for each in others)
+    """Yield the stored partitions: first those that belong to no generation, then each generation's, newest first."""
+    yield from ([partition] for partition in others)
     for generation in reversed(names):
         if not generation.is_removed:
             yield list(table_contents.iterate_generation_partitions(generation, contents))
@@ -142,47 +143,47 @@ def _report_partition(
     unfinished: _ActiveRuns,
     told: SyncSummary,
 ) -> None:
-    """Tell one event, unless Dagster knows it, or a run that is under way is about to tell it."""
+    """Report one partition's event, unless Dagster has it or an active run is about to report it."""
     if not graph.has(each.asset):
         return
     content = each.content(lake)
     if content is None or known.version(each.asset, each.partition) == content.version:
         return
     change = find_last_write(lake, each.part)
-    said = None if change is None else change.commit.envelope
-    if said is not None and unfinished.is_under_way(said.speaker.run):
+    commit_info = None if change is None else change.commit.envelope
+    if commit_info is not None and unfinished.is_under_way(commit_info.speaker.run):
         told.left = True
         return
     node = graph.get(each.asset)
-    asked = AssetEventSpec(
+    spec = AssetEventSpec(
         each.asset, sorted(node.parent_keys), node.code_version, node.metadata.get(LINEAGE_METADATA_KEY)
     )
     shared = [parent for parent in node.parent_keys if graph.get(parent).partitions_def != node.partitions_def]
     at_ms = None if change is None else change.commit.at_ms
     due = None if at_ms is None else _input_versions_at(lake, beside, at_ms)
-    made = build_partition_event(
-        instance, asked, each.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
+    event = build_partition_event(
+        instance, spec, each.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
     )
-    instance.report_runless_asset_event(made)
+    instance.report_runless_asset_event(event)
     told.events += 1
 
 
 def _input_versions_at(lake: Lake, beside: Sequence[StoredPartition], at_ms: int) -> InputVersionLookup:
-    """Which version each input in a generation had when a commit was made (ms)."""
-    inputs = {each.asset: each for each in beside}
+    """Return a lookup of the version that each input in the generation had when a commit was made at `at_ms` (ms)."""
+    inputs = {partition.asset: partition for partition in beside}
 
     def due(parent: AssetKey) -> str | None:
-        found = inputs.get(parent)
-        digest = None if found is None else found.digest()
-        if found is None or digest is None:
+        stored = inputs.get(parent)
+        digest = None if stored is None else stored.digest()
+        if stored is None or digest is None:
             return None
-        change = find_last_write(lake, found.part)
+        change = find_last_write(lake, stored.part)
         if change is None or change.commit.at_ms is None or change.commit.at_ms <= at_ms:
             return data_version_from_digest(digest)
-        if tuple(found.part.where) != found.part.table.partition_by:
+        if tuple(stored.part.where) != stored.part.table.partition_by:
             return data_version_from_digest(digest)
-        then = provenance.get_recorded_digest(lake, found.part.table, found.part.where, at_ms)
-        return None if then is None else data_version_from_digest(then)
+        recorded = provenance.get_recorded_digest(lake, stored.part.table, stored.part.where, at_ms)
+        return None if recorded is None else data_version_from_digest(recorded)
 
     return due
 
@@ -194,31 +195,34 @@ def _sync_partitions(
     others: Iterable[StoredPartition],
     told: SyncSummary,
 ) -> None:
-    """Add the partitions of what is held, and take away those of generations that were withdrawn or removed."""
-    there = set(instance.get_dynamic_partitions(_partitions_name(GENERATION_PARTITIONS)))
+    """Add partitions for stored content, and remove those of generations that were withdrawn or removed."""
+    existing = set(instance.get_dynamic_partitions(_partitions_name(GENERATION_PARTITIONS)))
     known = read_generation_keys(lake, instance)
-    wanted = [each.key for each in names if not each.is_removed]
-    gone = {each.key for each in names if each.is_removed}
+    wanted = [name.key for name in names if not name.is_removed]
+    gone = {name.key for name in names if name.is_removed}
     gone |= {known.of(generation) for generation in known.withdrawn if generation in known.by_generation}
-    for partition in _verify_removed(lake, instance, sorted(there & gone - set(wanted))[:MAX_PARTITIONS], told):
+    for partition in _verify_removed(lake, instance, sorted(existing & gone - set(wanted))[:MAX_PARTITIONS], told):
         instance.delete_dynamic_partition(_partitions_name(GENERATION_PARTITIONS), partition)
         told.removed.append(partition)
     _add_partitions(
-        instance, _partitions_name(GENERATION_PARTITIONS), [each for each in wanted if each not in there], told
+        instance, _partitions_name(GENERATION_PARTITIONS), [name for name in wanted if name not in existing], told
     )
-    for asset, several in table_contents.group_by_asset(iter(others)).items():
+    for asset, partitions in table_contents.group_by_asset(iter(others)).items():
         for definition, of_it in (
             (TABLET_TABLE_PARTITIONS, table_contents.TABLET_STATE_TABLES),
             (HOUR_PARTITIONS, (table_contents.CONSUMED_HOURS,)),
         ):
             if asset in [asset_key_from_table(table) for table in of_it]:
-                _add_missing_partitions(instance, _partitions_name(definition), several, told)
+                _add_missing_partitions(instance, _partitions_name(definition), partitions, told)
         if asset == table_contents.CDC_LOG_KEY:
-            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), several, told)
+            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), partitions, told)
 
 
 def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], told: SyncSummary) -> list[str]:
-    """The partitions that verified tables say are gone too; none, and why, where these are not as committed."""
+    """Return the partitions that the verified tables confirm as gone.
+
+    If the tables are not as committed, return none and set the reason in `told.refused`.
+    """
     if not partitions:
         return []
     try:
@@ -234,9 +238,12 @@ def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str]
 def _add_missing_partitions(
     instance: DagsterInstance, name: str, several: Iterable[StoredPartition], told: SyncSummary
 ) -> None:
-    there = set(instance.get_dynamic_partitions(name))
+    existing = set(instance.get_dynamic_partitions(name))
     _add_partitions(
-        instance, name, [each.partition for each in several if each.partition and each.partition not in there], told
+        instance,
+        name,
+        [stored.partition for stored in several if stored.partition and stored.partition not in existing],
+        told,
     )
 
 
@@ -253,34 +260,36 @@ def _partitions_name(definition: object) -> str:
 
 
 class _ReportedVersions:
-    """The data version of the newest event of each partition, asset by asset as they are asked for."""
+    """The data version of the newest event of each partition, loaded asset by asset on first use."""
 
     def __init__(self, instance: DagsterInstance, graph: AssetGraph) -> None:
         self._instance, self._graph = instance, graph
         self._partitions: dict[AssetKey, dict[str, str]] = {}
 
     def version(self, asset: AssetKey, partition: str | None) -> str | None:
-        """The version; None where there is no event."""
+        """Return the version, or None if there is no event."""
         node = self._graph.get(asset)
         if partition is None:
             record = self._instance.get_latest_data_version_record(asset, not node.is_materializable)
             return None if record is None else (record.event_log_entry.tags or {}).get(DATA_VERSION_TAG)
         if asset not in self._partitions:
             kind = DagsterEventType.ASSET_MATERIALIZATION
-            found = self._instance.event_log_storage.get_latest_tags_by_partition(asset, kind, [DATA_VERSION_TAG])
-            self._partitions[asset] = {name: tags[DATA_VERSION_TAG] for name, tags in found.items()}
+            tags_by_partition = self._instance.event_log_storage.get_latest_tags_by_partition(
+                asset, kind, [DATA_VERSION_TAG]
+            )
+            self._partitions[asset] = {name: tags[DATA_VERSION_TAG] for name, tags in tags_by_partition.items()}
         return self._partitions[asset].get(partition)
 
 
 class _ActiveRuns:
-    """Which of Dagster's runs may still tell what they have written."""
+    """Dagster's runs that may still report what they have written."""
 
     def __init__(self, instance: DagsterInstance) -> None:
         self._instance = instance
         self._under_way: dict[str, bool] = {}
 
     def is_under_way(self, run_id: str) -> bool:
-        """Whether a run, named by its ID, is known here and has not ended."""
+        """Return True if Dagster knows the run with this ID and it has not ended."""
         if run_id and run_id not in self._under_way:
             run = self._instance.get_run_by_id(run_id)
             self._under_way[run_id] = run is not None and not run.is_finished

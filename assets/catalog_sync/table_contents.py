@@ -39,7 +39,7 @@ from cdc_platform.timeline import GenerationDigests, GenerationNames, Generation
 
 CDC_LOG_KEY = AssetKey(["platform", "cdc_log"])
 MAX_LOG_BYTES = 64 << 20
-"""A log of which no commit says what it holds is not read for that beyond this size."""
+"""The most bytes of a log that is read to compute its digest, if no commit records that digest."""
 GENERATION_TABLES = (
     BOOTSTRAP_EVENTS,
     TOPOLOGY_DESCRIPTIONS,
@@ -49,7 +49,7 @@ GENERATION_TABLES = (
     STREAMS_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
 )
-"""The tables whose assets have a partition a generation, in the order in which a join fills them."""
+"""The tables whose assets have one partition per generation, in the order in which a join fills them."""
 TABLET_STATE_TABLES = (TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
 UNPARTITIONED_TABLES = (
     GENERATIONS,
@@ -65,7 +65,7 @@ WATCHED_TABLES = (*GENERATION_TABLES, *TABLET_STATE_TABLES, *UNPARTITIONED_TABLE
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """A partition of an asset, with the part of a table that it is; its digest costs something, and is asked for."""
+    """A partition of an asset and the part of a table that it stands for. `digest` is costly and computed on demand."""
 
     asset: AssetKey
     partition: str | None
@@ -73,13 +73,13 @@ class StoredPartition:
     digest: Callable[[], int | None]
 
     def content(self, lake: Lake) -> PartitionContent | None:
-        """What it holds; None where it holds nothing."""
+        """Return the partition's content, or None if it is empty."""
         digest = self.digest()
         return None if digest is None else PartitionContent(self.part, digest, lake.path(self.part.table))
 
 
 def iterate_generation_partitions(names: GenerationNames, contents: GenerationDigests) -> Iterator[StoredPartition]:
-    """What is held of a generation, in the order in which it is made."""
+    """Yield the stored partitions of a generation, in the order in which a join fills them."""
     for table in GENERATION_TABLES:
         part = names.part(table)
         if part is not None:
@@ -89,7 +89,7 @@ def iterate_generation_partitions(names: GenerationNames, contents: GenerationDi
 
 
 def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
-    """What is held in tables that are no generation's."""
+    """Yield the stored partitions that belong to no generation."""
     for table in UNPARTITIONED_TABLES:
         yield StoredPartition(
             asset_key_from_table(table),
@@ -114,25 +114,25 @@ def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
 
 
 def describe_table_versions(lake: Lake) -> str:
-    """A name for the state of everything that is held."""
+    """Return a string that names the versions of all watched tables and logs."""
     logs = [log_table(schema) for schema in read_logged_tables(lake)]
     return "/".join(str(lake.version(table)) for table in (*WATCHED_TABLES, *logs))
 
 
 def group_by_asset(held: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:
-    """What is held, by its asset."""
+    """Group stored partitions by asset."""
     ordered = sorted(held, key=lambda each: each.asset)
-    return {asset: list(several) for asset, several in groupby(ordered, key=lambda each: each.asset)}
+    return {asset: list(partitions) for asset, partitions in groupby(ordered, key=lambda each: each.asset)}
 
 
 def _partitions_by_columns(
     lake: Lake, table: Table, columns: tuple[str, ...], named: Callable[[tuple[Any, ...]], str]
 ) -> Iterator[StoredPartition]:
     rows = lake.read(table)
-    found = row_hash.digest_rows(rows, columns, lake.digest_rule(table))
+    digests = row_hash.digest_rows(rows, columns, lake.digest_rule(table))
     for values in sorted(set(zip(*(rows[name].to_pylist() for name in columns), strict=True))):
         where = dict(zip(columns, values, strict=True))
-        digest = found.get(row_hash.format_partition_name(columns, values))
+        digest = digests.get(row_hash.format_partition_name(columns, values))
         yield StoredPartition(
             asset_key_from_table(table), named(values), GenerationRows(table, where), lambda digest=digest: digest
         )

@@ -47,7 +47,7 @@ from resources.spark import SparkResource
 
 INGESTED_LOGS_NAME = "ingested_log"
 INGESTED_LOG_PARTITIONS = DynamicPartitionsDefinition(name=INGESTED_LOGS_NAME)
-"""The logs of live clusters: one partition a table, its key `cluster/keyspace.table`."""
+"""The logs of live clusters: one partition per table, with the key `cluster/keyspace.table`."""
 INGEST_JOB = "ingest_log"
 INGESTED_LOG = Table(
     "platform",
@@ -56,7 +56,7 @@ INGESTED_LOG = Table(
     keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
     comment="The CDC log of one table of a live cluster, `<keyspace>.<table>_scylla_cdc_log` in that cluster's home",
 )
-"""Stands for all logs that are brought in."""
+"""Stands for all ingested logs."""
 
 
 @table_asset(
@@ -82,19 +82,19 @@ def ingested_log(
     columns = ("generation", "from", "to", "by", "estimated requests", "requests", "rows", "late", "seconds")
     windows = (
         (
-            format_us(each.set_us),
-            format_us(each.after_us),
-            format_us(each.until_us),
-            "passed over" if each.chosen is None else f"{each.chosen.way}{', to catch up' * each.catch_up}",
-            0 if each.chosen is None else each.chosen.requests,
-            each.requests,
-            each.rows,
-            each.late or 0,
-            each.seconds,
+            format_us(window.set_us),
+            format_us(window.after_us),
+            format_us(window.until_us),
+            "passed over" if window.chosen is None else f"{window.chosen.way}{', to catch up' * window.catch_up}",
+            0 if window.chosen is None else window.chosen.requests,
+            window.requests,
+            window.rows,
+            window.late or 0,
+            window.seconds,
         )
-        for each in done.windows
+        for window in done.windows
     )
-    told = {
+    metadata = {
         "late_rows": done.late,
         "read_up_to": format_us(done.position_us),
         "read_again_up_to": "" if done.again_us is None else format_us(done.again_us),
@@ -109,18 +109,18 @@ def ingested_log(
         ),
     }
     if done.held is not None:
-        told["held"] = done.held
+        metadata["held"] = done.held
     if done.current is not None:
-        now = done.current
-        told |= {
-            "table_rows": now.rows,
-            "table_inexact_rows": now.inexact,
-            "table_as_of": format_us(now.as_of_us),
-            "table_slices_written": f"{now.slices} of {now.of_slices}",
-            "table_rows_read_again": now.read_again,
+        current = done.current
+        metadata |= {
+            "table_rows": current.rows,
+            "table_inexact_rows": current.inexact,
+            "table_as_of": format_us(current.as_of_us),
+            "table_slices_written": f"{current.slices} of {current.of_slices}",
+            "table_rows_read_again": current.read_again,
         }
     content = read_partition_content(lake, GenerationRows(log_table(read_table_schema(lake, keyspace, table)), {}))
-    return build_materialize_result(lake, content, rows=done.rows, watch=watch, told=told)
+    return build_materialize_result(lake, content, rows=done.rows, watch=watch, told=metadata)
 
 
 @multi_asset_check(
@@ -158,30 +158,30 @@ ingest_log = define_asset_job(
 
 
 def request_scheduled_ingests(home: Home, instance: DagsterInstance, moment: str) -> list[RunRequest] | SkipReason:
-    """What the schedule asks for: a run for each log that was brought in before, unless one is under way.
+    """Return the schedule's run requests: one for each log that was ingested before and has no active run.
 
-    Every log that there could be gets a partition, so that it can be begun by hand.
+    Every possible log gets a partition, so that an operator can start its ingestion by hand.
     """
-    begun: list[str] = []
+    started: list[str] = []
     possible: list[str] = []
     for cluster in registry.list_clusters(home):
         lake = Lake(cluster.open_home().lake)
         logged = {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)}
         read = {each.key[1:] for each in consumers.read_consumers(lake) if each.name == FROM_CLUSTER}
         possible += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged)]
-        begun += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged & read)]
+        started += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged & read)]
     missing = sorted(set(possible) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
     if missing:
         instance.add_dynamic_partitions(INGESTED_LOGS_NAME, missing)
     running = find_active_partitions(instance, INGEST_JOB)
     requests = [
         RunRequest(run_key=f"{name}/{moment}", partition_key=name, tags={MAX_RETRIES_TAG: "0"})
-        for name in begun
+        for name in started
         if name not in running
     ]
     if requests:
         return requests
-    under_way = [f"{name}: run {running[name]} is under way" for name in begun if name in running]
+    under_way = [f"{name}: run {running[name]} is under way" for name in started if name in running]
     return SkipReason("; ".join(under_way) or "no log of a live cluster was brought in yet; begin one by hand")
 
 
@@ -198,10 +198,10 @@ def live_logs(context: ScheduleEvaluationContext, home: HomeResource) -> list[Ru
 
 
 def parse_log_partition(partition: str) -> tuple[str, str, str]:
-    """Cluster, keyspace and table of a partition.
+    """Return the cluster, keyspace and table of a partition.
 
     Raises:
-        NotFound: the partition names none.
+        NotFound: the partition names no log.
     """
     cluster, _, name = partition.partition("/")
     keyspace, _, table = name.partition(".")

@@ -56,7 +56,7 @@ from resources.home import HomeResource
 
 CLUSTERS_NAME = "cluster"
 CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
-"""The clusters that are known by name: one partition a cluster."""
+"""The registered clusters, one partition each."""
 OBSERVE_JOB = "observe_cluster"
 FINGERPRINT_TAG = "cdc_platform/cluster_mark"
 OBSERVED_CLUSTER = Table(
@@ -72,10 +72,10 @@ OBSERVED_CLUSTER = Table(
     keys=("host_id", "time", "table_name"),
     comment="What was seen of a live cluster, in the home of that cluster: nodes, generations, tables with a log",
 )
-"""Stands for the tables of the homes of clusters."""
+"""Stands for the tables in the homes of clusters."""
 _sessions = SessionPool()
 AlertCallback = Callable[[ScyllaCluster, MetadataSnapshot | PlatformError], None]
-"""Is told of a glance at a cluster, or why there is none."""
+"""Receives each metadata snapshot of a cluster, or the error that prevented it."""
 
 
 @table_asset(
@@ -96,7 +96,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
     for line in (*seen.warnings, *changing, *(each.line for each in seen.incomplete)):
         context.log.warning(line)
     tables = cdc_tables.read_cdc_tables(lake)
-    told = {
+    metadata = {
         "version": seen.version,
         "nodes": len(ring.read_nodes(lake)),
         "tables": build_rows_preview(
@@ -109,7 +109,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         "left_out": build_rows_preview(("who", "why"), ((each.who, each.line) for each in seen.incomplete)),
     }
     content = read_partition_content(lake, GenerationRows(GENERATION_TIMESTAMPS, {}))
-    return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, told=told)
+    return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, told=metadata)
 
 
 @multi_asset_check(
@@ -125,8 +125,8 @@ def audit_observed_cluster(
 
     def audit(partition: str | None) -> FamilyFindings:
         clusters = registry.list_clusters(here) if partition is None else [registry.find_cluster(here, partition)]
-        found = [line for each in clusters for line in audit_observation(Lake(each.open_home().lake))]
-        return [(OBSERVATION_FAMILY, merge_findings(found))]
+        findings = [line for each in clusters for line in audit_observation(Lake(each.open_home().lake))]
+        return [(OBSERVATION_FAMILY, merge_findings(findings))]
 
     yield from evaluate_checks(context, OBSERVED_CLUSTER, home.lake(), clock.clock(), audit)
 
@@ -142,9 +142,10 @@ observe_cluster_job = define_asset_job(
 def request_observations(
     home: Home, instance: DagsterInstance, sessions: SessionPool, alerts: AlertCallback | None = None
 ) -> SensorResult:
-    """What a tick asks for: a partition for each cluster, and a look at those that are not as they were looked at last.
+    """Request a partition for each cluster, and a run for each one that has changed since its last observation.
 
-    A cluster that cannot be reached is told of, and asked again at the next tick. `alerts` is told of every glance.
+    An unreachable cluster is reported in the skip reason and tried again at the next tick. `alerts` receives every
+    snapshot.
     """
     clusters = registry.list_clusters(home)
     missing = sorted({each.name for each in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
@@ -180,7 +181,7 @@ def request_observations(
 
 
 def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> MetadataSnapshot | PlatformError:
-    """A glance at a cluster, or why there is none."""
+    """Return a metadata snapshot of a cluster, or the error that prevented it."""
     try:
         return sessions.glance(cluster)
     except PlatformError as error:
@@ -188,9 +189,9 @@ def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> Metadata
 
 
 def build_hook_callback(home: Home, clock: Clock, warn: Callable[[str], None]) -> AlertCallback:
-    """What tells the hook of this home's settings, where it has one, of what is new with each cluster.
+    """Return a callback that sends changes of each cluster to the hook in this home's settings, if there is one.
 
-    A hook that cannot be run is a line, and what it would have been told waits.
+    If the hook cannot run, the callback warns, and the alerts wait.
     """
     program, begun = home.settings.cluster_hook, time.monotonic()
     if not program:
@@ -217,7 +218,7 @@ def build_hook_callback(home: Home, clock: Clock, warn: Callable[[str], None]) -
 )
 def changed_clusters(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`request_observations` on this home and this instance."""
-    found = home.home()
+    opened = home.home()
     return request_observations(
-        found, context.instance, _sessions, build_hook_callback(found, clock.clock(), context.log.warning)
+        opened, context.instance, _sessions, build_hook_callback(opened, clock.clock(), context.log.warning)
     )

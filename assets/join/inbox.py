@@ -45,9 +45,9 @@ INBOX_CODE_MODULES = ("cdc_platform.metastore.inbox",)
 JOIN_JOB = "join"
 BOOTSTRAP_JOB = "bootstrap"
 LAUNCHPAD_PATH = f"/locations/cdc_platform/jobs/{BOOTSTRAP_JOB}/playground"
-"""Where the UI has the launchpad of that job."""
+"""The UI path of that job's launchpad."""
 MAX_NEW_PARTITIONS = 1000
-"""Partitions that one tick adds: a tick stays short however many events wait."""
+"""The most partitions that one tick adds, so that a tick stays short however many events wait."""
 
 
 class JoiningNode(Config):
@@ -69,7 +69,7 @@ class JoiningNode(Config):
     features: list[str] = Field(default=[CDC_GENERATIONS_V2], description="cluster features")
 
     def request(self) -> JoinRequest | None:
-        """The checked request, or None where no host is given.
+        """Return the checked request, or None if no host is given.
 
         Raises:
             InputError: a field is out of its bounds.
@@ -112,7 +112,7 @@ def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> Mate
 def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource) -> None:
     """Queue the node of the config, if there is one, and report what waits."""
     lake = home.lake()
-    told: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     with platform_errors_as_failures():
         request = config.request()
         if request is None:
@@ -120,19 +120,19 @@ def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResou
         elif request.is_zero_token:
             joined = join_zero_token_node(lake, request)
             context.log.info(f"Node {joined.node.host_id} has no tokens: it joined, and no generation is made.")
-            told = {"host_id": str(joined.node.host_id), "status": joined.node.status}
+            metadata = {"host_id": str(joined.node.host_id), "status": joined.node.status}
         else:
             queued = inbox.queue_join(lake, clock.clock(), request)
             context.log.info(f"Event {queued.event_id}: generation {queued.generation_id} waits.")
             _log_event(context, lake, queued)
-            told = {"event_id": queued.event_id, "generation_id": queued.generation_id}
+            metadata = {"event_id": queued.event_id, "generation_id": queued.generation_id}
         waiting = inbox.read_pending_events(lake)
     names = read_generation_keys(lake, context.instance)
     rows = [
         (number, names.of(join.generation_id), join.host_id, join.event_id) for number, join in enumerate(waiting, 1)
     ]
     queue = build_rows_preview(("turn", "generation", "host_id", "event_id"), rows)
-    context.add_output_metadata(told | {"waiting": len(waiting), "queue": queue})
+    context.add_output_metadata(metadata | {"waiting": len(waiting), "queue": queue})
 
 
 @job(
@@ -146,14 +146,14 @@ def bootstrap() -> None:
 
 
 def _log_event(context: OpExecutionContext, lake: Lake, queued: inbox.BootstrapEvent) -> None:
-    """Make the partition of an event, and say that this run has written it."""
+    """Add the partition of a queued event, and log that this run wrote it."""
     partition = read_generation_keys(lake, context.instance).of(queued.generation_id)
     context.instance.add_dynamic_partitions(GENERATIONS_NAME, [partition])
-    told = {"event_id": queued.event_id, "generation_id": queued.generation_id}
-    content = replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1, told=told)
-    named = AssetEventSpec(asset_key_from_table(BOOTSTRAP_EVENTS), (), compute_code_version(*INBOX_CODE_MODULES))
+    metadata = {"event_id": queued.event_id, "generation_id": queued.generation_id}
+    content = replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1, told=metadata)
+    spec = AssetEventSpec(asset_key_from_table(BOOTSTRAP_EVENTS), (), compute_code_version(*INBOX_CODE_MODULES))
     context.log_event(
-        build_partition_event(context.instance, named, partition, content, find_last_write(lake, content.part))
+        build_partition_event(context.instance, spec, partition, content, find_last_write(lake, content.part))
     )
 
 
@@ -166,10 +166,10 @@ def _has_event(lake: Lake, partition: str) -> bool:
 
 
 def request_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """What a tick asks for: partitions for the events that wait, and a run for the first of them.
+    """Request partitions for all pending events and a run for the first of them.
 
-    All of it follows from the tables and from the runs that there are; a lost cursor loses nothing. The cursor only
-    says at which versions nothing was unfinished, so that a quiet platform's ticks read no rows.
+    Everything is derived from the tables and from existing runs, so a lost cursor loses nothing. The cursor only names
+    the versions at which nothing was unfinished, so that ticks of a quiet platform read no rows.
     """
     versions = f"{lake.version(BOOTSTRAP_EVENTS)}/{lake.version(LEDGER)}"
     if cursor == versions:
@@ -181,15 +181,15 @@ def request_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> S
     partitions = _missing_partitions(instance, names, waiting)
     added = [GENERATION_PARTITIONS.build_add_request(partitions)] if partitions else []
     if is_shared_lock_held(lake, JOIN_COMMANDS_LOCK):
-        said = f"a command makes joins here, and is left to it; {len(waiting)} wait"
-        return SensorResult(skip_reason=said, dynamic_partitions_requests=added)
-    # A command that has ended since has finished what waited when this was read.
+        reason = f"a command makes joins here, and is left to it; {len(waiting)} wait"
+        return SensorResult(skip_reason=reason, dynamic_partitions_requests=added)
+    # A command that has ended since may have finished what was pending when this was read.
     if inbox.read_pending_events(lake)[:1] != waiting[:1]:
         return SensorResult(skip_reason="the first in the inbox has just joined", dynamic_partitions_requests=added)
-    found = _request_join_run(instance, names, waiting[0])
-    if isinstance(found, str):
-        return SensorResult(skip_reason=f"{found}; {len(waiting)} wait", dynamic_partitions_requests=added)
-    return SensorResult(run_requests=[found], dynamic_partitions_requests=added)
+    result = _request_join_run(instance, names, waiting[0])
+    if isinstance(result, str):
+        return SensorResult(skip_reason=f"{result}; {len(waiting)} wait", dynamic_partitions_requests=added)
+    return SensorResult(run_requests=[result], dynamic_partitions_requests=added)
 
 
 @sensor(
@@ -207,13 +207,13 @@ def waiting_joins(context: SensorEvaluationContext, home: HomeResource) -> Senso
 
 
 def _missing_partitions(instance: DagsterInstance, names: GenerationKeys, waiting: Sequence[PendingEvent]) -> list[str]:
-    there = set(instance.get_dynamic_partitions(GENERATIONS_NAME))
-    missing = [name for join in waiting if (name := names.of(join.generation_id)) not in there]
+    existing = set(instance.get_dynamic_partitions(GENERATIONS_NAME))
+    missing = [name for join in waiting if (name := names.of(join.generation_id)) not in existing]
     return missing[:MAX_NEW_PARTITIONS]
 
 
 def _request_join_run(instance: DagsterInstance, names: GenerationKeys, join: PendingEvent) -> RunRequest | str:
-    """The run that this join needs now, or why none is asked for."""
+    """Return the run request that this join needs now, or the reason why there is none."""
     generation_id, partition = join.generation_id, names.of(join.generation_id)
     tags = build_join_tags(names, generation_id, join.event_id)
     wish = request_run(instance, JOIN_JOB, generation_id, partition=partition, any_job=True, tags=tags)
@@ -223,7 +223,7 @@ def _request_join_run(instance: DagsterInstance, names: GenerationKeys, join: Pe
 
 
 def build_join_tags(names: GenerationKeys, generation_id: str, event_id: str) -> dict[str, str]:
-    """The tags of a run that makes a generation: who looks for its runs finds them by generation, node or event."""
+    """Return the tags of a run that makes a generation, by which its runs are found by generation, node or event."""
     return {
         "cdc_platform/event_id": event_id,
         "cdc_platform/generation": generation_id,

@@ -14,25 +14,25 @@ from cdc_platform.timeline import GenerationKeys, get_generation_names, read_gen
 
 
 def get_joined_generation_id(lake: Lake, partition: str) -> str:
-    """The UUID of the generation that a join makes under this name.
+    """Return the UUID of the generation that a join makes under this partition key.
 
     Raises:
-        NotFound: no join makes it; it was imported, say.
+        NotFound: no join makes it, for example because it was imported.
     """
-    found = GenerationKeys.read(lake).generation(partition)
-    if isinstance(found, str):
-        return found
+    key = GenerationKeys.read(lake).generation(partition)
+    if isinstance(key, str):
+        return key
     raise NotFound(
-        f"generation {format_ms(found)} was not made by a join here, so that no step can make it again; look at it "
+        f"generation {format_ms(key)} was not made by a join here, so that no step can make it again; look at it "
         "with: cdc-platform history GENERATION"
     )
 
 
 def read_step_content(lake: Lake, partition: str, table: Table) -> PartitionContent:
-    """What a step has left in its place for a generation.
+    """Return the rows that a step wrote to a table for a generation.
 
     Raises:
-        NotFound: the generation can have no rows there before it has its timestamp.
+        NotFound: the generation can have no rows in the table before it has its timestamp.
     """
     keys = GenerationKeys.read(lake)
     names = get_generation_names(lake, keys, keys.generation(partition))
@@ -43,7 +43,7 @@ def read_step_content(lake: Lake, partition: str, table: Table) -> PartitionCont
 
 
 def filter_finished_joins(lake: Lake, partitions: Sequence[str], tell: Callable[[str], None]) -> Iterator[str]:
-    """Of the generations of a run for several those that were joined to their end; of each other it is told why not."""
+    """Yield those partitions whose join is finished; pass the reason for each skipped one to `tell`."""
     for partition in partitions:
         try:
             generation_id = get_joined_generation_id(lake, partition)

@@ -14,12 +14,12 @@ from cdc_platform.plots import GenerationBar, plot_ring, plot_streams, plot_time
 from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
 from cdc_platform.timeline import Generation
 
-# Ranges are sampled evenly beyond this many streams: the picture's colours would not change, its time would.
+# Beyond this many streams, ranges are sampled evenly: the plot would look the same but take longer.
 _MAX_SAMPLED_STREAMS = 1 << 21
 
 
 def build_ring_plot(lake: Lake, ring: Ring, joining: Node | None) -> MarkdownMetadataValue:
-    """The ring with the owners of its ranges; those of the joining node, if there is one, are set off."""
+    """Plot the ring with the owners of its ranges, and highlight those of the joining node if there is one."""
     hosts = [node.host_id for node in ring.nodes]
     set_off = None if joining is None else hosts.index(joining.host_id)
     return build_plot_metadata(
@@ -28,14 +28,14 @@ def build_ring_plot(lake: Lake, ring: Ring, joining: Node | None) -> MarkdownMet
 
 
 def build_streams_plot(lake: Lake, ring: Ring) -> MarkdownMetadataValue:
-    """How many streams lie on each shard of each node."""
+    """Plot the number of streams on each shard of each node."""
     return build_plot_metadata(
         lake, plot_streams(count_streams_by_shard(ring), _node_names(ring)), "streams a node and a shard"
     )
 
 
 def build_timeline_plot(lake: Lake, generations: Sequence[Generation], clock: Clock) -> MarkdownMetadataValue:
-    """When each generation operates; `generations` are oldest first."""
+    """Plot when each generation operates. `generations` are ordered oldest first."""
     bars = [GenerationBar(known.name, known.time_ms, known.published) for known in generations]
     return build_plot_metadata(lake, plot_timeline(bars, clock.now_ms()), "timeline of generations")
 
@@ -61,7 +61,7 @@ def count_streams_by_shard(ring: Ring) -> np.ndarray:
 
 
 def _ranges_from_lengths(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, ... length - 1 for each length, one after the other."""
+    """Return 0, 1, ... length - 1 for each length, concatenated."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 

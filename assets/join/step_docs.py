@@ -31,7 +31,7 @@ from cdc_platform.timeline import Timeline
 
 @dataclass(frozen=True)
 class StepReport:
-    """How many rows of its generation a step left, and what else there is to tell."""
+    """The number of rows that a step wrote for its generation, and the metadata of the run."""
 
     rows: int
     told: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class StepDocs:
-    """A step as an asset: its group and words, whether it makes volume on Spark, and what `tell` says of a run."""
+    """A step as an asset: its group and description, whether it writes on Spark, and `tell`, which reports a run."""
 
     group: str
     spark: bool
@@ -53,14 +53,14 @@ def _report_description(joining: JoinContext, made: DescribedGeneration, log: Lo
     ring = made.ring_after
     if made.warning:
         log.warning(made.warning)
-    told = {
+    metadata = {
         **({"mixed_cluster": made.warning} if made.warning else {}),
         "streams": made.num_streams,
         "ring": build_ring_plot(joining.lake, ring, None if event.is_repair else event.node),
         "streams_a_node_and_a_shard": build_streams_plot(joining.lake, ring),
         "nodes": build_rows_preview(("host_id", "address", "ranges", "shards", "ignore_msb"), _node_rows(ring)),
     }
-    return StepReport(made.num_ranges, told)
+    return StepReport(made.num_ranges, metadata)
 
 
 def _report_insert(joining: JoinContext, made: InsertResult, log: Logger) -> StepReport:
@@ -97,8 +97,8 @@ def _node_rows(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:
         yield str(node.host_id), node.address, len(node.tokens), node.shard_count, node.ignore_msb
 
 
-# A description is made from the ring as it stood and the node that joins. The ring is no dependency: it is what the
-# join before has left, and a dependency would close a circle with the one that this join leaves.
+# A description is made from the current ring and the joining node. The ring is no dependency: the previous join wrote
+# it, and a dependency would form a cycle with the ring that this join writes.
 _RING_TABLES = (BOOTSTRAP_EVENTS, NODES)
 _TOKEN_COLUMNS = [(table, "tokens") for table in _RING_TABLES]
 _MSB_COLUMNS = [(table, "ignore_msb") for table in _RING_TABLES]

@@ -54,7 +54,7 @@ from resources.spark import SparkResource
 
 
 def _build_asset(step: JoinStep, shown: StepDocs) -> AssetsDefinition:
-    # The first step begins with what the inbox has.
+    # The first step starts from the inbox.
     inputs = [asset_key_from_table(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
 
     @table_asset(
@@ -74,17 +74,17 @@ def _build_asset(step: JoinStep, shown: StepDocs) -> AssetsDefinition:
             partitions = get_requested_partitions(context, "generations")
             if len(partitions) == 1:
                 watch, joining = Stopwatch(), _open_joining(context, spark, home, clock, partitions[0])
-                told = _run_step(joining, step, shown, context)
+                report = _run_step(joining, step, shown, context)
                 content = read_step_content(joining.lake, partitions[0], step.table)
                 return build_materialize_result(
-                    joining.lake, content, rows=told.rows, watch=watch, sources=shown.sources, told=told.told
+                    joining.lake, content, rows=report.rows, watch=watch, sources=shown.sources, told=report.told
                 )
             made = {}
             for partition in filter_finished_joins(home.lake(), partitions, context.log.info):
                 joining = _open_joining(context, spark, home, clock, partition)
-                told = _run_step(joining, step, shown, context)
+                report = _run_step(joining, step, shown, context)
                 content = read_step_content(joining.lake, partition, step.table)
-                content = replace(content, rows=told.rows, told=told.told)
+                content = replace(content, rows=report.rows, told=report.told)
                 made[partition] = content, find_last_write(joining.lake, content.part)
         return log_partition_events(context, made, inputs)
 
@@ -115,20 +115,20 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
             yield from build_check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
         partitions = get_run_partitions(context)
-        several = len(partitions) > 1
-        for partition in filter_finished_joins(home.lake(), partitions, context.log.info) if several else partitions:
+        multiple = len(partitions) > 1
+        for partition in filter_finished_joins(home.lake(), partitions, context.log.info) if multiple else partitions:
             with platform_errors_as_failures():
                 joining = _open_joining(context, spark, home, clock, partition)
-                of_format = find_step(select_steps(joining.lake, joining.generation_id), step.table)
-                judgements = judge_step(joining, of_format)
-            asked_for = [line for line in judgements if line.invariant in {each.name for each in names}]
-            results = build_judgement_results(step.table, asked_for)
-            if several:
+                format_step = find_step(select_steps(joining.lake, joining.generation_id), step.table)
+                judgements = judge_step(joining, format_step)
+            requested = [line for line in judgements if line.invariant in {each.name for each in names}]
+            results = build_judgement_results(step.table, requested)
+            if multiple:
                 report_partition_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)
             else:
                 yield from results
             with platform_errors_as_failures():
-                require_passed(joining, of_format, asked_for)
+                require_passed(joining, format_step, requested)
 
     return check
 
@@ -154,7 +154,7 @@ def _open_joining(
 JOIN_ASSETS = [_build_asset(step, STEP_DOCS[step.table]) for step in V2_STEPS]
 JOIN_CHECKS = [_build_checks(step, step.audit) for step in V2_STEPS if step.audit is not None]
 
-# One process for all steps of a run: by default each step would start a JVM, or a Connect session, of its own.
+# One process runs all steps of a run. By default each step would start its own JVM or Connect session.
 join = define_asset_job(
     JOIN_JOB,
     selection=AssetSelection.assets(*JOIN_ASSETS),

@@ -57,7 +57,7 @@ from resources.home import HomeResource
 
 HOURS_JOB = "consume_hours"
 MAX_HOUR_REQUESTS = 24
-"""Hours that one tick of the schedule asks for, the oldest first."""
+"""The most hours that one tick of the schedule requests, oldest first."""
 _LINEAGE: ColumnSources = {name: [(CDC_TABLES, name)] for name in ("keyspace_name", "table_name")}
 
 
@@ -73,7 +73,7 @@ class Logs(Config):
     CONSUMED_HOURS,
     group="cdc_log",
     spark=False,
-    # An hour can have rows of any table, and lie in any generation.
+    # An hour can have rows of any table and belong to any generation.
     deps=[
         AssetDep(asset_key_from_table(each), partition_mapping=AllPartitionMapping())
         for each in (CDC_LOG, GENERATION_TIMESTAMPS)
@@ -88,30 +88,28 @@ def consumed_hours(
     context: AssetExecutionContext, config: Logs, home: HomeResource, clock: ClockResource
 ) -> MaterializeResult:
     """Copy one hour of the logs."""
-    watch, lake, made = Stopwatch(), home.lake(), {}
+    watch, lake, contents = Stopwatch(), home.lake(), {}
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "hours")
         for partition in partitions:
             hour_us = hour_us_from_partition(partition)
             schemas = hourly.select_logs(lake, config.tables)
             copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
-            rows, told = _build_copy_metadata(copied)
+            rows, metadata = _build_copy_metadata(copied)
             context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
             part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
-            content = replace(read_partition_content(lake, part), rows=rows, told=told)
+            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=_LINEAGE, told=told)
-            made[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, made, ())
+                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=_LINEAGE, told=metadata)
+            contents[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, contents, ())
 
 
 def _build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:
-    operations = sum((Counter(each.operations) for each in copied), Counter())
-    sets = Counter(begin for each in copied for begin in each.sets_us)
+    operations = sum((Counter(log.operations) for log in copied), Counter())
+    sets = Counter(begin for log in copied for begin in log.sets_us)
     return operations.total(), {
-        "tables": build_rows_preview(
-            ("table", "sink", "rows"), ((each.table, each.sink, each.rows) for each in copied)
-        ),
+        "tables": build_rows_preview(("table", "sink", "rows"), ((log.table, log.sink, log.rows) for log in copied)),
         "operations": build_rows_preview(("operation", "rows"), sorted(operations.items())),
         "generations": build_rows_preview(
             ("from", "tables"), ((format_us(begin), sets[begin]) for begin in sorted(sets))
@@ -150,11 +148,10 @@ consume_hours = define_asset_job(
 def request_scheduled_hours(
     lake: Lake, clock: Clock, instance: DagsterInstance, moment: datetime
 ) -> list[RunRequest] | SkipReason:
-    """What the schedule asks for at `moment`: a run for each hour that can be read and is missing, the oldest first.
+    """Request a run for each hour that can be read but is not copied yet at `moment`, oldest first.
 
-    Their partitions are added here: a schedule has no other way, and an hour that is there costs nothing.
-
-    Derived from the tables: hours in which nothing was running, and hours that failed, are asked for again.
+    The partitions are added here because a schedule has no other way; adding an existing one costs nothing. The hours
+    are derived from the tables, so hours that were missed or that failed are requested again.
     """
     due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOUR_REQUESTS)]
     if not due:

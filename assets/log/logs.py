@@ -56,7 +56,7 @@ CDC_LOG = Table(
     keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
     comment="The CDC log of one table, `<keyspace>.<table>_scylla_cdc_log`, with the columns that every log has",
 )
-"""Stands for all logs, each of which is a table of its own with the columns of its base table behind these."""
+"""Stands for all logs. Each log is its own table: these columns, then the columns of its base table."""
 
 
 @table_asset(
@@ -70,29 +70,29 @@ CDC_LOG = Table(
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
     """Count what is in the log of one table."""
-    watch, lake, made = Stopwatch(), home.lake(), {}
+    watch, lake, contents = Stopwatch(), home.lake(), {}
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "logs")
         for partition in partitions:
             schema = _find_schema(lake, partition)
-            rows, told = _count_rows(lake, schema, spark.workers())
+            rows, metadata = _count_rows(lake, schema, spark.workers())
             part = GenerationRows(log_table(schema), {})
-            content = replace(read_partition_content(lake, part), rows=rows, told=told)
+            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, told=told)
-            made[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, made, ())
+                return build_materialize_result(lake, content, rows=rows, watch=watch, told=metadata)
+            contents[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, contents, ())
 
 
 def _count_rows(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[int, dict[str, Any]]:
-    seen = count_log_contents(lake, schema, workers)
+    contents = count_log_contents(lake, schema, workers)
     periods = (
-        ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(seen.by_period.items())
+        ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(contents.by_period.items())
     )
-    return seen.rows, {
-        "bytes": seen.bytes,
-        "newest": "" if seen.newest_us is None else format_us(seen.newest_us),
-        "operations": build_rows_preview(("operation", "rows"), seen.by_operation.items()),
+    return contents.rows, {
+        "bytes": contents.bytes,
+        "newest": "" if contents.newest_us is None else format_us(contents.newest_us),
+        "operations": build_rows_preview(("operation", "rows"), contents.by_operation.items()),
         "generations": build_rows_preview(("since", "rows"), periods),
     }
 
@@ -132,9 +132,9 @@ check_logs = define_asset_job(
 
 
 def request_log_checks(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """What a tick asks for: partitions for new logs, and a look at every log that has changed.
+    """Request partitions for new logs, and a check of every log that has changed.
 
-    The run key has the log's version, so that each state is looked at once; the cursor says which states were seen.
+    The run key contains the log's version, so that each version is checked once. The cursor lists the checked versions.
     """
     versions = {schema.full_name: lake.version(log_table(schema)) for schema in read_logged_tables(lake)}
     state = " ".join(f"{name}/{version}" for name, version in versions.items())

@@ -34,7 +34,7 @@ from resources.home import HomeResource
 
 GC_JOB = "tablet_gc"
 MAX_GC_REQUESTS = 50
-"""Runs that one tick asks for."""
+"""The most runs that one tick requests."""
 
 _WORK_TAG = "cdc_platform/tablets"
 
@@ -44,14 +44,14 @@ def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: 
     """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
     with platform_errors_as_failures():
         name, grace_ms = table_from_partition(context.partition_key), home.settings().expiry_grace_ms
-        found = tablets.collect_tablet_sets(home.lake(), clock.clock(), *name, grace_ms=grace_ms)
+        summary = tablets.collect_tablet_sets(home.lake(), clock.clock(), *name, grace_ms=grace_ms)
     context.log.info(
-        f"{found.full_name}: {len(found.removed_ms)} stream sets removed, base {format_ms(found.base_ms)}."
+        f"{summary.full_name}: {len(summary.removed_ms)} stream sets removed, base {format_ms(summary.base_ms)}."
     )
-    for time_ms in found.at_risk_ms:
-        context.log.warning(f"{found.full_name}: rows of {format_ms(time_ms)} were written under a larger TTL.")
-    for held in found.held_back:
-        context.log.info(f"{held}.")
+    for time_ms in summary.at_risk_ms:
+        context.log.warning(f"{summary.full_name}: rows of {format_ms(time_ms)} were written under a larger TTL.")
+    for blocker in summary.held_back:
+        context.log.info(f"{blocker}.")
 
 
 @job(
@@ -67,23 +67,25 @@ def collect_tablets() -> None:
 
 
 def request_unfinished_changes(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """What a tick asks for: partitions for new tables, and a run for every change that was decided and not finished.
+    """Request partitions for new tables, and a run for every change that was decided but not finished.
 
-    The cursor only says at which versions of the tables nothing was left.
+    The cursor only names the table versions at which nothing was unfinished.
     """
     watched = (TABLET_LAYOUTS, TABLET_TIMESTAMPS, TABLET_STREAMS, CDC_TABLES)
     versions = "/".join(str(lake.version(table)) for table in watched)
     if cursor == versions:
         return SensorResult(skip_reason="nothing has changed since every change was finished", cursor=versions)
-    known = {f"{each.keyspace}.{each.table}" for each in metastore_tablets.read_tablet_layouts(lake)}
+    known = {f"{layout.keyspace}.{layout.table}" for layout in metastore_tablets.read_tablet_layouts(lake)}
     known |= {".".join(name) for name in metastore_tablets.read_tables_with_stream_sets(lake)}
     missing = sorted(known - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
     added = [TABLET_TABLE_PARTITIONS.build_add_request(missing)] if missing else []
-    left = [(each.full_name, f"change {each.number}") for each in metastore_tablets.read_unfinished_layouts(lake)]
-    if not left:
+    unfinished = [
+        (layout.full_name, f"change {layout.number}") for layout in metastore_tablets.read_unfinished_layouts(lake)
+    ]
+    if not unfinished:
         reason = "every change of tablets is finished"
         return SensorResult(skip_reason=reason, dynamic_partitions_requests=added, cursor=versions)
-    return _build_requests(instance, TABLETS_JOB, left, added)
+    return _build_requests(instance, TABLETS_JOB, unfinished, added)
 
 
 @sensor(
@@ -101,15 +103,15 @@ def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> 
 
 
 def request_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> SensorResult:
-    """What a tick asks for: a run for every table of which a stream set can go. Time and readers decide: no cursor.
+    """Request a run for every table with a removable stream set. Time and readers decide, so there is no cursor.
 
-    A table of which consumers hold back all that could go gets no run; a tick that asks for none names them.
+    A table whose removable sets are all held back by consumers gets no run; a tick without requests names them.
     """
-    found = tablets.read_due_collections(lake, clock)
-    due = [(each.full_name, f"base {each.base_ms}") for each in found if each.removed_ms]
+    collections = tablets.read_due_collections(lake, clock)
+    due = [(collection.full_name, f"base {collection.base_ms}") for collection in collections if collection.removed_ms]
     if not due:
-        held = [str(one) for each in found for one in each.held_back]
-        return SensorResult(skip_reason="; ".join(["no stream set can go yet", *held[:MAX_GC_REQUESTS]]))
+        blockers = [str(blocker) for collection in collections for blocker in collection.held_back]
+        return SensorResult(skip_reason="; ".join(["no stream set can go yet", *blockers[:MAX_GC_REQUESTS]]))
     missing = sorted({name for name, _ in due} - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
     added = [TABLET_TABLE_PARTITIONS.build_add_request(missing)] if missing else []
     return _build_requests(instance, GC_JOB, due, added)
@@ -135,7 +137,7 @@ def _build_requests(
     wanted: Sequence[tuple[str, str]],
     added: Sequence[AddDynamicPartitionsRequest],
 ) -> SensorResult:
-    """Runs for (table, what is to be done), unless one is under way or as many as are allowed have ended."""
+    """Build run requests for (table, work), unless a run is active or the allowed number of runs has ended."""
     requests: list[RunRequest] = []
     reasons: list[str] = []
     for table, what in wanted[:MAX_GC_REQUESTS]:

@@ -51,7 +51,7 @@ _TIMESTAMP_LINEAGE: ColumnSources = {
 
 BaseTableName = tuple[str, str]
 StepOutput = tuple[int, dict[str, Any]]
-"""How many rows a step has left, and what else there is to tell."""
+"""The number of rows that a step wrote, and its metadata."""
 
 
 class Tablets(Config):
@@ -90,12 +90,12 @@ def tablet_layouts(
         known = metastore_tablets.read_tablet_layouts(lake, *name)
         rows = (
             (
-                each.number,
-                each.kind,
-                "" if each.timestamp_ms is None else format_ms(each.timestamp_ms),
-                len(each.last_tokens),
+                layout.number,
+                layout.kind,
+                "" if layout.timestamp_ms is None else format_ms(layout.timestamp_ms),
+                len(layout.last_tokens),
             )
-            for each in reversed(known)
+            for layout in reversed(known)
         )
         return len(known), {"changes": build_rows_preview(("number", "kind", "timestamp", "tablets"), rows)}
 
@@ -153,13 +153,13 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
             if metastore_tablets.has_stream_sets(lake, *name)
             else []
         )
-        over = [
+        collections = [
             each for each in tablets.read_due_collections(lake, clock.clock()) if (each.keyspace, each.table) == name
         ]
         rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
-        told: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
-        held_back = [str(held) for each in over for held in each.held_back]
-        return len(sets), told | ({"held_back": "; ".join(held_back)} if held_back else {})
+        metadata: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
+        held_back = [str(blocker) for each in collections for blocker in each.held_back]
+        return len(sets), metadata | ({"held_back": "; ".join(held_back)} if held_back else {})
 
     return _materialize_partitions(context, lake, TABLET_TIMESTAMPS, published, _TIMESTAMP_LINEAGE)
 
@@ -171,19 +171,19 @@ def _materialize_partitions(
     make: Callable[[BaseTableName], StepOutput],
     sources: ColumnSources,
 ) -> MaterializeResult:
-    """Make the partitions that are asked for, each of which is the rows of one base table."""
-    watch, made = Stopwatch(), {}
+    """Materialize the requested partitions, each of which is the rows of one base table."""
+    watch, contents = Stopwatch(), {}
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "tablets")
         for partition in partitions:
             name = table_from_partition(partition)
-            rows, told = make(name)
+            rows, metadata = make(name)
             part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
-            content = replace(read_partition_content(lake, part), rows=rows, told=told)
+            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=sources, told=told)
-            made[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, made, context.assets_def.asset_deps[context.asset_key])
+                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=sources, told=metadata)
+            contents[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, contents, context.assets_def.asset_deps[context.asset_key])
 
 
 @multi_asset_check(
@@ -226,7 +226,7 @@ change_tablets = define_asset_job(
 def _evaluate_tablet_checks(
     context: AssetCheckExecutionContext, lake: Lake, clock: Clock, table: Table
 ) -> Iterator[AssetCheckResult]:
-    """The results of the audits of some tables, or of all; where there are no sets nothing is held against them."""
+    """Yield the results of the tablet audits of the requested tables, or of all. A table without stream sets passes."""
 
     def audit(partition: str | None) -> FamilyFindings:
         findings = (
@@ -242,17 +242,17 @@ def _decide_change(
 ) -> TabletLayoutChange:
     if config.count is not None and config.ends is not None:
         raise InputError("both count and ends are there; give one of them")
-    there = metastore_tablets.read_live_layout(lake, *name)
+    existing = metastore_tablets.read_live_layout(lake, *name)
     if config.ends is not None:
         ends = check_tablet_ends(_parse_tokens(config.ends), ".".join(name))
     elif config.count is None:
         raise InputError("neither count nor ends is there")
-    elif there is None:
+    elif existing is None:
         ends = uniform_tablet_ends(config.count)
     else:
-        rule = split_tablet_ends if config.count >= len(there.last_tokens) else merge_tablet_ends
-        ends = rule(there.last_tokens, config.count)
-    if there is None:
+        rule = split_tablet_ends if config.count >= len(existing.last_tokens) else merge_tablet_ends
+        ends = rule(existing.last_tokens, config.count)
+    if existing is None:
         return tablets.decide_tablet_creation(lake, clock, settings, *name, ends, ttl_seconds=config.ttl_seconds)
     return tablets.decide_tablet_resize(lake, clock, settings, *name, lambda _: ends)
 
