@@ -1,9 +1,9 @@
 """The last ALTER of a live cluster's table, and the intervals in which nobody observed the table.
 
 ScyllaDB writes the whole row of `system_schema.tables` with each ALTER, but only the changed rows of its columns
-(db/schema_tables.cc, make_update_table_mutations). A later time on an unchanged table therefore shows a change that
-came and went between two observations, for example CDC switched off. A module of its own, as it loads the CQL
-grammar.
+(db/schema_tables.cc, make_update_table_mutations). A later time on an unchanged table therefore reveals a change that
+was made and undone between two observations, for example CDC switched off. This is a separate module because it loads
+the CQL grammar.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _OPTIONS = re.compile(r"cdc = \{[^}]*\}")
 
 @dataclass(frozen=True)
 class TableAlteration:
-    """When the table was altered last, and when a column of it came, went or became other (µs).
+    """The last times (µs) at which the table was altered, and at which a column was added, removed or changed.
 
-    `beside` is a digest of what it is beside its columns and CDC options.
+    `beside` is a digest of the table's definition without its columns and CDC options.
     """
 
     at_us: Microseconds
@@ -36,23 +36,24 @@ class TableAlteration:
     beside: str
 
     def note(self) -> str:
-        """As it stands behind the table's definition, in a comment of CQL."""
+        """Return the CQL comment that is stored after the table's definition."""
         at, columns = format_us(self.at_us), format_us(self.columns_us)
         return f"-- altered: {at}, its columns: {columns}, all else: {self.beside}"
 
 
 def parse_alteration(ddl: str | None) -> TableAlteration | None:
-    """What a definition notes; None where nobody looked for it."""
-    found = _ALTERATION.search(ddl or "")
-    if found is None:
+    """Parse the alteration comment of a definition; None if it has none."""
+    match = _ALTERATION.search(ddl or "")
+    if match is None:
         return None
-    return TableAlteration(parse_time_us(found["at"]), parse_time_us(found["columns"]), found["beside"])
+    return TableAlteration(parse_time_us(match["at"]), parse_time_us(match["columns"]), match["beside"])
 
 
 def unobserved_until_us(before: TableChange, after: TableChange) -> Microseconds | None:
-    """When (µs) what nobody saw of a table was over, of two changes of it that were noted one after the other.
+    """Return the end (µs) of the unobserved interval between two consecutive changes of a table.
 
-    None where what the second one shows is what the table was altered to. More may have come and gone with that.
+    Returns None if the definition of the second change explains the alteration. Further changes may have been made and
+    undone along with it.
     """
     was, now = parse_alteration(before.ddl), parse_alteration(after.ddl)
     if was is None or now is None or before.what == TABLE_DROPPED or before.created_at_us != after.created_at_us:
@@ -65,7 +66,7 @@ def unobserved_until_us(before: TableChange, after: TableChange) -> Microseconds
 
 @dataclass(frozen=True)
 class UnobservedInterval:
-    """A time (µs) in which nobody saw what a table was; `before` is how it was known to stand at its begin."""
+    """An interval (µs) in which nobody observed a table; `before` is its last known state at the begin."""
 
     before: TableChange
     since_us: Microseconds
@@ -73,28 +74,28 @@ class UnobservedInterval:
 
 
 def unobserved_intervals(changes: Iterable[TableChange]) -> list[UnobservedInterval]:
-    """What nobody saw of one table, by its changes, oldest first."""
-    found = list[UnobservedInterval]()
+    """Return the unobserved intervals of one table from its changes, oldest first."""
+    intervals = list[UnobservedInterval]()
     for before, after in pairwise(changes):
         until_us, was = unobserved_until_us(before, after), parse_alteration(before.ddl)
         if until_us is not None and was is not None:
             since = max([before.changed_at_us, was.at_us, *parse_unchanged_until_us(after.ddl)])
-            found.append(UnobservedInterval(before, Microseconds(min(since, until_us)), until_us))
-    return found
+            intervals.append(UnobservedInterval(before, Microseconds(min(since, until_us)), until_us))
+    return intervals
 
 
 def with_unchanged_until(ddl: str, up_to_us: Microseconds) -> str:
-    """A definition that is noted with up to when (µs) the one before is known to have stood."""
+    """Append a comment to a definition with the time (µs) until which the previous one is known to be in force."""
     return f"{ddl}\n-- as before up to: {format_us(up_to_us)}"
 
 
 def parse_unchanged_until_us(ddl: str | None) -> list[Microseconds]:
-    """Return the time (µs) up to which a definition notes that the one before stood; empty where it notes none."""
+    """Parse the time (µs) until which the previous definition was in force; empty if the definition has none."""
     return [parse_time_us(time) for time in _UNCHANGED_UNTIL.findall(ddl or "")]
 
 
 def without_unchanged_until(ddl: str | None) -> str | None:
-    """A definition without what a look at its table does not tell."""
+    """Return a definition without the comment that an observation of its table cannot reproduce."""
     return None if ddl is None else _UNCHANGED_UNTIL.sub("", ddl).rstrip("\n")
 
 

@@ -19,12 +19,12 @@ from cdc_platform.tables import CDC_LOCAL
 GENERATION_KEY = "cdc_local"
 """The key of the row with the node's newest generation."""
 REWRITTEN_KEY = "rewritten"
-"""The key of the marker: the node has nothing to rewrite, or no more."""
+"""The key of the marker that the node has nothing, or nothing more, to rewrite."""
 
 
 @dataclass(frozen=True)
 class NodeLocalRow:
-    """A row: of which node, its key, the time (ms) and the UUID that it holds, each None where it holds none."""
+    """A row of a node under a key; the time (ms) and the UUID are each None if the row has none."""
 
     host_id: str
     key: str
@@ -33,17 +33,17 @@ class NodeLocalRow:
 
 
 def read_cdc_local(lake: Lake) -> dict[tuple[str, str], NodeLocalRow]:
-    """Every row, by its node and key."""
+    """Return every row by its node and key."""
     return {(row.host_id, row.key): row for row in _read(lake, [])}
 
 
 def hosts_with_cdc_local(lake: Lake) -> set[str]:
-    """The nodes that have a row, whatever it holds."""
+    """Return the nodes that have a row of any content."""
     return set(lake.read(CDC_LOCAL, ["host_id"])["host_id"].to_pylist())
 
 
 def read_node_generation_ids(lake: Lake) -> dict[str, GenerationId]:
-    """The generation ID that each node keeps, by host ID. A row without a time is as good as none."""
+    """Return the generation ID that each node has stored, by host ID. A row without a time counts as missing."""
     return {
         row.host_id: _generation_id(row.time_ms, row.uuid)
         for row in _read(lake, [_IS_GENERATION])
@@ -52,13 +52,13 @@ def read_node_generation_ids(lake: Lake) -> dict[str, GenerationId]:
 
 
 def read_node_generation_id(lake: Lake, host_id: UUID | str) -> GenerationId | None:
-    """The ID that a node keeps: V1 where it has no UUID, None where it keeps none."""
+    """Return the ID that a node has stored: V1 if it has no UUID, None if the node has none."""
     row = next(_read(lake, [("host_id", "=", str(host_id)), _IS_GENERATION]), None)
     return None if row is None or row.time_ms is None else _generation_id(row.time_ms, row.uuid)
 
 
 def store_node_generation_id(lake: Lake, host_id: UUID | str, id: GenerationId) -> bool:
-    """Keep an ID at a node in place of an older one or none; whether it was."""
+    """Store an ID at a node unless it has the same or a newer one; return True if it was stored."""
 
     def newer() -> pa.Table | None:
         before = read_node_generation_id(lake, host_id)
@@ -70,14 +70,14 @@ def store_node_generation_id(lake: Lake, host_id: UUID | str, id: GenerationId) 
 
 
 def store_first_generation_ids(lake: Lake, host_ids: Collection[UUID], id: GenerationId) -> None:
-    """Those of these nodes that have no row yet keep this ID, in one commit."""
+    """Store this ID at those of the nodes that have no row yet, in one commit."""
     _write(lake, [_generation_row(str(host), id) for host in host_ids], update=False)
 
 
 def store_introduced_generation_id(lake: Lake, host_id: UUID | str, id: GenerationId, *, joins: bool) -> None:
-    """Keep a generation's ID at the node that makes it, and, if it joins, that it has nothing to rewrite.
+    """Store a generation's ID at the node that makes it, and the rewrite marker if the node `joins`.
 
-    Both in one commit. A node that has learnt of a newer generation since keeps that one.
+    Writes both in one commit. A node that has learnt of a newer generation since keeps the newer ID.
     """
 
     def not_older() -> pa.Table | None:
@@ -92,33 +92,33 @@ def store_introduced_generation_id(lake: Lake, host_id: UUID | str, id: Generati
 
 
 def advance_node_generation_ids(lake: Lake, host_ids: Collection[str], id: GenerationId) -> None:
-    """Every one of these nodes that keeps an ID keeps this one in place of an older one, in one commit.
+    """Replace older IDs by this one at those of the nodes that have an ID, in one commit.
 
-    What a node keeps that has no row is not known, and is not made up.
+    The generation of a node without a row is unknown, so this does not create one.
     """
     where = [_IS_GENERATION, ("host_id", "in", list(host_ids))]
-    keeping = lake.read(CDC_LOCAL, ["host_id"], where)["host_id"].to_pylist()
-    lake.raise_column(CDC_LOCAL, cdc_local_rows(_generation_row(host, id) for host in keeping), "streams_timestamp")
+    hosts = lake.read(CDC_LOCAL, ["host_id"], where)["host_id"].to_pylist()
+    lake.raise_column(CDC_LOCAL, cdc_local_rows(_generation_row(host, id) for host in hosts), "streams_timestamp")
 
 
 def hosts_with_rewrite_marker(lake: Lake) -> set[str]:
-    """The nodes that have the marker."""
+    """Return the nodes that have the marker."""
     return set(lake.read(CDC_LOCAL, ["host_id"], [_IS_MARKER])["host_id"].to_pylist())
 
 
 def has_dated_rewrite_marker(lake: Lake) -> bool:
-    """Whether a marker names a time, as that of a rewrite does; one without a time says there was nothing to do."""
+    """Return True if a marker has a time, as a rewrite's has; one without a time means there was nothing to rewrite."""
     times = lake.read(CDC_LOCAL, ["streams_timestamp"], [_IS_MARKER])["streams_timestamp"]
     return times.null_count < len(times)
 
 
 def write_rewrite_markers(lake: Lake, host_ids: Sequence[str], newest_ms: Milliseconds | None) -> None:
-    """Write the marker of each node, with the newest rewritten time (ms); a marker that is there stays."""
+    """Write the marker of each node with the newest rewritten time (ms); existing markers remain unchanged."""
     _write(lake, [NodeLocalRow(host, REWRITTEN_KEY, newest_ms) for host in host_ids], update=False)
 
 
 def cdc_local_rows(rows: Iterable[NodeLocalRow]) -> pa.Table:
-    """Rows as the table has them."""
+    """Build the rows of the table."""
     return pa.Table.from_pylist(
         [
             {
@@ -135,17 +135,17 @@ def cdc_local_rows(rows: Iterable[NodeLocalRow]) -> pa.Table:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """What a node of the lake keeps over a restart: what `node` asks for, kept in this table."""
+    """The state that a node of the lake preserves over a restart, stored in `system.cdc_local`."""
 
     lake: Lake
     host_id: UUID
 
     def kept_id(self) -> GenerationId | None:
-        """The ID that the node keeps, None where it keeps none."""
+        """Return the ID that the node has stored, None if it has none."""
         return read_node_generation_id(self.lake, self.host_id)
 
     def keep(self, id: GenerationId) -> bool:
-        """Keep an ID in place of an older one or none; whether it was."""
+        """Store an ID unless the node has the same or a newer one; return True if it was stored."""
         return store_node_generation_id(self.lake, self.host_id, id)
 
 

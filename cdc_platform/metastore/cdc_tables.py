@@ -39,10 +39,14 @@ from cdc_platform.generations import CdcSettingsChange, LogTtlHistory, build_log
 from cdc_platform.tables import CDC_TABLE_CHANGES, CDC_TABLES
 
 TABLE_ADDED, TABLE_ALTERED, TABLE_DROPPED = "added", "altered", "dropped"
-"""What becomes of a table. `added` once more, with no drop before it: seen to stand otherwise, not known since when."""
+"""The kinds of change of a table.
+
+A second `added` without a drop before it means that an observer saw the table in another state, and does not know since
+when.
+"""
 
 _UNKNOWN_US = Microseconds(0)
-"""What stands for an unknown time in a column that may not be null: before every generation, for every reader."""
+"""The value for an unknown time in a column that may not be null; readers place it before every generation."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,15 @@ class _NamedTable:
 
     @property
     def cql_name(self) -> str:
-        """`keyspace.table` as CQL and the command line read it: quoted where that is needed."""
+        """Return `keyspace.table` as CQL and the command line accept it, with quotes where a name needs them."""
         return f"{quote_name(self.keyspace_name)}.{quote_name(self.table_name)}"
 
 
 @dataclass(frozen=True)
 class CdcTable(_NamedTable):
-    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created.
+    """A table with a CDC log.
 
-    `created_at_ms` is None where that is not known.
+    `ttl_seconds` 0 means that log rows never expire. `created_at_ms` is the creation time of the log, None if unknown.
     """
 
     enabled: bool
@@ -75,13 +79,13 @@ class CdcTable(_NamedTable):
 
     @property
     def oldest_ms(self) -> Milliseconds:
-        """Before which time (ms) there was no log: a log of unknown age is older than everything."""
+        """Return the earliest time (ms) at which the log can have existed: 0 if the log's age is unknown."""
         return Milliseconds(0) if self.created_at_ms is None else self.created_at_ms
 
 
 @dataclass(frozen=True)
 class TableChange(_NamedTable):
-    """What became of a table at `changed_at_us` (µs), and how it stood from then on; see `CdcTable`."""
+    """A change of a table at `changed_at_us` (µs), and the table's state from then on; see `CdcTable`."""
 
     changed_at_us: Microseconds
     what: str
@@ -92,10 +96,10 @@ class TableChange(_NamedTable):
 
 
 def log_recreation_times(changes: Iterable[TableChange]) -> list[Microseconds]:
-    """Return when (µs) a table's log was created again after it was dropped, from the changes of that table alone.
+    """Return when (µs) a table's log was created again after a drop, from the changes of that table alone.
 
-    A log that comes back with the creation time that it had is the same one. Of a log of unknown age it is when it was
-    seen first.
+    A log that returns with its old creation time is the same log. For a log of unknown age, the time is that of the
+    first observation.
     """
     return [
         after.changed_at_us if after.created_at_us is None else after.created_at_us
@@ -107,7 +111,7 @@ def log_recreation_times(changes: Iterable[TableChange]) -> list[Microseconds]:
 def earliest_log_begin_us(changes: Iterable[TableChange]) -> Microseconds:
     """Return the earliest time (µs) at which a table's log can have begun, from its changes, oldest first.
 
-    That is when the log was created, or where that is unknown, when the log before it was dropped; else 0.
+    That is the log's creation time. If it is unknown, it is the time at which the previous log was dropped, or 0.
     """
     began_us = Microseconds(0)
     for change in changes:
@@ -119,7 +123,7 @@ def earliest_log_begin_us(changes: Iterable[TableChange]) -> Microseconds:
 
 
 def table_changes_from_rows(rows: pa.Table) -> list[TableChange]:
-    """Rows of the history as changes, oldest first."""
+    """Parse rows of the history into changes, oldest first."""
     return sorted(
         (
             TableChange(
@@ -139,17 +143,17 @@ def table_changes_from_rows(rows: pa.Table) -> list[TableChange]:
 
 
 def stored_time_us(stored_us: Microseconds) -> Microseconds | None:
-    """A time (µs) as it is stored; None where it stands for one that is not known."""
+    """Return a stored time (µs), or None if the value stands for an unknown time."""
     return None if stored_us == _UNKNOWN_US else stored_us
 
 
 def table_change_rows(several: list[TableChange]) -> pa.Table:
-    """Changes as rows of the history."""
+    """Build the rows of the history from changes."""
     return pa.Table.from_pylist([table_change_row(change) for change in several], schema=CDC_TABLE_CHANGES.schema)
 
 
 def table_change_row(change: TableChange) -> dict[str, Any]:
-    """A change as a row of the history, and of what follows from it, which has fewer columns."""
+    """Build the row of a change for the history; `platform.cdc_tables` uses a subset of its columns."""
     created_us = _UNKNOWN_US if change.created_at_us is None else change.created_at_us
     return vars(change) | {
         "changed_at": datetime_from_us(change.changed_at_us),
@@ -158,7 +162,7 @@ def table_change_row(change: TableChange) -> dict[str, Any]:
 
 
 def cdc_table_from_change(change: TableChange) -> CdcTable:
-    """The table as a change told it to be."""
+    """Return the table in its state after a change."""
     return CdcTable(
         change.keyspace_name,
         change.table_name,
@@ -173,9 +177,12 @@ _Parameters = ParamSpec("_Parameters")
 
 
 def read_cdc_tables(lake: Lake) -> list[CdcTable]:
-    """The tables that have a log now, by name; one whose CDC is off keeps the log that it has."""
+    """Return the tables that have a log now, by name.
+
+    A table with CDC switched off is included, since its log remains.
+    """
     rows = lake.read(CDC_TABLES).to_pylist()
-    found = [
+    tables = [
         CdcTable(
             row["keyspace_name"],
             row["table_name"],
@@ -186,14 +193,14 @@ def read_cdc_tables(lake: Lake) -> list[CdcTable]:
         )
         for row in rows
     ]
-    return sorted(found, key=lambda table: (table.keyspace_name, table.table_name))
+    return sorted(tables, key=lambda table: (table.keyspace_name, table.table_name))
 
 
 def find_cdc_table(lake: Lake, keyspace: str, table: str) -> CdcTable:
-    """The table of this name.
+    """Return the table of this name.
 
     Raises:
-        NotFound: it has no log that the platform was told of.
+        NotFound: no CDC log of this table is registered.
     """
     for known in read_cdc_tables(lake):
         if (known.keyspace_name, known.table_name) == (keyspace, table):
@@ -202,36 +209,39 @@ def find_cdc_table(lake: Lake, keyspace: str, table: str) -> CdcTable:
 
 
 def read_table_changes(lake: Lake, version: int | None = None) -> list[TableChange]:
-    """Everything that was ever said of any table, by table and oldest first; until a version of the history, if given.
+    """Return every recorded change of every table, by table and oldest first, optionally at a version of the history.
 
-    A table without history, which another writer has left, was added as it stands when its log was created.
+    A table that another writer added without history counts as added, in its current state, when its log was created.
     """
-    told = (
+    recorded = (
         _recorded_changes(lake)
         if version is None
         else table_changes_from_rows(lake.read_version(CDC_TABLE_CHANGES, version))
     )
     return sorted(
-        [*told, *_unrecorded_additions(lake, told)],
+        [*recorded, *_unrecorded_additions(lake, recorded)],
         key=lambda change: (change.keyspace_name, change.table_name, change.changed_at_us),
     )
 
 
 def read_log_histories(lake: Lake) -> dict[tuple[str, str], LogTtlHistory]:
-    """The TTLs that rows were written with in each log that is there, by keyspace and table, as the rule has them."""
-    found: dict[tuple[str, str], LogTtlHistory] = {}
-    for name, said in groupby(read_table_changes(lake), key=lambda change: (change.keyspace_name, change.table_name)):
-        history = build_log_ttl_history(list(_expiry_changes(list(said))))
+    """Return the TTL history of each existing log by keyspace and table, in the form that the expiry rule needs."""
+    histories: dict[tuple[str, str], LogTtlHistory] = {}
+    for name, changes in groupby(
+        read_table_changes(lake), key=lambda change: (change.keyspace_name, change.table_name)
+    ):
+        history = build_log_ttl_history(list(_expiry_changes(list(changes))))
         if history is not None:
-            found[name] = history
-    return found
+            histories[name] = history
+    return histories
 
 
 def _expiry_changes(said: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
-    """The changes of one table, oldest first, as the rule of expiry has them.
+    """Yield the changes of one table, oldest first, in the form that the expiry rule needs.
 
-    When a log was created is known of all of its changes by the last one. One that was added at that time stood so from
-    the beginning; any other one was only seen, or stated from then on.
+    The last change of a log has the best knowledge of the log's creation time, and it applies to all changes of that
+    log. A table added at that time had this state from the beginning. Any other addition is only an observation, or
+    states the table from then on.
     """
     created = _creations(said)
     for before, change, created_us in zip([None, *said], said, created, strict=False):
@@ -248,28 +258,31 @@ def _expiry_changes(said: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
 
 
 def _creations(said: Sequence[TableChange]) -> list[Microseconds | None]:
-    """When the log of each change was created (µs), as it is known at last: until its drop, or by now."""
-    found: list[Microseconds | None] = []
+    """Return the creation time (µs) of each change's log, as known by the log's drop or by now."""
+    times: list[Microseconds | None] = []
     created_us: Microseconds | None = None
-    for place, change in reversed(list(enumerate(said))):
-        if change.what == TABLE_DROPPED or place == len(said) - 1:
+    for index, change in reversed(list(enumerate(said))):
+        if change.what == TABLE_DROPPED or index == len(said) - 1:
             created_us = change.created_at_us
-        found.append(created_us)
-    return found[::-1]
+        times.append(created_us)
+    return times[::-1]
 
 
 def _is_same_log(drop: TableChange, change: TableChange) -> bool:
-    """Whether a log was stated to have stood so since before its drop: such a row comes right behind the drop."""
+    """Return True if a change states that a log is older than its drop; such a row directly follows the drop."""
     return change.created_at_us is not None and change.changed_at_us == drop.changed_at_us + ONE_US
 
 
 TableChangeRule = Callable[[Sequence[TableChange]], Sequence[TableChange]]
-"""What is to be added to the changes of a table, of all that there are, oldest first."""
+"""Returns the changes to add to a table, given all existing changes of that table, oldest first."""
 
 
 @dataclass(frozen=True)
 class TableChangeRequest:
-    """What is to be said of a table: a rule makes it, or nothing, of what was said of it before."""
+    """A request to change a table.
+
+    `rule` derives the changes to record, possibly none, from the table's existing changes.
+    """
 
     keyspace_name: str
     table_name: str
@@ -290,14 +303,14 @@ def request_addition(
     enabled: bool = True,
     seen: bool = False,
 ) -> TableChangeRequest:
-    """Of a table with a log, created at `created_at_ms` (None: not known), or now. The same table again is one table.
+    """Request the addition of a table whose log was created at `created_at_ms` (None: unknown), or now.
 
-    It stands so since `ttl_since_ms`, by default since its creation; where neither is known, or the table was only
-    `seen`, since now. What was not known of a table that is there is filled in.
+    The table has this state since `ttl_since_ms`, by default since its creation. If neither is known, or the table was
+    only `seen`, it has this state since now. Adding an existing table again fills in what was unknown about it.
 
     Raises:
-        InputError: the name, the TTL or a time is impossible; as it is said, the table is there with another TTL,
-            creation or state.
+        InputError: the name, the TTL or a time is impossible; when the rule runs, the table exists with another TTL,
+            creation time or state.
     """
     check_table_name(keyspace, table)
     _check_ttl(ttl_seconds)
@@ -308,10 +321,14 @@ def request_addition(
         if last is not None and last.what != TABLE_DROPPED:
             _assert_same(last, ttl_seconds, None if seen else created_at_ms, enabled)
             created_us = _created_us(said, created_at_ms, seen=seen)
-            found = [] if created_us == last.created_at_us else [_creation_change(clock, last, created_us)]
+            changes = [] if created_us == last.created_at_us else [_creation_change(clock, last, created_us)]
             is_unaltered = all(change.ttl_seconds == ttl_seconds for change in _changes_of_current_log(said))
             since_ms = created_at_ms if ttl_since_ms is None and is_unaltered else ttl_since_ms
-            return found if seen or since_ms is None else [*found, *_ttl_change(_merged_changes(said, found), since_ms)]
+            return (
+                changes
+                if seen or since_ms is None
+                else [*changes, *_ttl_change(_merged_changes(said, changes), since_ms)]
+            )
         after_us = -ONE_US if last is None else last.changed_at_us
         created_ms = max(clock.now_ms(), ms_from_us(after_us) + ONE_MS) if created_now else created_at_ms
         since_ms = created_ms if ttl_since_ms is None and not seen else ttl_since_ms
@@ -319,7 +336,8 @@ def request_addition(
         created_us = None if created_ms is None else us_from_ms(created_ms)
         if created_us is not None:
             at_us = max(at_us, created_us)
-        # Right behind the drop is the place of a log that is stated to be older than it, see `_is_same_log`.
+        # The position directly after the drop is reserved for a log stated to be older than the drop, see
+        # `_is_same_log`.
         at_us = max(at_us, after_us + ONE_US * (1 if at_us == created_us else 2))
         return [TableChange(keyspace, table, at_us, TABLE_ADDED, enabled, ttl_seconds, created_us, ddl)]
 
@@ -340,15 +358,16 @@ def request_alteration(
     stood_until_us: Microseconds | None = None,
     seen: bool = False,
 ) -> TableChangeRequest:
-    """Of another TTL of a table's log, or its CDC on or off, from now on. What changes nothing is not noted.
+    """Request another TTL of a table's log, or its CDC on or off, from now on.
 
-    Rows that are in the log keep the TTL they were written with. `created_at_ms` and `ttl_since_ms` state what was not
-    known: when the log was created, and since when the TTL is in force. Where the change was only `seen`, when it was
-    made is not known, but that it was after `stood_until_us` (µs).
+    The rule records nothing if nothing changes. Rows already in the log keep the TTL with which they were written.
+    `created_at_ms` and `ttl_since_ms` supply facts that were unknown: the creation time of the log, and since when the
+    TTL is in force. If the change was only `seen`, its time is unknown, except that it is later than `stood_until_us`
+    (µs).
 
     Raises:
         InputError: the TTL or a time is impossible, or contradicts what is known.
-        NotFound: as it is said, the table is not known.
+        NotFound: when the rule runs, the table is not known.
     """
     if ttl_seconds is not None:
         _check_ttl(ttl_seconds)
@@ -364,17 +383,19 @@ def request_alteration(
             created_at_us=_created_us(said, created_at_ms, seen=seen),
         )
         is_other = (wanted.enabled, wanted.ttl_seconds) != (last.enabled, last.ttl_seconds)
-        found = list[TableChange]()
+        changes = list[TableChange]()
         if wanted != last:
             at_us = _next_us(clock, last)
             if is_other and ttl_since_ms is not None:
                 at_us = _since_us(last, us_from_ms(ttl_since_ms))
             if seen and is_other and stood_until_us is not None and last.changed_at_us < stood_until_us < at_us:
-                found.append(replace(last, what=TABLE_ALTERED, changed_at_us=stood_until_us))
-            found.append(replace(wanted, what=TABLE_ADDED if seen and is_other else TABLE_ALTERED, changed_at_us=at_us))
+                changes.append(replace(last, what=TABLE_ALTERED, changed_at_us=stood_until_us))
+            changes.append(
+                replace(wanted, what=TABLE_ADDED if seen and is_other else TABLE_ALTERED, changed_at_us=at_us)
+            )
         if ttl_since_ms is not None and not is_other:
-            found += _ttl_change(_merged_changes(said, found), ttl_since_ms)
-        return found
+            changes += _ttl_change(_merged_changes(said, changes), ttl_since_ms)
+        return changes
 
     return TableChangeRequest(keyspace, table, rule)
 
@@ -384,10 +405,10 @@ def _creation_change(clock: Clock, last: TableChange, created_us: Microseconds |
 
 
 def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None, *, seen: bool) -> Microseconds | None:
-    """When the log was created (µs), by what is known and what is stated, or `seen`: of two seen times the older one.
+    """Return the log's creation time (µs) from what is known and what is stated; of two `seen` times the older one.
 
     Raises:
-        InputError: what is stated contradicts what is known.
+        InputError: the stated time contradicts a known one.
     """
     log = _changes_of_current_log(said)
     last, first = log[-1], log[0]
@@ -410,10 +431,10 @@ def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None,
 
 
 def _since_us(last: TableChange, at_us: Microseconds) -> Microseconds:
-    """When a TTL came into force, which has to be later than another one was known to be.
+    """Return `at_us`, the time at which a TTL came into force, after checking that it follows the last known other TTL.
 
     Raises:
-        InputError: it is not.
+        InputError: another TTL was in force at that time or later.
     """
     if at_us <= last.changed_at_us:
         raise InputError(
@@ -424,10 +445,10 @@ def _since_us(last: TableChange, at_us: Microseconds) -> Microseconds:
 
 
 def _ttl_change(said: Sequence[TableChange], since_ms: Milliseconds) -> list[TableChange]:
-    """The change that the history of a table lacks where its TTL of now has been in force since a time (ms) before.
+    """Return the change that the history lacks if the current TTL has been in force since an earlier time (ms).
 
     Raises:
-        InputError: it had another TTL later than that.
+        InputError: the table had another TTL after that time.
     """
     log = _changes_of_current_log(said)
     last = log[-1]
@@ -442,14 +463,14 @@ def _ttl_change(said: Sequence[TableChange], since_ms: Milliseconds) -> list[Tab
     begun = next(change for change in log if other is None or change.changed_at_us > other.changed_at_us)
     if begun.changed_at_us <= at_us:
         return []
-    # Its CDC was on as long as nobody says that it was off.
+    # CDC counts as on unless a change says that it was off.
     what = TABLE_ADDED if other is None else TABLE_ALTERED
     return [replace(begun, what=what, changed_at_us=at_us, enabled=True, created_at_us=last.created_at_us)]
 
 
 def _changes_of_current_log(said: Sequence[TableChange]) -> Sequence[TableChange]:
-    """The changes of a table since its log was last dropped."""
-    drops = [place for place, change in enumerate(said) if change.what == TABLE_DROPPED]
+    """Return the changes of a table since its log was last dropped."""
+    drops = [index for index, change in enumerate(said) if change.what == TABLE_DROPPED]
     return said[drops[-1] + 1 :] if drops else said
 
 
@@ -458,16 +479,16 @@ def _merged_changes(said: Sequence[TableChange], more: Sequence[TableChange]) ->
 
 
 def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableChangeRequest:
-    """Of a table's log that was dropped, with all of its rows.
+    """Request the drop of a table's log with all of its rows.
 
     Raises:
-        NotFound: as it is said, the table is not known.
+        NotFound: when the rule runs, the table is not known.
     """
 
     def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
         last = said[-1] if said else None
         if last is not None and last.what == TABLE_DROPPED and _is_listed(lake, keyspace, table):
-            return ()  # one who died, or is at it, has said so: this finishes it
+            return ()  # a process that died or still runs has recorded the drop; the caller completes it
         last = _current_state(lake, last, keyspace, table)
         return [replace(last, what=TABLE_DROPPED, changed_at_us=_next_us(clock, last))]
 
@@ -478,29 +499,30 @@ def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableCh
 def record_table_changes(
     lake: Lake, sayings: Sequence[TableChangeRequest], once: TransactionNumbers = NO_TRANSACTION_NUMBERS
 ) -> list[TableChange]:
-    """Say all of it in one commit, in this order, or nothing; answers with what stands then of each.
+    """Record all requests in this order in one commit, or none; return the resulting state of each table.
 
-    Where the history has seen a number of `once`, by application, all of it was said: the answer is empty.
+    Returns an empty list if the history already contains a transaction number of `once`, because all requests were
+    recorded then.
 
     Raises:
-        As the sayings' rules.
+        As the rules of the requests.
     """
-    found = _record(lake, sayings, apart=False, once=once)
-    return [outcome for outcome in found if isinstance(outcome, TableChange)]
+    outcomes = _record(lake, sayings, apart=False, once=once)
+    return [outcome for outcome in outcomes if isinstance(outcome, TableChange)]
 
 
 @exclusive(TABLES_LOCK)
 def record_table_changes_separately(
     lake: Lake, sayings: Sequence[TableChangeRequest]
 ) -> list[TableChange | InputError]:
-    """As `record_table_changes`, but one that is refused keeps no other back: why is in its place."""
+    """Record requests like `record_table_changes`, but return a refused one's error in its place and record others."""
     return _record(lake, sayings, apart=True, once=NO_TRANSACTION_NUMBERS)
 
 
 def _recording_one(
     saying: Callable[Concatenate[Lake, Clock, _Parameters], TableChangeRequest],
 ) -> Callable[Concatenate[Lake, Clock, _Parameters], CdcTable]:
-    """What says one thing at once, and answers with how the table stands then."""
+    """Wrap a request so that it is recorded at once and the resulting table is returned."""
 
     @wraps(saying)
     def said(lake: Lake, clock: Clock, *args: _Parameters.args, **options: _Parameters.kwargs) -> CdcTable:
@@ -526,35 +548,35 @@ def _current_state(lake: Lake, last: TableChange | None, keyspace: str, table: s
 def _record(
     lake: Lake, sayings: Sequence[TableChangeRequest], *, apart: bool, once: TransactionNumbers
 ) -> list[TableChange | InputError]:
-    """Say what the rules make of how their tables stood when something was last said of them.
+    """Record the changes that each request's rule derives from the current state of its table.
 
-    Read, judged and said in one step: what others say at the same moment comes before or after it.
+    One transaction reads, applies the rules and writes, so that concurrent changes come entirely before or after it.
     """
     outcomes: list[TableChange | InputError] = []
 
     def next_rows(rows: pa.Table) -> pa.Table | None:
-        told = table_changes_from_rows(rows)
-        silent = _unrecorded_additions(lake, told)
+        recorded = table_changes_from_rows(rows)
+        unrecorded = _unrecorded_additions(lake, recorded)
         by_table: dict[tuple[str, str], list[TableChange]] = {}
-        for each in [*silent, *told]:
-            by_table.setdefault((each.keyspace_name, each.table_name), []).append(each)
+        for change in [*unrecorded, *recorded]:
+            by_table.setdefault((change.keyspace_name, change.table_name), []).append(change)
         outcomes.clear()
-        said: list[TableChange] = []
-        for saying in sayings:
-            name = saying.keyspace_name, saying.table_name
+        added: list[TableChange] = []
+        for request in sayings:
+            name = request.keyspace_name, request.table_name
             try:
-                changes = saying.rule(by_table.get(name, []))
+                changes = request.rule(by_table.get(name, []))
             except InputError as refusal:
                 if not apart:
                     raise
                 outcomes.append(refusal)
                 continue
             if changes:
-                said += changes
+                added += changes
                 by_table[name] = _merged_changes(by_table.get(name, []), changes)
             assert name in by_table, "a rule that says nothing of a table that nothing was said of"
             outcomes.append(by_table[name][-1])
-        return table_change_rows([*silent, *said]) if said else None
+        return table_change_rows([*unrecorded, *added]) if added else None
 
     if not sayings:
         return []
@@ -566,34 +588,34 @@ def _record(
 
 @exclusive(TABLES_LOCK)
 def complete_cdc_tables(lake: Lake) -> None:
-    """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are.
+    """Derive `platform.cdc_tables` from the history; tables without history remain unchanged.
 
-    For who judges by the tables that stand, and says of one that it ended and began anew: somebody may have died
-    between what was said and what follows from it.
+    Call this before judging the current tables to decide that one ended and began again. A process may have died
+    between recording a change and updating the tables.
     """
 
     def followed(rows: pa.Table) -> pa.Table | None:
         last = {(change.keyspace_name, change.table_name): change for change in _recorded_changes(lake)}
-        silent = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
-        told = [table_change_row(change) for change in last.values() if change.what != TABLE_DROPPED]
-        if not told and not rows.num_rows:
+        unrecorded = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
+        recorded = [table_change_row(change) for change in last.values() if change.what != TABLE_DROPPED]
+        if not recorded and not rows.num_rows:
             return None
-        return pa.Table.from_pylist([*silent, *told], schema=CDC_TABLES.schema)
+        return pa.Table.from_pylist([*unrecorded, *recorded], schema=CDC_TABLES.schema)
 
     lake.transact(CDC_TABLES, followed, whole=True)
 
 
 def _is_listed(lake: Lake, keyspace: str, table: str) -> bool:
-    return any((each.keyspace_name, each.table_name) == (keyspace, table) for each in read_cdc_tables(lake))
+    return any((known.keyspace_name, known.table_name) == (keyspace, table) for known in read_cdc_tables(lake))
 
 
 def _recorded_changes(lake: Lake) -> list[TableChange]:
-    """The history as it stands in the lake, oldest first."""
+    """Return the history in the lake, oldest first."""
     return table_changes_from_rows(lake.read(CDC_TABLE_CHANGES))
 
 
 def _unrecorded_additions(lake: Lake, told: list[TableChange]) -> list[TableChange]:
-    """The additions that nobody has noted: of tables that stand there without any history."""
+    """Return additions for the tables that exist without any history."""
     known = {(change.keyspace_name, change.table_name) for change in told}
     return [
         TableChange(
@@ -631,7 +653,7 @@ def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Millisecond
 
 
 def _next_us(clock: Clock, last: TableChange) -> Microseconds:
-    """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
+    """Return now, or 1 µs after the last change if the clock stands still or was turned back, to preserve the order."""
     return max(clock.now_us(), last.changed_at_us + ONE_US)
 
 
@@ -662,20 +684,20 @@ def _check_ttl(ttl_seconds: int) -> None:
 
 
 def are_cdc_tables_known(lake: Lake) -> bool:
-    """Whether it is known which tables have a log: some were told of, or it was said that there is none."""
+    """Return True if the CDC-enabled tables are known: some are registered, or someone declared that there are none."""
     return lake.exists(CDC_TABLE_CHANGES) or bool(read_cdc_tables(lake))
 
 
 @exclusive(TABLES_LOCK)
 def declare_no_cdc_tables(lake: Lake) -> None:
-    """Say that no table has a log; a table that is told of later has one all the same.
+    """Declare that no table has a log. Tables can still be registered later.
 
     Raises:
-        InputError: a table has one.
+        InputError: a registered table has a log.
     """
-    there = read_cdc_tables(lake)
-    if there:
+    known = read_cdc_tables(lake)
+    if known:
         raise InputError(
-            f"{there[0].full_name} has a log; say that it is gone with: cdc-platform tables drop {there[0].full_name}"
+            f"{known[0].full_name} has a log; say that it is gone with: cdc-platform tables drop {known[0].full_name}"
         )
     lake.ensure(CDC_TABLE_CHANGES)

@@ -1,6 +1,6 @@
-"""The last result of each invariant, with the table versions that it was checked against.
+"""The last result of each invariant, with the table versions against which it was checked.
 
-A result for the whole home replaces all partial ones that began before it. Of partial results that passed only the
+A result for the whole home replaces all partial ones that began before it. Of partial results that passed, only the
 newest is stored, because hours and generations arrive without end.
 """
 
@@ -17,17 +17,17 @@ from cdc_platform.delta import Lake, allow_writes, read_newest_versions
 from cdc_platform.tables import CLUSTER_CHANGES, JUDGEMENTS, ONLY_OBSERVED
 
 WHOLE_HOME = ""
-"""What an invariant is asked of where it is asked of all that there is."""
+"""The subject of a check that covers the whole home."""
 _BOOKKEEPING_TABLES = {JUDGEMENTS.full_name, ONLY_OBSERVED.full_name, CLUSTER_CHANGES.full_name}
-"""The tables in which it is kept what came of it, or what was seen when: they say nothing that could be judged."""
+"""The tables that record results or observation times. No invariant is about them."""
 _Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class CheckRun:
-    """A look at a lake that has begun: by which `door`, when (µs), and the versions that the tables had then.
+    """A check run that has begun: its entry point (`door`), its begin (µs), and the table versions at that time.
 
-    `asked_of` is a generation, a table of the cluster or an hour, as people name it; or EVERYTHING.
+    `asked_of` is a generation, a table of the cluster or an hour as people name it, or `WHOLE_HOME`.
     """
 
     lake: Lake
@@ -38,7 +38,7 @@ class CheckRun:
 
     @classmethod
     def begin(cls, lake: Lake, clock: Clock, door: str, asked_of: str = WHOLE_HOME) -> CheckRun:
-        """Begin a look, before anything is read for it: what is written later was not judged, or not all of it."""
+        """Begin a check run, before it reads anything: the run may not have covered rows that are written later."""
         now = clock.now_us()
         return cls(
             lake,
@@ -50,7 +50,7 @@ class CheckRun:
 
 
 class InvariantOutcome(Protocol):
-    """What an audit says of one invariant: how much was looked at, how much breaks it, whether that is good."""
+    """The outcome of one invariant in an audit: the number of items checked, the violations, and whether it passed."""
 
     @property
     def invariant(self) -> str: ...
@@ -66,7 +66,7 @@ class InvariantOutcome(Protocol):
 
 @dataclass(frozen=True)
 class StoredCheckResult:
-    """A judgement that was kept. `judged_at_us` (µs): when the look began that it came of."""
+    """A stored result. `judged_at_us` (µs) is the begin of its check run."""
 
     invariant: str
     asked_of: str
@@ -80,34 +80,34 @@ class StoredCheckResult:
 
 
 def store_check_results(judging: CheckRun, lines: Iterable[InvariantOutcome], *, all_of_them: bool = False) -> None:
-    """Keep what a look has found.
+    """Store the results of a check run.
 
-    What a look that began later has kept stays. `all_of_them`: every invariant was asked, so what is not among them
-    has nothing to be asked of any more, and goes.
+    Results of a run that began later remain. `all_of_them` means that the run covered every invariant; results of
+    invariants that are not among `lines` are then obsolete and are deleted.
 
     Raises:
         PlatformError: the lake cannot be written to.
     """
     rows = [_row(judging, line) for line in lines]
-    answered = {row["invariant"] for row in rows}
+    checked = {row["invariant"] for row in rows}
 
     def rule(before: pa.Table) -> pa.Table:
-        standing = {
-            _key(row): row for row in before.to_pylist() if not _is_replaced(row, judging, answered, all_of_them)
+        remaining = {
+            _key(row): row for row in before.to_pylist() if not _is_replaced(row, judging, checked, all_of_them)
         }
         return pa.Table.from_pylist(
-            [*standing.values(), *(row for row in rows if _key(row) not in standing)], schema=JUDGEMENTS.schema
+            [*remaining.values(), *(row for row in rows if _key(row) not in remaining)], schema=JUDGEMENTS.schema
         )
 
     if rows:
-        # What was found is said of every home.
+        # Results may be stored in every home, also in a read-only one.
         with allow_writes():
             judging.lake.transact(JUDGEMENTS, rule, whole=True)
 
 
 def read_check_results(lake: Lake) -> list[StoredCheckResult]:
-    """Every judgement that stands, by invariant and what it was asked of; none in a home that was never judged."""
-    found = [
+    """Return every stored result, by invariant and subject; a home that was never checked has none."""
+    results = [
         StoredCheckResult(
             row["invariant"],
             row["asked_of"],
@@ -121,30 +121,30 @@ def read_check_results(lake: Lake) -> list[StoredCheckResult]:
         )
         for row in lake.read(JUDGEMENTS).to_pylist()
     ]
-    return sorted(found, key=lambda each: (each.invariant, each.asked_of))
+    return sorted(results, key=lambda each: (each.invariant, each.asked_of))
 
 
 def tables_changed_since(found: Iterable[StoredCheckResult], now: Mapping[str, int]) -> list[str]:
-    """The tables, by name, that have another version `now` than when some of the judgements were made."""
+    """Return the tables, by name, whose version in `now` differs from the version of any of the results."""
     return sorted(
         {
             name
-            for each in found
-            for name in {*each.versions, *now} - _BOOKKEEPING_TABLES
-            if each.versions.get(name) != now.get(name)
+            for result in found
+            for name in {*result.versions, *now} - _BOOKKEEPING_TABLES
+            if result.versions.get(name) != now.get(name)
         }
     )
 
 
 def _is_replaced(row: Mapping[str, Any], judging: CheckRun, answered: Collection[str], all_of_them: bool) -> bool:
-    """Whether a row that is there is answered anew."""
+    """Return True if this run replaces a stored row."""
     if us_from_datetime(row["judged_at"]) > judging.begun_us:
         return False
     if judging.asked_of == WHOLE_HOME:
         return all_of_them or row["invariant"] in answered
-    # Hours and generations come without end.
-    held = row["passed"] and row["asked_of"] != WHOLE_HOME
-    return row["invariant"] in answered and (held or row["asked_of"] == judging.asked_of)
+    # Hours and generations arrive without end, so of passed partial results only the newest is stored.
+    is_passed_partial = row["passed"] and row["asked_of"] != WHOLE_HOME
+    return row["invariant"] in answered and (is_passed_partial or row["asked_of"] == judging.asked_of)
 
 
 def _key(row: Mapping[str, Any]) -> _Key:

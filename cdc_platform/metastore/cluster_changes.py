@@ -1,4 +1,4 @@
-"""Changes of a live cluster since the observation before, and what the last observation left out as incomplete.
+"""Changes of a live cluster since the previous observation, and the items that the last observation omitted.
 
 The state of a cluster is stored as text, one row per subject and aspect. The observer words the changes.
 """
@@ -15,22 +15,22 @@ from cdc_platform.delta import Lake, new_commit_info
 from cdc_platform.tables import CLUSTER_CHANGES, LEFT_OUT
 
 CLUSTER_SUBJECT, TOPOLOGY_ASPECT = "cluster", "topology"
-"""Who and what it is of which a changing topology is told."""
+"""The subject and the aspect of a topology transition."""
 OMITTED_ASPECT = "left out"
-"""The aspect of what the last observation listed and did not take in."""
+"""The aspect of items that the last observation listed but did not import."""
 CDC_LOCAL_ASPECT = "cdc_local"
 """The aspect of a node whose `cdc_local` could not be read."""
 AspectKey = tuple[str, str]
-"""Who, and what of it; empty: itself."""
+"""The subject and its aspect; an empty aspect is the subject itself."""
 ClusterState = Mapping[AspectKey, str]
-"""What a cluster is like."""
+"""The state of a cluster by subject and aspect."""
 
 
 @dataclass(frozen=True)
 class ClusterChange:
-    """What became other: `who` is a node, a table, a generation or the cluster, and `what` says it in words.
+    """A change of a cluster: `who` is a node, a table, a generation or the cluster, and `what` describes it in words.
 
-    `state` is how its `aspect` is from then on; None: there is none any more.
+    `state` is the state of its `aspect` from then on, None if the aspect no longer exists.
     """
 
     who: str
@@ -41,7 +41,7 @@ class ClusterChange:
 
 @dataclass(frozen=True)
 class RecordedClusterChange:
-    """A change as it was noted: the changes before it, when it was seen (µs), by which user, door and run."""
+    """A recorded change: its number in sequence, when it was seen (µs), and by which user, entry point and run."""
 
     number: int
     at_us: Microseconds
@@ -51,17 +51,17 @@ class RecordedClusterChange:
     run: str | None
 
     def document(self) -> dict[str, str]:
-        """The change as JSON has it."""
+        """Return the change in the form of JSON output."""
         return {"at": format_us(self.at_us), "who": self.change.who, "what": self.change.what}
 
     def facts(self) -> dict[str, object]:
-        """All of it in plain values."""
+        """Return all fields as plain values."""
         return {"number": self.number, **self.document(), "seen_by": self.seen_by, "by": self.door, "run": self.run}
 
 
 @dataclass(frozen=True)
 class TopologyTransition:
-    """Since when (µs) the topology of a cluster is known to be changing, and what was going on then."""
+    """A transition of the cluster's topology, and since when (µs) it is known to be in progress."""
 
     since_us: Microseconds
     transition: str
@@ -71,31 +71,31 @@ class TopologyTransition:
 
 
 def read_cluster_changes(lake: Lake, after: int = -1) -> list[RecordedClusterChange]:
-    """The changes behind the one with this number, oldest first. A home of no cluster has none."""
+    """Return the changes with a number greater than `after`, oldest first. A home without a cluster has none."""
     if not lake.exists(CLUSTER_CHANGES):
         return []
     return _changes_from_rows(lake.read(CLUSTER_CHANGES, filters=[("number", ">", after)]))
 
 
 def read_cluster_state(lake: Lake) -> ClusterState:
-    """Return what the cluster was like at the last observation. A home of no cluster has nothing."""
+    """Return the state of the cluster at the last observation. A home without a cluster has none."""
     return _state_after(read_cluster_changes(lake))
 
 
 def read_topology_transition(lake: Lake) -> TopologyTransition | None:
-    """Whether the topology was changing when the cluster was observed last: its nodes are those of before."""
-    told = [
-        each
-        for each in read_cluster_changes(lake)
-        if (each.change.who, each.change.aspect) == (CLUSTER_SUBJECT, TOPOLOGY_ASPECT)
+    """Return the topology transition in progress at the last observation; the observed nodes predate it."""
+    changes = [
+        change
+        for change in read_cluster_changes(lake)
+        if (change.change.who, change.change.aspect) == (CLUSTER_SUBJECT, TOPOLOGY_ASPECT)
     ]
-    if not told or told[-1].change.state is None:
+    if not changes or changes[-1].change.state is None:
         return None
-    return TopologyTransition(told[-1].at_us, told[-1].change.state)
+    return TopologyTransition(changes[-1].at_us, changes[-1].change.state)
 
 
 def read_unreadable_cdc_local(lake: Lake) -> dict[str, str]:
-    """Return why the `cdc_local` of nodes, by address or host ID, could not be read when they were observed last."""
+    """Return the reason for each node, by address or host ID, whose `cdc_local` the last observation could not read."""
     state = _state_after(read_cluster_changes(lake))
     return {who.removeprefix("node "): why for (who, aspect), why in state.items() if aspect == CDC_LOCAL_ASPECT}
 
@@ -103,42 +103,48 @@ def read_unreadable_cdc_local(lake: Lake) -> dict[str, str]:
 def record_cluster_changes(
     lake: Lake, clock: Clock, judge: Callable[[ClusterState], Sequence[ClusterChange]]
 ) -> list[RecordedClusterChange]:
-    """Note what `judge` finds changed since the state that was noted last, in one commit; nothing where it is nothing.
+    """Record the changes that `judge` derives from the last recorded state, in one commit; no commit if there are none.
 
-    Read, judged and noted in one step: of observers at the same moment one alone notes a change.
+    One transaction reads, judges and writes, so that of concurrent observers only one records a change.
     """
-    made: list[RecordedClusterChange] = []
+    recorded: list[RecordedClusterChange] = []
 
     def rule(rows: pa.Table) -> pa.Table | None:
-        made.clear()
+        recorded.clear()
         before = _changes_from_rows(rows)
         number = before[-1].number + 1 if before else 0
-        # Times of changes never go back, whatever the clock does.
-        at_us = max([clock.now_us(), *(each.at_us for each in before[-1:])])
-        seal = new_commit_info()
-        door = " ".join(filter(None, (seal.speaker.door, seal.speaker.command)))
-        found = judge(_state_after(before))
-        made.extend(
-            RecordedClusterChange(number + place, at_us, change, seal.user, door, seal.speaker.run or None)
-            for place, change in enumerate(found)
+        # The times of changes never go back, even if the clock does.
+        at_us = max([clock.now_us(), *(change_before.at_us for change_before in before[-1:])])
+        commit_info = new_commit_info()
+        door = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
+        changes = judge(_state_after(before))
+        recorded.extend(
+            RecordedClusterChange(
+                number + index, at_us, change, commit_info.user, door, commit_info.speaker.run or None
+            )
+            for index, change in enumerate(changes)
         )
         return (
-            pa.Table.from_pylist([_change_row(each) for each in made], schema=CLUSTER_CHANGES.schema) if made else None
+            pa.Table.from_pylist(
+                [_change_row(change_before) for change_before in recorded], schema=CLUSTER_CHANGES.schema
+            )
+            if recorded
+            else None
         )
 
     lake.transact(CLUSTER_CHANGES, rule)
-    return made
+    return recorded
 
 
 def _state_after(before: Sequence[RecordedClusterChange]) -> ClusterState:
-    found: dict[AspectKey, str] = {}
-    for each in before:
-        key = each.change.who, each.change.aspect
-        if each.change.state is None:
-            found.pop(key, None)
+    state: dict[AspectKey, str] = {}
+    for recorded in before:
+        key = recorded.change.who, recorded.change.aspect
+        if recorded.change.state is None:
+            state.pop(key, None)
         else:
-            found[key] = each.change.state
-    return found
+            state[key] = recorded.change.state
+    return state
 
 
 def _changes_from_rows(rows: pa.Table) -> list[RecordedClusterChange]:
@@ -171,21 +177,24 @@ def _change_row(each: RecordedClusterChange) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class OmittedItem:
-    """One thing in words, and since when (µs) looks leave it out."""
+    """An omitted item in words, and since when (µs) observations omit it."""
 
     said: str
     since_us: Microseconds
 
 
 def read_omitted_items(lake: Lake) -> list[OmittedItem]:
-    """All of it, what was left out first at the head."""
+    """Return all omitted items, the longest omitted first."""
     rows = lake.read(LEFT_OUT).to_pylist()
-    found = (OmittedItem(row["said"], us_from_datetime(row["since"])) for row in rows)
-    return sorted(found, key=lambda each: (each.since_us, each.said))
+    items = (OmittedItem(row["said"], us_from_datetime(row["since"])) for row in rows)
+    return sorted(items, key=lambda each: (each.since_us, each.said))
 
 
 def store_omitted_items(lake: Lake, clock: Clock, lines: Sequence[str]) -> None:
-    """Keep what a look left out, a line each, in the place of what the one before did; the same is no commit."""
+    """Store the items that an observation omitted, one per line, and delete all others.
+
+    Commits only if the set of items changed.
+    """
 
     def rule(before: pa.Table) -> pa.Table | None:
         since = {row["said"]: row["since"] for row in before.to_pylist()}

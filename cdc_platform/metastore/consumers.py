@@ -17,20 +17,20 @@ from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.tables import CONSUMERS, PASSED_OVER
 
 ConsumerKey = tuple[str, str, str]
-"""What names a consumer: its name, the keyspace and the table."""
+"""The key of a consumer: its name, the keyspace and the table."""
 
 
 def read_skipped_sets(lake: Lake) -> dict[ConsumerKey, list[Microseconds]]:
-    """The sets (µs, oldest first) that each consumer has passed over."""
-    found: dict[ConsumerKey, list[Microseconds]] = {}
+    """Return the sets (µs, oldest first) that each consumer has skipped."""
+    skipped: dict[ConsumerKey, list[Microseconds]] = {}
     for row in lake.read(PASSED_OVER).to_pylist():
         key = row["name"], row["keyspace_name"], row["table_name"]
-        found.setdefault(key, []).append(us_from_datetime(row["set_timestamp"]))
-    return {key: sorted(sets) for key, sets in found.items()}
+        skipped.setdefault(key, []).append(us_from_datetime(row["set_timestamp"]))
+    return {key: sorted(sets) for key, sets in skipped.items()}
 
 
 def record_skipped_sets(lake: Lake, clock: Clock, consumer: ConsumerKey, sets_us: Iterable[Microseconds]) -> None:
-    """Note that a consumer passes these sets (µs) over; what is noted stays as it is."""
+    """Record that a consumer skips these sets (µs); existing records remain unchanged."""
     name, keyspace, table = consumer
     now = datetime_from_us(clock.now_us())
     rows = [
@@ -38,35 +38,35 @@ def record_skipped_sets(lake: Lake, clock: Clock, consumer: ConsumerKey, sets_us
             "name": name,
             "keyspace_name": keyspace,
             "table_name": table,
-            "set_timestamp": datetime_from_us(each),
+            "set_timestamp": datetime_from_us(set_us),
             "passed_at": now,
         }
-        for each in sets_us
+        for set_us in sets_us
     ]
     if rows:
         lake.merge(PASSED_OVER, pa.Table.from_pylist(rows, schema=PASSED_OVER.schema), update=False)
 
 
 def delete_skipped_sets(lake: Lake, consumer: ConsumerKey, sets_us: Iterable[Microseconds] | None = None) -> None:
-    """Take the notes of a consumer out: of these sets (µs), which it reads after all, or of all."""
+    """Delete a consumer's records of these skipped sets (µs), because it will read them after all, or of all sets."""
     where: list[Filter] = [
         (column, "=", value) for column, value in zip(("name", "keyspace_name", "table_name"), consumer, strict=True)
     ]
     if sets_us is not None:
-        where.append(("set_timestamp", "in", [datetime_from_us(each) for each in sets_us]))
+        where.append(("set_timestamp", "in", [datetime_from_us(set_us) for set_us in sets_us]))
     lake.delete(PASSED_OVER, where)
 
 
 INGEST_CONSUMER = "ingest"
-"""The name of the consumer that brings the log of a live cluster into the lake."""
+"""The name of the consumer that ingests the log of a live cluster into the lake."""
 
 
 @dataclass(frozen=True)
 class Consumer:
     """A reader of one table's log. Times in µs.
 
-    `set_timestamp_us`: the generation or stream set it reads, None before the first; `position_us`: every row at or
-    before it is read; `window_number`: windows read so far.
+    `set_timestamp_us` is the generation or stream set that it reads, None before the first. It has read every row at or
+    before `position_us`, and `window_number` windows so far.
     """
 
     name: str
@@ -79,18 +79,18 @@ class Consumer:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What names it: its name, the keyspace and the table."""
+        """Return the name, the keyspace and the table."""
         return self.name, self.keyspace_name, self.table_name
 
     @property
     def full_name(self) -> str:
-        """As people name it: `name of keyspace.table`."""
+        """Return `name of keyspace.table`, as people name it."""
         return f"{self.name} of {self.keyspace_name}.{self.table_name}"
 
 
 def read_consumers(lake: Lake) -> list[Consumer]:
-    """All consumers, by name and table."""
-    found = [
+    """Return all consumers, by name and table."""
+    consumers = [
         Consumer(
             row["name"],
             row["keyspace_name"],
@@ -102,11 +102,11 @@ def read_consumers(lake: Lake) -> list[Consumer]:
         )
         for row in lake.read(CONSUMERS).to_pylist()
     ]
-    return sorted(found, key=lambda consumer: consumer.key)
+    return sorted(consumers, key=lambda consumer: consumer.key)
 
 
 def find_consumer(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
-    """The consumer of this name for this table.
+    """Return the consumer of this name for this table.
 
     Raises:
         NotFound: it is not registered.
@@ -120,9 +120,9 @@ def find_consumer(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
 def register_consumer(
     lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, position_us: Microseconds
 ) -> Consumer:
-    """Register a consumer that has everything at or before `position_us` (µs) behind it.
+    """Register a consumer that has read everything at or before `position_us` (µs).
 
-    One that is registered stays as it is, wherever it has got to.
+    A registered consumer remains at its current position.
 
     Raises:
         InputError: the name is empty.
@@ -146,39 +146,39 @@ def advance_consumer(
 ) -> Consumer:
     """Move a consumer to `position_us` (µs) in the set of `set_timestamp_us`, as the window after `expected_window`.
 
-    Compare-and-set: of two processes that read the same window one moves it, the other gets a ConflictError, or, if
-    it asks for the very same move, the consumer as it stands.
+    This is a compare-and-set. Of two processes that read the same window, one moves the consumer. The other gets a
+    ConflictError, or the current consumer if it asks for the same move.
 
     Raises:
         NotFound: it is not registered.
-        ConflictError: its window is another one by now.
+        ConflictError: the consumer is at another window by now.
         StateError: the position or the set would go back.
     """
-    standing = find_consumer(lake, *consumer.key)
+    current = find_consumer(lake, *consumer.key)
     moved = Consumer(*consumer.key, set_timestamp_us, position_us, expected_window + 1, clock.now_us())
-    if _progress(standing) == _progress(moved):
-        return standing
-    if standing.window_number != expected_window:
-        raise _overtaken(standing, expected_window)
-    _assert_forward(standing, moved)
+    if _progress(current) == _progress(moved):
+        return current
+    if current.window_number != expected_window:
+        raise _overtaken(current, expected_window)
+    _assert_forward(current, moved)
     if not lake.compare_and_set(CONSUMERS, _rows(moved), ("window_number", expected_window)):
-        standing = find_consumer(lake, *consumer.key)
-        if _progress(standing) != _progress(moved):
-            raise _overtaken(standing, expected_window)
+        current = find_consumer(lake, *consumer.key)
+        if _progress(current) != _progress(moved):
+            raise _overtaken(current, expected_window)
     return find_consumer(lake, *consumer.key)
 
 
 def forget_consumer(lake: Lake, name: str, keyspace: str, table: str) -> None:
-    """Take a consumer out: it holds nothing any more, and what it has not read may be removed.
+    """Delete a consumer, so that streams it has not read may be removed.
 
     Raises:
         NotFound: it is not registered.
-        NotAsCommitted: its row, or the notes of what it passed over, are not as committed.
+        NotAsCommitted: its row, or the records of its skipped sets, are not as committed.
     """
     lake = get_verified_lake(lake, "consumers forget")
     lake.verify(CONSUMERS, PASSED_OVER)
     find_consumer(lake, name, keyspace, table)
-    # First: a note without its consumer would be taken for one of the next that has its name.
+    # Delete these first: a later consumer with the same name would inherit records that remain.
     delete_skipped_sets(lake, (name, keyspace, table))
     where: list[Filter] = [("name", "=", name), ("keyspace_name", "=", keyspace), ("table_name", "=", table)]
     if not lake.delete(CONSUMERS, where):

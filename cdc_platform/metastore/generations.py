@@ -1,6 +1,6 @@
-"""Rows of generations in either format: descriptions, published streams, timestamps, the ledger and removals.
+"""Rows of generations in both formats: descriptions, published streams, timestamps, the ledger and removals.
 
-V1 IDs name one cell, V2 IDs a partition of rows. Whoever writes a generation's ledger row first has chosen its
+V1 IDs name one cell, V2 IDs a partition of rows. The first process to write a generation's ledger row determines its
 timestamp. Readers refuse partial generations (design document 001). `timeline` decides which generations exist.
 """
 
@@ -44,13 +44,13 @@ from cdc_platform.tables import (
 
 
 def read_v2_range_ends(lake: Lake, generation_id: str) -> np.ndarray:
-    """The range ends (int64[num_ranges], ascending) of a generation whose V2 descriptions are all there.
+    """Return the range ends (int64[num_ranges], ascending) of a generation with complete V2 descriptions.
 
-    Reads no streams. A partial generation is refused, as design document 001 asks of every reader.
+    Reads no streams. Refuses a partial generation, as design document 001 requires of every reader.
 
     Raises:
         NotFound: the generation has no V2 descriptions.
-        StateError: the number of rows is not what `num_ranges` claims.
+        StateError: the number of rows differs from `num_ranges`.
     """
     rows = lake.read(GENERATION_DESCRIPTIONS_V2, ["range_end", "num_ranges"], [("id", "=", generation_id)])
     if rows.num_rows == 0:
@@ -60,13 +60,13 @@ def read_v2_range_ends(lake: Lake, generation_id: str) -> np.ndarray:
 
 
 def read_published_range_ends(lake: Lake, time_ms: Milliseconds) -> np.ndarray:
-    """The range ends (int64[], ascending) of the streams rows that are there for a timestamp, complete or not."""
+    """Return the range ends (int64[], ascending) of the streams rows at a timestamp, even if they are incomplete."""
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", datetime_from_ms(time_ms))])
     return np.sort(rows["range_end"].to_numpy())
 
 
 def read_v2_description(lake: Lake, generation_id: str) -> TopologyDescription:
-    """The whole description of a generation, from its V2 rows.
+    """Return the whole description of a generation, from its V2 rows.
 
     Raises:
         NotFound: the generation has no V2 descriptions.
@@ -90,7 +90,7 @@ def read_v2_description(lake: Lake, generation_id: str) -> TopologyDescription:
 
 
 def read_unordered_ranges(lake: Lake, id: GenerationId) -> list[int]:
-    """The ends of a generation's ranges whose shard order could not be told when it was imported."""
+    """Return the ends of a generation's ranges whose shard order the import could not determine."""
     table, name = (
         (GENERATION_DESCRIPTIONS, format_ms(id.time_ms))
         if id.uuid is None
@@ -101,22 +101,22 @@ def read_unordered_ranges(lake: Lake, id: GenerationId) -> list[int]:
 
 
 def read_published_times(lake: Lake) -> set[Milliseconds]:
-    """The times (ms) of which there is any row of streams, by Delta's log alone."""
+    """Return the times (ms) that have rows of streams, from Delta's log alone."""
     return {ms_from_datetime(part.key[0]) for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
 
 
 def read_listed_times(lake: Lake) -> set[Milliseconds]:
-    """The times (ms) that readers see."""
+    """Return the times (ms) that readers see."""
     return read_row_times(lake, GENERATION_TIMESTAMPS)
 
 
 def read_row_times(lake: Lake, table: Table) -> set[Milliseconds]:
-    """The times (ms) of a table's rows, of which no other column is read."""
+    """Return the times (ms) of a table's rows without reading other columns."""
     return set(to_milliseconds_without_nulls(lake.read(table, ["time"])["time"]))
 
 
 def read_published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:
-    """The streams rows (range_end bigint, streams list<binary>) of a timestamp that readers see, in ring order.
+    """Return the streams rows (range_end bigint, streams list<binary>) of a listed timestamp, in ring order.
 
     Raises:
         StateError: the timestamp is published without any rows.
@@ -131,9 +131,10 @@ def read_published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:
 
 
 def read_described_ring(lake: Lake, generation_id: str, joining: Node | None = None) -> Ring:
-    """The ring that a generation was described for, rebuilt from its topology description's owners.
+    """Rebuild the ring for which a generation was described from the owners in its topology description.
 
-    `joining` is the node that introduced it, if one joined; of the others only what the description tells is known.
+    `joining` is the node that introduced it, if one joined. Of the other nodes, only the facts in the description are
+    known.
 
     Raises:
         StateError: the topology description is gone or a range lost its streams.
@@ -161,19 +162,19 @@ def read_described_ring(lake: Lake, generation_id: str, joining: Node | None = N
 def _check_num_ranges(generation_id: str, rows: pa.Table) -> None:
     claimed = compute.unique(rows["num_ranges"]).to_pylist()
     if claimed != [rows.num_rows]:
-        shown = ", ".join(str(number) for number in claimed)
+        numbers = ", ".join(str(number) for number in claimed)
         raise StateError(
-            f"generation {generation_id} is partial: num_ranges claims {shown} rows, {rows.num_rows} are there; "
+            f"generation {generation_id} is partial: num_ranges claims {numbers} rows, {rows.num_rows} are there; "
             "insert it again"
         )
 
 
 def read_generation_description(lake: Lake, id: GenerationId) -> TopologyDescription:
-    """The whole description of a generation: from its V2 rows, or where the ID has no UUID from its V1 cell.
+    """Return the whole description of a generation from its V2 rows, or from its V1 cell if the ID has no UUID.
 
     Raises:
         NotFound: there is no data of this generation.
-        StateError: rows are missing, or what is there is no description.
+        StateError: rows are missing, or the data is not a description.
     """
     if id.uuid is not None:
         return read_v2_description(lake, str(id.uuid))
@@ -184,7 +185,7 @@ def read_generation_description(lake: Lake, id: GenerationId) -> TopologyDescrip
 
 
 def read_generation_range_ends(lake: Lake, id: GenerationId) -> Int64s:
-    """The range ends (int64[n], ascending) of a generation whose data is all there. Of V2 it reads no streams.
+    """Return the range ends (int64[n], ascending) of a complete generation. Reads no streams of V2.
 
     Raises:
         NotFound, StateError: as `read_generation_description`.
@@ -195,15 +196,15 @@ def read_generation_range_ends(lake: Lake, id: GenerationId) -> Int64s:
 
 
 def read_v1_times(lake: Lake) -> Int64s:
-    """The times (ms, int64[n], ascending) that have a V1 description. Reads no description."""
+    """Return the times (ms, int64[n], ascending) that have a V1 description. Reads no description."""
     return np.sort(ms_from_us(np.asarray(lake.read(GENERATION_DESCRIPTIONS, ["time"])["time"].cast(pa.int64()))))
 
 
 def read_v1_cell(lake: Lake, time_ms: Milliseconds) -> pa.StructArray | None:
-    """The entries of a V1 description as they are stored, None where there is no row of that time.
+    """Return the stored entries of a V1 description, None if there is no row of that time.
 
     Raises:
-        StateError, EnvironmentProblem: the read failed; the next one may not.
+        StateError, EnvironmentProblem: the read failed; the next one may succeed.
     """
     where = [("time", "=", datetime_from_ms(time_ms))]
     rows = lake.read(GENERATION_DESCRIPTIONS, ["description"], where)["description"]
@@ -213,20 +214,20 @@ def read_v1_cell(lake: Lake, time_ms: Milliseconds) -> pa.StructArray | None:
 
 
 def verify_v1_cell(lake: Lake, time_ms: Milliseconds) -> None:
-    """Hold that what was committed with the description of this time is what its file holds, before it is published.
+    """Check, before publishing, that the file with this time's description contains what was committed.
 
     Raises:
-        StoreFailure: it is not, or cannot be read.
+        StoreFailure: the content differs, or cannot be read.
     """
     moment = datetime_from_ms(time_ms)
     verify_added_files_between(lake, GENERATION_DESCRIPTIONS, "time", moment, moment)
 
 
 def parse_v1_cell(time_ms: Milliseconds, entries: pa.StructArray) -> TopologyDescription:
-    """The description that a V1 cell holds.
+    """Parse the description in a V1 cell.
 
     Raises:
-        StateError: it is none: no ranges, range ends that do not ascend, streams that are no stream IDs.
+        StateError: the cell is not a description: no ranges, range ends that do not ascend, or invalid stream IDs.
     """
     try:
         counts, streams = flatten_stream_lists(entries.field("streams"))
@@ -243,7 +244,7 @@ _NUMBER_FIELDS = ("token_range_end", "sharding_ignore_msb")
 
 
 def v1_cell_row(time_ms: Milliseconds, description: TopologyDescription) -> pa.Table:
-    """A description as the one row of `cdc_generation_descriptions` that it is in the first format."""
+    """Build the row of `cdc_generation_descriptions` that holds a whole description in the V1 format."""
     kind = GENERATION_DESCRIPTIONS.schema.field("description").type
     entry = kind.value_type
     columns = [
@@ -251,7 +252,7 @@ def v1_cell_row(time_ms: Milliseconds, description: TopologyDescription) -> pa.T
         stream_lists_to_arrow(description.stream_counts, description.streams).cast(STREAMS_TYPE),
         pa.array(description.ignore_msbs.astype(np.int8)),
     ]
-    entries = pa.StructArray.from_arrays(columns, fields=[entry.field(place) for place in range(entry.num_fields)])
+    entries = pa.StructArray.from_arrays(columns, fields=[entry.field(index) for index in range(entry.num_fields)])
     cell = pa.ListArray.from_arrays(pa.array([0, len(description)], pa.int32()), entries, type=kind)
     return pa.table(
         {"time": _time_column(time_ms, 1), "description": cell, "expired": pa.nulls(1, TIMESTAMP)},
@@ -260,7 +261,7 @@ def v1_cell_row(time_ms: Milliseconds, description: TopologyDescription) -> pa.T
 
 
 def published_streams_rows(time_ms: Milliseconds, description: TopologyDescription) -> pa.Table:
-    """A description as the rows of `cdc_streams_descriptions_v2`."""
+    """Build the rows of `cdc_streams_descriptions_v2` from a description."""
     columns = {
         "time": _time_column(time_ms, len(description)),
         "range_end": pa.array(description.range_ends),
@@ -275,7 +276,7 @@ def _time_column(time_ms: Milliseconds, rows: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class GenerationRemoval:
-    """A generation whose removal was begun at `removed_ms`; no log could hold rows of it since `expired_ms`. In ms."""
+    """A generation whose removal began at `removed_ms`; no log could hold rows of it since `expired_ms`. In ms."""
 
     time_ms: Milliseconds
     id: str | None
@@ -290,7 +291,10 @@ class GenerationRemoval:
 
 
 def read_removals(lake: Lake) -> dict[Milliseconds, GenerationRemoval]:
-    """The removals that were begun, by the generation's time (ms). A generation that is still listed is not gone."""
+    """Return the removals that were begun, by the generation's time (ms).
+
+    A generation still listed is not removed yet.
+    """
     rows = lake.read(REMOVED_GENERATIONS, ["time", "generation_id", "expired", "removed_at"]).to_pylist()
     return {
         time_ms: GenerationRemoval(
@@ -304,12 +308,12 @@ def read_removals(lake: Lake) -> dict[Milliseconds, GenerationRemoval]:
 def decided_removals(
     begun: Mapping[Milliseconds, GenerationRemoval], listed: Collection[Milliseconds]
 ) -> dict[Milliseconds, GenerationRemoval]:
-    """Of the removals that were begun those whose timestamp is not `listed` (ms) any more, oldest first."""
+    """Return the begun removals whose timestamp is no longer `listed` (ms), oldest first."""
     return {time_ms: begun[time_ms] for time_ms in sorted(begun.keys() - set(listed))}
 
 
 def read_removed_generations(lake: Lake) -> list[GenerationRemoval]:
-    """The generations that are gone, oldest first; of the newest of them some rows may be left for a moment."""
+    """Return the removed generations, oldest first; rows of the newest may still exist for a moment."""
     begun = read_removals(lake)
     if not begun:
         return []
@@ -318,7 +322,7 @@ def read_removed_generations(lake: Lake) -> list[GenerationRemoval]:
 
 
 class LedgerEntry(NamedTuple):
-    """A generation that was given its timestamp (ms), the format of its data, and whether it was made elsewhere."""
+    """A generation that has its timestamp (ms), the format of its data, and whether it was imported."""
 
     generation_id: str
     time_ms: Milliseconds
@@ -327,7 +331,7 @@ class LedgerEntry(NamedTuple):
 
 
 def read_ledger(lake: Lake) -> list[LedgerEntry]:
-    """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
+    """Return every generation that was assigned a timestamp here, including removed ones, in no order."""
     rows = lake.read(GENERATIONS, ["generation_id", "time", "format", "event_id"])
     ids, formats, events = (to_python_values(rows[name]) for name in ("generation_id", "format", "event_id"))
     return [
@@ -339,27 +343,27 @@ def read_ledger(lake: Lake) -> list[LedgerEntry]:
 
 
 def read_committed_elsewhere(lake: Lake) -> dict[Milliseconds, str]:
-    """The UUIDs of generations that a cluster has committed and of which no row had come here, by time (ms)."""
+    """Return the UUIDs, by time (ms), of generations that a cluster committed before any row of them arrived here."""
     rows = lake.read(COMMITTED_GENERATIONS, ["time", "generation_id"])
     return dict(zip(to_milliseconds_without_nulls(rows["time"]), to_python_values(rows["generation_id"]), strict=True))
 
 
 def read_generation_time_ms(lake: Lake, generation_id: str) -> Milliseconds | None:
-    """The timestamp (ms) that the generation was given, or None while it has none."""
+    """Return the timestamp (ms) of the generation, or None while it has none."""
     id_ = read_generation_id(lake, generation_id)
     return None if id_ is None else id_.time_ms
 
 
 def read_generation_id(lake: Lake, generation_id: str) -> GenerationId | None:
-    """The ID that nodes know the generation by, V1 or V2; None while it has no timestamp.
+    """Return the V1 or V2 ID by which nodes know the generation; None while it has no timestamp.
 
     Raises:
-        StateError: the generation was removed: no step of its life may bring it back.
+        StateError: the generation was removed, and no step may restore it.
     """
     rows = lake.read(GENERATIONS, ["time", "format"], [("generation_id", "=", generation_id)]).to_pylist()
     if not rows:
         return None
-    removal = next((each for each in read_removed_generations(lake) if each.id == generation_id), None)
+    removal = next((removed for removed in read_removed_generations(lake) if removed.id == generation_id), None)
     if removal is not None:
         raise StateError(f"generation {generation_id} {removal}; it is not made again")
     return GenerationId(
@@ -368,6 +372,6 @@ def read_generation_id(lake: Lake, generation_id: str) -> GenerationId | None:
 
 
 def read_published_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:
-    """When (ms) the join that introduces the generation was finished, or None."""
+    """Return when (ms) the join that introduces the generation was finished, or None."""
     rows = lake.read(GENERATIONS, ["published_at"], [("generation_id", "=", generation_id)])["published_at"].to_pylist()
     return ms_from_datetime(rows[0]) if rows and rows[0] is not None else None

@@ -51,7 +51,7 @@ GENERATION_EVENTS = (JOIN_EVENT, REPAIR_EVENT)
 
 @dataclass(frozen=True)
 class BootstrapEvent:
-    """A node that wants to join, or a node of the ring that repairs the streams, as it stands in the inbox.
+    """A join of a new node, or a repair of the streams requested by a node of the ring, as stored in the inbox.
 
     `generation_id` is the random UUID that the node draws; `created_at_us` (µs) orders the inbox.
     """
@@ -64,13 +64,13 @@ class BootstrapEvent:
 
     @property
     def is_repair(self) -> bool:
-        """Whether its generation is made for the ring as it stands, without a joining node."""
+        """Return True if the generation is made for the current ring, without a joining node."""
         return self.kind == REPAIR_EVENT
 
 
 @dataclass(frozen=True)
 class PendingEvent:
-    """An event that is not finished, without its tokens: what a sensor needs to know of it."""
+    """An unfinished event without its tokens, as sensors need it."""
 
     event_id: str
     generation_id: str
@@ -80,14 +80,14 @@ class PendingEvent:
 
 @exclusive(JOINS_LOCK)
 def queue_join(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = False) -> BootstrapEvent:
-    """Put a joining node into the inbox and answer with its event. The same request is the same event.
+    """Queue a joining node in the inbox and return its event. The same request is the same event.
 
-    A withdrawn request may be queued again; that is a new event with a new generation. Who means to run the join at
-    once says so with `to_run_now`: behind an unfinished one nothing is queued.
+    A withdrawn request may be queued again as a new event with a new generation. With `to_run_now` the caller intends
+    to run the join at once, so that nothing is queued behind an unfinished join.
 
     Raises:
-        InputError: the host is in the ring or waits already with other content, or a token has an owner.
-        StateError: the join is to run now, and an earlier one is unfinished.
+        InputError: the host is in the ring or is queued with other content, or a token has an owner.
+        StateError: `to_run_now`, and an earlier join is unfinished.
     """
     assert not request.is_zero_token, "a zero-token node makes no generation: lifecycle.join.bootstrap.join_zero_token"
 
@@ -95,7 +95,7 @@ def queue_join(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bo
         event_id, known = _find_event_id(lake, request.event_id)
         if known is not None:
             return None
-        # Who waits is read before the ring: a join that ends in between is then in both, and in none never.
+        # Read the pending joins before the ring, so that a join that ends in between is in both rather than in neither.
         ahead = read_pending_events(lake)
         if to_run_now and ahead:
             raise UnfinishedJoin(f"host {request.host_id} cannot join now: {_pending_first(ahead[0])}")
@@ -110,22 +110,22 @@ def queue_join(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bo
 
 
 def read_future_ring(lake: Lake) -> Ring:
-    """The ring as it stands with all nodes that wait to join."""
+    """Return the current ring with all nodes that wait to join."""
     return _ring_with_joins(lake, read_pending_events(lake))
 
 
 def _ring_with_joins(lake: Lake, ahead: Sequence[PendingEvent]) -> Ring:
     members = {node.host_id: node for node in read_current_ring(lake).nodes}
-    joining = [each.node for each in _joins(lake, ahead) if each.node.host_id not in members]
+    joining = [event.node for event in _joins(lake, ahead) if event.node.host_id not in members]
     return Ring.of([*members.values(), *joining])
 
 
 @exclusive(JOINS_LOCK)
 def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> BootstrapEvent:
-    """Put a repair into the inbox, asked for at `node` of the ring, and answer with its event.
+    """Queue a repair requested at `node` of the ring and return its event.
 
-    The same `request_id` (a UUID) is the same event, whichever node asks: the first to write it has drawn the
-    generation's UUID, everybody else gets that one. A withdrawn repair may be queued again.
+    The same `request_id` (a UUID) is the same event, whichever node asks: the first writer draws the generation's UUID
+    and all others get that one. A withdrawn repair may be queued again.
     """
 
     def judged() -> pa.Table | None:
@@ -138,18 +138,18 @@ def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> Boots
 
 @exclusive(JOINS_LOCK)
 def withdraw_event(lake: Lake, clock: Clock, event_id: str) -> None:
-    """Take a waiting join back, so that those behind it can go on. Withdrawing twice changes nothing.
+    """Withdraw a pending join so that the joins behind it can proceed. Withdrawing twice changes nothing.
 
     Raises:
         NotFound: there is no such event.
-        StateError: its generation has its timestamp already, or nodes are switching to it: it can't be taken back.
+        StateError: its generation already has a timestamp, or nodes are switching to it, so it cannot be withdrawn.
     """
     find_event(lake, event_id=event_id)
     lake.merge_judged(BOOTSTRAP_EVENTS, lambda: _withdrawal(lake, clock, event_id))
 
 
 def read_pending_events(lake: Lake) -> list[PendingEvent]:
-    """The joins and repairs that are not finished, oldest first. Reads no tokens: 10,000 events cost milliseconds."""
+    """Return the unfinished joins and repairs, oldest first. Reads no tokens: 10,000 events cost milliseconds."""
     inbox = lake.read(BOOTSTRAP_EVENTS, ["event_id", "kind", "generation_id", "host_id", "created_at"])
     inbox = inbox.sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     ledger = lake.read(GENERATIONS, ["generation_id", "published_at"])
@@ -165,23 +165,23 @@ def read_pending_events(lake: Lake) -> list[PendingEvent]:
 
 
 def find_event(lake: Lake, *, event_id: str | None = None, generation_id: str | None = None) -> BootstrapEvent:
-    """The join or repair with this ID, or the one whose node introduces this generation.
+    """Return the join or repair with this ID, or the one that introduces this generation.
 
     Raises:
         NotFound: the inbox has no such event.
     """
     column, value = ("event_id", event_id) if event_id is not None else ("generation_id", generation_id)
-    found = _events(lake, [(column, "=", value), ("kind", "in", GENERATION_EVENTS)])
-    if not found:
+    events = _events(lake, [(column, "=", value), ("kind", "in", GENERATION_EVENTS)])
+    if not events:
         raise NotFound(f"no bootstrap event has {column} {value}; queue one with: cdc-platform bootstrap FILE")
-    return found[0]
+    return events[0]
 
 
 def assert_next_event(lake: Lake, generation_id: str) -> None:
-    """Joins are taken one at a time in the order of the inbox: refuse one that has an unfinished one before it.
+    """Raise an error if an earlier event is unfinished: joins run one at a time in the order of the inbox.
 
-    Two joins at once would each refine a ring without the other's tokens, and their timestamps could come out in
-    the other order: either loses colocation.
+    Two joins at once would each refine a ring without the other's tokens, and their timestamps could come out in the
+    other order. Either loses colocation.
 
     Raises:
         StateError: an earlier join is unfinished, or this one was withdrawn.
@@ -194,21 +194,21 @@ def assert_next_event(lake: Lake, generation_id: str) -> None:
 
 
 def _withdrawal(lake: Lake, clock: Clock, event_id: str) -> pa.Table:
-    """The row that takes an event back, where that can be."""
-    taken_back = find_event(lake, event_id=event_id)
-    if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", taken_back.generation_id)]).num_rows:
-        finish = "repair with repair --run" if taken_back.is_repair else "join with bootstrap --run"
+    """Return the row that withdraws an event, if it can be withdrawn."""
+    event = find_event(lake, event_id=event_id)
+    if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", event.generation_id)]).num_rows:
+        finish = "repair with repair --run" if event.is_repair else "join with bootstrap --run"
         raise StateError(
-            f"event {event_id}: generation {taken_back.generation_id} has its timestamp and cannot be withdrawn; "
+            f"event {event_id}: generation {event.generation_id} has its timestamp and cannot be withdrawn; "
             f"finish the {finish}"
         )
-    switched = [("generation_id", "=", taken_back.generation_id), ("phase", "!=", "aborted")]
+    switched = [("generation_id", "=", event.generation_id), ("phase", "!=", "aborted")]
     if lake.read(GENERATION_SWITCHES, ["generation_id"], switched).num_rows:
         raise StateError(
-            f"event {event_id}: generation {taken_back.generation_id} is being switched to and cannot be withdrawn "
-            f"before that is aborted; look at: cdc-platform switch show {taken_back.generation_id}"
+            f"event {event_id}: generation {event.generation_id} is being switched to and cannot be withdrawn "
+            f"before that is aborted; look at: cdc-platform switch show {event.generation_id}"
         )
-    return _row(lake, clock, _withdrawal_id(event_id), WITHDRAWAL_EVENT, taken_back.generation_id, taken_back.node)
+    return _row(lake, clock, _withdrawal_id(event_id), WITHDRAWAL_EVENT, event.generation_id, event.node)
 
 
 def _pending_first(join: PendingEvent) -> str:
@@ -224,14 +224,14 @@ def _pending_first(join: PendingEvent) -> str:
 
 
 def _find_event_id(lake: Lake, event_id: str) -> tuple[str, BootstrapEvent | None]:
-    """The ID under which a request stands or would stand in the inbox, and its event if it is there."""
+    """Return the ID that a request has or would get in the inbox, and its event if it is queued."""
     while True:
-        found = _events(lake, [("event_id", "=", event_id), ("kind", "in", GENERATION_EVENTS)])
-        if not found:
+        events = _events(lake, [("event_id", "=", event_id), ("kind", "in", GENERATION_EVENTS)])
+        if not events:
             return event_id, None
         withdrawal = _withdrawal_id(event_id)
         if not lake.read(BOOTSTRAP_EVENTS, ["event_id"], [("event_id", "=", withdrawal)]).num_rows:
-            return event_id, found[0]
+            return event_id, events[0]
         event_id = str(uuid.uuid5(uuid.UUID(event_id), "queued again"))
 
 
@@ -241,16 +241,16 @@ def _withdrawal_id(event_id: str) -> str:
 
 def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[BootstrapEvent]:
     rows = lake.read(BOOTSTRAP_EVENTS, filters=filters)
-    told = rows.select(["event_id", "generation_id", "created_at", "kind"]).to_pylist()
+    columns = rows.select(["event_id", "generation_id", "created_at", "kind"]).to_pylist()
     return [
         BootstrapEvent(row["event_id"], row["generation_id"], node, us_from_datetime(row["created_at"]), row["kind"])
-        for row, node in zip(told, nodes_from_rows(rows), strict=True)
+        for row, node in zip(columns, nodes_from_rows(rows), strict=True)
     ]
 
 
 def _joins(lake: Lake, unfinished: Sequence[PendingEvent]) -> list[BootstrapEvent]:
-    """The joins among what is unfinished, with their tokens, in no order."""
-    generations = [each.generation_id for each in unfinished if each.kind == JOIN_EVENT]
+    """Return the joins among the unfinished events, with their tokens, in no order."""
+    generations = [event.generation_id for event in unfinished if event.kind == JOIN_EVENT]
     return _events(lake, [("generation_id", "in", generations), ("kind", "=", JOIN_EVENT)]) if generations else []
 
 
@@ -259,10 +259,10 @@ def _introduced(lake: Lake, generation_id: str) -> bool:
 
 
 def assert_new_host(host_id: uuid.UUID, ring: Ring) -> None:
-    """Refuse a host that is in a ring already.
+    """Raise an error if a host is already in a ring.
 
     Raises:
-        InputError: it is.
+        InputError: the host is in the ring.
     """
     if any(node.host_id == host_id for node in ring.nodes):
         raise InputError(
@@ -282,7 +282,7 @@ def _node_to_queue(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -
 
 
 def node_from_request(request: JoinRequest, tokens: Sequence[int], status: str) -> Node:
-    """The node that a request describes, with these tokens and this status."""
+    """Return the node that a request describes, with these tokens and this status."""
     return Node(
         host_id=request.host_id,
         tokens=tuple(tokens),
@@ -297,7 +297,7 @@ def node_from_request(request: JoinRequest, tokens: Sequence[int], status: str) 
 
 
 def check_token_limit(ring: Ring, wanted: int) -> None:
-    """Refuse more tokens than a generation could describe, before any is drawn.
+    """Check, before any token is drawn, that a generation could describe that many tokens.
 
     Raises:
         InputError: the ring would have more than 4,194,304 tokens.
@@ -310,7 +310,7 @@ def check_token_limit(ring: Ring, wanted: int) -> None:
 
 
 def draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
-    """`count` random tokens that nobody owns, drawn from the generation's UUID."""
+    """Draw `count` random tokens without an owner, seeded with the generation's UUID."""
     source = np.random.default_rng(generation_id.int)
     drawn: np.ndarray = np.empty(0, dtype=np.int64)
     while drawn.size < count:
@@ -320,7 +320,7 @@ def draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
 
 
 def _row(lake: Lake, clock: Clock, event_id: str, kind: str, generation_id: str, node: Node) -> pa.Table:
-    """One inbox row. `created_at` grows strictly, so that the order survives a stopped or turned-back clock."""
+    """Build one inbox row. `created_at` grows strictly, so that the order survives a stopped or turned-back clock."""
     earlier = lake.read(BOOTSTRAP_EVENTS, ["created_at"])["created_at"].to_pylist()
     after = max((us_from_datetime(moment) for moment in earlier), default=-ONE_US)
     row = node_rows([node]).drop_columns(["status"]).to_pylist()[0]
@@ -334,7 +334,7 @@ def _row(lake: Lake, clock: Clock, event_id: str, kind: str, generation_id: str,
 
 
 class JoinStage(StrEnum):
-    """The last step that left something behind, in the order of the steps."""
+    """The last completed step of an event, in the order of the steps."""
 
     QUEUED = "queued"
     DESCRIBED = "described"
@@ -350,15 +350,15 @@ class JoinStage(StrEnum):
 
 
 STAGES_AFTER_TIMESTAMP = frozenset({JoinStage.TIMED, JoinStage.IN_RING, JoinStage.STREAMS_SHOWN, JoinStage.LISTED})
-"""Where a join cannot be taken back any more, and is not finished."""
+"""The stages in which a join is unfinished and can no longer be withdrawn."""
 
 
 @dataclass(frozen=True)
 class JoinProgress:
-    """An event of the inbox and how far it has got.
+    """An event of the inbox and its progress.
 
-    `queued_at_us` (µs); `time_ms`: the timestamp (ms) that its generation was given, `timed_at_ms` when; None before.
-    `is_next`: it is the first that is not finished, so that nothing waits before it.
+    `queued_at_us` is in µs. `time_ms` is the timestamp (ms) of its generation and `timed_at_ms` the time at which it
+    was assigned; both are None before. `is_next` is True for the first unfinished event, which waits for no other.
     """
 
     event_id: str
@@ -373,55 +373,55 @@ class JoinProgress:
 
     @property
     def is_open(self) -> bool:
-        """Whether something of it is left to do."""
+        """Return True if the event is neither finished nor withdrawn."""
         return self.reached not in (JoinStage.FINISHED, JoinStage.WITHDRAWN)
 
     @property
     def do(self) -> str | None:
-        """The command that ends it; None where nothing is left to do."""
+        """Return the command that ends the event, None if it is finished or withdrawn."""
         return f"cdc-platform {' '.join(self.ends)}" if self.is_open else None
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The words of the command that ends it: what cannot be finished is taken back."""
+        """Return the words of the command that ends the event: --withdraw if it cannot be finished, else --finish."""
         return ("bootstrap", "--withdraw" if self.reached is JoinStage.ABORTED else "--finish", self.event_id)
 
 
 def read_join_progress(lake: Lake) -> list[JoinProgress]:
-    """Every event of the inbox, oldest first, the finished and the withdrawn ones among them."""
+    """Return the progress of every event of the inbox, oldest first, including finished and withdrawn events."""
     columns = ["event_id", "kind", "host_id", "generation_id", "created_at"]
     events = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     rows = events.to_pylist()
     withdrawn = {row["generation_id"] for row in rows if row["kind"] == WITHDRAWAL_EVENT}
-    left = _JoinTables(lake)
-    found: list[JoinProgress] = []
+    tables = _JoinTables(lake)
+    progress: list[JoinProgress] = []
     ahead = False
     for row in (row for row in rows if row["kind"] in GENERATION_EVENTS):
-        each = left.of(row, withdrawn=row["generation_id"] in withdrawn, is_next=not ahead)
-        ahead = ahead or each.is_open
-        found.append(each)
-    return found
+        event = tables.of(row, withdrawn=row["generation_id"] in withdrawn, is_next=not ahead)
+        ahead = ahead or event.is_open
+        progress.append(event)
+    return progress
 
 
 class _JoinTables:
-    """What joins have left in each table."""
+    """The rows that joins have written to each table."""
 
     def __init__(self, lake: Lake) -> None:
         self._ledger = {row["generation_id"]: row for row in lake.read(GENERATIONS).to_pylist()}
         self._described = _partition_values(lake, TOPOLOGY_DESCRIPTIONS)
         self._inserted = _partition_values(lake, GENERATION_DESCRIPTIONS_V2)
         self._cells = set(generations.read_v1_times(lake).tolist())
-        self._switching = {each.generation_id for each in switches.read_unfinished_switches(lake)}
+        self._switching = {switch.generation_id for switch in switches.read_unfinished_switches(lake)}
         self._aborted = {
-            each.generation_id for each in switches.read_switches(lake) if each.phase is SwitchPhase.ABORTED
+            switch.generation_id for switch in switches.read_switches(lake) if switch.phase is SwitchPhase.ABORTED
         }
         self._statuses = read_node_statuses(lake)
         self._shown, self._listed = generations.read_published_times(lake), generations.read_listed_times(lake)
 
     def of(self, event: dict[str, Any], *, withdrawn: bool, is_next: bool) -> JoinProgress:
-        """How far an event has got."""
+        """Return the progress of an event."""
         entered = self._ledger.get(event["generation_id"])
-        # Of the first format the time comes before the data; no node knows of it before that.
+        # In format V1 the ledger row precedes the data, and no node knows of the generation before the data exists.
         timed = entered is not None and (
             entered["format"] != "v1" or ms_from_datetime(entered["time"]) in {*self._cells, *self._listed}
         )

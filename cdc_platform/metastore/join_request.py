@@ -1,7 +1,7 @@
 """Join requests and the validated fields that describe a node, as pydantic types.
 
-The same content is always the same event. This is a module of its own because only readers of files need pydantic:
-sensors and look-ups do not load it.
+The same content is always the same event. This is a separate module because only file readers need pydantic; sensors
+and look-ups do not load it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_RULE = f"tokens are integers from {FIRST_TOKEN} to {LAST_TOKEN}"
 
 
 def validate_host_id(value: object) -> UUID:
-    """A host's UUID, as text with dashes or as a UUID."""
+    """Return a host's UUID from text with dashes or from a UUID."""
     if isinstance(value, str) and _UUID.fullmatch(value):
         value = UUID(value)
     if not isinstance(value, UUID):
@@ -38,7 +38,7 @@ def validate_host_id(value: object) -> UUID:
 
 
 def validate_address(value: object) -> str:
-    """A node's address: IPv4, IPv6, or the name of a host."""
+    """Return a node's address: IPv4, IPv6 or a host name."""
     text = validate_label(value)
     parts = text.split(".")
     if len(text) <= 253 and all(map(_HOST_PART.fullmatch, parts)) and not parts[-1].isdecimal():
@@ -53,7 +53,7 @@ def validate_address(value: object) -> str:
 
 
 def validate_label(value: object) -> str:
-    """A datacenter or a rack: text, not empty, at most 255 characters on one line."""
+    """Return the name of a datacenter or rack: non-empty text of at most 255 characters on one line."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")
     if not value.strip() or len(value) > 255 or not value.isprintable():
@@ -62,9 +62,9 @@ def validate_label(value: object) -> str:
 
 
 def validate_tokens(value: object) -> tuple[int, ...]:
-    """A node's tokens, ascending: JSON integers, or their text as ScyllaDB's system tables hold them.
+    """Return a node's tokens, ascending, from JSON integers or from their text in ScyllaDB's system tables.
 
-    An empty list is a zero-token node's.
+    An empty list describes a zero-token node.
     """
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{_shortened(value)} is no list; write the tokens as [-42, 42]")
@@ -79,14 +79,14 @@ def validate_tokens(value: object) -> tuple[int, ...]:
 
 
 def validate_feature_names(value: object) -> tuple[str, ...]:
-    """Feature names: a list of texts, each once; the order says nothing."""
+    """Return the feature names of a list, each once and sorted; the order of the input has no meaning."""
     if not isinstance(value, (list, tuple)):
         raise ValueError(f'{_shortened(value)} is no list; write the features as ["CDC_GENERATIONS_V2"]')
     return tuple(sorted({validate_label(item) for item in value}))
 
 
 def whole_number_validator(low: int, high: int) -> Callable[[object], int]:
-    """A validator of whole numbers from `low` to `high`; no booleans, no floats, no text."""
+    """Return a validator of whole numbers from `low` to `high` that rejects booleans, floats and text."""
 
     def check(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -97,12 +97,12 @@ def whole_number_validator(low: int, high: int) -> Callable[[object], int]:
 
 
 def allow_null(check: Callable[[object], Any]) -> Callable[[object], Any]:
-    """A validator that lets null through: the field may be left out."""
+    """Return a validator that also accepts null, so that the field is optional."""
     return lambda value: None if value is None else check(value)
 
 
 def allow_empty(check: Callable[[object], str]) -> Callable[[object], str]:
-    """A validator that also accepts the empty text, by which a ring snapshot says that a field is not known."""
+    """Return a validator that also accepts the empty text, which means "unknown" in a ring snapshot."""
     return lambda value: "" if value == "" else check(value)
 
 
@@ -122,7 +122,7 @@ OptionalIgnoreMsb = Annotated[int | None, BeforeValidator(allow_null(whole_numbe
 
 
 def input_error(error: ValidationError, source: str, known: tuple[str, ...]) -> InputError:
-    """The first of pydantic's complaints as the platform's error. `known` are the fields that the file may have."""
+    """Convert pydantic's first error into the platform's. `known` lists the fields that the file may have."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
@@ -156,12 +156,12 @@ _EVENT_NAMESPACE = uuid.UUID("7b1c9c52-6f0e-5f0a-9d3e-2a6d3f1c8e47")
 
 
 class JoinRequest(BaseModel):
-    """A node that wants to join: either with `tokens` of its own (kept ascending) or with `num_tokens` to draw.
+    """A node that wants to join, with its own `tokens` (stored ascending) or with `num_tokens` to draw.
 
     A zero-token node has `tokens` [] or `num_tokens` 0.
 
     Raises:
-        pydantic.ValidationError: `sources.bootstrap_file` makes the platform's own error of it.
+        pydantic.ValidationError: the content is invalid; readers of files convert it with `input_error`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -179,18 +179,18 @@ class JoinRequest(BaseModel):
     @model_validator(mode="after")
     def _one_way_to_name_tokens(self) -> Self:
         if (self.tokens is None) == (self.num_tokens is None):
-            found = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
-            raise ValueError(f"{found} there; give tokens to name them, or num_tokens to draw them")
+            problem = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
+            raise ValueError(f"{problem} there; give tokens to name them, or num_tokens to draw them")
         return self
 
     @property
     def is_zero_token(self) -> bool:
-        """Return True if the node owns no tokens: it makes no generation, and waits in no inbox."""
+        """Return True if the node owns no tokens; it then makes no generation and waits in no inbox."""
         return not self.tokens and not self.num_tokens
 
     @property
     def event_id(self) -> str:
-        """The UUID of this content: the same request, however its file is laid out, is the same event."""
+        """Return the UUID of this content. The same request is the same event, in any file layout."""
         content = self.model_dump(mode="json")
         content["tokens"] = content["tokens"] and [str(token) for token in content["tokens"]]
         return str(uuid.uuid5(_EVENT_NAMESPACE, json.dumps(content, sort_keys=True, separators=(",", ":"))))

@@ -1,6 +1,6 @@
-"""Intervals of a live cluster's log whose rows may be missing for ever: the owner of `platform.log_gaps`.
+"""Intervals of a live cluster's log whose rows may be missing permanently: the owner of `platform.log_gaps`.
 
-A gap is recorded before the window that reveals it is committed, and recording it twice changes nothing. The process
+A gap is recorded before the commit of the window that reveals it, and recording it twice changes nothing. The process
 after a crash therefore records the same gap.
 """
 
@@ -19,29 +19,29 @@ from cdc_platform.metastore.consumers import INGEST_CONSUMER
 from cdc_platform.tables import LOG_GAPS
 
 SPARK_STREAM_READER = "scylla_cdc"
-"""The reader of gaps that a Spark stream went on behind, as its option told it to."""
+"""The reader name of gaps that a Spark stream skipped because its option allows that."""
 
 
 class LogLoss(StrEnum):
-    """What a gap is."""
+    """The kind of a gap."""
 
     BEFORE_READING = "before_reading"
-    """The log was not read yet: rows died before, or there was no log. No alarm, and no proof either."""
+    """Nobody read the log yet: rows expired before, or there was no log. No alarm, and no proof either."""
     DIED = "died"
     """Rows reached their TTL before they were read."""
     RECREATED = "log_recreated"
-    """The log was dropped with rows that nobody had read, and created again."""
+    """The log was dropped with unread rows and created again."""
     CDC_OFF = "cdc_off"
     """CDC was switched off for a while."""
     ALTERED = "altered"
-    """The table was altered and altered back between two observations: CDC may have been off."""
+    """The table was altered and altered back between two observations, so CDC may have been off."""
 
 
 @dataclass(frozen=True)
 class LogGap:
-    """Rows of a table's log with `since_us` <= timestamp < `until_us` (µs) that `reader` may lack for ever.
+    """Rows of a table's log with `since_us` <= timestamp < `until_us` (µs) that `reader` may lack permanently.
 
-    `found_at_us` is None for a gap that follows from other tables and was not recorded, as in homes of earlier
+    `found_at_us` is None for a gap that is derived from other tables instead of recorded, as in homes of earlier
     releases.
     """
 
@@ -63,7 +63,7 @@ class LogGap:
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody has to see to it: rows went missing, and nobody has accepted that."""
+        """Return True if rows went missing and nobody has accepted that."""
         return self.what != LogLoss.BEFORE_READING and self.accepted_at_us is None
 
     def overlaps(self, since_us: Microseconds, until_us: Microseconds) -> bool:
@@ -71,7 +71,7 @@ class LogGap:
         return self.since_us < until_us and since_us < self.until_us
 
     def facts(self) -> dict[str, Any]:
-        """The gap as JSON has it."""
+        """Return the gap in the form of JSON output."""
         times = {"found_at": self.found_at_us, "accepted_at": self.accepted_at_us}
         return {
             "table": self.full_name,
@@ -85,10 +85,10 @@ class LogGap:
         }
 
     def __str__(self) -> str:
-        """The gap in one line for people."""
+        """Return the gap in one line for people."""
         name, since, until = self.full_name, format_us(self.since_us), format_us(self.until_us)
         interval = f"before {until}" if self.since_us <= 0 else f"from {since} to {until}"
-        said: dict[str, str] = {
+        messages: dict[str, str] = {
             LogLoss.BEFORE_READING: f"what was written to {name} {interval} was not read: {self.why}",
             LogLoss.DIED: f"rows of {name} written {interval} may be gone: {self.why}",
             LogLoss.RECREATED: f"rows of {name} written {interval} may be gone: {self.why}",
@@ -96,7 +96,7 @@ class LogGap:
             LogLoss.ALTERED: f"{name} was altered between {since} and {until}, and looks as before: {self.why}",
         }
         accepted = "" if self.because is None else f" (accepted: {self.because})"
-        return said.get(self.what, f"{self.what} of {name} {interval}: {self.why}") + accepted
+        return messages.get(self.what, f"{self.what} of {name} {interval}: {self.why}") + accepted
 
 
 def read_recorded_gaps(lake: Lake) -> list[LogGap]:
@@ -105,10 +105,9 @@ def read_recorded_gaps(lake: Lake) -> list[LogGap]:
 
 
 def record_log_gaps(lake: Lake, clock: Clock, gaps: Sequence[LogGap]) -> list[LogGap]:
-    """Record gaps in one commit; return those of which more is recorded now than before.
+    """Record gaps in one commit; return those that extend what was recorded before.
 
-    A gap that touches or overlaps an open one of its kind becomes one with it. The part that was accepted stays
-    accepted.
+    A gap that touches or overlaps an open one of its kind is merged with it. The accepted part remains accepted.
     """
     now, new = clock.now_us(), list[LogGap]()
 
@@ -126,7 +125,7 @@ def record_log_gaps(lake: Lake, clock: Clock, gaps: Sequence[LogGap]) -> list[Lo
 
 
 def accept_log_gaps(lake: Lake, clock: Clock, keyspace: str, table: str, because: str) -> list[LogGap]:
-    """Accept the open gaps of a table's log in one commit; return those that were accepted now."""
+    """Accept the open gaps of a table's log in one commit; return those that this call accepted."""
     now, accepted = clock.now_us(), list[LogGap]()
 
     def rule(rows: pa.Table) -> pa.Table | None:
@@ -141,31 +140,31 @@ def accept_log_gaps(lake: Lake, clock: Clock, keyspace: str, table: str, because
 
 def _with_gap(recorded: list[LogGap], gap: LogGap) -> list[LogGap]:
     """Return the recorded gaps with another one."""
-    alike = [each for each in recorded if _kind(each) == _kind(gap)]
-    for each in alike:
-        if each.because is not None and gap.because is None and each.overlaps(gap.since_us, gap.until_us):
-            if each.since_us <= gap.since_us:
-                gap = replace(gap, since_us=min(each.until_us, gap.until_us))
-            elif gap.until_us <= each.until_us:
-                gap = replace(gap, until_us=each.since_us)
+    alike = [other for other in recorded if _kind(other) == _kind(gap)]
+    for other in alike:
+        if other.because is not None and gap.because is None and other.overlaps(gap.since_us, gap.until_us):
+            if other.since_us <= gap.since_us:
+                gap = replace(gap, since_us=min(other.until_us, gap.until_us))
+            elif gap.until_us <= other.until_us:
+                gap = replace(gap, until_us=other.since_us)
     if gap.since_us >= gap.until_us:
         return recorded
     touching = [
-        each
-        for each in alike
-        if each.because == gap.because and each.since_us <= gap.until_us and gap.since_us <= each.until_us
+        other
+        for other in alike
+        if other.because == gap.because and other.since_us <= gap.until_us and gap.since_us <= other.until_us
     ]
     whole = [*touching, gap]
     merged = replace(
         gap,
-        since_us=min(each.since_us for each in whole),
-        until_us=max(each.until_us for each in whole),
-        found_at_us=min(each.found_at_us or Microseconds(0) for each in whole),
-        accepted_at_us=gap.accepted_at_us and min(each.accepted_at_us or gap.accepted_at_us for each in whole),
+        since_us=min(other.since_us for other in whole),
+        until_us=max(other.until_us for other in whole),
+        found_at_us=min(other.found_at_us or Microseconds(0) for other in whole),
+        accepted_at_us=gap.accepted_at_us and min(other.accepted_at_us or gap.accepted_at_us for other in whole),
     )
-    if any(replace(each, why=gap.why) == merged for each in touching):
+    if any(replace(other, why=gap.why) == merged for other in touching):
         return recorded
-    return _ordered([*(each for each in recorded if each not in touching), merged])
+    return _ordered([*(other for other in recorded if other not in touching), merged])
 
 
 def _kind(gap: LogGap) -> tuple[str, ...]:

@@ -19,54 +19,54 @@ from cdc_platform.tables import NODES
 STATUS_NORMAL = "NORMAL"
 """The status of a node that owns its tokens."""
 STATUS_LEFT = "LEFT"
-"""The status of a node that was there and owns nothing any more."""
+"""The status of a former node that no longer owns tokens."""
 
 
 def read_nodes(lake: Lake) -> list[Node]:
-    """Every node of `platform.nodes`, whatever its status."""
+    """Return every node of `platform.nodes`, of any status."""
     return nodes_from_rows(lake.read(NODES))
 
 
 def read_current_ring(lake: Lake) -> Ring:
-    """The ring as it stands: the nodes of `platform.nodes` with status NORMAL."""
+    """Return the current ring: the nodes of `platform.nodes` with status NORMAL."""
     return Ring.of(nodes_from_rows(lake.read(NODES, filters=[("status", "=", STATUS_NORMAL)])))
 
 
 def read_node_statuses(lake: Lake) -> dict[str, str]:
-    """The status of every node by its host ID. Reads no tokens."""
+    """Return the status of every node by its host ID. Reads no tokens."""
     rows = lake.read(NODES, ["host_id", "status"])
     return dict(zip(rows["host_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
 
 
 def read_token_owner(lake: Lake, token: int) -> Node | None:
-    """The node that has a token now, whatever its status; None where none has it."""
+    """Return the node of any status that has a token now, None if there is none."""
     return next((node for node in read_nodes(lake) if token in node.tokens), None)
 
 
 def read_node_columns(lake: Lake, names: Sequence[str]) -> pa.Table:
-    """Columns of all nodes as they are, for an audit of the ring: what is in them makes no node perhaps."""
+    """Return columns of all nodes unparsed, for audits: the values may not form valid nodes."""
     return lake.read(NODES, names)
 
 
 def read_host_ids(lake: Lake, status: str = STATUS_NORMAL) -> list[str]:
-    """The host IDs of the nodes with this status, ascending. Reads no tokens."""
-    return sorted(host for host, is_now in read_node_statuses(lake).items() if is_now == status)
+    """Return the host IDs of the nodes with this status, ascending. Reads no tokens."""
+    return sorted(host for host, current in read_node_statuses(lake).items() if current == status)
 
 
 def read_node_features(lake: Lake) -> list[list[str] | None]:
-    """The features of every NORMAL node, None where they are not known. Reads no tokens."""
+    """Return the features of every NORMAL node, None if unknown. Reads no tokens."""
     return lake.read(NODES, ["features"], [("status", "=", STATUS_NORMAL)])["features"].to_pylist()
 
 
 def write_nodes(lake: Lake, nodes: Sequence[Node], *, update: bool = True) -> int:
-    """Write nodes as they are now, or without `update` those alone that are not there; answers how many it wrote."""
+    """Insert nodes, and update existing ones if `update`; return the number of rows written."""
     merged = lake.merge(NODES, node_rows(nodes), update=update)
     return merged.inserted + merged.updated
 
 
 @dataclass(frozen=True)
 class RingReplacement:
-    """What another ring in place of the old one changes: host IDs, ascending, and the number of rows."""
+    """The changes made by replacing the ring: host IDs, ascending, and the number of rows."""
 
     added: list[str]
     removed: list[str]
@@ -75,11 +75,11 @@ class RingReplacement:
 
 
 def replace_ring(lake: Lake, nodes: Sequence[Node]) -> RingReplacement:
-    """Let these nodes be all that there are, in one commit."""
+    """Replace all nodes by these in one commit."""
     replaced: list[RingReplacement] = []
 
     def rule(rows: pa.Table) -> pa.Table:
-        before, after = ({row["host_id"]: row for row in each.to_pylist()} for each in (rows, node_rows(nodes)))
+        before, after = ({row["host_id"]: row for row in table.to_pylist()} for table in (rows, node_rows(nodes)))
         added, removed = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
         changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
         replaced[:] = [RingReplacement(added, removed, changed, len(added) + len(removed) + len(changed))]
@@ -90,7 +90,7 @@ def replace_ring(lake: Lake, nodes: Sequence[Node]) -> RingReplacement:
 
 
 def node_rows(nodes: Sequence[Node]) -> pa.Table:
-    """Nodes as rows of `platform.nodes`."""
+    """Build rows of `platform.nodes`."""
     return pa.Table.from_pylist(
         [
             {
@@ -111,13 +111,13 @@ def node_rows(nodes: Sequence[Node]) -> pa.Table:
 
 
 def nodes_from_rows(rows: pa.Table) -> list[Node]:
-    """The nodes that rows describe; rows without a status, as the inbox has them, are of NORMAL nodes."""
+    """Parse rows into nodes; rows without a status, as in the inbox, are NORMAL nodes."""
     return list(_parsed_nodes(_SameRows(rows)))
 
 
 @dataclass(frozen=True, eq=False)
 class _SameRows:
-    """Rows, and no others that are equal to them: what was read once of a version is the same object from then on."""
+    """Rows compared by identity, as a cache key: a version that was read once remains the same object."""
 
     rows: pa.Table
 

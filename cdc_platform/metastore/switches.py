@@ -16,13 +16,13 @@ from cdc_platform.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISE
 
 
 def read_switches(lake: Lake) -> list[GenerationSwitch]:
-    """Every switch, in the order in which they were prepared."""
-    found = [switch_from_row(row) for row in lake.read(GENERATION_SWITCHES).to_pylist()]
-    return sorted(found, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
+    """Return every switch in the order of preparation."""
+    switches = [switch_from_row(row) for row in lake.read(GENERATION_SWITCHES).to_pylist()]
+    return sorted(switches, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
 
 
 def find_switch(lake: Lake, name: str | Milliseconds) -> GenerationSwitch:
-    """The switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
+    """Return the switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
 
     Raises:
         NotFound: there is none.
@@ -30,20 +30,21 @@ def find_switch(lake: Lake, name: str | Milliseconds) -> GenerationSwitch:
     for switch in read_switches(lake):
         if name in (switch.generation_id, switch.time_ms):
             return switch
-    shown = name if isinstance(name, str) else format_ms(name)
-    raise NotFound(f"there is no switch to generation {shown}; list them with: cdc-platform switch show")
+    label = name if isinstance(name, str) else format_ms(name)
+    raise NotFound(f"there is no switch to generation {label}; list them with: cdc-platform switch show")
 
 
 def read_lease_promises(lake: Lake, generation_id: str) -> dict[str, Milliseconds]:
-    """Where the leases end (ms) that participants have promised, by host_id; whether or not they have answered."""
+    """Return the lease ends (ms) that participants have promised, by host_id, even if they have not acknowledged."""
     rows = lake.read(SWITCH_PROMISES, ["host_id", "lease_end"], [("generation_id", "=", generation_id)]).to_pylist()
     return {row["host_id"]: ms_from_datetime(row["lease_end"]) for row in rows}
 
 
 def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None = None) -> list[UndecidedSwitch]:
-    """The switches, of those that are `known`, that some node has promised to wait for from its first lease end on.
+    """Return the undecided switches, optionally of `known` only, for which a node has promised to wait.
 
-    A participant that cannot read the decision refuses; one that can, and finds none, does not know more.
+    A node waits from its lease end on, and the result has the first lease end of each switch. A participant that cannot
+    read the decision refuses reads; one that can read and finds none knows no more than that.
     """
     waiting = [switch for switch in (read_switches(lake) if known is None else known) if not switch.is_decided]
     ends = {switch.generation_id: read_lease_promises(lake, switch.generation_id).values() for switch in waiting}
@@ -57,17 +58,17 @@ def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None
 
 
 def read_unfinished_switches(lake: Lake) -> list[GenerationSwitch]:
-    """The switches of which something is left to do: undecided, or committed and not in the ledger; oldest first."""
-    entered = set(to_python_values(lake.read(GENERATIONS, ["generation_id"])["generation_id"]))
+    """Return the unfinished switches, oldest first: undecided, or committed and not in the ledger."""
+    recorded = set(to_python_values(lake.read(GENERATIONS, ["generation_id"])["generation_id"]))
     return [
         switch
         for switch in read_switches(lake)
-        if not switch.is_decided or (switch.phase is SwitchPhase.COMMITTED and switch.generation_id not in entered)
+        if not switch.is_decided or (switch.phase is SwitchPhase.COMMITTED and switch.generation_id not in recorded)
     ]
 
 
 def switch_from_row(row: dict[str, Any]) -> GenerationSwitch:
-    """A row of the register as a switch."""
+    """Parse a row of the register."""
     return GenerationSwitch(
         row["generation_id"],
         row["initiator"],
@@ -83,7 +84,7 @@ def switch_from_row(row: dict[str, Any]) -> GenerationSwitch:
 
 
 def switch_row(switch: GenerationSwitch) -> dict[str, Any]:
-    """A switch as a row of the register."""
+    """Build the row of the register for a switch."""
     return {
         "generation_id": switch.generation_id,
         "phase": str(switch.phase),

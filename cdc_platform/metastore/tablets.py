@@ -1,6 +1,6 @@
 """Stream sets of tablet-based tables and the ledger of tablet changes.
 
-The ledger decides by one row, which one process wins, which change of a table's tablets comes next. No JVM.
+One ledger row, which only one process can insert, decides the next change of a table's tablets. No JVM.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ STREAM_CURRENT, STREAM_CLOSED, STREAM_OPENED = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class TabletRows:
-    """Rows of `cdc_streams` of one table, in no order: columns of one length, and how many rows hold no stream ID.
+    """Rows of `cdc_streams` of one table in no order, as columns of one length, and the number of damaged rows.
 
-    `times_ms` int64[n], `states` int8[n], `ids` uint8[n, 16]; rows whose ID is not 16 bytes long are only counted.
+    `times_ms` int64[n], `states` int8[n], `ids` uint8[n, 16]. Rows whose ID is not 16 bytes long are counted in
+    `damaged` and otherwise dropped.
     """
 
     times_ms: np.ndarray
@@ -48,34 +49,34 @@ class TabletRows:
     damaged: int
 
     def of(self, time_ms: Milliseconds, state: int) -> np.ndarray:
-        """The streams (uint8[k, 16], in no order) of one timestamp in one state."""
+        """Return the streams (uint8[k, 16], in no order) of one timestamp in one state."""
         return self.ids[(self.times_ms == time_ms) & (self.states == state)]
 
 
 def table_filter(keyspace: str, table: str) -> list[Filter]:
-    """The filter that leaves the rows of one table."""
+    """Return the filter that selects the rows of one table."""
     return [("keyspace_name", "=", keyspace), ("table_name", "=", table)]
 
 
 def read_listed_stream_sets(lake: Lake) -> set[tuple[tuple[str, str], Milliseconds]]:
-    """Every stream set that readers see: ((keyspace, table), timestamp in ms)."""
+    """Return every stream set that readers see: ((keyspace, table), timestamp in ms)."""
     return _sets(lake.read(TABLET_TIMESTAMPS))
 
 
 def read_stream_sets_with_rows(lake: Lake) -> set[tuple[tuple[str, str], Milliseconds]]:
-    """Every stream set of which there is any row of streams: ((keyspace, table), timestamp in ms)."""
+    """Return every stream set that has rows of streams: ((keyspace, table), timestamp in ms)."""
     keys = ["keyspace_name", "table_name", "timestamp"]
     return _sets(lake.read(TABLET_STREAMS, keys).group_by(keys).aggregate([]))
 
 
 def read_set_timestamps(lake: Lake, keyspace: str, table: str) -> list[Milliseconds]:
-    """The timestamps (ms) of a table's stream sets, oldest first."""
+    """Return the timestamps (ms) of a table's stream sets, oldest first."""
     rows = lake.read(TABLET_TIMESTAMPS, ["timestamp"], table_filter(keyspace, table))
     return np.sort(_column_ms(rows["timestamp"])).tolist()
 
 
 def read_tables_with_streams(lake: Lake, table_names: Sequence[str]) -> set[tuple[str, str]]:
-    """The tables (keyspace, name), of those that are called so, of which any row of streams is left."""
+    """Return the tables (keyspace, name) with one of these names that still have rows of streams."""
     if not table_names:
         return set()
     where: list[Filter] = [("table_name", "in", sorted(set(table_names)))]
@@ -85,7 +86,7 @@ def read_tables_with_streams(lake: Lake, table_names: Sequence[str]) -> set[tupl
 
 
 def has_stream_rows(lake: Lake, keyspace: str, table: str, time_ms: Milliseconds) -> bool:
-    """Whether there is any row of a table's streams at a timestamp (ms)."""
+    """Return True if a table has rows of streams at a timestamp (ms)."""
     where: list[Filter] = [*table_filter(keyspace, table), ("timestamp", "=", datetime_from_ms(time_ms))]
     return lake.read(TABLET_STREAMS, ["stream_state"], where).num_rows > 0
 
@@ -98,7 +99,7 @@ def read_stream_rows(
     times_ms: Sequence[Milliseconds] | None = None,
     states: Sequence[int] | None = None,
 ) -> TabletRows:
-    """The rows of a table's streams; those of some timestamps and states alone where they are named."""
+    """Return the rows of a table's streams, optionally of some timestamps and states only."""
     where = table_filter(keyspace, table)
     if times_ms is not None:
         where.append(("timestamp", "in", [datetime_from_ms(time) for time in times_ms]))
@@ -117,7 +118,7 @@ def read_stream_rows(
 def stream_set_rows(
     keyspace: str, table: str, time_ms: Milliseconds, states: Sequence[tuple[int, np.ndarray]]
 ) -> pa.Table:
-    """Rows of `cdc_streams` for one timestamp: `states` are (state, streams uint8[n, 16])."""
+    """Build the rows of `cdc_streams` for one timestamp; `states` are (state, streams uint8[n, 16])."""
     counts = [len(ids) for _, ids in states]
     count = sum(counts)
     when = pa.array([datetime_from_ms(time_ms)], type=TABLET_STREAMS.schema.field("timestamp").type)
@@ -133,7 +134,7 @@ def stream_set_rows(
 
 
 def set_timestamp_rows(keyspace: str, table: str, times_ms: Sequence[Milliseconds]) -> pa.Table:
-    """Rows of `cdc_timestamps`."""
+    """Build the rows of `cdc_timestamps`."""
     columns = {"keyspace_name": keyspace, "table_name": table}
     rows = [{**columns, "timestamp": datetime_from_ms(time_ms)} for time_ms in times_ms]
     return pa.Table.from_pylist(rows, schema=TABLET_TIMESTAMPS.schema)
@@ -153,7 +154,7 @@ _READ_ATTEMPTS = 5
 
 @dataclass(frozen=True, eq=False)
 class StreamSetChange:
-    """A stream set and how it came out of the one before: uint8[n, 16] each, in ring order."""
+    """A stream set and its difference from the previous one: uint8[n, 16] each, in ring order."""
 
     timestamp_ms: Milliseconds
     current: np.ndarray
@@ -162,17 +163,17 @@ class StreamSetChange:
 
 
 def read_tables_with_stream_sets(lake: Lake) -> list[tuple[str, str]]:
-    """The tables (keyspace, name) that have stream sets, in order."""
+    """Return the tables (keyspace, name) that have stream sets, in order."""
     return sorted({name for name, _ in read_listed_stream_sets(lake)})
 
 
 def has_stream_sets(lake: Lake, keyspace: str, table: str) -> bool:
-    """Whether the table has a stream set that readers see."""
+    """Return True if the table has a stream set that readers see."""
     return bool(read_set_timestamps(lake, keyspace, table))
 
 
 def read_stream_sets(lake: Lake, keyspace: str, table: str) -> list[StreamSet]:
-    """The stream sets of a table, oldest first; a timestamp without a single row of streams is none.
+    """Return the stream sets of a table, oldest first, without timestamps that have no rows of streams.
 
     Raises:
         NotFound: the table has no timestamp.
@@ -184,7 +185,7 @@ def read_stream_sets(lake: Lake, keyspace: str, table: str) -> list[StreamSet]:
 def read_stream_sets_and_empty_timestamps(
     lake: Lake, keyspace: str, table: str
 ) -> tuple[list[StreamSet], list[Milliseconds]]:
-    """The stream sets of a table, oldest first, and the timestamps (ms) that readers see without a row of streams.
+    """Return the stream sets of a table, oldest first, and the listed timestamps (ms) without a row of streams.
 
     Raises:
         As `read_stream_sets`.
@@ -194,7 +195,7 @@ def read_stream_sets_and_empty_timestamps(
 
 
 def read_stream_set_changes(lake: Lake, keyspace: str, table: str) -> list[StreamSetChange]:
-    """Every stream set of a table with what was closed and opened for it, oldest first.
+    """Return every stream set of a table with its closed and opened streams, oldest first.
 
     Raises:
         As `read_stream_sets`.
@@ -213,26 +214,29 @@ def read_stream_set_changes(lake: Lake, keyspace: str, table: str) -> list[Strea
 
 
 def is_stream_set_complete(lake: Lake, keyspace: str, table: str, time_ms: Milliseconds) -> bool:
-    """Whether all streams of a set (ms) are there: up to the end of the ring, and as it changes the one before it."""
+    """Return True if all streams of a set (ms) exist.
+
+    The set must end at the last token, and it must match the previous set with the stored difference applied.
+    """
     earlier = [time for time in read_set_timestamps(lake, keyspace, table) if time < time_ms][-1:]
     rows = read_stream_rows(lake, keyspace, table, times_ms=[*earlier, time_ms])
     current, closed, opened = (rows.of(time_ms, state) for state in (STREAM_CURRENT, STREAM_CLOSED, STREAM_OPENED))
     if rows.damaged or not len(current) or int(tablets.get_stream_tokens(current).max()) != LAST_TOKEN:
         return False
     if earlier and not (rows.times_ms == earlier[0]).any():
-        # Of the one before there is nothing to add it to.
+        # The previous set has no rows to which the difference could be applied.
         return bool(tablets.isin_streams(opened, current).all() and not tablets.isin_streams(closed, current).any())
     previous = rows.of(earlier[0], STREAM_CURRENT) if earlier else None
-    made = tablets.apply_difference_unchecked(previous, tablets.StreamSetDifference(closed, opened))
-    return np.array_equal(made, tablets.sort_in_ring_order(current))
+    expected = tablets.apply_difference_unchecked(previous, tablets.StreamSetDifference(closed, opened))
+    return np.array_equal(expected, tablets.sort_in_ring_order(current))
 
 
 def _read_consistent_rows(
     lake: Lake, keyspace: str, table: str, states: list[int]
 ) -> tuple[list[Milliseconds], list[Milliseconds], TabletRows]:
-    """The timestamps of a table with streams, those without a row, and the rows; both are oldest first.
+    """Return a table's timestamps with streams, its timestamps without rows, and the rows; both lists are oldest first.
 
-    Read again where sets went while they were read.
+    Reads again if sets were removed during the read.
     """
     for _ in range(_READ_ATTEMPTS):
         times = read_set_timestamps(lake, keyspace, table)
@@ -265,10 +269,10 @@ LAYOUT_CREATED, LAYOUT_RESIZED, LAYOUT_DROPPED = "created", "resized", "dropped"
 
 @dataclass(frozen=True, eq=False)
 class TabletLayout:
-    """The tablets of a table as one change left them: a row of `platform.tablet_layouts`.
+    """The tablets of a table after one change: a row of `platform.tablet_layouts`.
 
-    `timestamp_ms` is that of the stream set which belongs to them, None where the log was dropped. `last_tokens` is
-    int64[n] ascending.
+    `timestamp_ms` is that of the corresponding stream set, None if the log was dropped. `last_tokens` is int64[n]
+    ascending.
     """
 
     keyspace: str
@@ -288,18 +292,18 @@ class TabletLayout:
 
 @dataclass(frozen=True)
 class TabletLayoutChange:
-    """What a change left: the table's newest set. `changed` is False where the tablets were like that already."""
+    """The newest layout of a table after a change. `changed` is False if the tablets already had this layout."""
 
     layout: TabletLayout
     changed: bool
 
 
 def read_tablet_layouts(lake: Lake, keyspace: str | None = None, table: str | None = None) -> list[TabletLayout]:
-    """The changes of one table's tablets, or of all tables', in the order in which they were decided."""
+    """Return the tablet changes of one table, or of all tables, in the order in which they were decided."""
     where = None if keyspace is None or table is None else table_filter(keyspace, table)
     rows = lake.read(TABLET_LAYOUTS, filters=where)
     ends = rows["last_tokens"]
-    found = [
+    layouts = [
         TabletLayout(
             row["keyspace_name"],
             row["table_name"],
@@ -307,16 +311,16 @@ def read_tablet_layouts(lake: Lake, keyspace: str | None = None, table: str | No
             row["kind"],
             UUID(row["table_id"]),
             None if row["timestamp"] is None else ms_from_datetime(row["timestamp"]),
-            ends[at].values.to_numpy(),
+            ends[index].values.to_numpy(),
             us_from_datetime(row["decided_at"]),
         )
-        for at, row in enumerate(rows.drop_columns(["last_tokens"]).to_pylist())
+        for index, row in enumerate(rows.drop_columns(["last_tokens"]).to_pylist())
     ]
-    return sorted(found, key=lambda each: (each.keyspace, each.table, each.number))
+    return sorted(layouts, key=lambda each: (each.keyspace, each.table, each.number))
 
 
 def read_newest_layout(lake: Lake, keyspace: str, table: str) -> TabletLayout | None:
-    """The last change of a table's tablets; of a table whose sets another writer made, what its newest set says."""
+    """Return the last tablet change of a table; if another writer made its sets, derive it from the newest set."""
     known = read_tablet_layouts(lake, keyspace, table)
     if known:
         return known[-1]
@@ -333,29 +337,31 @@ def read_newest_layout(lake: Lake, keyspace: str, table: str) -> TabletLayout | 
 
 
 def derive_table_id(keyspace: str, table: str, number: int) -> UUID:
-    """The UUID of a log that comes into being by change `number` of its table."""
+    """Derive the UUID of the log that change `number` of its table creates."""
     return uuid5(NAMESPACE_URL, f"{keyspace}.{table}/{number}")
 
 
 def read_unfinished_layouts(lake: Lake) -> list[TabletLayout]:
-    """The newest change of each table whose stream set is not there yet, or whose log is gone and not its sets."""
+    """Return the newest change of each table whose stream set does not exist yet, or whose sets outlive its log."""
     known = read_tablet_layouts(lake)
-    newest = {(each.keyspace, each.table): each for each in known}
-    gone = {name for name, each in newest.items() if each.kind == LAYOUT_DROPPED} | _tables_with_dropped_log(
+    newest = {(layout.keyspace, layout.table): layout for layout in known}
+    dropped = {name for name, layout in newest.items() if layout.kind == LAYOUT_DROPPED} | _tables_with_dropped_log(
         lake, known
     )
     sets = read_listed_stream_sets(lake)
-    left_over = {name for name, _ in sets} | read_tables_with_streams(lake, [name for _, name in gone])
-    left_over |= {(each.keyspace, each.table) for each in known if each.number < _number_of_drop(newest, each)}
+    remaining = {name for name, _ in sets} | read_tables_with_streams(lake, [name for _, name in dropped])
+    remaining |= {
+        (layout.keyspace, layout.table) for layout in known if layout.number < _number_of_drop(newest, layout)
+    }
     return [
-        each
-        for name, each in newest.items()
-        if (name in left_over if name in gone else (name, each.timestamp_ms) not in sets)
+        layout
+        for name, layout in newest.items()
+        if (name in remaining if name in dropped else (name, layout.timestamp_ms) not in sets)
     ]
 
 
 def is_log_dropped(lake: Lake, layout: TabletLayout) -> bool:
-    """Whether the log for which these tablets were noted has been dropped since, whatever was made after it."""
+    """Return True if the log of this layout has been dropped since, even if the table has a new one."""
     name = (layout.keyspace, layout.table)
     return layout.kind == LAYOUT_DROPPED or name in _tables_with_dropped_log(
         lake, read_tablet_layouts(lake, *name) or [layout]
@@ -363,23 +369,24 @@ def is_log_dropped(lake: Lake, layout: TabletLayout) -> bool:
 
 
 def read_live_layout(lake: Lake, keyspace: str, table: str) -> TabletLayout | None:
-    """The tablets that the table has, None where it has none or its log was dropped."""
+    """Return the tablets of a table, None if it has none or its log was dropped."""
     newest = read_newest_layout(lake, keyspace, table)
     return None if newest is None or is_log_dropped(lake, newest) else newest
 
 
 def has_leftovers(lake: Lake, newest: TabletLayout) -> bool:
-    """Whether anything of a table's sets is there still, or of the changes before its drop."""
+    """Return True if sets of a table, or changes before its drop, still exist."""
     name = (newest.keyspace, newest.table)
     if name in read_tables_with_streams(lake, [newest.table]) or read_set_timestamps(lake, *name):
         return True
     return (
-        any(each.number < newest.number for each in read_tablet_layouts(lake, *name)) or newest.kind != LAYOUT_DROPPED
+        any(layout.number < newest.number for layout in read_tablet_layouts(lake, *name))
+        or newest.kind != LAYOUT_DROPPED
     )
 
 
 def is_layout_finished(lake: Lake, layout: TabletLayout) -> bool:
-    """Whether a set is listed, or not to be listed any more because another change of its table came after it."""
+    """Return True if the layout's set is listed, or if a later change of its table superseded it."""
     known = read_tablet_layouts(lake, layout.keyspace, layout.table)
     if known and known[-1].number != layout.number:
         return True
@@ -387,17 +394,17 @@ def is_layout_finished(lake: Lake, layout: TabletLayout) -> bool:
 
 
 def decide_layout(lake: Lake, wanted: TabletLayout) -> TabletLayoutChange:
-    """Make a change the next one of its table, unless another process's is: then that one, where it asks for the same.
+    """Insert a change as the next one of its table; if another process won, return its change if it asks for the same.
 
     Raises:
-        ConflictError: the other one asks for something else.
+        ConflictError: the other process's change asks for something else.
     """
     inserted = record_layout(lake, wanted)
     failpoints.kill_if_selected(failpoints.AFTER_TABLET_DECISION)
     if inserted:
         return TabletLayoutChange(wanted, changed=True)
     winners = [
-        each for each in read_tablet_layouts(lake, wanted.keyspace, wanted.table) if each.number == wanted.number
+        layout for layout in read_tablet_layouts(lake, wanted.keyspace, wanted.table) if layout.number == wanted.number
     ]
     if winners and (winners[0].kind, winners[0].last_tokens.tolist()) == (wanted.kind, wanted.last_tokens.tolist()):
         return TabletLayoutChange(winners[0], changed=True)
@@ -408,12 +415,12 @@ def decide_layout(lake: Lake, wanted: TabletLayout) -> TabletLayoutChange:
 
 
 def record_layout(lake: Lake, layout: TabletLayout) -> bool:
-    """Put a change into the ledger; whether it was not there, under its number, before."""
+    """Insert a change into the ledger; return True if no change with its number existed before."""
     return lake.merge(TABLET_LAYOUTS, tablet_layout_rows([layout]), update=False).inserted > 0
 
 
 def tablet_layout_rows(changes: Sequence[TabletLayout]) -> pa.Table:
-    """Changes as rows of the ledger."""
+    """Build the rows of the ledger from changes."""
     rows = [
         {
             "keyspace_name": layout.keyspace,
@@ -431,18 +438,20 @@ def tablet_layout_rows(changes: Sequence[TabletLayout]) -> pa.Table:
 
 
 def _number_of_drop(newest: Mapping[tuple[str, str], TabletLayout], each: TabletLayout) -> int:
-    """The number of the change that was the drop of a table's log; 0 where its newest change is none."""
+    """Return the number of the change that dropped a table's log; 0 if its newest change is not a drop."""
     last = newest[each.keyspace, each.table]
     return last.number if last.kind == LAYOUT_DROPPED else 0
 
 
 def _tables_with_dropped_log(lake: Lake, known: list[TabletLayout]) -> set[tuple[str, str]]:
-    """The tables whose newest log has been dropped after its tablets were noted. `known` are in their order."""
-    made = {(each.keyspace, each.table): each.decided_at_us for each in known if each.kind == LAYOUT_CREATED}
+    """Return the tables whose newest log was dropped after its tablets were recorded. `known` is in ledger order."""
+    created_us = {
+        (layout.keyspace, layout.table): layout.decided_at_us for layout in known if layout.kind == LAYOUT_CREATED
+    }
     return {
         name
         for change in cdc_tables.read_table_changes(lake)
-        if (name := (change.keyspace_name, change.table_name)) in made
+        if (name := (change.keyspace_name, change.table_name)) in created_us
         and change.what == cdc_tables.TABLE_DROPPED
-        and change.changed_at_us > made[name]
+        and change.changed_at_us > created_us[name]
     }
