@@ -1,6 +1,6 @@
 """Audits of lifecycle work: the rewrite, expiry, and the fit of the newest generation to the ring. No Spark.
 
-Each applies the rules that the work itself uses, so that both give one answer.
+Each audit applies the rules of the work itself, so that both give the same answer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from cdc_platform.timeline import Generation, GenerationState, Timeline
 
 
 def audit_rewrite(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
-    """Audit the V1 tables against the tables that took their place; a line only for what there is to look at."""
+    """Audit the V1 tables against the tables that replaced them; findings without a population are omitted."""
     return [*audit_live_generations(lake, clock, settings), *_unless_empty(_rewritten_rows(lake))]
 
 
 def audit_live_generations(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
-    """The one line that `audit.audit_lake` does not have, of times alone: it compares rewritten rows with V1 itself."""
+    """Return the finding, from times alone, that `checks.audit_lake` lacks; that audit compares the rewritten rows."""
     return _unless_empty(_live_generations(lake, clock, settings))
 
 
@@ -57,23 +57,25 @@ def _unless_empty(line: Finding) -> list[Finding]:
 
 
 def _live_generations(lake: Lake, clock: Clock, settings: Settings) -> Finding:
-    """Once a node is marked after a rewrite, every V1 generation that can hold live rows is in the new table.
+    """Check that, after a rewrite, the new table has every V1 generation that can hold live rows.
 
-    The marker of a rewrite names the newest time. One without a time says that the node had nothing to rewrite,
-    which holds of that node alone: it has just joined, or no table had CDC enabled.
+    The marker of a rewrite names the newest time. A marker without one says that the node had nothing to rewrite, which
+    is true of that node alone: it has just joined, or no table had CDC enabled.
     """
     nothing = "no node has rewritten"
     if not cdc_local.has_dated_rewrite_marker(lake):
         return finding_from_tallies(LIVE_GENERATIONS_REWRITTEN, [], nothing)
-    live = [each for each in rewrite.plan_rewrite(lake, clock, settings) if each.action != "skip-too-old"]
-    left = [each for each in live if each.action != "skip-present"]
-    sample = f"V1 generation {format_ms(left[0].time_ms)} is not in the new table: {left[0].reason}" if left else ""
-    tally = InvariantTally(LIVE_GENERATIONS_REWRITTEN, len(live), len(left), 0, sample)
+    live = [decision for decision in rewrite.plan_rewrite(lake, clock, settings) if decision.action != "skip-too-old"]
+    missing = [decision for decision in live if decision.action != "skip-present"]
+    sample = (
+        f"V1 generation {format_ms(missing[0].time_ms)} is not in the new table: {missing[0].reason}" if missing else ""
+    )
+    tally = InvariantTally(LIVE_GENERATIONS_REWRITTEN, len(live), len(missing), 0, sample)
     return finding_from_tallies(LIVE_GENERATIONS_REWRITTEN, [("", tally)], "every V1 generation is too old")
 
 
 def _rewritten_rows(lake: Lake) -> Finding:
-    """Rows of a time that has a V1 description are that description's: every stream, in shard order."""
+    """Check that rows of a time with a V1 description equal that description: every stream, in shard order."""
     times = np.intersect1d(
         generations.read_v1_times(lake), np.array(sorted(generations.read_listed_times(lake)), dtype=np.int64)
     )
@@ -82,7 +84,10 @@ def _rewritten_rows(lake: Lake) -> Finding:
 
 
 def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
-    """Every invariant of expiry; none where there never was a generation, that of nodes only where one keeps an ID."""
+    """Return the finding of every expiry invariant.
+
+    The list is empty if there never was a generation. The invariant of nodes is omitted if no node has stored an ID.
+    """
     timeline = Timeline.read(lake)
     if not timeline.generations:
         return []
@@ -95,113 +100,119 @@ def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
 
 
 def _check_expired_not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
-    """No generation that has expired, as its mark says, is needed by a table, a reader or a node."""
-    plan = [each for each in expiry.plan_expiry(lake, clock, settings) if each.listed]
+    """Check that no table, reader or node needs a generation that is marked as expired."""
+    plan = [generation for generation in expiry.plan_expiry(lake, clock, settings) if generation.listed]
     now_ms = clock.now_ms()
-    held = [each for each in plan if each.marked_ms is not None and each.marked_ms <= now_ms and each.blocked_by]
+    blocked = [
+        generation
+        for generation in plan
+        if generation.marked_ms is not None and generation.marked_ms <= now_ms and generation.blocked_by
+    ]
     sample = ""
-    if held:
-        sample = f"generation {format_ms(held[0].time_ms)} is marked as expired, but {held[0].reasons[0]}"
-    return Finding(EXPIRED_NOT_HELD, max(len(plan), 1), len(held), sample)
+    if blocked:
+        sample = f"generation {format_ms(blocked[0].time_ms)} is marked as expired, but {blocked[0].reasons[0]}"
+    return Finding(EXPIRED_NOT_HELD, max(len(plan), 1), len(blocked), sample)
 
 
 def _check_none_half_removed(lake: Lake, generations: Sequence[Generation]) -> Finding:
-    """No generation that readers see lacks its streams, and of a removed one nothing is left."""
+    """Check that no listed generation lacks its streams, and that removed generations have no rows left."""
     streams = metastore_generations.read_published_times(lake)
-    bare = [each for each in generations if each.published and each.time_ms not in streams]
-    left = expiry.read_unfinished_removals(lake)
+    bare = [generation for generation in generations if generation.published and generation.time_ms not in streams]
+    unfinished = expiry.read_unfinished_removals(lake)
     sample = ""
     if bare:
         sample = f"generation {format_ms(bare[0].time_ms)} is listed without any streams rows"
-    elif left:
+    elif unfinished:
         do = choose_remedy(lake, "run: cdc-platform expire")
-        sample = f"the removal of generation {format_ms(left[0].time_ms)} is not finished; {do}"
-    return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(left), sample)
+        sample = f"the removal of generation {format_ms(unfinished[0].time_ms)} is not finished; {do}"
+    return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(unfinished), sample)
 
 
 def _check_nodes_informed(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
-    """Every node knows the newest generation that is published and operates; of some nothing may be known.
+    """Check that every node knows the newest published, operating generation; the state of some may be unknown.
 
-    Where nothing is known of any node there is nothing to judge: `status` says so.
+    Returns no finding if the state of every node is unknown; `status` reports that.
     """
-    found = read_node_knowledge(lake, clock, settings)
-    judged = 0 if found is None else len(found.informed) + len(found.behind)
-    if found is None or not judged:
+    knowledge = read_node_knowledge(lake, clock, settings)
+    judged = 0 if knowledge is None else len(knowledge.informed) + len(knowledge.behind)
+    if knowledge is None or not judged:
         return []
-    if found.behind:
-        return [Finding(NODES_KNOW_GENERATION, judged, len(found.behind), str(found))]
-    if not found.unknown:
+    if knowledge.behind:
+        return [Finding(NODES_KNOW_GENERATION, judged, len(knowledge.behind), str(knowledge))]
+    if not knowledge.unknown:
         return [Finding(NODES_KNOW_GENERATION, judged, 0)]
-    host, why = next(iter(found.unknown.items()))
-    sample = f"{len(found.unknown)} of {judged + len(found.unknown)} nodes are not known, such as {host}: {why}"
+    host, why = next(iter(knowledge.unknown.items()))
+    sample = f"{len(knowledge.unknown)} of {judged + len(knowledge.unknown)} nodes are not known, such as {host}: {why}"
     return [Finding(NODES_KNOW_GENERATION, judged, 0, sample)]
 
 
 def _check_nodes_name_existing(lake: Lake, timeline: Timeline) -> list[Finding]:
-    """No node's `cdc_local` names a removed generation."""
-    kept = [(host, id_.time_ms) for host, id_ in cdc_local.read_node_generation_ids(lake).items()]
-    if not kept:
+    """Check that no node's `cdc_local` names a removed generation."""
+    stored_times = [(host, id_.time_ms) for host, id_ in cdc_local.read_node_generation_ids(lake).items()]
+    if not stored_times:
         return []
-    gone = {each.time_ms for each in timeline.removed}
-    wrong = [(host, time_ms) for host, time_ms in sorted(kept) if time_ms in gone]
+    removed_times = {removed.time_ms for removed in timeline.removed}
+    wrong = [(host, time_ms) for host, time_ms in sorted(stored_times) if time_ms in removed_times]
     sample = f"node {wrong[0][0]} names generation {format_ms(wrong[0][1])}, which was removed" if wrong else ""
-    return [Finding(NODE_GENERATION_NOT_REMOVED, len(kept), len(wrong), sample)]
+    return [Finding(NODE_GENERATION_NOT_REMOVED, len(stored_times), len(wrong), sample)]
 
 
 _NO_DATA_CONDITIONS = (DamageKind.NO_GENERATION, DamageKind.MISSING_DATA, DamageKind.UNREADABLE)
 
 
 def audit_ring_fit(lake: Lake) -> list[Finding]:
-    """Whether every generation that somebody names can be read, and whether the newest one fits the ring.
+    """Check that every known generation can be read, and that the newest one fits the ring.
 
-    The second is left out where it cannot be told: without a ring, while a node's generation is there and the node is
-    not in the ring yet, and where the tables that say it were never brought here.
+    The second finding is omitted if it cannot be determined: without a ring, while a node has a generation but is not
+    in the ring yet, or if the required tables were never imported.
     """
     timeline = Timeline.read(lake)
     if not timeline.known:
         return []
-    judged = _repair_check(lake)
+    repair_check = _repair_check(lake)
     unread = [each for each in timeline.known if each.state is GenerationState.NOT_RETRIEVABLE]
-    reasons = () if judged is None else judged.reasons
-    lacking = [each for each in reasons if each.condition in _NO_DATA_CONDITIONS]
-    if lacking and timeline.known[-1] not in unread:
+    reasons = () if repair_check is None else repair_check.reasons
+    missing = [each for each in reasons if each.condition in _NO_DATA_CONDITIONS]
+    if missing and timeline.known[-1] not in unread:
         unread.append(timeline.known[-1])
     sample = ""
     if unread:
         first = unread[0]
         sample = f"generation {first.name} ({format_ms(first.time_ms)}) is known, and its description cannot be read"
-    found = [Finding(GENERATIONS_RETRIEVABLE, len(timeline.known), len(unread), sample)]
-    if judged is None or lacking:
-        return found
-    amiss = find_misfits(judged)
-    sample = "; ".join(f"{each.condition.value}: {each.detail}" for each in amiss)
+    findings = [Finding(GENERATIONS_RETRIEVABLE, len(timeline.known), len(unread), sample)]
+    if repair_check is None or missing:
+        return findings
+    misfits = find_misfits(repair_check)
+    sample = "; ".join(f"{each.condition.value}: {each.detail}" for each in misfits)
     nodes = sum(status == STATUS_NORMAL for status in read_node_statuses(lake).values())
-    return [*found, Finding(STREAMS_FIT_THE_RING, nodes, len(amiss), sample)]
+    return [*findings, Finding(STREAMS_FIT_THE_RING, nodes, len(misfits), sample)]
 
 
 def find_misfits(found: repair.RepairCheck) -> list[GenerationDamage]:
-    """What is amiss with the newest generation itself. The first format is a reason for a new one, and no misfit: its
-    streams lie where they have to.
+    """Return the damage of the newest generation itself.
+
+    The V1 format is a reason for a new generation but no misfit, because its streams lie in the right place.
     """
     return [each for each in (*found.reasons, *found.warnings) if each.condition is not DamageKind.V1_FORMAT]
 
 
 def _repair_check(lake: Lake) -> repair.RepairCheck | None:
-    """What `repair` says; None where it cannot say anything, or not yet."""
+    """Return the result of `repair`'s check; None if it cannot judge, or not yet."""
     if not read_current_ring(lake).has_tokens or _is_joining(lake):
         return None
-    found = repair.check_newest_generation(lake)
-    return None if found.cannot_tell else found
+    check = repair.check_newest_generation(lake)
+    return None if check.cannot_tell else check
 
 
 def _is_joining(lake: Lake) -> bool:
-    """Return whether nodes know the generation of a node that is not in the ring yet.
+    """Return True if nodes know the generation of a node that is not in the ring yet.
 
-    They do from the decision of its switch on, which comes before the ledger has it.
+    They know it from the decision of its switch on, which precedes the ledger row.
     """
     newest = Timeline.read(lake).newest
     known = None if newest is None else newest.id
     return any(
-        each.reached is JoinStage.TIMED or (each.reached is JoinStage.SWITCHING and each.generation_id == known)
-        for each in read_join_progress(lake)
+        progress.reached is JoinStage.TIMED
+        or (progress.reached is JoinStage.SWITCHING and progress.generation_id == known)
+        for progress in read_join_progress(lake)
     )

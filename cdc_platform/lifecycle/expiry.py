@@ -1,8 +1,8 @@
 """Expiry of generations: the purge plan, the removal from the lake, and CQL that removes them from a cluster.
 
-The plan reads names, times and Delta's log, never a stream: 10,000 generations take a moment. A run removes only what
-an earlier run marked, and only by verified tables. Removing the timestamp is the decision: later runs finish what is
-left. ScyllaDB itself never removes a generation from its tables (scylladb#7300).
+The plan reads names, times and Delta's log, never a stream, so that 10,000 generations take a moment. A run removes
+only generations that an earlier run marked, and relies only on verified tables. The removal of the timestamp is the
+decision; later runs finish the rest. ScyllaDB itself never removes a generation from its tables (scylladb#7300).
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ STARTS_LATER = "starts later"
 UNPUBLISHED = "not published"
 UNKNOWN_TABLES = "no CDC-enabled table is known"
 LATE_WRITES = "late writes"
-# The last moment of the year 9999, beyond which no time can be written down.
+# The last moment of the year 9999, the latest time that can be represented.
 _LAST_US = Microseconds(253_402_300_799_999_999)
 
 
 class ExpiryAction(StrEnum):
-    """What the next run does with a generation."""
+    """The action of the next run for a generation."""
 
     KEEP = "keep"
     MARK = "mark"
-    """It has expired: a run marks that, and the grace time runs from the mark on."""
+    """It has expired: a run marks it, and the grace time starts at the mark."""
     REMOVE = "remove"
     """An earlier run marked it, and the grace time is over."""
 
 
 @dataclass(frozen=True)
 class ExpiryAssumption:
-    """What is assumed of a table's log because it is not known (`said`), and how to state it (`do`)."""
+    """An assumption about a table's log that stands for an unknown fact (`said`), and how to state the fact (`do`)."""
 
     table: str
     said: str
@@ -105,13 +105,14 @@ class ExpiryAssumption:
 class PlannedGeneration:
     """One generation in the plan. Times in ms.
 
-    `expired_ms`: from when on no CDC log can hold rows of it, also while that lies ahead; None where it never comes
-    or cannot be told. `removable_ms`: when the grace time is over that counts from its mark, or of one without a mark
-    from the earliest moment at which a run can mark it. `marked_ms`: what `cdc_generation_timestamps` says; `mark`:
-    when that was written, None where it was not, or of an earlier expiry.
-    `blocked_by`: what keeps it now, by name; `reasons`: the same in words. `rows` and `bytes`: what would go, in all
-    tables; bytes are those of the files. `assumptions`: those among the reasons that only hold as long as something is
-    not known.
+    `expired_ms` is the time from which on no CDC log can hold rows of it, possibly in the future; None if that never
+    happens or cannot be determined. `removable_ms` is the end of the grace time, which starts at the mark or, without a
+    mark, at the earliest time at which a run can mark it. `marked_ms` is the value in `cdc_generation_timestamps`;
+    `mark` is the mark itself, None if there is none or it belongs to an earlier expiry.
+
+    `blocked_by` names what prevents the removal now, and `reasons` has the same in words. `rows` and `bytes` are what a
+    removal would delete in all tables; bytes are those of the files. `assumptions` are those of the reasons that hold
+    only while some fact is unknown.
     """
 
     id: str | None
@@ -142,9 +143,9 @@ class RowsAndBytes:
 
 @dataclass(frozen=True)
 class _ExpiryBlock:
-    """One thing that keeps some of the generations: its name, and in words why it keeps the one at an index.
+    """Something that prevents the removal of generations: its name, and the reason in words for the one at an index.
 
-    `seen_us`: until when it would keep them by what was seen; the rest is assumed.
+    `until_us` is how long it does; `seen_us` is how long according to observed facts alone, and the rest is assumed.
     """
 
     name: str
@@ -154,7 +155,7 @@ class _ExpiryBlock:
     assumption: ExpiryAssumption | None = None
 
     def assumed(self, index: int) -> ExpiryAssumption | None:
-        """What is assumed where it keeps the generation at an index for longer than by what was seen."""
+        """Return the assumption if it keeps the generation at an index longer than the observed facts do."""
         is_seen = self.seen_us is None or self.seen_us[index] == self.until_us[index]
         return None if is_seen else self.assumption
 
@@ -168,22 +169,22 @@ class _ExpiryBlock:
 
 
 def plan_expiry(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool = False) -> list[PlannedGeneration]:
-    """What is to become of every known generation, oldest first.
+    """Plan the action for every known generation, oldest first.
 
-    Only published generations end others: what nobody may read yet is no successor. A time that has been noted as
-    `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken. With
-    `as_seen` a TTL that is not known is guessed to be the one that was seen next: never remove anything by such a plan.
+    Only published generations end others, because a generation that nobody may read yet is not a successor. A recorded
+    `expired` time never moves to an earlier one, even if tables change later; a later time replaces it. With `as_seen`,
+    an unknown TTL is assumed to equal the next observed one; never remove anything by such a plan.
     """
     generations = Timeline.read(lake).generations
     published = [each for each in generations if each.published or each.is_removed or each.published_v1]
     times = np.array([us_from_ms(each.time_ms) for each in published], dtype=np.int64)
-    holds = _ExpiryBlocks(lake, times, settings, as_seen=as_seen)
+    blocks = _ExpiryBlocks(lake, times, settings, as_seen=as_seen)
     index = {each.time_ms: number for number, each in enumerate(published)}
     sizes, marks = read_generation_sizes(lake), expiry_marks.read_expiry_marks(lake)
     current = int(np.searchsorted(times, clock.now_us(), side="right")) - 1
     return [
         _planned_generation(
-            each, index.get(each.time_ms), current, holds, sizes, clock, settings, marks.get(each.time_ms)
+            each, index.get(each.time_ms), current, blocks, sizes, clock, settings, marks.get(each.time_ms)
         )
         for each in generations
         if not each.is_removed
@@ -191,7 +192,7 @@ def plan_expiry(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool =
 
 
 def read_generation_sizes(lake: Lake) -> Mapping[object, RowsAndBytes]:
-    """Rows and bytes of generations: by time (ms) in the tables that go by time, by UUID in those that go by UUID."""
+    """Return rows and bytes of generations, by time (ms) in tables keyed by time and by UUID in those keyed by UUID."""
     sizes: dict[object, RowsAndBytes] = {}
     for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS):
         for part in lake.slices(table):
@@ -199,7 +200,7 @@ def read_generation_sizes(lake: Lake) -> Mapping[object, RowsAndBytes]:
             key = ms_from_datetime(value) if table is STREAMS_DESCRIPTIONS_V2 else value
             sizes[key] = sizes.get(key, RowsAndBytes()) + RowsAndBytes(part.rows, part.bytes)
     for table in (STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS):
-        # These are not partitioned: of a file's bytes each row has its share.
+        # These tables are not partitioned, so that each row gets an equal share of the files' bytes.
         times = _read_row_times(lake, table)
         share = sum(part.bytes for part in lake.slices(table)) // max(len(times), 1)
         for time in times:
@@ -208,35 +209,37 @@ def read_generation_sizes(lake: Lake) -> Mapping[object, RowsAndBytes]:
 
 
 def _generation_size(generation: Generation, sizes: Mapping[object, RowsAndBytes]) -> RowsAndBytes:
-    """Rows and bytes of one generation in all tables; its row among the timestamps counts, its few bytes do not."""
+    """Return rows and bytes of one generation in all tables; of its timestamp row, only the row is counted."""
     own = sizes.get(generation.time_ms, RowsAndBytes())
     by_id = RowsAndBytes() if generation.id is None else sizes.get(generation.id, RowsAndBytes())
     return own + by_id + RowsAndBytes(int(generation.published), 0)
 
 
 def plan_assumptions(plan: Iterable[PlannedGeneration]) -> list[ExpiryAssumption]:
-    """What a plan assumes, each once."""
-    return list(dict.fromkeys(assumption for each in plan for assumption in each.assumptions))
+    """Return the assumptions of a plan, each once."""
+    return list(dict.fromkeys(assumption for generation in plan for assumption in generation.assumptions))
 
 
 def read_generation_log_histories(lake: Lake) -> dict[str, LogTtlHistory]:
-    """The logs that rows of generations can be in, by `keyspace.table`: those of all tables but tablet-based ones."""
+    """Return the logs that can hold rows of generations, by `keyspace.table`: those of all but tablet-based tables."""
     sources = StreamSources(lake)
-    found = cdc_tables.read_log_histories(lake)
-    return {f"{name[0]}.{name[1]}": history for name, history in found.items() if sources.of(*name).in_generations}
+    histories = cdc_tables.read_log_histories(lake)
+    return {f"{name[0]}.{name[1]}": history for name, history in histories.items() if sources.of(*name).in_generations}
 
 
 class _ExpiryBlocks:
-    """Everything that keeps generations (int64[g] `times_us`, ascending), looked up once for all of them."""
+    """Everything that blocks the removal of generations (int64[g] `times_us`, ascending), read once for all of them."""
 
     def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, as_seen: bool) -> None:
         margins = ClockMargins.of(
             settings.policy, us_from_ms(settings.generation_leeway_ms), us_from_ms(settings.expiry_skew_margin_ms)
         )
         self.tables_known = cdc_tables.are_cdc_tables_known(lake)
-        told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: cdc-platform tables none"
+        remedy = (
+            "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: cdc-platform tables none"
+        )
         self._telling = choose_remedy(
-            lake, told, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}"
+            lake, remedy, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}"
         )
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_ExpiryBlock] = []
@@ -260,28 +263,28 @@ class _ExpiryBlocks:
         self.nodes = _pointing_nodes(lake)
 
     def assumed(self, index: int, now_us: Microseconds) -> Iterable[ExpiryAssumption]:
-        """What is assumed for the generation at `index`, which is kept for that reason."""
-        found = (hold.assumed(index) for hold in self.tables if hold.until_us[index] > now_us)
-        return (assumption for assumption in found if assumption is not None)
+        """Return the assumptions that prevent the removal of the generation at `index`."""
+        assumptions = (block.assumed(index) for block in self.tables if block.until_us[index] > now_us)
+        return (assumption for assumption in assumptions if assumption is not None)
 
     def on(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
-        """What keeps the generation at `index` now: names, and why."""
+        """Yield the name and the reason of everything that prevents the removal of the generation at `index` now."""
         if not self.tables_known:
             yield (
                 UNKNOWN_TABLES,
                 f"no CDC-enabled table was ever told of; {self._telling}",
             )
-        held = [hold for hold in self.tables if hold.until_us[index] > now_us]
-        for hold in held:
-            yield hold.name, hold.says(index)
-        if not held and self.expires_us[index] > now_us:
+        blocking = [block for block in self.tables if block.until_us[index] > now_us]
+        for block in blocking:
+            yield block.name, block.says(index)
+        if not blocking and self.expires_us[index] > now_us:
             yield (
                 LATE_WRITES,
                 f"clocks that are off may write into it until {format_us(Microseconds(self.expires_us[index]))}",
             )
-        for hold in self.readers:
-            if hold.until_us[index] > now_us:
-                yield hold.name, hold.says(index)
+        for block in self.readers:
+            if block.until_us[index] > now_us:
+                yield block.name, block.says(index)
 
 
 def _planned_generation(
@@ -295,9 +298,9 @@ def _planned_generation(
     mark: ExpiryMark | None,
 ) -> PlannedGeneration:
     now_us, grace_ms = clock.now_us(), settings.expiry_grace_ms
-    told = index is not None and holds.tables_known
+    is_known = index is not None and holds.tables_known
     expired = (
-        _later_ms(_ms_unless_never(Microseconds(holds.expires_us[index])), generation.expired_ms) if told else None
+        _later_ms(_ms_unless_never(Microseconds(holds.expires_us[index])), generation.expired_ms) if is_known else None
     )
     if mark is not None and (expired is None or not _is_mark_current(mark, generation, expired)):
         mark = None
@@ -329,7 +332,7 @@ def _planned_generation(
 
 
 def _is_mark_current(mark: ExpiryMark, generation: Generation, expired: Milliseconds) -> bool:
-    """Whether a mark is of this expiry, and stands in the timestamps as well, where the generation has one there."""
+    """Return True if a mark is of this expiry, and the timestamps agree if the generation is published."""
     return mark.expired_ms >= expired and (not generation.published or generation.expired_ms == expired)
 
 
@@ -349,18 +352,20 @@ def _blocking_reasons(
 
 
 def _log_assumption(name: str, history: LogTtlHistory) -> ExpiryAssumption | None:
-    """What is assumed of a log, in words; None where all of it is known."""
+    """Return the assumption about a log in words; None if all facts are known."""
     if not history.unknown:
         return None
     keyspace, _, table = name.partition(".")
     facts = "since when its TTL is in force"
     command = f"cdc-platform tables alter {shlex.quote(f'{quote_name(keyspace)}.{quote_name(table)}')}"
     times = " and ".join(_period_text(period) for period in history.unknown)
-    said = f"its TTL {times} is not known, so its rows are taken to never expire"
+    assumption = f"its TTL {times} is not known, so its rows are taken to never expire"
     if history.created_us is None:
-        said = f"when its log was created is not known, nor its TTL {times}: rows of any age are taken to be in it"
+        assumption = (
+            f"when its log was created is not known, nor its TTL {times}: rows of any age are taken to be in it"
+        )
         facts, command = f"when its log was created, and {facts}", f"{command} --created-at TIME"
-    return ExpiryAssumption(name, said, f"state {facts}, as far as you know: {command} --ttl-since TIME")
+    return ExpiryAssumption(name, assumption, f"state {facts}, as far as you know: {command} --ttl-since TIME")
 
 
 def _period_text(period: TtlPeriod) -> str:
@@ -370,56 +375,64 @@ def _period_text(period: TtlPeriod) -> str:
 
 
 def _pointing_nodes(lake: Lake) -> dict[int, list[str]]:
-    """The nodes whose `cdc_local` names a generation, by its time (ms); those that have left ask for nothing."""
-    left = set(read_host_ids(lake, STATUS_LEFT))
-    found: dict[int, list[str]] = {}
-    for host, kept in cdc_local.read_node_generation_ids(lake).items():
-        if host not in left:
-            found.setdefault(kept.time_ms, []).append(host)
-    return {time: sorted(hosts) for time, hosts in found.items()}
+    """Return the nodes whose `cdc_local` names a generation, by its time (ms), without nodes that have left."""
+    former = set(read_host_ids(lake, STATUS_LEFT))
+    hosts_by_time: dict[int, list[str]] = {}
+    for host, stored_id in cdc_local.read_node_generation_ids(lake).items():
+        if host not in former:
+            hosts_by_time.setdefault(stored_id.time_ms, []).append(host)
+    return {time: sorted(hosts) for time, hosts in hosts_by_time.items()}
 
 
 def _read_row_times(lake: Lake, table: Table) -> list[Milliseconds]:
-    """The times (ms) of a table's rows, ascending."""
+    """Return the times (ms) of a table's rows, ascending."""
     column = compute.unique(lake.read(table, ["time"])["time"])
     return np.sort(ms_from_us(np.asarray(column.cast(pa.int64()), dtype=np.int64))).tolist()
 
 
 def _later_ms(one: Milliseconds | None, other: Milliseconds | None) -> Milliseconds | None:
-    """The later of a computed and a noted time; where the computed one never comes, it never does."""
+    """Return the later of a computed and a recorded time; None, for never, if the computed one is None."""
     return one if one is None or other is None else max(one, other)
 
 
 def _ms_unless_never(us: Microseconds) -> Milliseconds | None:
-    """µs as ms, rounded up; None for a time that never comes."""
+    """Convert µs to ms, rounded up; return None for a time that never comes."""
     return None if us > _LAST_US else ceil_ms_from_us(us)
 
 
 @dataclass(frozen=True)
 class PurgeStatements:
-    """The statements that remove a generation from the cluster, to be run in this order, and those of nodes' tables."""
+    """The statements that remove a generation from the cluster, in the order in which they must run."""
 
     generation: PlannedGeneration
     statements: tuple[str, ...]
 
 
 def generate_purge_statements(lake: Lake, plan: Sequence[PlannedGeneration]) -> list[PurgeStatements]:
-    """Of each generation that may be removed now, oldest first; of tables in which the home knows no row of it none."""
-    gone = [each for each in plan if each.action is ExpiryAction.REMOVE]
-    if not gone:
+    """Return the statements for each generation that may be removed now, oldest first.
+
+    Tables in which the home knows no row of the generation get no statement.
+    """
+    due = [generation for generation in plan if generation.action is ExpiryAction.REMOVE]
+    if not due:
         return []
     by_time = {
         table: generations.read_row_times(lake, table)
         for table in (STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)
     }
     by_id = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2)}
-    return [PurgeStatements(each, tuple(_generation_statements(each, by_time, by_id))) for each in gone]
+    return [
+        PurgeStatements(generation, tuple(_generation_statements(generation, by_time, by_id))) for generation in due
+    ]
 
 
 def _generation_statements(
     generation: PlannedGeneration, by_time: dict[Table, set[Milliseconds]], by_id: Collection[object]
 ) -> Iterator[str]:
-    """First what clients of the first format read, then the timestamp, by which others go, then the rest."""
+    """Yield the statement for the V1 clients' table, then that for the timestamp, then the rest.
+
+    Other clients rely on the timestamp.
+    """
     when = f"time = '{cql_timestamp_literal(generation.time_ms)}'"
     if generation.time_ms in by_time[STREAMS_DESCRIPTIONS]:
         yield _delete_statement(STREAMS_DESCRIPTIONS, when)
@@ -448,49 +461,49 @@ REMOVAL_TABLES = (
     STREAM_FINGERPRINTS,
     EXPIRY_MARKS,
 )
-"""The tables that rows are removed from, in that order; each is vacuumed afterwards."""
+"""The tables from which rows are removed, in this order; each is vacuumed afterwards."""
 EXPIRY_STEP = "expire"
-"""How refusals name a run."""
-# One commit removes this many generations at most: their files are all named in it.
+"""The name of a run in error messages."""
+# The maximum number of generations that one commit removes, because the commit names all of their files.
 _GENERATIONS_A_COMMIT = 1000
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class ExpiryResult:
-    """What a run did: the plan it went by, how many generations it marked, and which it removed."""
+    """The result of a run: its plan, the number of generations that it marked, and those that it removed."""
 
     plan: tuple[PlannedGeneration, ...]
     marked: int
     removed: tuple[PlannedGeneration, ...]
     finished: int
-    """Removals that an earlier run had begun."""
+    """The number of removals that an earlier run had begun."""
     vacuumed: int
-    """Files that no version of the last seven days needs, deleted."""
+    """The number of deleted files that no version of the last seven days needs."""
 
 
 def expire_generations(lake: Lake, clock: Clock, settings: Settings) -> ExpiryResult:
-    """Mark what has expired, remove what an earlier run marked a grace time ago, and vacuum the tables.
+    """Mark expired generations, remove those marked at least a grace time ago, and vacuum the tables.
 
     Raises:
-        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        NotAsCommitted: a table on which the decision depends, or that loses rows, is not as committed.
         ClockRefused: the clock is ahead of the machine's by more than the grace time.
     """
     lake, plan = read_verified_plan(lake, clock, settings)
-    left = len(read_unfinished_removals(lake))
+    unfinished = len(read_unfinished_removals(lake))
     marked = mark_expired(lake, clock, plan)
     removed = begin_removals(lake, clock, plan)
     for table in REMOVAL_TABLES:
         remove_generation_rows(lake, table, removed)
     files = sum(maintenance.vacuum_table(lake, table) for table in REMOVAL_TABLES)
-    return ExpiryResult(tuple(plan), marked, tuple(removed), left, files)
+    return ExpiryResult(tuple(plan), marked, tuple(removed), unfinished, files)
 
 
 def read_verified_plan(lake: Lake, clock: Clock, settings: Settings) -> tuple[Lake, list[PlannedGeneration]]:
-    """The plan of a run that removes, and the lake by which it has to go on: every table in both is verified.
+    """Return the plan of a removing run and the verified lake with which it must continue.
 
     Raises:
-        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        NotAsCommitted: a table on which the decision depends, or that loses rows, is not as committed.
         ClockRefused: the clock is ahead of the machine's by more than the grace time.
     """
     clock.assert_not_ahead(settings.expiry_grace_ms, EXPIRY_STEP)
@@ -500,9 +513,11 @@ def read_verified_plan(lake: Lake, clock: Clock, settings: Settings) -> tuple[La
 
 
 def mark_expired(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) -> int:
-    """Mark what has expired; answers how many marks are new or later. None ever goes back.
+    """Mark expired generations; return the number of marks that are new or later.
 
-    A noted time of which the plan says that it is too early is moved to the later one, whether that has come or not.
+    A mark never moves to an earlier time.
+
+    If the plan computes a later time than a recorded one, the later time replaces it, even if it is in the future.
     """
     due = [each for each in plan if needs_mark(each)]
     rows = [
@@ -517,13 +532,13 @@ def mark_expired(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) ->
         failpoints.kill_if_selected(failpoints.AFTER_EXPIRED_MARK)
     marked = ((each.time_ms, each.expired_ms) for each in due if each.action is not ExpiryAction.KEEP)
     expiry_marks.write_expiry_marks(
-        lake, clock, [(time_ms, each_ms) for time_ms, each_ms in marked if each_ms is not None]
+        lake, clock, [(time_ms, expiry_ms) for time_ms, expiry_ms in marked if expiry_ms is not None]
     )
     return len(due)
 
 
 def needs_mark(each: PlannedGeneration) -> bool:
-    """Whether the mark of a generation is missing though it has expired, or is earlier than what is known now."""
+    """Return True if an expired generation has no mark, or a recorded time is earlier than the computed one."""
     if each.expired_ms is None:
         return False
     if each.action is not ExpiryAction.KEEP:
@@ -532,9 +547,9 @@ def needs_mark(each: PlannedGeneration) -> bool:
 
 
 def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) -> list[PlannedGeneration]:
-    """Note in `platform.removed_generations` what is about to go; answers with it.
+    """Record the due removals in `platform.removed_generations` and return them.
 
-    What is noted stays known when its rows are gone: to those who ask for it, and so that no step brings it back.
+    The record remains when the rows are gone, for queries about the generation, and so that no step restores it.
     """
     due = [each for each in plan if each.action is ExpiryAction.REMOVE]
     rows = [
@@ -555,47 +570,50 @@ def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) 
 
 
 def read_due_removals(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
-    """The removals that are noted and, by the plan as it is now, still due."""
-    noted = generations.read_removals(lake)
-    plan = read_verified_plan(lake, clock, settings)[1] if noted else []
-    return [each for each in plan if each.action is ExpiryAction.REMOVE and each.time_ms in noted]
+    """Return the removals that are recorded and still due by the current plan."""
+    recorded = generations.read_removals(lake)
+    plan = read_verified_plan(lake, clock, settings)[1] if recorded else []
+    return [
+        generation for generation in plan if generation.action is ExpiryAction.REMOVE and generation.time_ms in recorded
+    ]
 
 
 def remove_generation_rows(lake: Lake, table: Table, begun: Sequence[PlannedGeneration] = ()) -> int:
-    """Remove from one of `REMOVAL_TABLES` what generations have there whose timestamps are gone; answers how many rows.
+    """Remove the rows of generations without a timestamp from one of `REMOVAL_TABLES`; return the number of rows.
 
-    Of the `begun` removals the rows of the first format go before the timestamp, else a rewrite could publish them
-    again; with the timestamp they are gone for every reader. One that was marked anew since the plan was made stays.
+    For `begun` removals, the rows of V1 clients are removed before the timestamp, because otherwise a rewrite could
+    publish them again. Removing the timestamp removes the generation for every reader. A generation that was marked
+    again after the plan was made remains.
 
     Raises:
-        NotAsCommitted: a table that decides, or this one, is not as committed.
+        NotAsCommitted: a table on which the decision depends, or this one, is not as committed.
     """
     lake = get_verified_lake(lake, EXPIRY_STEP)
     if table is GENERATION_TIMESTAMPS:
         removed = _remove_timestamps(lake, begun)
     else:
-        gone: list[GenerationRemoval | PlannedGeneration] = [*generations.read_removed_generations(lake)]
-        due = [*gone, *begun] if table is STREAMS_DESCRIPTIONS else gone
+        decided: list[GenerationRemoval | PlannedGeneration] = [*generations.read_removed_generations(lake)]
+        due = [*decided, *begun] if table is STREAMS_DESCRIPTIONS else decided
         column, values = _generation_values(table, due)
         present = _present_values(lake, table, column) if values else set()
-        there = [value for value in values if value in present]
-        removed = sum(lake.delete(table, [(column, "in", some)]) for some in _chunks(there))
+        existing = [value for value in values if value in present]
+        removed = sum(lake.delete(table, [(column, "in", chunk)]) for chunk in _chunks(existing))
     if removed and table.full_name in _FAILPOINTS:
         failpoints.kill_if_selected(_FAILPOINTS[table.full_name])
     return removed
 
 
 def read_unfinished_removals(lake: Lake) -> list[GenerationRemoval]:
-    """The generations whose timestamps are gone and of which rows are left somewhere: a run that died left them."""
-    gone = generations.read_removed_generations(lake)
-    if not gone:
+    """Return the generations without a timestamp that still have rows somewhere, because a run died."""
+    decided = generations.read_removed_generations(lake)
+    if not decided:
         return []
     tables = [table for table in REMOVAL_TABLES if table is not GENERATION_TIMESTAMPS]
-    left = {table.full_name: _present_values(lake, table, _generation_values(table, [])[0]) for table in tables}
+    remaining = {table.full_name: _present_values(lake, table, _generation_values(table, [])[0]) for table in tables}
     return [
-        each
-        for each in gone
-        if any(left[table.full_name].intersection(_generation_values(table, [each])[1]) for table in tables)
+        removal
+        for removal in decided
+        if any(remaining[table.full_name].intersection(_generation_values(table, [removal])[1]) for table in tables)
     ]
 
 
@@ -608,9 +626,9 @@ _FAILPOINTS = {
 
 def _remove_timestamps(lake: Lake, begun: Sequence[PlannedGeneration]) -> int:
     removed = 0
-    for some in _chunks([each for each in begun if each.listed]):
-        latest = max(each.expired_ms for each in some if each.expired_ms is not None)
-        times = [_datetime(each.time_ms) for each in some]
+    for chunk in _chunks([generation for generation in begun if generation.listed]):
+        latest = max(generation.expired_ms for generation in chunk if generation.expired_ms is not None)
+        times = [_datetime(generation.time_ms) for generation in chunk]
         where: list[Filter] = [("key", "=", "timestamps"), ("time", "in", times), ("expired", "<=", _datetime(latest))]
         removed += lake.delete(GENERATION_TIMESTAMPS, where)
     return removed
@@ -619,18 +637,23 @@ def _remove_timestamps(lake: Lake, begun: Sequence[PlannedGeneration]) -> int:
 def _generation_values(
     table: Table, generations: Iterable[GenerationRemoval | PlannedGeneration]
 ) -> tuple[str, list[Any]]:
-    """The column by which a table's rows belong to generations, and what these have in it."""
+    """Return the column that assigns a table's rows to generations, and its values for these generations."""
     column = table.generation_column
     assert column is not None, f"{table.full_name} holds no rows of generations"
     if table is UNORDERED_RANGES:
-        return column, [name for each in generations for name in (each.id, format_ms(each.time_ms)) if name is not None]
+        return column, [
+            name
+            for generation in generations
+            for name in (generation.id, format_ms(generation.time_ms))
+            if name is not None
+        ]
     if table.schema.field(column).type == TIMESTAMP:
-        return column, [_datetime(each.time_ms) for each in generations]
-    return column, [each.id for each in generations if each.id is not None]
+        return column, [_datetime(generation.time_ms) for generation in generations]
+    return column, [generation.id for generation in generations if generation.id is not None]
 
 
 def _present_values(lake: Lake, table: Table, column: str) -> set[Any]:
-    """What a table has in that column: from Delta's log where it is partitioned by it."""
+    """Return the values of that column in a table, from Delta's log if the table is partitioned by it."""
     if table.partition_by == (column,):
         values = [part.key[0] for part in lake.slices(table)]
     else:

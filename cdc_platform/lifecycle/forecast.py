@@ -1,7 +1,7 @@
 """Forecast of the size of the generation tables after more nodes join, with and without expiry.
 
-It appends the future joins to the known generations and applies the expiry rule to all. Sizes are measured in the
-files of the lake.
+It appends the future joins to the known generations and applies the expiry rule to all. Sizes are measured in the files
+of the lake.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from cdc_platform.settings import Settings
 from cdc_platform.timeline import read_generation_sizes
 
 KNOWN_ABORT_BYTES = sum(estimate_rows_bytes(256 * nodes, 256 * 2 * nodes) for nodes in range(1, 97))
-"""What cdc_streams_descriptions_v2 held when the 97th node of an empty cluster aborted at its start (scylladb#24727).
+"""The bytes of cdc_streams_descriptions_v2 when the 97th node of an empty cluster aborted at start (scylladb#24727).
 
-Its nodes had 256 tokens and 2 shards each. That is no limit of ScyllaDB's, which depends on a shard's memory.
+Its nodes had 256 tokens and 2 shards each. This is not a limit of ScyllaDB, which depends on a shard's memory.
 """
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """What is kept when so many more `nodes` have joined.
+    """The stored size after `nodes` more nodes have joined.
 
-    `num_ranges`, `num_streams`: of the newest generation; `streams`, `bytes`: of all generations in all tables if none
-    is ever removed, bytes in the files of the lake; `published_bytes`: those of cdc_streams_descriptions_v2 in
-    ScyllaDB, which removes none; `..._with_expiry`: if each is removed when it may be.
+    `num_ranges` and `num_streams` describe the newest generation. `streams` and `bytes` count all generations in all
+    tables if none is ever removed; bytes are those of the files of the lake. `published_bytes` is the size of
+    cdc_streams_descriptions_v2 in ScyllaDB, which removes nothing. `..._with_expiry` is the size if each generation is
+    removed as soon as possible.
     """
 
     nodes: int
@@ -47,38 +48,40 @@ class GrowthStep:
 
     @property
     def is_known_to_abort(self) -> bool:
-        """Whether as much is published as where a node is known to have aborted at its start."""
+        """Return True if the published size reaches that at which a node is known to have aborted at start."""
         return self.published_bytes >= KNOWN_ABORT_BYTES
 
 
 def forecast_growth(
     lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: Milliseconds
 ) -> list[GrowthStep]:
-    """What is kept after 0, 1, ... `nodes` more nodes, one every `every_ms`; the first joins now.
+    """Return the stored sizes after 0, 1, ... `nodes` more nodes, one every `every_ms`; the first joins now.
 
-    The nodes to come are like those of the ring on average; tables keep their TTLs, readers and nodes keep up.
+    Future nodes are like the average node of the ring; tables keep their TTLs, and readers and nodes keep up.
 
     Raises:
-        StateError: no node is known, so that nobody can say what the next one is like.
+        StateError: no node is known, so that the size of the next one cannot be estimated.
     """
     ring = read_current_ring(lake)
     if not ring.has_tokens:
         raise _no_ring_error()
     sizes = read_generation_sizes(lake)
-    kept = {each.time_ms: each.num_streams for each in sizes}
+    streams_by_time = {each.time_ms: each.num_streams for each in sizes}
     size = sum(part.bytes for part in expiry.read_generation_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
     ranges, streams = _future_sizes(ring.tokens.size, int(ring.shard_counts.sum()), _count_owners(ring), later)
     starts = now_us + us_from_ms((later - 1) * every_ms)
-    times = np.concatenate([us_from_ms(np.array(list(kept), dtype=np.int64)), starts])
-    counts = np.concatenate([np.array(list(kept.values()), dtype=np.int64), streams])
+    times = np.concatenate([us_from_ms(np.array(list(streams_by_time), dtype=np.int64)), starts])
+    counts = np.concatenate([np.array(list(streams_by_time.values()), dtype=np.int64), streams])
     order = np.argsort(times, kind="stable")
     moments = np.concatenate([[now_us], starts])
-    forever = sum(kept.values()) + np.concatenate([[0], np.cumsum(streams)])
+    forever = sum(streams_by_time.values()) + np.concatenate([[0], np.cumsum(streams)])
     all_ranges = sum(each.num_ranges for each in sizes) + np.concatenate([[0], np.cumsum(ranges[1:])])
-    gone = _removed_streams(lake, settings, times[order], counts[order], moments)
-    bytes_a_stream = size / sum(kept.values()) if any(kept.values()) and size else estimate_rows_bytes(1, 1)
+    removed = _removed_streams(lake, settings, times[order], counts[order], moments)
+    bytes_a_stream = (
+        size / sum(streams_by_time.values()) if any(streams_by_time.values()) and size else estimate_rows_bytes(1, 1)
+    )
     return [
         GrowthStep(
             number,
@@ -90,15 +93,15 @@ def forecast_growth(
             int(total - less),
             round(int(total - less) * bytes_a_stream),
         )
-        for number, (total, less) in enumerate(zip(forever, gone, strict=True))
+        for number, (total, less) in enumerate(zip(forever, removed, strict=True))
     ]
 
 
 def forecast_next_size(ring: Ring, nodes: int) -> tuple[int, int]:
-    """Ranges and streams of the generation that the last of `nodes` more nodes makes, each like those of the ring.
+    """Return the ranges and streams of the generation after `nodes` more nodes like the average node of the ring.
 
     Raises:
-        StateError: there is no node, so that nobody can say what the next one is like.
+        StateError: there is no node, so that the size of the next one cannot be estimated.
     """
     if not ring.has_tokens:
         raise _no_ring_error()
@@ -115,12 +118,12 @@ def _no_ring_error() -> StateError:
 
 
 def _count_owners(ring: Ring) -> int:
-    """How many nodes own tokens: the nodes to come are like those."""
+    """Return the number of nodes that own tokens; future nodes are modelled on them."""
     return len(ring.nodes) - len(ring.zero_token_nodes)
 
 
 def _future_sizes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges of the ring (int64[n + 1], today's first) and streams of each generation to come (int64[n])."""
+    """Return the ranges of the ring (int64[n + 1], today's first) and the streams per future generation (int64[n])."""
     tokens, shards = -(-ranges // nodes), -(-streams // ranges)
     return np.concatenate([[ranges], ranges + later * tokens]), streams + later * tokens * shards
 
@@ -128,7 +131,7 @@ def _future_sizes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> t
 def _removed_streams(
     lake: Lake, settings: Settings, times: np.ndarray, counts: np.ndarray, moments: np.ndarray
 ) -> np.ndarray:
-    """Streams (int64[m]) of the generations that may be removed by each moment."""
+    """Return the streams (int64[m]) of the generations that may be removed by each moment."""
     if not cdc_tables.are_cdc_tables_known(lake):
         return np.zeros(len(moments), dtype=np.int64)
     margins = ClockMargins.of(

@@ -1,7 +1,7 @@
-"""Which nodes know the operating generation, judged by their `cdc_local`.
+"""The nodes that know the operating generation, according to their `cdc_local`.
 
-A node that names an older generation long after a newer one started writes rows where no reader looks. Nothing is
-known of a node whose `cdc_local` is not here, or could not be read at the last observation.
+A node that names an older generation long after a newer one started writes rows where no reader looks. The state of a
+node is unknown if its `cdc_local` is not here, or could not be read at the last observation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from cdc_platform.timeline import Timeline
 
 @dataclass(frozen=True)
 class NodeKnowledge:
-    """What the nodes of the ring know, by host ID: `behind` with the time (ms) that each names, `unknown` with why.
+    """The knowledge of the ring's nodes, by host ID.
 
-    `time_ms` is the generation that all of them should name, or a later one.
+    `behind` has the time (ms) that each node names, `unknown` the reason. All nodes should name the generation at
+    `time_ms` or a later one.
     """
 
     time_ms: Milliseconds
@@ -29,30 +30,30 @@ class NodeKnowledge:
     unknown: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Who is behind, in words."""
+        """Return the nodes that are behind, in words."""
         named = ", ".join(f"{host} names {format_ms(time_ms)}" for host, time_ms in self.behind.items())
         return f"generation {format_ms(self.time_ms)} is published and operates, and {named} in cdc_local"
 
 
 def read_node_knowledge(lake: Lake, clock: Clock, settings: Settings) -> NodeKnowledge | None:
-    """Return what nodes know of the newest generation that is published and has operated for a ring delay.
+    """Return the nodes' knowledge of the newest published generation that has operated for a ring delay.
 
-    None where there is none, or no node.
+    Returns None if there is no such generation, or no node.
     """
     started = [
-        each
-        for each in Timeline.read(lake).known
-        if each.published and us_from_ms(each.time_ms + settings.ring_delay_ms) <= clock.now_us()
+        generation
+        for generation in Timeline.read(lake).known
+        if generation.published and us_from_ms(generation.time_ms + settings.ring_delay_ms) <= clock.now_us()
     ]
     nodes = [node for node in read_nodes(lake) if node.status == STATUS_NORMAL]
     if not started or not nodes:
         return None
-    due_ms, kept = started[-1].time_ms, cdc_local.read_node_generation_ids(lake)
+    due_ms, stored_ids = started[-1].time_ms, cdc_local.read_node_generation_ids(lake)
     not_read = cluster_changes.read_unreadable_cdc_local(lake)
     informed, behind, unknown = list[str](), dict[str, Milliseconds](), dict[str, str]()
     for node in sorted(nodes, key=lambda node: str(node.host_id)):
         host = str(node.host_id)
-        known = kept.get(host)
+        known = stored_ids.get(host)
         if known is not None and known.time_ms >= due_ms:
             informed.append(host)
         elif (why := not_read.get(node.address or host) or not_read.get(host)) is not None:

@@ -45,19 +45,19 @@ from cdc_platform.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS
 from cdc_platform.timeline import Timeline, read_generation_sizes
 
 REHEARSAL_NAMESPACE = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
-"""The namespace of the UUIDs that a rehearsal draws, so that it comes out the same again."""
+"""The namespace of the UUIDs that a rehearsal draws, so that the same rehearsal gives the same result."""
 
 MEASURED_TABLES = (
     GENERATION_DESCRIPTIONS_V2.full_name,
     GENERATION_DESCRIPTIONS.full_name,
     STREAMS_DESCRIPTIONS_V2.full_name,
 )
-"""The tables whose sizes are told: V2 and V1 descriptions, and the streams that readers get."""
+"""The tables whose sizes a rehearsal reports: V2 and V1 descriptions, and the streams that readers get."""
 
 
 @dataclass(frozen=True, eq=False)
 class RehearsedOperation:
-    """The newest generation of a rehearsal, the layout that its streams were made from, and the streams."""
+    """The newest generation of a rehearsal, the layout from which its streams were generated, and the streams."""
 
     id: GenerationId
     layout: RingLayout
@@ -66,7 +66,7 @@ class RehearsedOperation:
 
 @dataclass(frozen=True)
 class StoredGeneration:
-    """A generation whose rows are in the tables: when it starts (ms), its size, whether it is of the first format."""
+    """A generation with rows in the tables: its start (ms), its size, and whether its format is V1."""
 
     time_ms: Milliseconds
     num_ranges: int
@@ -74,7 +74,7 @@ class StoredGeneration:
     is_v1: bool
 
     def in_table(self, table: str) -> int:
-        """The bytes that it takes in a table."""
+        """Return the bytes that the generation occupies in a table."""
         if table == STREAMS_DESCRIPTIONS_V2.full_name:
             return estimate_rows_bytes(self.num_ranges, self.num_streams)
         if self.is_v1:
@@ -92,9 +92,9 @@ class StoredGeneration:
 
 @dataclass(frozen=True)
 class RehearsalStart:
-    """What a rehearsal starts from. `operating` None: no generation; `now_ms` is the clock of the first step.
+    """The initial state of a rehearsal. `operating` None: no generation; `now_ms` is the clock of the first step.
 
-    `logs` can hold rows of old generations; None where nothing is known of TTLs, so that everything stays.
+    `logs` are the logs that can hold rows of old generations; None if no TTLs are known, so that nothing is removed.
     """
 
     ring: Ring
@@ -105,28 +105,30 @@ class RehearsalStart:
 
 
 def start_from_lake(lake: Lake, now_ms: Milliseconds) -> RehearsalStart:
-    """The ring as it stands, its newest generation, all that are kept, and the logs with their TTLs.
+    """Return a start with the current ring, its newest generation, all stored generations, and the logs' TTLs.
 
     Raises:
-        NotFound, StateError: the newest generation cannot be read; `repair` tells more.
+        NotFound, StateError: the newest generation cannot be read; `repair` reports more.
     """
     timeline = Timeline.read(lake)
     operating = None
     if timeline.newest is not None:
         newest = timeline.newest.gossiped
-        made = generations.read_generation_description(lake, newest)
-        layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
-        operating = RehearsedOperation(newest, layout, made)
-    kept = tuple(
-        StoredGeneration(each.time_ms, each.num_ranges, each.num_streams, each.is_v1)
-        for each in read_generation_sizes(lake)
+        description = generations.read_generation_description(lake, newest)
+        layout = RingLayout(
+            description.range_ends, description.range_starts, description.stream_counts, description.ignore_msbs
+        )
+        operating = RehearsedOperation(newest, layout, description)
+    stored = tuple(
+        StoredGeneration(size.time_ms, size.num_ranges, size.num_streams, size.is_v1)
+        for size in read_generation_sizes(lake)
     )
     logs = tuple(expiry.read_generation_log_histories(lake).values()) if cdc_tables.read_table_changes(lake) else None
-    return RehearsalStart(read_current_ring(lake), operating, kept, now_ms, logs)
+    return RehearsalStart(read_current_ring(lake), operating, stored, now_ms, logs)
 
 
 def start_with_ttls(start: RehearsalStart, ttl_seconds: Sequence[int]) -> RehearsalStart:
-    """The same start with other logs: one for each TTL, as old as time; 0: its rows never expire."""
+    """Return a start with other logs: one per TTL, which has always existed. TTL 0 means that rows never expire."""
     logs = (
         build_log_ttl_history(
             [CdcSettingsChange(Microseconds(0), Microseconds(0), enabled=True, ttl_us=us_from_seconds(ttl))]
@@ -137,20 +139,22 @@ def start_with_ttls(start: RehearsalStart, ttl_seconds: Sequence[int]) -> Rehear
 
 
 def start_from_ring(ring: Ring, now_ms: Milliseconds) -> RehearsalStart:
-    """A start of which only the ring is known: its generation is taken to be the one that it would get now."""
+    """Return a start from a ring alone; its generation is assumed to be the one that the ring would get now."""
     if not ring.has_tokens:
         return RehearsalStart(ring, None, (), now_ms)
     is_v1 = bool(find_nodes_without_v2(ring.nodes))
     layout, event_id = get_ring_layout(ring, v1=is_v1), uuid.uuid5(REHEARSAL_NAMESPACE, "the generation at the start")
     id = GenerationId(now_ms, None if is_v1 else event_id)
-    kept = StoredGeneration(now_ms, len(layout), layout.stream_total, is_v1)
-    return RehearsalStart(ring, RehearsedOperation(id, layout, event_id), (kept,), now_ms)
+    stored = StoredGeneration(now_ms, len(layout), layout.stream_total, is_v1)
+    return RehearsalStart(ring, RehearsedOperation(id, layout, event_id), (stored,), now_ms)
 
 
 @dataclass(frozen=True)
 class RehearsedGeneration:
-    """A generation that a step makes. `bytes` are those of its description; `changed_share` (0 to 1) is the part of the
-    ring whose writes go to another stream ID than before, None for the first generation.
+    """A generation that a step makes.
+
+    `bytes` is the size of its description. `changed_share` (0 to 1) is the part of the ring whose writes go to another
+    stream ID than before, None for the first generation.
     """
 
     id: GenerationId
@@ -162,14 +166,18 @@ class RehearsedGeneration:
 
 @dataclass(frozen=True)
 class StepEffect:
-    """What one step does. `number` is its place in the file, 0 for the start; repeated steps share it.
+    """The effect of one step.
 
-    `at_ms`: when it begins. `made`: the generation that it makes. `findings`: what a repair finds.
-    `nodes`, `tokens`: the ring after it. `excess_ranges`, `excess_streams`: those of the newest generation that end at
-    no token of that ring any more. `colocated`: what the newest generation colocates on that ring.
-    `risk_ms`: for how long the old generation still takes writes that may go by the new ring already, as gossip has
-    it; `risk_share`: the share of the ring whose keys are then in another vnode than their stream.
-    `kept`: bytes in each of `MEASURED_TABLES` after it.
+    `number` is the step's position in the file, 0 for the start; the repetitions of a step share it. `at_ms` is when it
+    begins, `made` the generation that it makes, and `findings` the damage that a repair finds. `nodes` and `tokens`
+    describe the ring after it.
+
+    `excess_ranges` and `excess_streams` count the ranges of the newest generation that no longer end at a token of that
+    ring, and their streams. `colocated` is the colocation of the newest generation on that ring. `risk_ms` is how long
+    the old generation still receives writes while gossip may already route them by the new ring; `risk_share` is the
+    share of the ring whose keys are then in another vnode than their stream.
+
+    `kept` is the bytes in each of `MEASURED_TABLES` after the step.
     """
 
     number: int
@@ -190,7 +198,7 @@ class StepEffect:
 
 @dataclass
 class _RehearsalRun:
-    """A rehearsal that is being played; `play_rehearsal` is the way in."""
+    """The state of a running rehearsal; call `play_rehearsal` to run one."""
 
     settings: Settings
     logs: tuple[LogTtlHistory, ...] | None
@@ -202,7 +210,7 @@ class _RehearsalRun:
     made: int = field(default=0)
 
     def effects(self, steps: Sequence[RehearsalFileStep]) -> Iterator[StepEffect]:
-        """The start as it is, then every step."""
+        """Yield the state at the start, then the effect of every step."""
         yield self._effect(0, "start", "", self.now_ms)
         for step in steps:
             try:
@@ -249,18 +257,20 @@ class _RehearsalRun:
         if not node.tokens:
             return self._effect(step.number, "add", node.address, begun)
         at_risk = 0.0 if before is None else 1 - compute_colocation(before.layout, self.ring).vnode
-        made = self._make(event_id)
-        risk_ms = made.id.time_ms - begun if before is not None else Milliseconds(0)
-        self.now_ms = max(self.now_ms, made.id.time_ms)
-        return self._effect(step.number, "add", node.address, begun, made=made, risk_ms=risk_ms, risk_share=at_risk)
+        generation = self._make(event_id)
+        risk_ms = generation.id.time_ms - begun if before is not None else Milliseconds(0)
+        self.now_ms = max(self.now_ms, generation.id.time_ms)
+        return self._effect(
+            step.number, "add", node.address, begun, made=generation, risk_ms=risk_ms, risk_share=at_risk
+        )
 
     def _remove(self, step: RehearsalFileStep, change: RemoveNode) -> StepEffect:
-        gone = self._node(change.node)
-        if gone.tokens and len(self.ring.nodes) - len(self.ring.zero_token_nodes) == 1:
+        removed = self._node(change.node)
+        if removed.tokens and len(self.ring.nodes) - len(self.ring.zero_token_nodes) == 1:
             raise InputError(
                 f"node {change.node} is the last of the ring that owns tokens; a ring has at least one such node"
             )
-        self.ring = Ring.of(node for node in self.ring.nodes if node is not gone)
+        self.ring = Ring.of(node for node in self.ring.nodes if node is not removed)
         return self._effect(step.number, "remove", change.node, self.now_ms)
 
     def _reshard(self, step: RehearsalFileStep, change: ReshardNode) -> StepEffect:
@@ -274,12 +284,12 @@ class _RehearsalRun:
     def _repair(self, step: RehearsalFileStep, change: RepairStreams) -> StepEffect:
         begun, findings = self.now_ms, self._findings()
         strict = change.strict or self.settings.repair_strict
-        made = None
-        if any(strict or found.is_reason for found in findings):
-            made = self._make(self._event_id(), always_delay=True)
-            self.now_ms = max(self.now_ms, made.id.time_ms)
+        generation = None
+        if any(strict or damage.is_reason for damage in findings):
+            generation = self._make(self._event_id(), always_delay=True)
+            self.now_ms = max(self.now_ms, generation.id.time_ms)
         subject = "strict" if strict else ""
-        return self._effect(step.number, "repair", subject, begun, made=made, findings=tuple(findings))
+        return self._effect(step.number, "repair", subject, begun, made=generation, findings=tuple(findings))
 
     def _wait(self, step: RehearsalFileStep, change: WaitSeconds) -> StepEffect:
         begun = self.now_ms
@@ -302,24 +312,24 @@ class _RehearsalRun:
         return findings + find_sharding_damage(ends, counts, msbs, self.ring, expected)
 
     def _make(self, event_id: uuid.UUID, *, always_delay: bool = False) -> RehearsedGeneration:
-        """The generation for the ring as it stands now."""
+        """Make the generation for the current ring."""
         before, settings = self.operating, self.settings
         is_v1 = bool(find_nodes_without_v2(self.ring.nodes))
         layout = get_ring_layout(self.ring, v1=is_v1)
         time_ms = choose_generation_timestamp(
             self.now_ms,
-            max((each.time_ms for each in self.kept), default=None),
+            max((generation.time_ms for generation in self.kept), default=None),
             ring_delay_ms=settings.ring_delay_ms,
             leeway_ms=settings.generation_leeway_ms,
             always_delay=always_delay or before is not None or settings.first_generation_delay,
         )
         self.operating = RehearsedOperation(GenerationId(time_ms, None if is_v1 else event_id), layout, event_id)
-        kept = StoredGeneration(time_ms, len(layout), layout.stream_total, is_v1)
-        self.kept.append(kept)
+        stored = StoredGeneration(time_ms, len(layout), layout.stream_total, is_v1)
+        self.kept.append(stored)
         changed = None
         if before is not None:
             changed = compute_changed_share(before.layout, before.streams, layout, event_id)
-        size = max(kept.in_table(table) for table in MEASURED_TABLES[:2])
+        size = max(stored.in_table(table) for table in MEASURED_TABLES[:2])
         return RehearsedGeneration(self.operating.id, len(layout), layout.stream_total, size, changed)
 
     def _effect(
@@ -353,41 +363,41 @@ class _RehearsalRun:
             compute_colocation(newest.layout, self.ring) if newest is not None and self.ring.has_tokens else None,
             risk_ms,
             risk_share,
-            {table: sum(each.in_table(table) for each in self.kept) for table in MEASURED_TABLES},
+            {table: sum(generation.in_table(table) for generation in self.kept) for table in MEASURED_TABLES},
         )
 
     def _remove_expired(self) -> None:
-        """Forget the generations that are removed by now."""
+        """Remove the generations that would have been removed by now."""
         settings = self.settings
         if self.logs is None or not self.kept:
             return
         leeway_us, skew_us = us_from_ms(settings.generation_leeway_ms), us_from_ms(settings.expiry_skew_margin_ms)
-        times = np.array([us_from_ms(each.time_ms) for each in self.kept], dtype=np.int64)
+        times = np.array([us_from_ms(generation.time_ms) for generation in self.kept], dtype=np.int64)
         expires = expires_at_us(times, self.logs, ClockMargins.of(settings.policy, leeway_us, skew_us))
-        stays = expires > us_from_ms(self.now_ms - settings.expiry_grace_ms)
-        self.kept = [each for each, stay in zip(self.kept, stays.tolist(), strict=True) if stay]
+        remains = expires > us_from_ms(self.now_ms - settings.expiry_grace_ms)
+        self.kept = [generation for generation, stay in zip(self.kept, remains.tolist(), strict=True) if stay]
 
     def _node(self, name: str) -> Node:
-        found = [node for node in self.ring.nodes if name in (node.address, str(node.host_id))]
-        if len(found) != 1:
+        nodes = [node for node in self.ring.nodes if name in (node.address, str(node.host_id))]
+        if len(nodes) != 1:
             known = ", ".join(sorted(node.address or str(node.host_id) for node in self.ring.nodes)[:8])
-            many = "no node" if not found else f"the address of {len(found)} nodes"
+            many = "no node" if not nodes else f"the address of {len(nodes)} nodes"
             raise InputError(f"{name} is {many} of the ring; name a host_id or an address: {known}, ...")
-        return found[0]
+        return nodes[0]
 
     def _event_id(self) -> uuid.UUID:
-        """The UUID of the next generation: the same whenever the same rehearsal is played."""
+        """Draw the UUID of the next generation, the same one whenever the same rehearsal runs."""
         self.made += 1
         return uuid.uuid5(REHEARSAL_NAMESPACE, f"generation {self.made} after {self.now_ms}")
 
 
 def play_rehearsal(start: RehearsalStart, steps: Sequence[RehearsalFileStep], settings: Settings) -> list[StepEffect]:
-    """The effects of all steps, the state at the start first. The same input gives the same effects.
+    """Return the state at the start and the effects of all steps. The same input gives the same effects.
 
-    A step that makes a generation lasts until that operates; the others take no time, but for `wait`.
+    A step that makes a generation lasts until the generation operates. All other steps except `wait` take no time.
 
     Raises:
-        InputError: a step cannot be made, say because a token has an owner; nothing else is told then.
+        InputError: a step is impossible, for example because a token has an owner; no effects are returned.
         StateError: a generation could not start after the newest one.
     """
     played = _RehearsalRun(settings, start.logs, start.ring, start.operating, list(start.kept), start.now_ms)
@@ -395,7 +405,7 @@ def play_rehearsal(start: RehearsalStart, steps: Sequence[RehearsalFileStep], se
 
 
 def first_effects_above(effects: Sequence[StepEffect], most_bytes: int) -> dict[str, StepEffect]:
-    """The first effect after which a table holds more than `most_bytes`, by table; the others are left out."""
+    """Return the first effect after which a table holds more than `most_bytes`, by table, without tables below it."""
     beyond: dict[str, StepEffect] = {}
     for effect in effects:
         for table, size in effect.kept.items():

@@ -1,6 +1,6 @@
 """checkAndRepairCdcStreams: check whether the newest generation fits the ring, and queue a repair if it does not.
 
-`generations.damage` judges. The repair goes into the inbox and proceeds like a join.
+`generations.damage` holds the rules. The repair is queued in the inbox and proceeds like a join.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ DescriptionReader = Callable[[Lake, GenerationId], TopologyDescription]
 
 @dataclass(frozen=True)
 class RepairCheck:
-    """What was found. `latest` is the generation with the greatest timestamp that anybody knows, None without any.
+    """The result of a check. `latest` is the known generation with the greatest timestamp, None without any.
 
-    `reasons` make a new generation due; `warnings` a repair would mend too, but they ask for none: a strict check has
-    only reasons. `blocked_by` says, a line each, why it cannot be made now; `cannot_tell` what has to be before
-    anything could be said: a table that is brought here, or a topology that has settled.
+    `reasons` require a new generation. `warnings` would also be fixed by a repair but do not require one; a strict
+    check has only reasons. `blocked_by` says, one line each, why a repair is impossible now. `cannot_tell` names the
+    precondition of a check: a table to import, or a topology that has settled.
     """
 
     latest: GenerationId | None
@@ -63,7 +63,7 @@ class RepairCheck:
 
     @property
     def needed(self) -> bool:
-        """Whether a new generation is due."""
+        """Return True if a new generation is due."""
         return bool(self.reasons)
 
 
@@ -74,11 +74,11 @@ def check_newest_generation(
     streams: bool = True,
     reader: DescriptionReader = generations.read_generation_description,
 ) -> RepairCheck:
-    """Whether the latest generation needs repair. Reads only; `streams=False` leaves the streams unread too.
+    """Check whether the latest generation needs repair. Reads only; `streams=False` does not read the streams.
 
     Raises:
-        StateError: there is no ring to repair the streams of.
-        Unavailable: the generation cannot be read now; that is no reason to make a new one.
+        StateError: there is no ring whose streams could be repaired.
+        Unavailable: the generation cannot be read now, which is no reason to make a new one.
     """
     ring, changing = read_current_ring(lake), cluster_changes.read_topology_transition(lake)
     if not ring.has_tokens and changing is None:
@@ -93,8 +93,8 @@ def check_newest_generation(
     if unknown is not None:
         return RepairCheck(latest, (), (), tuple(_find_blockers(lake)), unknown)
     findings = _find_damage(lake, latest, ring, streams, reader)
-    reasons = tuple(each for each in findings if strict or each.is_reason)
-    warnings = tuple(each for each in findings if each not in reasons)
+    reasons = tuple(finding for finding in findings if strict or finding.is_reason)
+    warnings = tuple(finding for finding in findings if finding not in reasons)
     return RepairCheck(latest, reasons, warnings, tuple(_find_blockers(lake)))
 
 
@@ -102,14 +102,14 @@ def check_newest_generation(
 def queue_needed_repair(
     lake: Lake, clock: Clock, checkup: RepairCheck, host_id: uuid.UUID | None = None
 ) -> inbox.BootstrapEvent | None:
-    """Queue the repair that `checkup` found to be needed; None where it did not and none is unfinished.
+    """Queue the repair that `checkup` requires; return None if it requires none and none is unfinished.
 
-    Calls at the same time are one repair: the event's ID follows from the latest generation and the ring, and a
-    repair that is unfinished already is the answer to everybody, also when its generation is the latest by now and
-    only its publishing is left. `host_id`: the node that makes it, by default the first.
+    Concurrent calls yield one repair, because the event's ID follows from the latest generation and the ring. An
+    unfinished repair is returned to every caller, even if its generation is already the latest and only its publishing
+    remains. `host_id` is the node that makes the generation, by default the first.
 
     Raises:
-        StateError: a node is neither NORMAL nor LEFT, or joins; whether a repair is needed or not.
+        StateError: a node is neither NORMAL nor LEFT, or joins; even if no repair is needed.
         NotFound: `host_id` is no node of the ring.
     """
     node = _repairing_node(lake, host_id)
@@ -125,9 +125,9 @@ def queue_needed_repair(
 
 
 def _missing_table(newest: Generation) -> str | None:
-    """Which table would have to be here to judge a generation that only clients' tables tell of; None: none would.
+    """Return the table needed to judge a generation that only client-facing tables name; None if none is missing.
 
-    A table that was brought here is there, were it without rows: then what it lacks is missing.
+    An imported table is not missing even if it is empty; rows that it lacks are then damage.
     """
     if newest.state is GenerationState.NOT_EXPORTED:
         return f"cannot tell without {GENERATION_DESCRIPTIONS_V2.name}: export it and import it here"
@@ -150,7 +150,7 @@ def _find_damage(
     except NotFound as error:
         return [GenerationDamage(DamageKind.MISSING_DATA, str(error))]
     except Unavailable as error:
-        # It may come back, and a new generation would be made for nothing.
+        # The data may become readable again, and a new generation would have been unnecessary.
         raise Unavailable(
             f"generation {latest} cannot be read now: {error}; mend that, or remove what is unreachable, and "
             "check again: no new generation is made for it"
@@ -160,18 +160,18 @@ def _find_damage(
 
 
 def _find_blockers(lake: Lake) -> list[str]:
-    """The nodes that are not at rest: of the ring's table by their status, of the inbox because they join."""
+    """Return the nodes that are not settled: by their status in the ring's table, or because they join."""
     blocking = [
         f"host {node.host_id} is in state {node.status}"
         for node in read_nodes(lake)
         if node.status not in _SETTLED_STATUSES
     ]
-    for waits in inbox.read_pending_events(lake):
-        if waits.kind == inbox.REPAIR_EVENT:
-            break  # whoever joins after it does not hold it up
+    for event in inbox.read_pending_events(lake):
+        if event.kind == inbox.REPAIR_EVENT:
+            break  # joins after the repair do not block it
         blocking.append(
-            f"host {waits.host_id} is in state JOINING; finish its join with: cdc-platform bootstrap --finish "
-            f"{waits.event_id}, or withdraw it with: cdc-platform bootstrap --withdraw {waits.event_id}"
+            f"host {event.host_id} is in state JOINING; finish its join with: cdc-platform bootstrap --finish "
+            f"{event.event_id}, or withdraw it with: cdc-platform bootstrap --withdraw {event.event_id}"
         )
     return blocking
 
@@ -186,7 +186,7 @@ def _repairing_node(lake: Lake, host_id: uuid.UUID | None) -> Node:
 
 
 def _request_id(latest: GenerationId | None, ring: Ring) -> str:
-    """What every node that finds the same damage in the same ring calls the repair."""
+    """Return the request ID, which is the same for every node that finds the same damage in the same ring."""
     content = {
         "latest": "" if latest is None else latest.gossip_text,
         "ring": hashlib.sha256(

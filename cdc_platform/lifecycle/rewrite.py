@@ -1,9 +1,9 @@
 """The rewrite of the V1 streams table into the V2 one, as design document 000 describes it, and client readiness.
 
-Every node of an upgraded cluster runs it; the first one does the work. Decisions need times alone, and one generation
-is one cell, so no Spark. Clients may switch once every node's `cdc_local` has the row `rewritten`, which
-scylla-cdc-go and -java wait for (scylla-cdc-java PR #21), and the new tables have every generation that a log can
-have rows of.
+Every node of an upgraded cluster runs it, and the first one does the work. Decisions need times alone, and one
+generation is one cell, so no Spark. Clients may switch once every node's `cdc_local` has the row `rewritten`, for which
+scylla-cdc-go and -java wait (scylla-cdc-java PR #21), and the new tables have every generation that can have rows in a
+log.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ RewriteAction = Literal["rewrite", "skip-too-old", "skip-present", "missing-data
 
 OnMessage = Callable[[str], object]
 _Result = TypeVar("_Result")
-# What the lake says of a read or a write that may not fail the next time; a rule that is broken stays so.
+# Errors of a read or a write that may succeed on a retry, unlike a violated rule.
 _RETRYABLE = (Unavailable, StoreFailure, ConflictError)
 
 
 @dataclass(frozen=True)
 class RewriteDecision:
-    """What becomes of a V1 generation, named by its time (ms), and why."""
+    """The decision about a V1 generation, named by its time (ms), and the reason."""
 
     time_ms: Milliseconds
     action: RewriteAction
@@ -58,10 +58,10 @@ class RewriteDecision:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What a rewrite did, or with a dry run would do.
+    """The result of a rewrite, or what a dry run would do.
 
-    `hosts`: the nodes it was run for; `marked`: those of them that have the marker now; `decisions`: one for each
-    timestamp of the old table, oldest first; `ended`: why it stopped, in words.
+    `hosts` are the nodes for which it ran, `marked` those of them that have the marker now, `decisions` has one entry
+    per timestamp of the old table, oldest first, and `ended` says in words why it stopped.
     """
 
     hosts: tuple[str, ...]
@@ -71,22 +71,25 @@ class RewriteResult:
 
     @property
     def missing(self) -> list[RewriteDecision]:
-        """The generations whose data could not be found."""
+        """Return the decisions about generations whose data could not be found."""
         return [decision for decision in self.decisions if decision.action == "missing-data"]
 
 
 def nodes_without_rewrite_marker(lake: Lake) -> list[str]:
-    """The host IDs of the ring's nodes that have not rewritten, ascending."""
+    """Return the host IDs of the ring's nodes that have not rewritten, ascending."""
     return sorted(set(read_host_ids(lake)) - cdc_local.hosts_with_rewrite_marker(lake))
 
 
 def has_no_v1_streams(lake: Lake) -> bool:
-    """Whether there is no old streams table. An empty one counts as none: naming the tables for SQL makes them all."""
+    """Return True if there is no old streams table.
+
+    An empty one counts as none, because SQL setup creates all tables.
+    """
     return lake.read(STREAMS_DESCRIPTIONS, ["time"]).num_rows == 0
 
 
 def plan_rewrite(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
-    """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
+    """Decide, in steps 4 to 6.1, about every timestamp of the old table, oldest first. Reads times, no streams."""
     times = np.array(sorted(generations.read_row_times(lake, STREAMS_DESCRIPTIONS)), dtype=np.int64)
     now_ms = clock.now_ms()
     logs = _log_lives(lake, now_ms)
@@ -120,13 +123,13 @@ def rewrite_streams_tables(
 ) -> RewriteResult:
     """Rewrite for these nodes (host IDs), by default for every node of the ring that is not marked.
 
-    Nodes share the lake, so that one pass is every node's; processes that run it at once end with the same rows.
-    `again` runs it for marked nodes too. `tell` gets every step with its reason.
+    Nodes share the lake, so that one pass serves every node; concurrent processes end with the same rows. `again`
+    includes marked nodes. `tell` receives every step with its reason.
 
     Raises:
         NotFound: a host is not known, or the ring has no nodes and none is named.
-        StateError: generations could not be read, or are not what was committed, however often that was tried; the
-            others are rewritten, and no node is marked.
+        StateError: generations could not be read, or are not as committed, after all attempts; the others are
+            rewritten, and no node is marked.
     """
     chosen = _chosen_hosts(lake, hosts)
     run = _RewriteRun(lake, clock, settings, dry_run, tell, sleep)
@@ -150,7 +153,7 @@ def rewrite_streams_tables(
 
 @dataclass(frozen=True)
 class _RewriteRun:
-    """One run of the procedure, with what it was given."""
+    """One run of the procedure, with its inputs."""
 
     lake: Lake
     clock: Clock
@@ -176,7 +179,7 @@ class _RewriteRun:
         return self.ended(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
 
     def _step_6(self, decision: RewriteDecision) -> RewriteDecision:
-        """Carry a decision out; answers with what became of it."""
+        """Carry out a decision; return the resulting decision."""
         name = format_ms(decision.time_ms)
         if decision.action == "rewrite" and not self.dry_run:
             try:
@@ -207,7 +210,7 @@ class _RewriteRun:
         return decision
 
     def mark(self, hosts: tuple[str, ...], newest_ms: Milliseconds | None) -> tuple[str, ...]:
-        """Write the marker of each node; a marker that is there stays."""
+        """Write the marker of each node; existing markers remain unchanged."""
         if self.dry_run:
             return ()
         self.retried("the marker", lambda: cdc_local.write_rewrite_markers(self.lake, hosts, newest_ms))
@@ -262,7 +265,10 @@ def _since_text(oldest: Milliseconds | None) -> str:
 
 
 def _too_old_reason(lake: Lake, end_ms: Milliseconds | None, oldest: Milliseconds | None) -> str:
-    """Why no log can have rows of a generation; `end_ms` is None where no log is known, which spares the newest too."""
+    """Explain why no log can have rows of a generation.
+
+    `end_ms` is None if no log is known; then the newest generation is skipped too.
+    """
     if end_ms is None:
         do = choose_remedy(lake, "import the schema, or if no table has one: cdc-platform tables none")
         return f"no table with a CDC log is known here; {do}"
@@ -289,20 +295,20 @@ def _chosen_hosts(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _log_lives(lake: Lake, now_ms: Milliseconds) -> list[LogLifetime]:
-    """How long the rows of the enabled tables live that may still be there: by each TTL that they were written with.
+    """Return the lifetimes of the rows that the enabled tables may still hold, one per TTL of written rows.
 
-    Rows of a time whose TTL is not known are taken to live for ever.
+    Rows of a time with an unknown TTL are assumed to live forever.
     """
-    histories, found = cdc_tables.read_log_histories(lake), list[LogLifetime]()
+    histories, lifetimes = cdc_tables.read_log_histories(lake), list[LogLifetime]()
     for table in _enabled_tables(lake):
-        found.append(LogLifetime(ms_from_seconds(table.ttl_seconds), table.created_at_ms))
+        lifetimes.append(LogLifetime(ms_from_seconds(table.ttl_seconds), table.created_at_ms))
         for period in histories[table.keyspace_name, table.table_name].periods:
             ttl_us = period.ttl_us or Microseconds(0)
             if not ttl_us or period.until_us + ttl_us > us_from_ms(now_ms):
                 begun_ms = None if period.from_us == BEGINNING_US else ms_from_us(period.from_us)
                 until_ms = None if period.until_us == NEVER_US else ceil_ms_from_us(period.until_us)
-                found.append(LogLifetime(ceil_ms_from_us(ttl_us), begun_ms, until_ms))
-    return found
+                lifetimes.append(LogLifetime(ceil_ms_from_us(ttl_us), begun_ms, until_ms))
+    return lifetimes
 
 
 def _enabled_tables(lake: Lake) -> list[CdcTable]:
@@ -311,10 +317,12 @@ def _enabled_tables(lake: Lake) -> list[CdcTable]:
 
 @dataclass(frozen=True)
 class ClientReadiness:
-    """Whether clients may switch. `from_ms`: of rows from then on (ms) the new tables have all streams; None: of none.
+    """Whether clients may switch.
 
-    `lacking`: the V1 generations that are not in the new tables and whose rows a log can have. `unmarked`: the nodes
-    without the row that clients wait for. `has_old`: whether there is an old table at all.
+    The new tables have all streams of rows from `from_ms` (ms) on; None means of no rows.
+
+    `lacking` are the V1 generations that are missing in the new tables and can have rows in a log. `unmarked` are the
+    nodes without the row for which clients wait. `has_old` is False if there is no old table.
     """
 
     has_old: bool
@@ -324,19 +332,21 @@ class ClientReadiness:
 
     @property
     def may(self) -> bool:
-        """Whether clients that want all that there is may switch, and those of ScyllaDB do."""
+        """Return True if clients that need all rows, and ScyllaDB's own clients, may switch."""
         return self.from_ms is not None and not self.lacking and not (self.has_old and self.unmarked)
 
 
 def check_client_readiness(lake: Lake, clock: Clock, settings: Settings) -> ClientReadiness:
-    """Judge by times alone. Where nobody has said which tables have a log each old generation counts."""
+    """Judge by times alone. If the CDC-enabled tables are not known, every old generation counts."""
     listed = sorted(generations.read_listed_times(lake))
     if has_no_v1_streams(lake):
         return ClientReadiness(False, listed[0] if listed else None, (), ())
     done = ("skip-present", "skip-too-old") if cdc_tables.are_cdc_tables_known(lake) else ("skip-present",)
-    there = set(listed)
+    published = set(listed)
     lacking = tuple(
-        each for each in plan_rewrite(lake, clock, settings) if each.action not in done and each.time_ms not in there
+        decision
+        for decision in plan_rewrite(lake, clock, settings)
+        if decision.action not in done and decision.time_ms not in published
     )
-    whole = [each for each in listed if not lacking or each > lacking[-1].time_ms]
+    whole = [decision for decision in listed if not lacking or decision > lacking[-1].time_ms]
     return ClientReadiness(True, whole[0] if whole else None, lacking, tuple(nodes_without_rewrite_marker(lake)))

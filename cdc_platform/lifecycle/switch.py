@@ -1,7 +1,7 @@
 """The two-phase switch of generations on the lake: prepare, acknowledge, commit or abort.
 
-`platform.generation_switches` is the register, one Delta commit per change of phase. `generations.switch` holds the
-rules. No Spark.
+`platform.generation_switches` is the register, with one Delta commit per change of phase. `generations.switch` holds
+the rules. No Spark.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cdc_platform.tables import (
 from cdc_platform.timeline import Timeline
 
 COMMIT_STEP, ABORT_STEP = "switch commit", "switch abort"
-"""How refusals name the decisions by hand."""
+"""The names of the manual decisions in error messages."""
 
 
 def switch_times(settings: Settings) -> SwitchTimes:
-    """The times of a switch as they are set.
+    """Return the configured times of a switch.
 
     Raises:
         InputError: the lease is not longer than the margin.
@@ -46,14 +46,14 @@ def switch_times(settings: Settings) -> SwitchTimes:
 def run_switch(
     lake: Lake, clock: Clock, settings: Settings, generation_id: str, initiator: str, participants: Collection[str]
 ) -> Milliseconds | None:
-    """Switch to an inserted generation in two phases and answer with its timestamp (ms).
+    """Switch to an inserted generation in two phases and return its timestamp (ms).
 
-    None where generations are not switched in two phases: the setting is off, and this one has not been begun.
-    Participants are the platform's own nodes: each acknowledges by reading the whole generation. Started again, or by
-    several at once, it goes on where it stands, and everybody gets the one timestamp.
+    Returns None if generations are not switched in two phases: the setting is off, and this switch has not begun.
+    Participants are the platform's own nodes, each of which acknowledges by reading the whole generation. Repeated and
+    concurrent calls resume the switch, and all get the same timestamp.
 
     Raises:
-        StateError: another switch is undecided, this one was aborted, rows are missing, the clock is behind.
+        StateError: another switch is undecided, this one was aborted, rows are missing, or the clock is behind.
     """
     begun = any(switch.generation_id == generation_id for switch in switches.read_switches(lake))
     if not begun and not settings.two_phase_switch:
@@ -69,11 +69,11 @@ def run_switch(
 def prepare_switch(
     lake: Lake, clock: Clock, settings: Settings, generation_id: str, initiator: str, participants: Collection[str]
 ) -> GenerationSwitch:
-    """Put the row of a switch into the register, unless it is there.
+    """Insert the row of a switch into the register unless it exists.
 
     Raises:
-        StateError: another switch is undecided, this one was aborted, the clock is behind, or the generation's rows
-            are not all there.
+        StateError: another switch is undecided, this one was aborted, the clock is behind, or rows of the generation
+            are missing.
     """
     generations.read_v2_range_ends(lake, generation_id)
     times = switch_times(settings)
@@ -92,38 +92,40 @@ def prepare_switch(
 def acknowledge_switch(
     lake: Lake, clock: Clock, settings: Settings, generation_id: str, hosts: Iterable[str]
 ) -> GenerationSwitch:
-    """Participants read the whole generation, promise, and only then answer; all of `hosts` in one commit.
+    """Let participants read the whole generation, promise, and then acknowledge; all of `hosts` in one commit.
 
-    A promise stays the first one, so an answer that was lost on its way is given again as it was. The clock is looked
-    at before the promise and after it: a promise that has run out by the time it holds is not answered with.
+    The first promise remains, so that a lost acknowledgement is repeated unchanged. The clock is checked before and
+    after the promise, so that no expired promise is acknowledged.
 
     Raises:
         NotFound: there is no such switch, a host is no participant, or the generation has no rows.
-        StateError: rows of the generation are missing, the switch is decided, or it is too late to answer.
+        StateError: rows of the generation are missing, the switch is decided, or it is too late to acknowledge.
     """
     times = switch_times(settings)
     switch = switches.find_switch(lake, generation_id)
     promised = {host: times.lease_end_ms(clock.now_us()) for host in hosts}
-    answering = _with_acknowledgements(switch, promised, times, clock)
-    if answering != switch:
+    acknowledged = _with_acknowledgements(switch, promised, times, clock)
+    if acknowledged != switch:
         generations.read_v2_description(lake, generation_id)
         _record_promises(lake, clock, switch, promised)
         failpoints.kill_if_selected(failpoints.AFTER_SWITCH_PROMISE)
-        kept = switches.read_lease_promises(lake, generation_id)
-        answering = _change_switch(
-            lake, generation_id, lambda row: _with_acknowledgements(row, {h: kept[h] for h in promised}, times, clock)
+        promises = switches.read_lease_promises(lake, generation_id)
+        acknowledged = _change_switch(
+            lake,
+            generation_id,
+            lambda row: _with_acknowledgements(row, {h: promises[h] for h in promised}, times, clock),
         )
         failpoints.kill_if_selected(failpoints.AFTER_SWITCH_ACKNOWLEDGED)
-    return answering
+    return acknowledged
 
 
 def commit_switch(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: str) -> GenerationSwitch:
-    """Commit the switch, if all have acknowledged; a committed one is answered with as it is.
+    """Commit the switch if all have acknowledged; return a committed one unchanged.
 
     Raises:
         NotFound: there is no such switch.
-        StateError: it is aborted, or answers are missing.
-        NotAsCommitted: a table that decides is not as committed.
+        StateError: it is aborted, or acknowledgements are missing.
+        NotAsCommitted: a table on which the decision depends is not as committed.
     """
     lake = _verified_lake(lake, generation_id, COMMIT_STEP)
     times = switch_times(settings)
@@ -135,24 +137,24 @@ def commit_switch(lake: Lake, clock: Clock, settings: Settings, generation_id: s
 
 
 def abort_switch(lake: Lake, clock: Clock, generation_id: str, by: str) -> GenerationSwitch:
-    """Abort the switch, if answers are missing after its deadline; an aborted one is answered with as it is.
+    """Abort the switch if acknowledgements are missing after its deadline; return an aborted one unchanged.
 
     Raises:
         NotFound: there is no such switch.
         StateError: it is committed, its deadline has not passed, or all have acknowledged.
-        NotAsCommitted: a table that decides is not as committed.
+        NotAsCommitted: a table on which the decision depends is not as committed.
     """
     lake = _verified_lake(lake, generation_id, ABORT_STEP)
     return _apply_decision(lake, generation_id, lambda row: rules.abort_switch(row, now_ms=clock.now_ms(), by=by))
 
 
 def advance_switch(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: str) -> GenerationSwitch:
-    """Do what is due: the platform's nodes that have not answered do so in time; then it is committed or aborted.
+    """Acknowledge for the platform's nodes if the deadline allows, then commit or abort if that is due.
 
     Raises:
         NotFound: there is no such switch.
         StateError: the deadline has not passed, and the generation cannot be read.
-        NotAsCommitted: a table that decides is not as committed.
+        NotAsCommitted: a table on which the decision depends is not as committed.
     """
     lake = _verified_lake(lake, generation_id, "the decision of a switch")
     switch = switches.find_switch(lake, generation_id)
@@ -167,7 +169,7 @@ def advance_switch(lake: Lake, clock: Clock, settings: Settings, generation_id: 
 
 
 def _verified_lake(lake: Lake, generation_id: str, step: str) -> Lake:
-    """The lake for a decision, with everything verified that it is about: promises, the join, and the generation."""
+    """Return the lake for a decision, after verifying the promises, the join and the generation."""
     lake = get_verified_lake(lake, step)
     lake.verify(GENERATION_SWITCHES, SWITCH_PROMISES, BOOTSTRAP_EVENTS, NODES, VERDICTS)
     lake.read(GENERATION_DESCRIPTIONS_V2, ["range_end"], [("id", "=", generation_id)])
@@ -211,25 +213,26 @@ def _apply_decision(
 def _change_switch(
     lake: Lake, generation_id: str, transition: Callable[[GenerationSwitch], GenerationSwitch]
 ) -> GenerationSwitch:
-    switches.find_switch(lake, generation_id)  # nothing is created for a switch that is not there
+    switches.find_switch(lake, generation_id)  # raises before a register is created for an unknown switch
     return _change_register(
         lake, lambda known: transition(next(switch for switch in known if switch.generation_id == generation_id))
     )
 
 
 def _change_register(lake: Lake, transition: Callable[[list[GenerationSwitch]], GenerationSwitch]) -> GenerationSwitch:
-    """Compare-and-set: the row that `transition` makes of the register goes into the very next version, or it is asked
-    again with what somebody else has put there. Answers with the row as it stands then.
+    """Compare-and-set: write the row that `transition` derives from the register as the next version.
+
+    If another process wrote that version, `transition` runs again with its rows. Returns the resulting row.
     """
-    standing: list[GenerationSwitch] = []
+    result: list[GenerationSwitch] = []
 
     def rule(rows: pa.Table) -> pa.Table | None:
         known = [switches.switch_from_row(row) for row in rows.to_pylist()]
         switch = transition(known)
-        standing[:] = [switch]
+        result[:] = [switch]
         if switch in known:
             return None
         return pa.Table.from_pylist([switches.switch_row(switch)], schema=GENERATION_SWITCHES.schema)
 
     lake.transact(GENERATION_SWITCHES, rule)
-    return standing[0]
+    return result[0]

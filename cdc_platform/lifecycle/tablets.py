@@ -1,8 +1,8 @@
 """Changes of a table's tablets with their streams, from create to drop, and garbage collection of stream sets.
 
-One ledger row decides a change, and one process wins it. Its streams are written next, its timestamp last as the
-commit mark; any process finishes what was decided. Collection removes sets that no log row needs and every consumer
-has read, and the oldest remaining set becomes the base.
+One ledger row decides a change, and only one process can insert it. The streams are written next, and the timestamp
+last as the commit mark; any process can finish a decided change. Collection removes sets that no log row needs and
+every consumer has read, and the oldest remaining set becomes the base.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def create_tablets(
     ttl_seconds: int | None = None,
     was_on: bool = False,
 ) -> TabletLayoutChange:
-    """Give a table its first stream set, one stream for each tablet that ends at `last_tokens` (int64[n]).
+    """Create a table's first stream set, one stream for each tablet that ends at `last_tokens` (int64[n]).
 
-    The set starts a leeway ago, so that the table can be written to at once. A table that is not known is told of,
-    with this TTL, or the one that its dropped log had, or 86400 s. The same call again changes nothing. `was_on`: also
-    where its CDC is off, for rows of before that.
+    The set starts a leeway ago, so that the table can be written to at once. An unknown table is registered with this
+    TTL, with that of its dropped log, or with 86400 s. The same call again changes nothing. `was_on` allows a table
+    whose CDC is off, for rows written before that.
 
     Raises:
-        InputError: the tokens are no tablets' ends, or the table is known with another TTL.
-        StateError: the table has other tablets already, or its CDC is off.
-        ConflictError: another process made other tablets at the same moment.
+        InputError: the tokens do not end tablets, or the table is known with another TTL.
+        StateError: the table already has other tablets, or its CDC is off.
+        ConflictError: another process created other tablets at the same time.
     """
     options = {"ttl_seconds": ttl_seconds, "was_on": was_on}
     return _finish_and_return(
@@ -102,7 +102,7 @@ def create_tablets(
 def split_tablets(
     lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, count: int
 ) -> TabletLayoutChange:
-    """Split a table's tablets to `count`, see `generations.tablets.split_ends`; all of its streams are new then.
+    """Split a table's tablets into `count`, see `generations.tablets.split_tablet_ends`; all of its streams change.
 
     Raises:
         InputError: no split leads to that count.
@@ -118,7 +118,7 @@ def split_tablets(
 def merge_tablets(
     lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, count: int
 ) -> TabletLayoutChange:
-    """Merge a table's tablets to `count`, see `generations.tablets.merged_ends`; all of its streams are new then.
+    """Merge a table's tablets into `count`, see `generations.tablets.merge_tablet_ends`; all of its streams change.
 
     Raises:
         InputError: no merge leads to that count.
@@ -134,14 +134,15 @@ def merge_tablets(
 def resize_tablets(
     lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, last_tokens: np.ndarray
 ) -> TabletLayoutChange:
-    """Give a table other tablets, which end at `last_tokens` (int64[n]); all of its streams are new then.
+    """Replace a table's tablets by tablets that end at `last_tokens` (int64[n]); all of its streams change.
 
-    The set starts twice the ring delay and the leeway from now. Tablets that are as asked for stay, with their streams.
+    The set starts twice the ring delay and the leeway from now. If the tablets already have these ends, they and their
+    streams remain.
 
     Raises:
-        InputError: the tokens are no tablets' ends.
+        InputError: the tokens do not end tablets.
         NotFound: the table has no tablets.
-        ConflictError: another process gave it other tablets at the same moment.
+        ConflictError: another process gave it other tablets at the same time.
     """
     ends = tablets.check_tablet_ends(last_tokens, f"{keyspace}.{table}")
     return _finish_and_return(lake, decide_tablet_resize(lake, clock, settings, keyspace, table, lambda _: ends))
@@ -159,7 +160,7 @@ def decide_tablet_creation(
     ttl_seconds: int | None = None,
     was_on: bool = False,
 ) -> TabletLayoutChange:
-    """The first step of `create_tablets`: the set and its time are decided, nothing of it can be seen."""
+    """Decide the set of `create_tablets` and its time, the first step; readers see nothing of it yet."""
     name = f"{keyspace}.{table}"
     ends = tablets.check_tablet_ends(last_tokens, name)
     newest = read_live_layout(lake, keyspace, table)
@@ -189,7 +190,7 @@ def decide_tablet_resize(
     table: str,
     ends_of: Callable[[np.ndarray], np.ndarray],
 ) -> TabletLayoutChange:
-    """The first step of a split or merge: the tablets `ends_of` (those there are), and the time of their set."""
+    """Decide the tablets of a split or merge, `ends_of` the current ends, and the time of their set: the first step."""
     newest = read_live_layout(lake, keyspace, table)
     if newest is None or newest.timestamp_ms is None:
         raise NotFound(
@@ -215,12 +216,12 @@ def decide_tablet_resize(
 
 @exclusive(TABLES_LOCK)
 def write_set_streams(lake: Lake, layout: TabletLayout) -> int | None:
-    """The second step: the streams rows of a decided set; answers with the table's version, None where it is listed.
+    """Write the streams rows of a decided set, the second step; return the table's version, None if the set is listed.
 
-    A set that has been superseded meanwhile is left alone: it was finished before the next was decided.
+    Does nothing for a set that has been superseded meanwhile, because it was finished before the next was decided.
 
     Raises:
-        StateError: the sets before it, or the tablets as they were decided, are not what was committed.
+        StateError: the sets before it, or the decided tablets, are not as committed.
     """
     if layout.timestamp_ms is None or is_layout_finished(lake, layout):
         return None
@@ -242,10 +243,10 @@ def _verify_stream_tables(lake: Lake) -> None:
 
 @exclusive(TABLES_LOCK)
 def publish_set_timestamp(lake: Lake, layout: TabletLayout) -> None:
-    """The last step: the set's timestamp, from which on readers rely on its rows.
+    """Publish the set's timestamp, the last step; readers rely on its rows from then on.
 
     Raises:
-        StateError: the streams are not all there, or not what was committed.
+        StateError: streams are missing, or are not as committed.
     """
     if layout.timestamp_ms is None or is_layout_finished(lake, layout):
         return
@@ -265,11 +266,11 @@ def publish_set_timestamp(lake: Lake, layout: TabletLayout) -> None:
 
 @exclusive(TABLES_LOCK)
 def drop_table_log(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
-    """Note that the log of a table was dropped, and remove its stream sets.
+    """Record that the log of a table was dropped, and remove its stream sets.
 
     Raises:
         NotFound: the table is not known and has no sets.
-        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        NotAsCommitted: a table on which the decision depends, or that loses rows, is not as committed.
     """
     lake = _verified_lake(lake, "tables drop")
     newest = read_newest_layout(lake, keyspace, table)
@@ -289,13 +290,13 @@ def drop_table_log(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
 def enable_table_log(
     lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str
 ) -> TabletLayoutChange | None:
-    """Turn a table's CDC on again. A log that is there keeps its sets; one that was dropped is made anew.
+    """Turn a table's CDC on again. An existing log keeps its sets; a dropped one is created again.
 
-    A new log gets new streams for the tablets that the table had when its log was dropped; None for a table that has
-    never had tablets.
+    A new log gets new streams for the tablets that the table had when its log was dropped. Returns None for a table
+    that has never had tablets.
 
     Raises:
-        NotFound: the platform was never told of the table.
+        NotFound: the table is not registered.
     """
     newest = read_newest_layout(lake, keyspace, table)
     if newest is not None and is_log_dropped(lake, newest):
@@ -306,12 +307,12 @@ def enable_table_log(
 
 @exclusive(TABLES_LOCK)
 def finish_tablet_change(lake: Lake, clock: Clock, keyspace: str, table: str) -> TabletLayout | None:
-    """Finish the table's newest change, or remove the sets of a log that was dropped; answers with what then holds.
+    """Finish the table's newest change, or remove the sets of a dropped log; return the newest change.
 
-    Any number of processes may, and nothing happens where nothing is left to do.
+    Any number of processes may call this; it does nothing if nothing is left to do.
 
     Raises:
-        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        NotAsCommitted: a table on which the decision depends, or that loses rows, is not as committed.
     """
     lake = _verified_lake(lake, f"finishing the tablets of {keyspace}.{table}")
     newest = read_newest_layout(lake, keyspace, table)
@@ -324,29 +325,29 @@ def finish_tablet_change(lake: Lake, clock: Clock, keyspace: str, table: str) ->
 
 
 def finish_tablet_changes(lake: Lake, clock: Clock) -> list[TabletLayout]:
-    """Finish what any process has left: decided sets, and sets of dropped logs. Answers with those that were."""
-    left = read_unfinished_layouts(lake)
-    for layout in left:
+    """Finish the unfinished changes of any process, and remove the sets of dropped logs; return those changes."""
+    unfinished = read_unfinished_layouts(lake)
+    for layout in unfinished:
         log.info("%s: finishing change %d of its tablets.", layout.full_name, layout.number)
         finish_tablet_change(lake, clock, layout.keyspace, layout.table)
-    return left
+    return unfinished
 
 
 def _verified_lake(lake: Lake, step: str) -> Lake:
-    """The lake for a step that may remove stream sets, with every table verified that decides it or loses rows."""
+    """Return the lake for a step that may remove stream sets, after verifying the tables that decide or lose rows."""
     lake = get_verified_lake(lake, step)
     lake.verify(CDC_TABLE_CHANGES, CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
     return lake
 
 
 def _decide_drop(lake: Lake, clock: Clock, newest: TabletLayout) -> TabletLayout:
-    """Decide that the log of these tablets is gone. The ledger keeps the tablets, for a log that is made anew."""
+    """Decide that the log of these tablets is dropped. The ledger keeps the tablets for a log that is created again."""
     at_us = max(clock.now_us(), newest.decided_at_us)
     number, table_id = newest.number + 1, newest.table_id
-    gone = TabletLayout(
+    dropped = TabletLayout(
         newest.keyspace, newest.table, number, LAYOUT_DROPPED, table_id, None, newest.last_tokens, at_us
     )
-    return decide_layout(lake, gone).layout
+    return decide_layout(lake, dropped).layout
 
 
 def _finish_and_return(lake: Lake, change: TabletLayoutChange) -> TabletLayoutChange:
@@ -363,7 +364,7 @@ def _finish_layout(lake: Lake, layout: TabletLayout) -> None:
 
 
 def _remove_stream_sets(lake: Lake, layout: TabletLayout) -> None:
-    """The sets of a dropped log go: timestamps first, so that no reader comes for rows that are gone."""
+    """Remove the sets of a dropped log, timestamps first, so that no reader looks for rows that are gone."""
     where = table_filter(layout.keyspace, layout.table)
     if read_tablet_layouts(lake, layout.keyspace, layout.table)[-1].number != layout.number:
         return
@@ -374,7 +375,7 @@ def _remove_stream_sets(lake: Lake, layout: TabletLayout) -> None:
 
 
 def _streams_before(lake: Lake, layout: TabletLayout) -> np.ndarray:
-    """The streams (uint8[n, 16]) of the set before the one of `layout`: the newest that is listed, which stays."""
+    """Return the streams (uint8[n, 16]) of the set before that of `layout`: the newest listed one, which remains."""
     listed = metastore_tablets.read_set_timestamps(lake, layout.keyspace, layout.table)
     before = [time for time in listed if layout.timestamp_ms is not None and time < layout.timestamp_ms]
     return metastore_tablets.read_stream_rows(
@@ -383,7 +384,7 @@ def _streams_before(lake: Lake, layout: TabletLayout) -> np.ndarray:
 
 
 def _next_number(lake: Lake, clock: Clock, keyspace: str, table: str) -> int:
-    """The number of a new log's first change, after what is left of a dropped log is removed."""
+    """Return the number of a new log's first change, after removing the leftovers of a dropped log."""
     last = finish_tablet_change(lake, clock, keyspace, table)
     return 0 if last is None else last.number + 1
 
@@ -398,12 +399,12 @@ def _ensure_cdc_table(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_s
 
 
 def _last_ttl(lake: Lake, keyspace: str, table: str) -> int:
-    said = _table_changes(lake, keyspace, table)
-    return said[-1].ttl_seconds if said else DEFAULT_CDC_TTL
+    changes = _table_changes(lake, keyspace, table)
+    return changes[-1].ttl_seconds if changes else DEFAULT_CDC_TTL
 
 
 def _last_change_us(lake: Lake, keyspace: str, table: str) -> Microseconds:
-    """When (µs) something was last said of the table: a new log is noted after the drop of the one before it."""
+    """Return when (µs) the table last changed; a new log must follow the drop of the previous one."""
     return max((change.changed_at_us for change in _table_changes(lake, keyspace, table)), default=Microseconds(0))
 
 
@@ -420,12 +421,12 @@ collection_log = logging.getLogger(__name__)
 
 _TableName = tuple[str, str]
 COLLECTION_STEP = "tablets gc"
-"""How refusals name a collection."""
+"""The name of a collection in error messages."""
 
 
 @dataclass(frozen=True)
 class ConsumerHold:
-    """The sets (ms, oldest first) that could go but for a consumer that has not read them to their end."""
+    """The sets (ms, oldest first) that are kept only because a consumer has not read them to their end."""
 
     consumer: Consumer
     sets_ms: tuple[Milliseconds, ...]
@@ -440,10 +441,10 @@ class ConsumerHold:
 
 @dataclass(frozen=True)
 class TabletCollection:
-    """What can go of one table: the sets of `removed_ms` (ms, oldest first); `base_ms` is the oldest that stays.
+    """The removable sets of one table: `removed_ms` (ms, oldest first); `base_ms` is the oldest that remains.
 
-    `at_risk_ms` are those of them in which a row can still be, because it was written under a larger TTL than the
-    table has now. `held_back` is what each consumer keeps of the sets that its TTL would let go.
+    `at_risk_ms` are those of them that can still hold a row, because it was written under a larger TTL than the current
+    one. `held_back` has, for each consumer, the sets that the TTL would release but the consumer still needs.
     """
 
     keyspace: str
@@ -463,9 +464,9 @@ class TabletCollection:
 def plan_tablet_collection(
     lake: Lake, clock: Clock, keyspace: str, table: str, *, ttl_seconds: int | None = None
 ) -> TabletCollection:
-    """What can go of a table by its TTL of now, as ScyllaDB decides it, and by its consumers. Nothing is removed.
+    """Return the sets of a table that its current TTL, by ScyllaDB's rule, and its consumers release. Removes nothing.
 
-    With `ttl_seconds`: what could go if that were the TTL from now on; rows that are there keep theirs.
+    `ttl_seconds` asks what would be removable with that TTL from now on; existing rows keep theirs.
 
     Raises:
         NotFound: the table has no stream sets, or is not known.
@@ -474,7 +475,7 @@ def plan_tablet_collection(
     if not times:
         raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; list tables with: cdc-platform tables")
     known = cdc_tables.find_cdc_table(lake, keyspace, table).ttl_seconds
-    readers = [each for each in consumers.read_consumers(lake) if each.key[1:] == (keyspace, table)]
+    readers = [consumer for consumer in consumers.read_consumers(lake) if consumer.key[1:] == (keyspace, table)]
     ttl_seconds = known if ttl_seconds is None else ttl_seconds
     return _collection(lake, (keyspace, table), times, ttl_seconds, readers, clock.now_ms())
 
@@ -483,38 +484,38 @@ def plan_tablet_collection(
 def collect_tablet_sets(
     lake: Lake, clock: Clock, keyspace: str, table: str, *, grace_ms: Milliseconds = HOUR_MS
 ) -> TabletCollection:
-    """Remove what `plan_tablet_collection` names, and what a collection that died has left.
+    """Remove the sets that `plan_tablet_collection` returns, and the leftovers of a collection that died.
 
-    Timestamps go first: a reader in between finds a set that is gone, never one without streams. `grace_ms`: by how
-    much the clock may be ahead of the machine's.
+    Timestamps are removed first, so that a concurrent reader finds a removed set but never one without streams.
+    `grace_ms` is by how much the clock may be ahead of the machine's.
 
     Raises:
         As `plan_tablet_collection`.
-        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
-        ClockRefused: sets would go by a clock that is too far ahead of the machine's.
+        NotAsCommitted: a table on which the decision depends, or that loses rows, is not as committed.
+        ClockRefused: sets would be removed by a clock that is too far ahead of the machine's.
     """
     lake = get_verified_lake(lake, COLLECTION_STEP)
     lake.verify(CDC_TABLE_CHANGES, CDC_TABLES, CONSUMERS, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
-    found = plan_tablet_collection(lake, clock, keyspace, table)
-    if found.removed_ms:
+    collection = plan_tablet_collection(lake, clock, keyspace, table)
+    if collection.removed_ms:
         clock.assert_not_ahead(grace_ms, COLLECTION_STEP)
     where = table_filter(keyspace, table)
-    base = datetime_from_ms(found.base_ms)
-    _open_base_set(lake, keyspace, table, found.base_ms)
-    if found.removed_ms:
+    base = datetime_from_ms(collection.base_ms)
+    _open_base_set(lake, keyspace, table, collection.base_ms)
+    if collection.removed_ms:
         lake.delete(TABLET_TIMESTAMPS, [*where, ("timestamp", "<", base)])
-        collection_log.info("%s: %d stream sets are gone.", found.full_name, len(found.removed_ms))
+        collection_log.info("%s: %d stream sets are gone.", collection.full_name, len(collection.removed_ms))
     failpoints.kill_if_selected(failpoints.AFTER_TABLET_TIMESTAMPS_REMOVED)
     lake.delete(TABLET_STREAMS, [*where, ("timestamp", "<", base)])
     failpoints.kill_if_selected(failpoints.AFTER_TABLET_STREAMS_REMOVED)
     lake.delete(TABLET_STREAMS, [*where, ("timestamp", "=", base), ("stream_state", "=", STREAM_CLOSED)])
-    # The row of the log's creation stays: it tells a log that was dropped from one that was made after it.
+    # Keep the row of the log's creation, which distinguishes a dropped log from one created after it.
     lake.delete(TABLET_LAYOUTS, [*where, ("kind", "=", LAYOUT_RESIZED), ("timestamp", "<", base)])
-    return found
+    return collection
 
 
 def read_due_collections(lake: Lake, clock: Clock) -> list[TabletCollection]:
-    """Every collection of which something could go now by the TTL, by table: what may, and what is held back.
+    """Return every collection whose TTL releases sets now, by table, with the removable and the held-back sets.
 
     Reads no stream IDs.
     """
@@ -523,14 +524,14 @@ def read_due_collections(lake: Lake, clock: Clock) -> list[TabletCollection]:
     for name, time in sorted(metastore_tablets.read_listed_stream_sets(lake)):
         times.setdefault(name, []).append(time)
     now_ms = clock.now_ms()
-    over = [
+    due = [
         name
         for name, listed in times.items()
         if name in known and tablets.first_set_index_after_gc(listed, now_ms, known[name]) > 0
     ]
-    registered = consumers.read_consumers(lake) if over else []
-    readers = {name: [each for each in registered if each.key[1:] == name] for name in over}
-    return [_collection(lake, name, times[name], known[name], readers[name], now_ms) for name in over]
+    registered = consumers.read_consumers(lake) if due else []
+    readers = {name: [consumer for consumer in registered if consumer.key[1:] == name] for name in due}
+    return [_collection(lake, name, times[name], known[name], readers[name], now_ms) for name in due]
 
 
 def _collection(
@@ -541,16 +542,16 @@ def _collection(
     readers: Sequence[Consumer],
     now_ms: Milliseconds,
 ) -> TabletCollection:
-    """The collection of a table whose sets start at `times` (ms, ascending) and whose consumers are `readers`."""
+    """Return the collection of a table with sets that start at `times` (ms, ascending) and with these consumers."""
     by_ttl = tablets.first_set_index_after_gc(times, now_ms, ttl_seconds)
-    unread = [tablets.oldest_unread_set_index(times, each.position_us) for each in readers]
+    unread = [tablets.oldest_unread_set_index(times, consumer.position_us) for consumer in readers]
     held_back = [
         ConsumerHold(reader, tuple(times[oldest:by_ttl]))
         for reader, oldest in zip(readers, unread, strict=True)
         if oldest < by_ttl
     ]
     base = min([by_ttl, *unread])
-    # A timestamp without a row of streams cannot be the base: the set after it goes on from the one before.
+    # A timestamp without a row of streams cannot be the base, because the next set builds on the one before it.
     while base and not metastore_tablets.has_stream_rows(lake, *name, times[base]):
         base -= 1
     at_risk = _sets_at_risk(lake, name, times, base, now_ms)
@@ -558,9 +559,10 @@ def _collection(
 
 
 def _open_base_set(lake: Lake, keyspace: str, table: str, base_ms: Milliseconds) -> None:
-    """Open the whole set of a base whose difference was partial: whoever starts to read there knows no set before it.
+    """Mark the whole set of a base as opened if its difference was partial.
 
-    It goes first, because it is true at once: what is opened again was there already.
+    A reader that starts there knows no earlier set. This runs first because it is correct at once: streams opened again
+    were already open.
     """
     rows = metastore_tablets.read_stream_rows(
         lake, keyspace, table, times_ms=[base_ms], states=[STREAM_CURRENT, STREAM_OPENED]
@@ -574,16 +576,16 @@ def _open_base_set(lake: Lake, keyspace: str, table: str, base_ms: Milliseconds)
 def _sets_at_risk(
     lake: Lake, name: _TableName, times_ms: list[Milliseconds], removed: int, now_ms: Milliseconds
 ) -> tuple[Milliseconds, ...]:
-    """Of the first `removed` sets (ms) those in which a row can be still, by the TTLs that rows were written with."""
+    """Return those of the first `removed` sets (ms) that can still hold a row, by the TTLs of the written rows."""
     history = cdc_tables.read_log_histories(lake).get(name) if removed else None
     if history is None:
         return ()
-    # The tablet of a row is that of its timestamp, whatever clock it comes from.
-    held = live_until_us(
+    # The timestamp of a row determines its tablet, so clock differences do not matter.
+    live_until = live_until_us(
         us_from_ms(np.array(times_ms, dtype=np.int64)),
         history,
         ClockMargins(Microseconds(0), Microseconds(0), Microseconds(0)),
     )
     return tuple(
-        time for time, until in zip(times_ms[:removed], held.tolist(), strict=False) if until > us_from_ms(now_ms)
+        time for time, until in zip(times_ms[:removed], live_until.tolist(), strict=False) if until > us_from_ms(now_ms)
     )

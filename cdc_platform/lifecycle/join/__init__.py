@@ -1,1 +1,1 @@
-"""Joins: a generation is described, audited, inserted, given its timestamp and published, in either format."""
+"""Joins: describe, audit and insert a generation, assign its timestamp and publish it, in both formats."""

@@ -1,8 +1,7 @@
 """Bootstrap of a node: describe its generation, insert the description, choose its timestamp, admit the node.
 
-In V2 the timestamp is chosen after the insert, as late as possible; in V1 it comes first, because it is the key of
-the data. Spark tasks generate the rows of a description where they write them, about a million streams (16 MB) per
-task.
+V2 chooses the timestamp after the insert, as late as possible. V1 chooses it first, because it is the key of the data.
+Spark tasks generate the rows of a description where they write them, about a million streams (16 MB) per task.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ from cdc_platform.spark import frames
 from cdc_platform.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, GENERATIONS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.timeline import Timeline
 
-# One task generates about a million streams: 16 MB of stream IDs, a second of one core with the write.
+# One task generates about a million streams: 16 MB of stream IDs, a second of one core including the write.
 _STREAMS_A_TASK = 1 << 20
-# One Arrow batch: 4 MB of stream IDs, which stay in the cache between the rules and the writer.
+# One Arrow batch: 4 MB of stream IDs, which stay in the CPU cache between generation and write.
 _STREAMS_A_BATCH = 1 << 18
 
 
 def description_rows(ring: Ring, generation_id: str, layout: RingLayout | None = None) -> TaskRows:
-    """The rows of `platform.topology_descriptions` for a generation over `ring`, generated on the executors.
+    """Return rows of `platform.topology_descriptions` for a generation over `ring`, generated on the executors.
 
-    Only the layout (by default that of the ring) travels, a few bytes a range; the streams are made where they are
-    written.
+    Only the layout (by default that of the ring) is sent, a few bytes per range; the streams are generated where they
+    are written.
     """
     layout = RingLayout.of(ring) if layout is None else layout
     owners = np.array([str(node.host_id) for node in ring.nodes])
@@ -77,12 +76,12 @@ def description_rows(ring: Ring, generation_id: str, layout: RingLayout | None =
 
 
 def v2_description_rows(rows: TaskRows, generation_id: str, num_ranges: int) -> TaskRows:
-    """Rows of the V2 descriptions, out of rows that have at least range_end, ignore_msb and streams."""
+    """Return rows of the V2 descriptions from rows that have at least range_end, ignore_msb and streams."""
     return rows.map(to_v2_batch(generation_id, num_ranges))
 
 
 def to_v2_batch(generation_id: str, num_ranges: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """What makes rows of the V2 descriptions, a batch at a time, out of such rows."""
+    """Return a function that converts a batch of such rows into rows of the V2 descriptions."""
 
     def change(batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {
@@ -96,7 +95,7 @@ def to_v2_batch(generation_id: str, num_ranges: int) -> Callable[[pa.RecordBatch
 
 
 def _cut_bounds(stream_counts: np.ndarray, size: int) -> np.ndarray:
-    """Row bounds that cut a description into pieces of about `size` streams, int64[pieces + 1]."""
+    """Return row bounds that cut a description into pieces of about `size` streams, int64[pieces + 1]."""
     totals = np.cumsum(stream_counts)
     pieces = max(1, -(-int(totals[-1]) // size)) if totals.size else 1
     inner = np.searchsorted(totals, totals[-1] * np.arange(1, pieces) / pieces) if totals.size else []
@@ -134,9 +133,9 @@ def _description_batch(
 
 @dataclass(frozen=True)
 class DescribedGeneration:
-    """What `describe_generation` wrote: the ring without and with the joining node, and the table's version.
+    """The result of `describe_generation`: the ring without and with the joining node, and the table's version.
 
-    `warning`: what to do after the upgrade, where the cluster does not understand V2 yet.
+    `warning` says what to do after the upgrade if the cluster does not understand V2 yet.
     """
 
     ring_before: Ring
@@ -148,20 +147,20 @@ class DescribedGeneration:
 
 
 def read_rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
-    """The ring before and after the join that introduces this generation; a repair makes it for the ring as it is.
+    """Return the ring before and after the join that introduces this generation; a repair does not change the ring.
 
-    Until the generation has its timestamp this is the ring as it stands; from then on it is the one that the
-    description was made from, so that materialising it again gives the same bytes however far the ring has moved on.
+    Until the generation has its timestamp, this is the current ring. After that, it is the ring from which the
+    description was made, so that materialising it again gives the same bytes even if the ring has changed since.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
-        InputError: the node cannot join the ring as it stands, say because a token has an owner by now.
+        InputError: the node cannot join the current ring, for example because a token has an owner by now.
     """
     event = inbox.find_event(lake, generation_id=generation_id)
     joining = replace(event.node, status=STATUS_NORMAL)
     introduced = generations.read_generation_time_ms(lake, generation_id) is not None
     if introduced and is_v1_generation(lake, generation_id):
-        # The limit on streams may have changed what the event says of the node: the description alone tells.
+        # The limit on streams may have changed the node's facts in the event, so only the description is authoritative.
         after = generations.read_described_ring(lake, generation_id)
         if event.is_repair:
             return after, after
@@ -178,7 +177,7 @@ def read_rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
 
 
 def is_v1_generation(lake: Lake, generation_id: str) -> bool:
-    """Whether the generation is one of the first format; until it has its timestamp, whether it would become one.
+    """Return True if the generation has the V1 format or, while it has no timestamp, would get it.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -191,7 +190,7 @@ def is_v1_generation(lake: Lake, generation_id: str) -> bool:
 
 
 def mixed_cluster_warning(ring: Ring) -> str | None:
-    """What to know and to do about a generation that is introduced while not every node understands V2; else None."""
+    """Return a warning with its remedy if a generation is introduced while some nodes do not understand V2."""
     lacking = find_nodes_without_v2(ring.nodes)
     if not lacking:
         return None
@@ -206,7 +205,7 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
 
 @dataclass(frozen=True)
 class ZeroTokenJoin:
-    """A zero-token node of the ring, and the newest generation, which it learned of; None where there is none."""
+    """A zero-token node of the ring, and the newest generation, which it learned; None if there is none."""
 
     node: Node
     generation: GenerationId | None
@@ -214,13 +213,13 @@ class ZeroTokenJoin:
 
 @exclusive(JOINS_LOCK)
 def join_zero_token_node(lake: Lake, request: JoinRequest) -> ZeroTokenJoin:
-    """Let a zero-token node join at once. It makes no generation and learns of the newest one before it is a member.
+    """Admit a zero-token node at once. It makes no generation, and learns the newest one before it becomes a member.
 
     The same request again changes nothing.
 
     Raises:
         InputError: the host is in the ring, or waits to join, with other content.
-        StateError: no node owns tokens yet, or a switch is undecided, of which it would not be a participant.
+        StateError: no node owns tokens yet, or a switch is undecided in which it would not participate.
     """
     assert request.is_zero_token
     node = inbox.node_from_request(request, (), STATUS_NORMAL)
@@ -250,14 +249,14 @@ def join_zero_token_node(lake: Lake, request: JoinRequest) -> ZeroTokenJoin:
 def describe_generation(
     workers: TaskRunner, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
 ) -> DescribedGeneration:
-    """Write the topology description of a joining node's generation; every range ends with a token of the ring after.
+    """Write the topology description of a joining node's generation; every range ends with a token of the new ring.
 
-    `layout`: of the ring after the join, what the streams are generated from.
+    `layout` derives, from the ring after the join, the layout from which the streams are generated.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
         StateError: an earlier join is unfinished.
-        InputError: the node cannot join the ring as it stands.
+        InputError: the node cannot join the current ring.
     """
     inbox.assert_next_event(lake, generation_id)
     before, after = read_rings(lake, generation_id)
@@ -269,10 +268,10 @@ def describe_generation(
 
 
 def insert_descriptions(workers: TaskRunner, lake: Lake, generation_id: str) -> int:
-    """Insert the audited description as V2 descriptions, each row with `num_ranges`; answers with the table's version.
+    """Insert the audited description as V2 descriptions, each row with `num_ranges`; return the table's version.
 
     Raises:
-        StateError: the description is missing or does not have a row a range of the ring after the join.
+        StateError: the description is missing or does not have one row per range of the ring after the join.
     """
     inbox.assert_next_event(lake, generation_id)
     expected = read_rings(lake, generation_id)[1].tokens
@@ -285,7 +284,7 @@ def insert_descriptions(workers: TaskRunner, lake: Lake, generation_id: str) -> 
 
 
 def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> None:
-    """Refuse a generation whose topology description has not exactly these range ends (int64[n], ascending).
+    """Check that the topology description of a generation has exactly these range ends (int64[n], ascending).
 
     Raises:
         StateError: it has others, or none.
@@ -301,12 +300,12 @@ def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> No
 
 @exclusive(JOINS_LOCK)
 def introduce_generation(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
-    """Give the inserted generation its timestamp (ms), as late as possible and once; keep its ID at the joining node.
+    """Assign the inserted generation its timestamp (ms), as late as possible and once; store its ID at its node.
 
-    The ledger decides: whoever writes the generation's row first has chosen, everybody else takes that timestamp.
+    The ledger decides: the first process to write the generation's row determines the timestamp, and all others use it.
 
     Raises:
-        StateError: not all of its V2 descriptions are there, or the clock is behind the newest generation.
+        StateError: some of its V2 descriptions are missing, or the clock is behind the newest generation.
     """
     event = inbox.find_event(lake, generation_id=generation_id)
     num_ranges = generations.read_v2_range_ends(lake, generation_id).size
@@ -330,7 +329,7 @@ def introduce_generation(lake: Lake, clock: Clock, settings: Settings, generatio
 
 @exclusive(JOINS_LOCK)
 def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
-    """Give a generation of the first format its timestamp (ms), once: it is the key that its data is inserted under.
+    """Assign a V1 generation its timestamp (ms) once; its data is inserted under that key.
 
     Raises:
         StateError: an earlier join is unfinished, or the clock is behind the newest generation.
@@ -348,9 +347,9 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
 
 
 def introduce_v1_generation(lake: Lake, generation_id: str) -> Milliseconds:
-    """Keep the ID of a generation of the first format at its node; answers with its timestamp (ms).
+    """Store the ID of a V1 generation at its node; return its timestamp (ms).
 
-    The timestamp was chosen before the insert, and is refused without its data.
+    The timestamp was chosen before the insert; the ID is refused without its data.
 
     Raises:
         NotFound: it was not inserted yet.
@@ -366,10 +365,10 @@ def introduce_v1_generation(lake: Lake, generation_id: str) -> Milliseconds:
 
 
 def admit_node(lake: Lake, generation_id: str) -> Node:
-    """The joining node becomes a NORMAL node of the ring; a repair leaves the ring as it is.
+    """Make the joining node a NORMAL node of the ring; a repair does not change the ring.
 
     Raises:
-        StateError: its generation has no timestamp yet: the ring must not grow before the generation is known.
+        StateError: its generation has no timestamp yet, and the ring must not grow before nodes know the generation.
     """
     event = inbox.find_event(lake, generation_id=generation_id)
     node = replace(event.node, status=STATUS_NORMAL)
@@ -417,9 +416,12 @@ log = logging.getLogger(__name__)
 
 
 def describe_v1_generation(workers: TaskRunner, lake: Lake, generation_id: str) -> DescribedGeneration:
-    """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
+    """Write the topology description within the limit on streams, like `describe_generation`, and add a warning.
+
+    The warning is None if every node understands V2, or if the generation already has its timestamp.
+    """
     described = describe_generation(workers, lake, generation_id, lambda ring: get_ring_layout(ring, v1=True))
-    # Of nodes as they were when it was introduced the features are not known any more.
+    # For an introduced generation, the nodes' features at the time are no longer known.
     introduced = generations.read_generation_id(lake, generation_id) is not None
     warning = None if introduced else mixed_cluster_warning(described.ring_after)
     if warning:
@@ -428,16 +430,15 @@ def describe_v1_generation(workers: TaskRunner, lake: Lake, generation_id: str) 
 
 
 def insert_v1_description(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
-    """Choose the timestamp (ms) of a described generation and insert it as the one row of that time; answers with it.
+    """Choose the timestamp (ms) of a described generation, insert it as the one row of that time, and return it.
 
-    Started again it takes the timestamp that was chosen. The time that the insert takes is lost for telling the
-    other nodes, which is why the second format has it the other way round.
-
-    No Spark: the limit on its streams keeps a description within a few MB.
+    A repeated call uses the timestamp already chosen. The duration of the insert reduces the time left to inform the
+    other nodes, which is why V2 has the opposite order. No Spark, because the limit on its streams bounds a description
+    to a few MB.
 
     Raises:
-        StateError: the description is missing or not what was committed, an earlier join is unfinished, or another
-            generation has the same time.
+        StateError: the description is missing or not as committed, an earlier join is unfinished, or another generation
+            has the same time.
     """
     inbox.assert_next_event(lake, generation_id)
     ring = read_rings(lake, generation_id)[1]
@@ -460,7 +461,7 @@ def insert_v1_description(lake: Lake, clock: Clock, settings: Settings, generati
 
 
 def read_topology_description(lake: Lake, generation_id: str) -> TopologyDescription:
-    """The description that was generated, from `platform.topology_descriptions`.
+    """Return the generated description from `platform.topology_descriptions`.
 
     Raises:
         StateError: a row of it is damaged.

@@ -1,7 +1,7 @@
 """Publishing of generations: streams go to the user-facing tables first, the timestamp after them as the commit mark.
 
 A reader that sees the timestamp sees every row. Any number of nodes may publish the same generation at once. V1 cells
-(at most 32 MB) are published without Spark, as an executor would take longer to start than the work takes.
+(at most 32 MB) are published without Spark, because starting an executor would take longer than the work.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMP
 
 
 def write_published_streams(lake: Lake, time_ms: Milliseconds, description: TopologyDescription) -> int:
-    """Make the published rows of a time those of `description`; answers with the table's version. One commit.
+    """Replace the published rows of a time by those of `description` in one commit; return the table's version.
 
-    Any number of processes may do so at once. Rows of other ranges, which no platform leaves, are removed after it.
+    Any number of processes may do so at once. Rows of other ranges, which the platform never leaves, are removed after
+    it.
     """
     rows = generations.published_streams_rows(time_ms, description)
     version = lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=True).version
@@ -38,13 +39,13 @@ def write_published_streams(lake: Lake, time_ms: Milliseconds, description: Topo
 
 
 def write_published_timestamp(lake: Lake, time_ms: Milliseconds) -> None:
-    """Insert the timestamp, from which on readers rely on its rows."""
+    """Insert the timestamp; readers rely on its rows from then on."""
     row = {"key": "timestamps", "time": datetime_from_ms(time_ms), "expired": None}
     lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema), update=False)
 
 
 def is_timestamp_listed(lake: Lake, time_ms: Milliseconds) -> bool:
-    """Whether the timestamp is published."""
+    """Return True if the timestamp is published."""
     when = datetime_from_ms(time_ms)
     return lake.read(GENERATION_TIMESTAMPS, ["time"], [("time", "=", when)]).num_rows > 0
 
@@ -53,12 +54,12 @@ log = logging.getLogger(__name__)
 
 
 def publish_generation_streams(workers: TaskRunner, lake: Lake, generation_id: str) -> int | None:
-    """Insert the generation's streams rows, before its timestamp is to be seen; answers with the table's version.
+    """Insert the generation's streams rows, before its timestamp becomes visible; return the table's version.
 
-    A generation that is published already is left alone and None is the answer.
+    Does nothing and returns None if the generation is already published.
 
     Raises:
-        StateError: the generation has no timestamp yet, or not all of its V2 descriptions are there.
+        StateError: the generation has no timestamp yet, or some of its V2 descriptions are missing.
     """
     id_ = _require_generation_id(lake, generation_id)
     time_ms = id_.time_ms
@@ -76,7 +77,7 @@ def publish_generation_streams(workers: TaskRunner, lake: Lake, generation_id: s
 
 
 def derive_published_rows(lake: Lake, generation_id: str, time_ms: Milliseconds) -> TaskRows:
-    """The streams rows of a generation, out of its V2 descriptions."""
+    """Return the streams rows of a generation, derived from its V2 descriptions."""
     inserted = frames.get_partition_rows(
         lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"]
     )
@@ -84,10 +85,10 @@ def derive_published_rows(lake: Lake, generation_id: str, time_ms: Milliseconds)
 
 
 def publish_generation_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
-    """Insert the generation's timestamp, from which on readers rely on its rows; answers with it (ms).
+    """Insert the generation's timestamp and return it (ms); readers rely on its rows from then on.
 
     Raises:
-        StateError: the streams rows of the generation are not all there.
+        StateError: some streams rows of the generation are missing.
     """
     id_ = _require_generation_id(lake, generation_id)
     time_ms = id_.time_ms
@@ -99,7 +100,7 @@ def publish_generation_timestamp(lake: Lake, clock: Clock, generation_id: str) -
             "materialise cdc_streams_descriptions_v2 before its timestamp"
         )
     write_published_timestamp(lake, time_ms)
-    # Without it `cdc_local` would name, for ever, the generation that each node once introduced.
+    # Without this, `cdc_local` would always name the generation that each node introduced when it joined.
     cdc_local.advance_node_generation_ids(lake, read_host_ids(lake), id_)
     _mark_published(lake, clock, generation_id)
     failpoints.kill_if_selected(failpoints.AFTER_PUBLISHED)
@@ -107,13 +108,13 @@ def publish_generation_timestamp(lake: Lake, clock: Clock, generation_id: str) -
 
 
 def publish_v1_generation_streams(lake: Lake, generation_id: str) -> int | None:
-    """Insert the streams rows of a generation of the first format, whose ID is its timestamp alone, from its cell.
+    """Insert the streams rows of a V1 generation, whose ID is its timestamp alone, from its cell.
 
-    A generation that is published already is left alone and None is the answer.
+    Does nothing and returns None if the generation is already published.
 
     Raises:
-        StateError: the generation has no timestamp yet, or its cell is not what was committed.
-        NotFound: its cell is not there.
+        StateError: the generation has no timestamp yet, or its cell is not as committed.
+        NotFound: its cell does not exist.
     """
     id_ = _require_generation_id(lake, generation_id)
     generations.verify_v1_cell(lake, id_.time_ms)
@@ -135,7 +136,7 @@ def _require_generation_id(lake: Lake, generation_id: str) -> GenerationId:
 
 
 def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
-    """Note in the ledger that the join is finished; the first note stays."""
+    """Record in the ledger that the join is finished; an existing record remains unchanged."""
 
     def noted() -> pa.Table | None:
         row = lake.read(GENERATIONS, filters=[("generation_id", "=", generation_id)]).to_pylist()[0]

@@ -1,4 +1,4 @@
-"""Restoring of rows of generations whose files are damaged or gone, derived from what is left.
+"""Restore of generation rows whose files are damaged or missing, derived from the remaining rows.
 
 Streams follow from the generation's UUID, the range and its owner; inserted rows from the description; published rows
 from the inserted ones. Rows that differ from the digests in the commits are not written. No Spark is needed.
@@ -23,14 +23,14 @@ from cdc_platform.spark import frames
 from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS, Table
 
 RESTORABLE_TABLES = (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
-"""The tables whose slices can be made anew, each after what it is made of."""
+"""The tables whose partitions can be restored, each after the tables from which it is derived."""
 
 
 @dataclass(frozen=True)
 class DamagedPartition:
-    """A generation's slice that cannot be read, holds other rows than its commits say, or is gone with its table.
+    """A generation's partition that cannot be read, differs from its commits, or is gone with its table.
 
-    `due`: the digest of the rows that commits put there; None where none says so.
+    `due` is the digest of the rows that commits wrote there, None if no commit has one.
     """
 
     table: Table
@@ -39,40 +39,42 @@ class DamagedPartition:
 
     @property
     def where(self) -> dict[str, Any]:
-        """The value of its partition column."""
+        """Return the value of its partition column."""
         (column,) = self.table.partition_by
         in_streams = self.table is STREAMS_DESCRIPTIONS_V2
         return {column: datetime_from_ms(self.entry.time_ms) if in_streams else self.entry.generation_id}
 
     @property
     def slice(self) -> str:
-        """Its name in commits."""
+        """Return its name in commits."""
         return row_hash.partition_name_from_values(self.table.partition_by, self.where)
 
 
 @dataclass(frozen=True)
 class DamagedGenerations:
-    """What is wrong in a lake: slices that can be made anew, in the order in which they are, and the rest in words."""
+    """The damage in a lake: partitions that can be restored, in the order of restoring, and the rest in words."""
 
     lacking: list[DamagedPartition]
     rest: list[str]
 
 
 def find_damaged_generations(lake: Lake) -> DamagedGenerations:
-    """Read every byte of the tables, and say what is lacking.
+    """Read every byte of the tables and return what is damaged or missing.
 
     Raises:
-        PlatformError: the ledger of generations cannot be read: nothing says what is to be there.
+        PlatformError: the ledger of generations cannot be read, so that the expected rows are unknown.
     """
-    found = {each.name: each for each in verify_tables(lake, deep=True)}
+    verifications = {each.name: each for each in verify_tables(lake, deep=True)}
     entries = _v2_entries(lake)
     lacking: list[DamagedPartition] = []
-    made = {table.full_name for table in RESTORABLE_TABLES}
-    rest = [line for each in found.values() if each.name not in made for line in (*each.damage, *each.strange)]
+    restorable = {table.full_name for table in RESTORABLE_TABLES}
+    rest = [
+        line for each in verifications.values() if each.name not in restorable for line in (*each.damage, *each.strange)
+    ]
     for table in RESTORABLE_TABLES:
         imported = [DamagedPartition(table, entry, None).slice for entry in entries if _is_source(table, entry)]
         slices = [DamagedPartition(table, entry, None) for entry in entries if not _is_source(table, entry)]
-        seen = found.get(table.full_name)
+        seen = verifications.get(table.full_name)
         if seen is None:
             lacking += [
                 each for each in slices if table is not STREAMS_DESCRIPTIONS_V2 or _is_published(lake, each.entry)
@@ -91,15 +93,15 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
 
 
 def _is_source(table: Table, entry: generations.LedgerEntry) -> bool:
-    """Whether nothing here has the rows of a generation but this table: only what clients read was brought of it."""
+    """Return True if only this table has the rows of an imported generation: no other table was imported for it."""
     return entry.is_imported and table is not STREAMS_DESCRIPTIONS_V2
 
 
 def _imported_damage_text(seen: TableVerification, name: str) -> str:
-    """What is wrong with a slice that was imported, and what mends it."""
+    """Describe the damage of an imported partition and the command that restores it."""
     wrong = [line for line in (*seen.damage, *seen.strange) if name in line]
-    said = wrong[0] if wrong else f"{seen.name} where {name} is damaged"
-    return f"{said}; it was imported: import --mend FILES makes it anew of the files that it came from"
+    description = wrong[0] if wrong else f"{seen.name} where {name} is damaged"
+    return f"{description}; it was imported: import --mend FILES makes it anew of the files that it came from"
 
 
 def _unknown_partition_text(table: Table, name: str) -> str:
@@ -109,17 +111,19 @@ def _unknown_partition_text(table: Table, name: str) -> str:
 def restore_generations(
     workers: TaskRunner, lake: Lake, found: DamagedGenerations
 ) -> tuple[list[tuple[DamagedPartition, int]], list[str]]:
-    """Make all that is lacking anew; answers with what was made, with its version, and with what is left, in words."""
+    """Restore every missing partition; return the restored ones with their versions, and the remaining damage."""
     done: list[tuple[DamagedPartition, int]] = []
-    left = list(found.rest)
-    for what in found.lacking:
+    remaining = list(found.rest)
+    for partition in found.lacking:
         try:
-            rows = _restored_rows(lake, what, found)
-            due = None if what.due is None else {what.slice: what.due}
-            done.append((what, frames.replace_partition(workers, lake, what.table, rows, what.where, due)))
+            rows = _restored_rows(lake, partition, found)
+            due = None if partition.due is None else {partition.slice: partition.due}
+            done.append(
+                (partition, frames.replace_partition(workers, lake, partition.table, rows, partition.where, due))
+            )
         except PlatformError as error:
-            left.append(f"{what.table.full_name} where {what.slice} stays damaged: {error}")
-    return done, left
+            remaining.append(f"{partition.table.full_name} where {partition.slice} stays damaged: {error}")
+    return done, remaining
 
 
 def _restored_rows(lake: Lake, what: DamagedPartition, found: DamagedGenerations) -> TaskRows:
@@ -133,7 +137,7 @@ def _restored_rows(lake: Lake, what: DamagedPartition, found: DamagedGenerations
 
 
 def _v2_entries(lake: Lake) -> list[generations.LedgerEntry]:
-    gone = {each.time_ms for each in generations.read_removed_generations(lake)}
+    gone = {removed.time_ms for removed in generations.read_removed_generations(lake)}
     known = (entry for entry in generations.read_ledger(lake) if entry.format == "v2" and entry.time_ms not in gone)
     return sorted(known, key=lambda entry: entry.time_ms)
 
@@ -143,27 +147,27 @@ def _is_published(lake: Lake, entry: generations.LedgerEntry) -> bool:
 
 
 def _described_rows(lake: Lake, entry: generations.LedgerEntry, inserted: str, found: DamagedGenerations) -> TaskRows:
-    """Rows of the topology description: of the ranges that the generation has elsewhere, and of their owners."""
-    if any(each.slice == inserted for each in found.lacking):
+    """Build rows of the topology description from the generation's ranges in other tables, and from their owners."""
+    if any(partition.slice == inserted for partition in found.lacking):
         ring = _owners_of_tokens(lake, entry, generations.read_published_range_ends(lake, entry.time_ms))
         return description_rows(ring, entry.generation_id)
-    made = generations.read_v2_description(lake, entry.generation_id)
-    ends = made.range_ends
-    layout = RingLayout(ends, range_starts(ends), made.stream_counts, made.ignore_msbs)
+    description = generations.read_v2_description(lake, entry.generation_id)
+    ends = description.range_ends
+    layout = RingLayout(ends, range_starts(ends), description.stream_counts, description.ignore_msbs)
     return description_rows(_owners_of_tokens(lake, entry, ends), entry.generation_id, layout)
 
 
 def _owners_of_tokens(lake: Lake, entry: generations.LedgerEntry, ends: np.ndarray) -> Ring:
-    """The nodes that own these tokens, with them alone, whatever became of the nodes since."""
+    """Return the former owners of these tokens, with only these tokens, whatever the current status of the nodes."""
     wanted = set(ends.tolist())
     tokens = [(node, tuple(token for token in node.tokens if token in wanted)) for node in read_nodes(lake)]
-    owned = sum(len(some) for _, some in tokens)
+    owned = sum(len(node_tokens) for _, node_tokens in tokens)
     if not wanted or owned != len(wanted):
         raise StateError(
             f"generation {entry.generation_id}: nothing tells any more who owned {len(wanted) - owned} of its "
             f"{len(wanted)} ranges; bring the files of {TOPOLOGY_DESCRIPTIONS.full_name} back from a copy"
         )
-    return Ring.of(replace(node, tokens=some) for node, some in tokens if some)
+    return Ring.of(replace(node, tokens=node_tokens) for node, node_tokens in tokens if node_tokens)
 
 
 def _inserted_rows(lake: Lake, generation_id: str) -> TaskRows:

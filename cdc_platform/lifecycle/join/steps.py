@@ -1,7 +1,7 @@
 """The steps of a join: how each is run and judged, the steps of both formats, and a whole join in one run.
 
-The steps are declared once. The command line runs them in this order; Dagster makes an asset and its checks of each.
-A step is named by the table that it fills, in either format.
+The steps are declared once. The command line runs them in this order; Dagster makes an asset with checks of each. Each
+step is named after the table that it fills, in both formats.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from cdc_platform.tables import (
 
 @dataclass(frozen=True)
 class JoinContext:
-    """What a step works with: the generation, where it is, and who asks.
+    """The inputs of a step: the generation, the lake, and the entry point (`door`).
 
-    `hands` are those who work on rows; None: this door has nobody, and cannot judge itself. `book` takes down the
-    verdicts of a run of several steps; without one each is kept as it is given.
+    `hands` runs work on rows; None means that this entry point has no task runner and cannot judge. `book` collects the
+    verdicts of a run of several steps; without it, each verdict is stored at once.
     """
 
     lake: Lake
@@ -67,23 +67,23 @@ class JoinContext:
 
     @property
     def workers(self) -> TaskRunner:
-        """Who works on rows.
+        """Return the task runner.
 
         Raises:
-            StateError: this door has none.
+            StateError: this entry point has none.
         """
         if self.hands is None:
             raise StateError(f"{self.door} has no Spark; run: cdc-platform bootstrap FILE --run")
         return self.hands
 
     def last_verdict(self, step: str) -> StepVerdict | None:
-        """The last verdict on a step of this generation."""
+        """Return the last verdict on a step of this generation."""
         if self.book is not None:
             return self.book.last(self.generation_id, step)
         return verdicts.read_last_verdict(self.lake, self.generation_id, step)
 
     def keep(self, verdict: StepVerdict) -> None:
-        """Keep a verdict, or have it kept with others of this run."""
+        """Store a verdict, or add it to the book of this run."""
         if self.book is not None:
             self.book.enter(verdict)
         else:
@@ -96,9 +96,10 @@ def _whole_lake(lake: Lake, workers: TaskRunner) -> Sequence[Finding]:
 
 @dataclass(frozen=True, eq=False)
 class StepAudit:
-    """What is asked of a step: `invariants`, answered by `findings`, of the rows in `slices`.
+    """The audit of a step: `findings` answers its `invariants` for the rows in `slices`.
 
-    `of_all` answers, with others, for every generation at once; it gets the lake and who works on rows.
+    `of_all` answers these invariants, possibly with others, for all generations at once; its arguments are the lake and
+    the task runner.
     """
 
     invariants: tuple[Invariant, ...]
@@ -109,9 +110,9 @@ class StepAudit:
 
 @dataclass(frozen=True, eq=False)
 class JoinStep:
-    """One step. It is named by the table that it fills, in either format; `run` answers with what it made.
+    """One step, named after the table that it fills in both formats; `run` returns its result.
 
-    `relies_on` are the tables of the steps before it that it builds on: their verdicts have to be good.
+    `relies_on` are the tables of the earlier steps on which it builds; their verdicts must have passed.
     """
 
     table: Table
@@ -121,7 +122,7 @@ class JoinStep:
 
     @property
     def name(self) -> str:
-        """The name of its table."""
+        """Return the name of its table."""
         return self.table.name
 
 
@@ -129,15 +130,15 @@ JoinSteps = tuple[JoinStep, ...]
 
 
 def find_step(steps: JoinSteps, table: Table) -> JoinStep:
-    """The step that fills a table."""
+    """Return the step that fills a table."""
     return next(step for step in steps if step.table is table)
 
 
 def run_step(joining: JoinContext, steps: JoinSteps, step: JoinStep) -> Any:
-    """Run a step on what it relies on; answers with what it made.
+    """Run a step after checking the steps on which it relies; return its result.
 
     Raises:
-        StateError: what it relies on is not there, or does not hold.
+        StateError: rows on which it relies are missing or failed their audit.
     """
     with joining.lake.open_tables.looked_at_once():
         for table in step.relies_on:
@@ -148,22 +149,22 @@ def run_step(joining: JoinContext, steps: JoinSteps, step: JoinStep) -> Any:
 
 
 def judge_step(joining: JoinContext, step: JoinStep) -> list[CheckResult]:
-    """Judge what a step has left, an invariant a line, and keep the verdict."""
+    """Judge the rows of a step, one result per invariant, and store the verdict."""
     assert step.audit is not None
     with joining.lake.open_tables.looked_at_once():
         return _judge_and_store(joining, step, step.audit)[0]
 
 
 def require_passed(joining: JoinContext, step: JoinStep, judgements: Sequence[CheckResult]) -> None:
-    """Go on only if everything that was judged of a step holds.
+    """Raise an error unless every result for a step passed.
 
     Raises:
-        AuditFailed: names the first invariant that does not hold, with how often and an example.
+        AuditFailed: names the first violated invariant, with the count and an example.
     """
-    said = _first_failure(judgements)
-    if said:
+    failure = _first_failure(judgements)
+    if failure:
         raise AuditFailed(
-            f"{step.name} of generation {joining.generation_id}: {said}; nothing after it was written; "
+            f"{step.name} of generation {joining.generation_id}: {failure}; nothing after it was written; "
             "look at: cdc-platform check"
         )
 
@@ -172,9 +173,11 @@ def _judge_and_store(joining: JoinContext, step: JoinStep, audit: StepAudit) -> 
     lake, slices = joining.lake, audit.slices(joining)
     content = verdicts.content_name(lake, slices)
     judgements = judge_findings(list(audit.findings(joining)), audit.invariants)
-    said = _first_failure(judgements)
-    verdict = StepVerdict(joining.generation_id, step.name, content, audit.invariants, not said, said, joining.door)
-    # Who wrote in between may have been seen in part: a verdict on neither is of no use to anybody.
+    failure = _first_failure(judgements)
+    verdict = StepVerdict(
+        joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.door
+    )
+    # A concurrent write may have been read in part, so store the verdict only if the content is still the same.
     lake.open_tables.look_anew(*(lake.path(table) for table, _ in slices))
     if verdicts.content_name(lake, audit.slices(joining)) == content:
         joining.keep(verdict)
@@ -207,7 +210,7 @@ def _require_verdict(joining: JoinContext, before: JoinStep, audit: StepAudit) -
 
 @dataclass(frozen=True)
 class InsertResult:
-    """What an insert left: `rows` rows in a table of this `version`, and what there is to tell."""
+    """The result of an insert: `rows` rows in a table of this `version`, and metadata to report."""
 
     version: int | None
     rows: int
@@ -215,7 +218,7 @@ class InsertResult:
 
 
 def select_steps(lake: Lake, generation_id: str) -> JoinSteps:
-    """The steps of a generation's join, in the format that it has, or would get now.
+    """Return the steps of a generation's join in its current or, before it has a timestamp, prospective format.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -232,8 +235,8 @@ def _insert_v2(joining: JoinContext) -> InsertResult:
 def _insert_v1(joining: JoinContext) -> InsertResult:
     lake = joining.lake
     time_ms = bootstrap.insert_v1_description(lake, joining.clock, joining.settings, joining.generation_id)
-    told = {"format": "v1", "time": format_ms(time_ms), "table": GENERATION_DESCRIPTIONS.full_name}
-    return InsertResult(lake.version(GENERATION_DESCRIPTIONS), 1, told)
+    metadata = {"format": "v1", "time": format_ms(time_ms), "table": GENERATION_DESCRIPTIONS.full_name}
+    return InsertResult(lake.version(GENERATION_DESCRIPTIONS), 1, metadata)
 
 
 def _audit_description(joining: JoinContext) -> list[Finding]:
@@ -244,7 +247,7 @@ def _audit_description(joining: JoinContext) -> list[Finding]:
     across = audit_across(
         joining.workers, lake, generation_id, partial(verdicts.generations_in_order, lake), described=holds
     )
-    # Where many others were read, the next to join is held against what is kept of them.
+    # If many other generations were read, store their fingerprints, against which the next join is compared.
     uniqueness.store_fingerprints(lake, besides=generation_id)
     return [*described, *across]
 
@@ -258,7 +261,7 @@ def _v2_parts(joining: JoinContext) -> TableParts:
 
 
 def _v1_parts(joining: JoinContext) -> TableParts:
-    # The table has no partitions: whoever inserts another generation there has this one judged again, in milliseconds.
+    # The table has no partitions, so an insert of another generation causes this one to be judged again (milliseconds).
     return [(GENERATION_DESCRIPTIONS, [])]
 
 
@@ -321,7 +324,7 @@ V2_STEPS: JoinSteps = (
     ),
     _TIMESTAMP_STEP,
 )
-"""A join in the second format: the description is inserted, and only then is the timestamp chosen."""
+"""A join in the V2 format: it inserts the description, and only then chooses the timestamp."""
 
 V1_STEPS: JoinSteps = (
     JoinStep(
@@ -357,12 +360,12 @@ V1_STEPS: JoinSteps = (
     ),
     _TIMESTAMP_STEP,
 )
-"""A join in the first format: the timestamp is chosen first, for the description is inserted under it."""
+"""A join in the V1 format: it chooses the timestamp first, because it inserts the description under it."""
 
 
 @dataclass(frozen=True)
 class JoinResult:
-    """A finished join: the generation with its timestamp (ms), and how large it is."""
+    """A finished join: the generation with its timestamp (ms) and its size."""
 
     generation_id: str
     time_ms: Milliseconds
@@ -379,55 +382,58 @@ def run_join(
     *,
     door: str = "a program",
 ) -> JoinResult:
-    """Take a waiting join from its description to its published timestamp. Started again it goes on where it was.
+    """Run a pending join from its description to its published timestamp, or resume it.
 
-    `door` is noted with the verdicts: who asked.
+    `door` is the entry point that is stored with the verdicts.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
         StateError: an earlier join is unfinished.
-        InputError: the node cannot join the ring as it stands.
+        InputError: the node cannot join the current ring.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
     with lake.open_tables.looked_at_once():
         steps = select_steps(lake, generation_id)
-    made = {}
+    results = {}
     with verdicts.collect_verdicts(lake, clock) as book:
         joining = JoinContext(lake, clock, settings, generation_id, workers, door, book)
         for step in steps:
             if step.audit is None:
-                # It is nodes that learn of the generation: whoever goes on from here, by any door, finds the verdicts.
+                # This step informs nodes. Store the verdicts first, so that any entry point that resumes here finds
+                # them.
                 book.keep()
-            made[step.table] = run_step(joining, steps, step)
-            # Looked at anew: what others have written behind the step is judged with it.
+            results[step.table] = run_step(joining, steps, step)
+            # Read again, so that concurrent writes after the step are judged too.
             if step.audit is not None:
                 require_passed(joining, step, judge_step(joining, step))
-    described = made[TOPOLOGY_DESCRIPTIONS]
-    return JoinResult(generation_id, made[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
+    described = results[TOPOLOGY_DESCRIPTIONS]
+    return JoinResult(generation_id, results[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
 
 
 def find_unjudged_event(lake: Lake, time_ms: Milliseconds) -> inbox.BootstrapEvent | None:
-    """The event of the generation of that time (ms), if it is finished but for the verdict on its last step.
+    """Return the event of the generation at that time (ms) if only the verdict on its last step is missing.
 
-    Its process died in between: every row is there, and no later step asks for the verdict. `run_join` gives it.
-    None for a generation that was judged, or that no event has made.
+    Its process died before the verdict: every row exists, and no later step requires the verdict. `run_join` stores it.
+    Returns None for a judged generation, or for one without an event.
     """
-    made = next((entry.generation_id for entry in generations.read_ledger(lake) if entry.time_ms == time_ms), None)
-    if made is None:
+    generation_id = next(
+        (entry.generation_id for entry in generations.read_ledger(lake) if entry.time_ms == time_ms), None
+    )
+    if generation_id is None:
         return None
-    last = [step for step in select_steps(lake, made) if step.audit is not None][-1]
+    last = [step for step in select_steps(lake, generation_id) if step.audit is not None][-1]
     return (
-        inbox.find_event(lake, generation_id=made)
-        if verdicts.read_last_verdict(lake, made, last.name) is None
+        inbox.find_event(lake, generation_id=generation_id)
+        if verdicts.read_last_verdict(lake, generation_id, last.name) is None
         else None
     )
 
 
 def run_introduce_step(joining: JoinContext) -> int:
-    """Take the one step that gives an inserted generation its timestamp (ms): what a committed switch sets in motion.
+    """Run the step that gives an inserted generation its timestamp (ms), as a committed switch requires.
 
     Raises:
-        StateError: what was inserted does not hold.
+        StateError: the inserted rows failed their audit.
     """
     steps = select_steps(joining.lake, joining.generation_id)
     return run_step(joining, steps, find_step(steps, CDC_LOCAL))

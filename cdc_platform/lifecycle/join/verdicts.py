@@ -1,7 +1,7 @@
-"""Verdicts on the steps of a join, stored with the content that was judged.
+"""Verdicts on the steps of a join, stored with an identifier of the judged content.
 
-The command line and Dagster rely on each other's verdicts. Content is identified by the names of its data files, as a
-file never changes. `steps` decides what is judged and who relies on it.
+The command line and Dagster rely on each other's verdicts. The names of the data files identify content, because a file
+never changes. `steps` declares what is judged and which steps rely on it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from cdc_platform.errors import PlatformError
 from cdc_platform.tables import TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
 
 TableParts = Sequence[tuple[Table, Sequence[Filter]]]
-"""Parts of tables, by filters on partition columns: the step's own first, then what it is compared with."""
+"""Parts of tables, by filters on partition columns: the step's own part first, then those compared with it."""
 
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """What was found of one step of a generation's join.
+    """The verdict on one step of a generation's join.
 
-    `content` names what was judged, see `content_name`; `said` is empty where all of `invariants` hold; `door` asked.
+    `content` identifies the judged content, see `content_name`. `said` is empty if all of `invariants` hold. `door` is
+    the entry point that judged.
     """
 
     generation_id: str
@@ -41,11 +42,11 @@ class StepVerdict:
 
 
 def content_name(lake: Lake, slices: TableParts) -> str:
-    """A name for what these slices hold now; empty where the first holds nothing.
+    """Return an identifier of the current content of these slices; empty if the first has no rows.
 
-    It is made from the names of the data files, which Delta's log has: a file never changes, and no two have the same
-    name. The same rows written again are other content; then a verdict is made again, which is cheaper than to read
-    every stream for a hash.
+    It is derived from the names of the data files in Delta's log, because a file never changes and no two files share a
+    name. Rewriting the same rows changes the identifier. Judging again is then cheaper than reading every stream for a
+    hash.
     """
     return _content_name_of_files([(table, lake.files(table, filters)) for table, filters in slices])
 
@@ -58,36 +59,37 @@ def _content_name_of_files(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
 
 
 def generations_in_order(lake: Lake, held: Sequence[InventoryGeneration]) -> list[InventoryGeneration]:
-    """Those of some generations of which a verdict says, of the very files that stand for them, that each stream lies
-    in its range, and its index is the range's.
+    """Return the generations with a passed verdict that each stream lies in its range and has the range's index.
+
+    The verdict must be on the very files that hold the generation now.
     """
     columns = ["generation_id", "step", "content", "invariants"]
-    found = {
+    verdicts = {
         (row["generation_id"], row["step"]): row["content"]
         for row in lake.read(VERDICTS, columns, [("passed", "=", True)]).to_pylist()
         if {VNODE_COLOCATION, STREAM_FORMAT} <= set(row["invariants"])
     }
     described: dict[str, list[str]] = {}
-    for file in lake.data_files(TOPOLOGY_DESCRIPTIONS) if found else ():
+    for file in lake.data_files(TOPOLOGY_DESCRIPTIONS) if verdicts else ():
         described.setdefault(file.partition[0], []).append(file.path)
 
     def judged(rows: StoredGenerationRows) -> bool:
         beside = [] if rows.table is TOPOLOGY_DESCRIPTIONS else [(TOPOLOGY_DESCRIPTIONS, described.get(rows.key, []))]
-        return found.get((rows.key, rows.table.name)) == _content_name_of_files([(rows.table, rows.paths), *beside])
+        return verdicts.get((rows.key, rows.table.name)) == _content_name_of_files([(rows.table, rows.paths), *beside])
 
-    return [each for each in held if each.rows is not None and judged(each.rows)]
+    return [generation for generation in held if generation.rows is not None and judged(generation.rows)]
 
 
 def store_verdict(lake: Lake, clock: Clock, verdict: StepVerdict) -> None:
-    """Keep a verdict in the place of the last one on the step."""
+    """Store a verdict, replacing the last one on the step."""
     _store_rows(lake, [_verdict_row(clock, verdict)])
 
 
 @dataclass(frozen=True, eq=False)
 class VerdictBook:
-    """The verdicts of one run, which relies on them at once: those on some steps are kept in one commit.
+    """The verdicts of one run, which relies on them at once and stores those of several steps in one commit.
 
-    A run that is killed before has judged for nothing: whoever goes on judges again.
+    If the run is killed before the commit, its verdicts are lost and the run that resumes judges again.
     """
 
     lake: Lake
@@ -95,16 +97,16 @@ class VerdictBook:
     _entered: dict[tuple[str, str], tuple[StepVerdict, dict[str, Any]]] = field(default_factory=dict)
 
     def enter(self, verdict: StepVerdict) -> None:
-        """Take down a verdict, with the time of now."""
+        """Add a verdict with the current time."""
         self._entered[verdict.generation_id, verdict.step] = verdict, _verdict_row(self.clock, verdict)
 
     def last(self, generation_id: str, step: str) -> StepVerdict | None:
-        """The last verdict on a step, of this run or of whoever kept one."""
+        """Return the last verdict on a step, from this run or from the lake."""
         entered = self._entered.get((generation_id, step))
         return read_last_verdict(self.lake, generation_id, step) if entered is None else entered[0]
 
     def keep(self) -> None:
-        """Keep what was entered since the last time, if anything was."""
+        """Store the verdicts added since the last call, if any."""
         if self._entered:
             with self.lake.open_tables.looked_at_once():
                 _store_rows(self.lake, [row for _, row in self._entered.values()])
@@ -113,12 +115,12 @@ class VerdictBook:
 
 @contextmanager
 def collect_verdicts(lake: Lake, clock: Clock) -> Iterator[VerdictBook]:
-    """A book that is kept at the end of a block, also of one that fails."""
+    """Yield a book that is stored when the block exits, also if it fails."""
     book = VerdictBook(lake, clock)
     try:
         yield book
     except Exception:
-        with suppress(PlatformError):  # what has failed first is what is told
+        with suppress(PlatformError):  # report the first failure
             book.keep()
         raise
     book.keep()
@@ -142,12 +144,12 @@ def _store_rows(lake: Lake, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_last_verdict(lake: Lake, generation_id: str, step: str) -> StepVerdict | None:
-    """The last verdict on a step; None where there is none, as in a home that was made before verdicts were kept."""
+    """Return the last verdict on a step; None if there is none, as in homes older than the verdicts table."""
     columns = ["content", "invariants", "passed", "said", "door"]
-    found = lake.read(VERDICTS, columns, [("generation_id", "=", generation_id), ("step", "=", step)]).to_pylist()
-    if not found:
+    rows = lake.read(VERDICTS, columns, [("generation_id", "=", generation_id), ("step", "=", step)]).to_pylist()
+    if not rows:
         return None
-    row = found[0]
+    row = rows[0]
     return StepVerdict(
         generation_id, step, row["content"], tuple(row["invariants"]), row["passed"], row["said"] or "", row["door"]
     )
