@@ -1,4 +1,4 @@
-"""Spark: sessions, Connect, JARs, executors, frames and tasks that write tables."""
+"""Spark: sessions, Connect servers, JARs, executors, frames and shuffles."""
 
 from __future__ import annotations
 

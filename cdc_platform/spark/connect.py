@@ -1,7 +1,7 @@
 """Start, await and stop a Spark Connect server on this machine's loopback.
 
-Clients need its token, which is in the environment of server and clients and never on a command line, since every
-user of the machine can read those.
+Clients need its token. The token is in the environment of server and clients and never on a command line, because
+every user of the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cdc_platform.spark.session import (
 from cdc_platform.spark_server import REMOTE_VARIABLE, TOKEN_VARIABLE
 
 _CONNECT_HOST = "127.0.0.1"
-# A client with a token asks for TLS, except of a server that has this very name.
+# A client with a token requires TLS unless the server has exactly this name.
 _CONNECT_HOST_NAME = "localhost"
 _CONNECTIONS, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"
 _START_SECONDS = 180
@@ -46,11 +46,12 @@ _POLL_SECONDS = 0.1
 
 
 class ConnectServer:
-    """A server in a session of processes of its own; `with ConnectServer() as server:` starts and ends it.
+    """A Connect server in its own process session; `with ConnectServer() as server:` starts and ends it.
 
-    `port` 0 takes any free one; `heavy` is that of `session.spark_session`, right for a server that stays; what it
-    writes is in a folder of its own below `below`, by default the machine's temporary one; `keeps_open` are file
-    descriptors that it inherits. On Linux the server ends with the thread that started it, however that ends.
+    `port` 0 selects any free port. `heavy` is the option of `session.get_spark_session`, right for a long-lived
+    server. The server writes its files into its own folder below `below`, by default the machine's temporary folder.
+    It inherits the file descriptors `keeps_open`. On Linux the server ends with the thread that started it, however
+    that thread ends.
     """
 
     def __init__(
@@ -69,23 +70,23 @@ class ConnectServer:
 
     @property
     def remote(self) -> str:
-        """The URL for `SPARK_REMOTE`; of use together with the token only."""
+        """The URL for `SPARK_REMOTE`; clients also need the token."""
         return f"sc://{_CONNECT_HOST_NAME}:{self._port}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client has in its environment: the URL, and the token of this start of the server."""
+        """The environment variables of a client: the URL, and the token of this start of the server."""
         return {REMOTE_VARIABLE: self.remote, TOKEN_VARIABLE: self._token}
 
     @property
     def pid(self) -> int | None:
-        """The server's process and the ID of its session of processes, None while it does not run."""
+        """The ID of the server's process and of its process session; None while it does not run."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
     @property
     def clients(self) -> int | None:
-        """How many connections are open to it, None where the system does not say."""
+        """The number of open connections to the server; None if the system does not report them."""
         tables = [table for table in map(Path, _CONNECTIONS) if table.exists()]
         if not tables:
             return None
@@ -94,10 +95,10 @@ class ConnectServer:
         return sum(fields[1].endswith(ours) and fields[3] == _ESTABLISHED for fields in lines)
 
     def start(self) -> ConnectServer:
-        """Start the server and wait until it answers a query. One that has ended by itself can be started again.
+        """Start the server and wait until it answers a query; a server that has ended by itself can be started again.
 
         Raises:
-            EnvironmentProblem: it does not come up: no Java, the port is taken, too little memory.
+            EnvironmentProblem: the server does not start: no Java, the port is taken, too little memory.
         """
         if self.pid is not None:
             raise StateError(f"the Spark Connect server at {self.remote} runs already")
@@ -106,7 +107,7 @@ class ConnectServer:
             self._port = self._port if self._port and _is_port_free(self._port) else _find_free_port()
         elif not _is_port_free(self._port):
             raise EnvironmentProblem(f"port {self._port} of {_CONNECT_HOST} is taken; name another, or 0 for any")
-        # Each start has another token: whoever took the port of a server that died may have been sent the old one.
+        # Each start has a new token: a client may have sent the old one to another process on a dead server's port.
         self._token = secrets.token_urlsafe(32)
         self._folder = Path(tempfile.mkdtemp(prefix="cdc-platform-connect-", dir=self._below))
         try:
@@ -118,7 +119,7 @@ class ConnectServer:
         return self
 
     def stop(self) -> None:
-        """End the server and everything that it started; nothing to end is no error."""
+        """End the server and every process that it started; do nothing if it does not run."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -154,7 +155,7 @@ class ConnectServer:
         }
         command = [str(get_spark_home() / "bin" / "spark-submit")]
         command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-        # What a file of the user's says outdoes the rest, and may be a secret: it is named, not told.
+        # The user's settings file overrides the rest and may hold secrets, so the command line has only its name.
         given = {} if is_local_master(self._master) else read_conf_file()
         if given:
             command += ["--properties-file", os.environ[SPARK_CONF_VARIABLE]]
@@ -167,7 +168,7 @@ class ConnectServer:
             "TMPDIR": str(folder),
         }
         environment["SPARK_LAUNCHER_OPTS"] = " ".join(NO_PERF_DATA_OPTIONS)
-        # A server is no client, and Spark would take these for one.
+        # With these variables Spark would take the server for a client.
         for name in (REMOTE_VARIABLE, "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
             environment.pop(name, None)
         with self._log(folder).open("ab") as log:
@@ -184,35 +185,35 @@ class ConnectServer:
             )
 
     def _sockets(self, folder: Path) -> Path:
-        """The folder, by a name that is short enough for the paths of sockets where the system has one."""
+        """Return the folder under a name that is short enough for socket paths, if the system offers one."""
         if len(str(folder)) <= LONGEST_SOCKET_FOLDER or not Path("/proc/self/fd").exists():
             return folder
         self._opened = os.open(folder, os.O_RDONLY)
         return Path(f"/proc/{os.getpid()}/fd/{self._opened}")
 
     def _wait(self) -> None:
-        """Wait for an answer, asked by a process that imports what that takes meanwhile."""
-        asks = [sys.executable, "-m", "cdc_platform.spark.connect_probe"]
+        """Wait until the server answers a probe process, which imports the client while the server starts."""
+        command = [sys.executable, "-m", "cdc_platform.spark.connect_probe"]
         environment = {**os.environ, **get_worker_environment(self._master), **self.environment}
         deadline = time.monotonic() + _START_SECONDS
         with subprocess.Popen(
-            asks, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as asking:
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as probe:
             try:
-                while asking.poll() is None:
+                while probe.poll() is None:
                     if self.pid is None or time.monotonic() > deadline:
                         raise self._did_not_start()
                     time.sleep(_POLL_SECONDS)
             finally:
-                asking.kill()
-        if asking.returncode:
+                probe.kill()
+        if probe.returncode:
             raise self._did_not_start()
 
     def _did_not_start(self) -> EnvironmentProblem:
         assert self._folder is not None
-        told = extract_jvm_reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
+        reason = extract_jvm_reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
         return EnvironmentProblem(
-            f"the Spark Connect server at {self.remote} did not start ({told}); check free memory and "
+            f"the Spark Connect server at {self.remote} did not start ({reason}); check free memory and "
             f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
         )
 
@@ -233,7 +234,7 @@ def _is_port_free(port: int) -> bool:
 
 
 def _end_session(session: int) -> None:
-    """Wait for the Python workers of a dead server, which end when they notice, and end those that don't."""
+    """Wait for the Python workers of a dead server, which end when they notice, and kill those that do not."""
     deadline = time.monotonic() + _STOP_SECONDS
     while members := _list_session_processes(session):
         if time.monotonic() > deadline:
@@ -245,13 +246,13 @@ def _end_session(session: int) -> None:
 
 
 def _list_session_processes(session: int) -> list[int]:
-    """Processes of a session, as far as /proc tells; zombies are none."""
-    found = []
+    """Return the processes of a session that /proc lists, without zombies."""
+    pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, _, its_session = (
                 status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
             )
             if int(its_session) == session and state != "Z":
-                found.append(int(status.parent.name))
-    return found
+                pids.append(int(status.parent.name))
+    return pids

@@ -1,7 +1,7 @@
 """Wait until a server listens at `$SPARK_REMOTE`, and exit with 0 if it answers a query.
 
-Run by `python -m`: a process of its own, so that the server's parent loads no client, and the client's import
-overlaps the server's start. The caller limits the time.
+`python -m` runs this module as a process of its own, so that the server's parent loads no client and the client's
+import overlaps the server's start. The caller limits the time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _POLL_SECONDS = 0.1
 
 
 def is_answering(remote: str, token: str) -> bool:
-    """Whether a server answers a query, once somebody listens there; nothing is asked of it again."""
-    # Not through SparkSession.builder: it would make every later session of this process a remote one.
+    """Wait until the server listens, and return True if it answers a query; make one attempt only."""
+    # SparkSession.builder would make every later session of this process a remote one.
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 

@@ -1,6 +1,6 @@
-"""Configure sessions with executors on other machines, and check what each executor has.
+"""Configure sessions with executors on other machines, and check each executor's environment.
 
-A cluster shares no folder with the driver: the interpreter and the JARs come from the driver's file server, the
+A cluster shares no folder with the driver. The interpreter and the JARs come from the driver's file server, the
 program with each session.
 """
 
@@ -30,25 +30,28 @@ if TYPE_CHECKING:
 
 SPARK_CONF_VARIABLE = "CDC_PLATFORM_SPARK_CONF"
 _MAX_CONF_BYTES = 1 << 20
-"""A file of settings of a cluster, as Spark's own: a name and a value a line. It outdoes what is set here."""
+"""The size limit (bytes) of a cluster's settings file.
+
+The file has Spark's own format, a name and a value per line, and overrides the settings made here.
+"""
 MAX_SKEW_SECONDS = 5
-"""How far a worker's clock may be from the driver's: times of objects and leases are compared across machines."""
-# More than there are places for tasks.
+"""The largest clock skew (s) of a worker: times of objects and leases are compared across machines."""
+# More rows than executors have task slots.
 _PROBE_ROWS = 4096
 _PROBE_ROUNDS, _PROBE_TASK_SECONDS = 3, 0.5
 
 
 def is_local_master(master: str) -> bool:
-    """Whether a master's executors are the driver itself."""
+    """Return True if the driver itself executes the tasks of this master."""
     return master.startswith("local")
 
 
 def get_cluster_conf(master: str, folder: Path) -> dict[str, str]:
-    """Settings of a driver of executors on other machines; what it writes here is below `folder`.
+    """Return the settings of a driver with executors on other machines; it writes locally only below `folder`.
 
     Raises:
         EnvironmentProblem: the workers' archive or the JARs cannot be made.
-        InputError: the file of settings is not there, or has a line that is none.
+        InputError: the settings file does not exist, or a line of it is not a setting.
     """
     settings = {
         "spark.ui.enabled": "false",
@@ -57,9 +60,9 @@ def get_cluster_conf(master: str, folder: Path) -> dict[str, str]:
         "spark.jars": ",".join(str(path) for path in get_jars()),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
-        # One unpacked interpreter an executor, not one a session.
+        # Unpack the interpreter once per executor, not once per session.
         "spark.sql.artifact.isolation.enabled": "false",
-        # Tasks are safe to run twice at once: a commit names the files of one of them.
+        # Two attempts of a task may run at once: a commit names the files of only one attempt.
         "spark.speculation": "true",
         "spark.dynamicAllocation.enabled": "false",
         **task_retry.RETRY_SETTINGS,
@@ -71,18 +74,18 @@ def get_cluster_conf(master: str, folder: Path) -> dict[str, str]:
 
 
 def get_worker_python() -> str | None:
-    """The interpreter that the workers of a cluster have themselves (`PYSPARK_PYTHON`), so that none is sent."""
+    """Return the interpreter that a cluster's workers have themselves (`PYSPARK_PYTHON`); None to send one."""
     named = os.environ.get("PYSPARK_PYTHON")
     return None if named in (None, "", sys.executable, *worker_archive.ARCHIVE_PYTHONS) else named
 
 
 def send_program_file(session: SparkSession) -> None:
-    """Give the workers the program that the tasks of this session import."""
+    """Send the workers the program that the tasks of this session import."""
     session.addArtifacts(str(worker_archive.get_program_file()), pyfile=True)
 
 
 def _get_driver_address(master: str) -> str:
-    """The address by which the master's machines reach this one: that of the way there."""
+    """Return the address by which the master's machines reach this one: that of the route to the master."""
     host = urlsplit(master.removeprefix("k8s://")).hostname
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host or "", 9))  # nothing is sent
@@ -91,10 +94,10 @@ def _get_driver_address(master: str) -> str:
 
 
 def read_conf_file() -> dict[str, str]:
-    """The settings in the file that `CDC_PLATFORM_SPARK_CONF` names.
+    """Read the settings in the file that `CDC_PLATFORM_SPARK_CONF` names.
 
     Raises:
-        InputError: it is not there, or has a line that is no setting.
+        InputError: the file does not exist, or a line of it is not a setting.
     """
     name = os.environ.get(SPARK_CONF_VARIABLE)
     if not name:
@@ -103,23 +106,23 @@ def read_conf_file() -> dict[str, str]:
         lines = read_user_text(Path(name), _MAX_CONF_BYTES).splitlines()
     except PlatformError as error:
         raise InputError(f"{SPARK_CONF_VARIABLE}: {error}") from None
-    found = {}
+    settings = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         setting, _, value = line.strip().partition(" ")
         if not setting.startswith("spark.") or not value.strip():
             raise InputError(f"line {number} of {SPARK_CONF_VARIABLE}={name} is no setting; it is: spark.NAME VALUE")
-        found[setting] = value.strip()
-    return found
+        settings[setting] = value.strip()
+    return settings
 
 
 @dataclass(frozen=True)
 class ExecutorReport:
-    """What a task has found where it ran.
+    """The findings of a probe task on an executor.
 
-    `packages`: the version of each that is there; `program` and `read`: why it cannot be imported, or the home's file
-    not be read, else empty; `skew`: by how many seconds its clock is off, at least.
+    `packages` maps each installed package to its version. `program` is why the program cannot be imported, and `read`
+    why the home's file cannot be read; both are empty on success. `skew` is the least error of its clock (s).
     """
 
     where: str
@@ -131,27 +134,27 @@ class ExecutorReport:
 
 
 def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]:
-    """Run a task on every executor: one in each place that they have for tasks, until no other one answers.
+    """Run a probe task in every task slot, in rounds, until no further executor answers.
 
-    `look_at`: a small file of the home, which each reads and nobody writes.
+    `look_at` is a small file of the home that each task reads and nobody writes.
 
     Raises:
-        EnvironmentProblem: tasks do not run at all: there is no executor, or it has no Python that starts.
+        EnvironmentProblem: no task can run: there is no executor, or its Python does not start.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
-    # Not by Arrow: that it is missing is one of the things to be told.
-    tell = F.udf(
+    # Without Arrow, because a missing pyarrow is one of the possible findings.
+    probe = F.udf(
         _make_probe_task(look_at, tuple(worker_archive.get_worker_archive().packages)), "string", useArrow=False
     )
     known: dict[str, ExecutorReport] = {}
     for _ in range(_PROBE_ROUNDS):
         before, seen = time.time(), set(known)
         try:
-            # Spark makes a task for each place, and each is long enough that none is left idle.
-            rows = session.range(0, _PROBE_ROWS).select(tell("id").alias("told")).where(F.col("told") != "").collect()
+            # Spark makes a task per slot, and each task is long enough that no slot stays idle.
+            rows = session.range(0, _PROBE_ROWS).select(probe("id").alias("told")).where(F.col("told") != "").collect()
         except (PySparkException, Py4JError) as error:
             raise EnvironmentProblem(
                 f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); look that it has workers, "
@@ -159,20 +162,20 @@ def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]
             ) from None
         after = time.time()
         for row in rows:
-            said = json.loads(row["told"])
-            skew = max(before - said.pop("now"), said.pop("then") - after, 0.0)
-            known[said["where"]] = ExecutorReport(**said, skew=skew)
+            report = json.loads(row["told"])
+            skew = max(before - report.pop("now"), report.pop("then") - after, 0.0)
+            known[report["where"]] = ExecutorReport(**report, skew=skew)
         if set(known) == seen:
             break
     return [known[name] for name in sorted(known)]
 
 
 def check_executor(told: ExecutorReport, archive: worker_archive.WorkerArchive) -> Iterator[PreflightResult]:
-    """What is missing where a task ran: a trial for each thing, with its mend."""
+    """Yield one result per requirement of an executor, with a remedy for each failure."""
     at = f"on {told.where}"
-    due = ".".join(archive.python.split(".")[:2])
-    ok = told.python.startswith(f"{due}.")
-    mend = f"give it Python {due}: unset PYSPARK_PYTHON, so that the archive is sent"
+    expected = ".".join(archive.python.split(".")[:2])
+    ok = told.python.startswith(f"{expected}.")
+    mend = f"give it Python {expected}: unset PYSPARK_PYTHON, so that the archive is sent"
     yield PreflightResult(f"Python {at}", ok, told.python, None if ok else mend)
     wrong = [
         f"{name} is {told.packages.get(name, 'missing')}, expected {version}"
@@ -191,15 +194,15 @@ def check_executor(told: ExecutorReport, archive: worker_archive.WorkerArchive) 
     )
     yield PreflightResult(f"lake {at}", not told.read, told.read or "is reached", mend if told.read else None)
     ok = told.skew <= MAX_SKEW_SECONDS
-    found = f"off by {told.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
-    yield PreflightResult(f"clock {at}", ok, found, None if ok else "set it by NTP, as the driver's")
+    detail = f"off by {told.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
+    yield PreflightResult(f"clock {at}", ok, detail, None if ok else "set it by NTP, as the driver's")
 
 
 def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], str]:
-    """What travels there: it imports nothing but Python's own, as what is missing is to be told and not to fail."""
+    """Return the task of a probe; it imports only the standard library, so that missing packages are findings."""
     seconds = _PROBE_TASK_SECONDS
 
-    def tell(_row: int, said: list[str] = []) -> str:  # noqa: B006 of this task: once is enough
+    def tell(_row: int, said: list[str] = []) -> str:  # noqa: B006 shared on purpose: one report per task is enough
         import importlib
         import json
         import platform
@@ -218,7 +221,7 @@ def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], s
             except metadata.PackageNotFoundError:
                 return None
 
-        # An executor has a working folder of its own, and in it each session one that is named by a UUID.
+        # Each executor has its own working folder, with a subfolder per session that is named by a UUID.
         own = [part for part in Path.cwd().parts if part.count("-") != 4]
         then, program, read = time.time(), "", ""
         try:
@@ -235,7 +238,7 @@ def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], s
             {
                 "where": f"{socket.gethostname()} ({'/'.join(own[-2:])})",
                 "python": platform.python_version(),
-                "packages": {name: found for name in packages if (found := version(name))},
+                "packages": {name: release for name in packages if (release := version(name))},
                 "program": program,
                 "read": read,
                 "then": then,

@@ -1,6 +1,6 @@
 """Spark types of the declared columns, and the pandera schema of an incoming DataFrame.
 
-The check covers names and types only, which needs no Spark job; Delta enforces NOT NULL and CHECK on write.
+The check covers names and types only, which needs no Spark job. Delta enforces NOT NULL and CHECK on write.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnMismatch:
-    """A column that a DataFrame should have otherwise: of which type it is and has to be, as Spark calls them.
+    """A column of a DataFrame with the wrong type: the types `found` and `due`, as Spark names them.
 
-    Without `found` it is missing, without `due` it is one too many.
+    `found` is None for a missing column, `due` is None for an unexpected one.
     """
 
     column: str
@@ -32,18 +32,19 @@ class ColumnMismatch:
 
 
 def is_same_type(found: DataType, due: DataType) -> bool:
-    """Whether a nested type is the one that is due, wherever it may hold nulls."""
+    """Return True if a nested type equals the expected one, wherever either may hold nulls."""
     return found.simpleString() == due.simpleString()
 
 
 @dataclass(frozen=True, eq=False)
 class IncomingFrameSchema:
-    """What a DataFrame has to be that comes in here: `columns` by name and type, of which it may lack the `optional`
-    ones; with `strict` no others.
+    """The schema that an incoming DataFrame must have: `columns` by name and type.
 
-    Flat types are a pandera model's to judge. It refuses structs, takes an array that holds no nulls for another type
-    than one that could, and fails where a map is due and none is there: nested columns are judged from the declared
-    schema, by `readable`.
+    The `optional` columns may be missing. With `strict` no other columns are allowed.
+
+    A pandera model checks flat types. pandera refuses structs, distinguishes an array without nulls from one that may
+    hold them, and fails if a map is declared and the frame has none. So `readable` checks nested columns against the
+    declared schema.
     """
 
     name: str
@@ -53,34 +54,34 @@ class IncomingFrameSchema:
     readable: Callable[[DataType, DataType], bool] = is_same_type
 
     def misfits(self, frame: DataFrame) -> list[ColumnMismatch]:
-        """The columns that do not fit, in the order in which they are declared, then those that are too many."""
+        """Return the columns that do not fit, in declared order, then the unexpected ones."""
         from pandera.config import ValidationDepth, config_context
 
-        found = {field.name: field.dataType for field in frame.schema}
-        due = {field.name: field.dataType for field in self.columns}
-        # Validation can be switched off by the environment; what nobody validated must not come in.
+        actual = {field.name: field.dataType for field in frame.schema}
+        declared = {field.name: field.dataType for field in self.columns}
+        # The environment can switch validation off, but an unvalidated frame must not be accepted.
         with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_ONLY):
             judged: Any = self.model.validate(cast("Any", _make_outline(frame)), lazy=True)
-        told = judged.pandera.errors.get("SCHEMA", {})
-        wrong = {entry["column"] for entries in told.values() for entry in entries}
+        errors = judged.pandera.errors.get("SCHEMA", {})
+        wrong = {entry["column"] for entries in errors.values() for entry in entries}
         wrong |= {
-            each
-            for each in due
-            if each in found and _is_nested(due[each]) and not self.readable(found[each], due[each])
+            name
+            for name in declared
+            if name in actual and _is_nested(declared[name]) and not self.readable(actual[name], declared[name])
         }
-        extra = [each for each in found if each not in due and "COLUMN_NOT_IN_SCHEMA" in told]
+        extra = [name for name in actual if name not in declared and "COLUMN_NOT_IN_SCHEMA" in errors]
         return [
             *(
-                ColumnMismatch(each, _format_type(found.get(each)), _format_type(due[each]))
-                for each in due
-                if each in wrong
+                ColumnMismatch(name, _format_type(actual.get(name)), _format_type(declared[name]))
+                for name in declared
+                if name in wrong
             ),
-            *(ColumnMismatch(each, _format_type(found[each]), None) for each in extra),
+            *(ColumnMismatch(name, _format_type(actual[name]), None) for name in extra),
         ]
 
     @cached_property
     def model(self) -> Any:
-        """The pandera model. Nullable throughout: for each column that is not pandera would run a Spark job."""
+        """The pandera model; all nullable, because pandera runs a Spark job per non-nullable column."""
         from pandera.pyspark import Column as PanderaColumn
         from pandera.pyspark import DataFrameSchema
 
@@ -96,8 +97,9 @@ class IncomingFrameSchema:
 
 
 def _make_outline(frame: DataFrame) -> DataFrame:
-    """No rows with the columns of a frame: pandera shows rows of what lacks a column. Where it knows no such type, an
-    array stands for it, which no flat type is.
+    """Return a frame without rows that has the columns of `frame`, because pandera prints rows if a column is missing.
+
+    A column whose type pandera does not know becomes an array, which is never a flat type.
     """
     from pyspark.sql import functions as F
 
@@ -129,12 +131,12 @@ def _format_type(kind: DataType | None) -> str | None:
 
 @cache
 def table_to_spark_schema(table: Table) -> StructType:
-    """The table's columns as Spark has them."""
+    """Return the table's columns as a Spark schema."""
     return arrow_to_spark_schema(table.schema)
 
 
 def arrow_to_spark_schema(schema: pa.Schema) -> StructType:
-    """What Spark has for the columns of an Arrow schema."""
+    """Return the Spark schema of an Arrow schema."""
     from pyspark.sql import types as T
 
     return T.StructType(
@@ -143,7 +145,7 @@ def arrow_to_spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_to_spark_type(kind: pa.DataType) -> DataType:
-    """What Spark has for an Arrow type that tables are declared with."""
+    """Return the Spark type of an Arrow type that tables are declared with."""
     from pyspark.sql import types as T
 
     if isinstance(kind, pa.ListType):
@@ -160,13 +162,13 @@ def arrow_to_spark_type(kind: pa.DataType) -> DataType:
 
 
 def spark_to_arrow_type(kind: DataType) -> pa.DataType | None:
-    """The Arrow type of a column that Spark has so; None for one that is not flat, or of which no table has any."""
+    """Return the Arrow type of a flat Spark type; None for nested types and for types that no table uses."""
     return next((arrow for arrow, known in _get_flat_types().items() if known == kind), None)
 
 
 @cache
 def _get_flat_types() -> Mapping[pa.DataType, DataType]:
-    """What Spark has for the types without others in them."""
+    """Return the Spark type of each flat Arrow type."""
     from pyspark.sql import types as T
 
     return {
@@ -185,5 +187,5 @@ def _get_flat_types() -> Mapping[pa.DataType, DataType]:
 
 
 def quote_spark_name(name: str) -> str:
-    """A name as Spark takes it where a dot or a dollar sign would mean something."""
+    """Quote a name for Spark, so that a dot or a dollar sign has no meaning."""
     return "`" + name.replace("`", "``") + "`"

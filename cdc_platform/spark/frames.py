@@ -1,7 +1,8 @@
 """Read tables as DataFrames, replace a partition, append, or replace a table from Spark.
 
-Only the API of Spark Connect is used, so the code runs embedded, on a Connect server and on a cluster. Tables in an
-object store are read by tasks with the platform's own credentials: Spark's reader would need the JARs of hadoop-aws.
+The module uses only the API of Spark Connect, so it runs embedded, on a Connect server and on a cluster. Tasks read
+tables in an object store with the platform's own credentials, because Spark's reader would need the JARs of
+hadoop-aws.
 """
 
 from __future__ import annotations
@@ -39,34 +40,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MAX_TASKS = 200
-"""As many as Spark takes for a shuffle: a home that is old has thousands of small files."""
+"""The most tasks of a read, as many as Spark's default for a shuffle: an old home has thousands of small files."""
 
 
 def _frame_from_snapshot(spark: SparkSession, snapshot: Snapshot, columns: Collection[str] | None = None) -> DataFrame:
-    """The rows of a version of a table, in those of some columns that it has, in lower case, or in all.
+    """Return the rows of a table's version, with those of its columns that are in `columns` (lower case), or with all.
 
     Raises:
-        StateError: its files alone do not tell which rows it has.
+        StateError: the version uses a Delta feature, so its files alone do not determine its rows.
     """
     if snapshot.beyond:
         raise StateError(
             f"{snapshot.table.full_name} has the Delta feature {', '.join(snapshot.beyond)}, which is not read from a"
             " store; drop it with ALTER TABLE ... DROP FEATURE"
         )
-    chosen = [each for each in snapshot.schema if columns is None or each.name.lower() in columns]
+    chosen = [field for field in snapshot.schema if columns is None or field.name.lower() in columns]
     schema = pa.schema(chosen or [snapshot.schema.field(0)])
     folder, parts = str(snapshot.folder), snapshot.parts
-    shares = [parts[first::_MAX_TASKS] for first in range(min(len(parts), _MAX_TASKS))]
+    task_parts = [parts[first::_MAX_TASKS] for first in range(min(len(parts), _MAX_TASKS))]
 
     def batches(number: int) -> Batches:
-        for path, values, _ in shares[number]:
+        for path, values, _ in task_parts[number]:
             yield from _read_snapshot_file(f"{folder}/{path}", values, schema)
 
-    return TaskRows(len(shares), batches).frame(spark, arrow_to_spark_schema(schema))
+    return TaskRows(len(task_parts), batches).frame(spark, arrow_to_spark_schema(schema))
 
 
 def _read_snapshot_file(path: str, values: Mapping[str, Any], schema: pa.Schema) -> Batches:
-    """The rows of a file with the columns that name its partition, and nulls where it is older than a column."""
+    """Yield the rows of a file with the partition's columns.
+
+    Columns that are newer than the file are null.
+    """
     inside = [name for name in schema.names if name not in values]
     for batch in read_file_batches(path, inside):
         columns = zip(fill_columns(batch, schema, values), schema.types, strict=True)
@@ -83,21 +87,21 @@ def read_table_frame(
     version: int | None = None,
     columns: Collection[str] | None = None,
 ) -> DataFrame:
-    """The table as it is now, or as it was at a version; no rows where it does not exist.
+    """Return the newest rows of a table, or those of a version; no rows if the table does not exist.
 
-    With some `columns`, in lower case, at least those of them that it has: Spark's own reader leaves out by itself what
-    is not asked of it.
+    `columns` (lower case) are the columns that the caller needs. A table in an object store is read with those of them
+    that it has; Spark's own reader skips unused columns by itself.
     """
     if not lake.exists(table):
         return spark.createDataFrame([], table_to_spark_schema(table))
     if lake.place.here is None:
-        found = (
+        current = (
             snapshot.read_newest_snapshot(lake, table)
             if version is None
             else snapshot.read_snapshot_at_version(lake, table, version)
         )
-        assert found is not None
-        return _frame_from_snapshot(spark, found, columns)
+        assert current is not None
+        return _frame_from_snapshot(spark, current, columns)
     with translate_errors(f"reading {table.full_name}"):
         reader = spark.read.format("delta")
         if version is not None:
@@ -106,25 +110,26 @@ def read_table_frame(
 
 
 def get_partition_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequence[str]) -> TaskRows:
-    """Columns of the rows of a slice, none of them one that names it, as Spark's tasks read them: a part a file.
+    """Return columns of a partition's rows as input of Spark tasks, one part per file.
 
-    Delta's log is read by deltalake: Delta on Spark would rebuild the table's state first, three to four jobs for each
-    new version.
+    `columns` has no partition column. deltalake reads Delta's log: Delta on Spark would first rebuild the table's
+    state, with three to four jobs for each new version.
 
     Raises:
-        InputError: the slice is not named by all partition columns and no others.
+        InputError: `where` does not name exactly the partition columns.
     """
     _check_partition(table, where)
     return rows_from_files(lake.files(table, [(name, "=", value) for name, value in where.items()]), columns)
 
 
 def get_verified_partition_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
-    """The rows of a slice, to make others of them: whoever puts those into a table holds these against their commits.
+    """Return the rows of a partition from which a caller derives other rows.
 
-    A table without partitions is one slice, which nothing names. One of which commits say nothing is taken as it is.
+    The writer of the derived rows verifies these rows against their commits. A table without partitions is one
+    partition, with an empty `where`. A partition without digests in its commits is accepted unverified.
 
     Raises:
-        InputError: the slice is not named by all partition columns and no others.
+        InputError: `where` does not name exactly the partition columns.
     """
     if table.partition_by:
         _check_partition(table, where)
@@ -133,10 +138,10 @@ def get_verified_partition_rows(lake: Lake, table: Table, where: Mapping[str, An
 
 
 def assert_partition_as_committed(workers: TaskRunner, lake: Lake, table: Table, where: Mapping[str, Any]) -> None:
-    """Hold that the rows of a slice, see `get_verified_partition_rows`, are those that commits put there.
+    """Verify a partition's rows against its commits, see `get_verified_partition_rows`.
 
     Raises:
-        StateError: they are others, or a file of it is damaged.
+        StateError: the rows differ, or a file of the partition is damaged.
     """
     with lake.open_tables.looked_at_once(), translate_errors(f"reading {table.full_name}"):
         get_verified_partition_rows(lake, table, where).hold(workers.of_arrays())
@@ -150,31 +155,31 @@ def replace_partition(
     where: Mapping[str, Any],
     due: Mapping[str, int] | None = None,
 ) -> int:
-    """Put `rows` in place of all rows in which every partition column has its value in `where`; one atomic commit.
+    """Replace the partition `where` with `rows` in one atomic commit; return the table's version with the result.
 
-    Run again, or by two writers at once, with the same rows it leaves the same rows. Answers with the table's version
-    in which the slice is. With `due`, the digests of slices, no other rows than those are put in.
+    The operation is idempotent: run again, or by two writers at once, with the same rows it leaves the same rows.
+    `where` has a value for every partition column. `due` are the digests of partitions that the rows must have.
 
     Raises:
-        InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
+        InputError: the rows don't fit the table's columns, types or constraints, or lie outside the partition.
         ConflictError: other writers kept winning.
         EnvironmentProblem: Spark's workers do not see the table's folder.
-        StateError: the rows are not those that are due, or are made of others than commits put there.
+        StateError: the rows do not match `due`, or they derive from rows that differ from their commits.
     """
     _check_partition(table, where)
     lake.ensure(table)
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translate_errors(what):
-        made = _select_table_columns(table, rows)
+        selected = _select_table_columns(table, rows)
         try:
-            few = task_writer.collect_if_few(workers, table, made) if due is None else None
+            few = task_writer.collect_if_few(workers, table, selected) if due is None else None
             if few is not None:
                 fit = task_writer.check_rows(table, few, where, what)
                 return retry_on_conflict(what, lambda: task_writer.commit_few_rows(lake, table, fit, where))
-            draft = task_writer.write_draft(workers.of_arrays(), lake, table, made, where, what)
+            draft = task_writer.write_draft(workers.of_arrays(), lake, table, selected, where, what)
         except InputError:
-            if isinstance(made, VerifiedRows):  # damaged ones may not fit, either
-                made.hold(workers.of_arrays())
+            if isinstance(selected, VerifiedRows):  # damaged rows may not fit either: report damage first
+                selected.hold(workers.of_arrays())
             raise
     try:
         if due is not None and draft.digests != due:
@@ -192,11 +197,11 @@ def append_to_table(
     transaction: tuple[str, int] | None = None,
     beside: Mapping[str, int] | None = None,
 ) -> bool:
-    """Put `rows` behind those that the table has, a file a partition in its order; whether that was done.
+    """Append `rows` to a table, one file per partition in the table's order; return True if they were appended.
 
-    With a `transaction` (application and its number) they go in at most once: where the table has seen that number or
-    a higher one, nothing is done. `beside` are the numbers of other applications that the same commit keeps, which is
-    then made for no rows as well.
+    A `transaction` (application and number) makes the append happen at most once: it does nothing if the table has
+    seen that number or a higher one. `beside` are the numbers of other applications to store in the same commit; with
+    them a commit is made even without rows.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints.
@@ -218,13 +223,14 @@ def replace_all_rows(
     *,
     of: int | None = None,
 ) -> bool:
-    """Put `rows` in place of all that the table has, and its declared columns in place of those that it has.
+    """Replace all rows of a table with `rows`, and its columns with the declared ones.
 
-    Where they were made of rows of the table itself, `of` is the version that has those.
+    `transaction` and `beside` mean what they mean in `append_to_table`. `of` is the table's version from which the
+    rows were derived, if they were.
 
     Raises:
-        As `append`, with whose transactions, and those `beside`, those of this share their meaning.
-        ConflictError: the table is of another version by now than `of`.
+        As `append_to_table`.
+        ConflictError: the table's version is no longer `of`.
     """
     what = f"rewriting {table.full_name}"
     return _write_rows(workers, lake, table, rows, transaction, what, append=False, beside=beside, of=of)
@@ -259,7 +265,7 @@ def _write_rows(
 def _select_table_columns(
     table: Table, rows: DataFrame | FrameRows | task_writer.WritableRows
 ) -> FrameRows | task_writer.WritableRows:
-    """The rows with the table's columns in order; of which types they are, the tasks see that write them."""
+    """Return the rows with the table's columns in order; the tasks that write them check their types."""
     if isinstance(rows, FrameRows | TaskRows | VerifiedRows):
         return rows
     return FrameRows(rows.select(*map(quote_spark_name, table.schema.names)))
@@ -274,12 +280,12 @@ def _check_partition(table: Table, where: Mapping[str, Any]) -> None:
 
 
 def _commit_with_retries(what: str, commit: Callable[[], _Result]) -> _Result:
-    """Commit files that tasks have written, with longer waits than those of small writes, which take milliseconds."""
+    """Commit files that tasks have written; wait longer between attempts than small writes, which take ms."""
     return retry_on_conflict(what, commit, first_wait=0.1, longest_wait=2)
 
 
 def _spark_literal(value: Any) -> str:
-    """A value in Spark's SQL."""
+    """Return a value as a literal in Spark's SQL."""
     if isinstance(value, datetime):
         return f"TIMESTAMP '{datetime_from_us(us_from_datetime(value)).isoformat(sep=' ')}'"
     if isinstance(value, bool | int):

@@ -1,7 +1,7 @@
-"""Find Java, and fetch Delta's two JARs with Ivy, verify and cache them.
+"""Find Java; fetch Delta's two JARs with Ivy, verify them and cache them.
 
-Spark 4 needs Java 17 or 21. Delta's Python package would resolve 33 artifacts at every start of Spark; two are
-enough, and later starts are offline.
+Spark 4 needs Java 17 or 21. Delta's Python package would resolve 33 artifacts at every start of Spark. Two are enough,
+and later starts are offline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JAVA_REMEDY = (
 
 @dataclass(frozen=True)
 class JavaRuntime:
-    """A Java runtime: `executable` is its launcher, `major` 17 or more, `version` the full text it gives of itself."""
+    """A Java runtime: the path of its launcher, its major version (17 or more), and its full version text."""
 
     executable: str
     major: int
@@ -39,7 +39,7 @@ class JavaRuntime:
 
 
 def find_java() -> JavaRuntime:
-    """The Java that Spark will take: `$JAVA_HOME/bin/java`, else `java` on PATH.
+    """Return the Java that Spark will use: `$JAVA_HOME/bin/java`, else `java` on PATH.
 
     Raises:
         NoJava: there is none, it does not run, or it is older than 17.
@@ -48,7 +48,7 @@ def find_java() -> JavaRuntime:
 
 
 def get_java_version() -> str:
-    """The version of `find_java()`, as `17.0.15`."""
+    """Return the version of `find_java()`, such as `17.0.15`."""
     match = re.search(r'version "([^"]+)"', find_java().version)
     return match[1] if match else "unknown"
 
@@ -74,14 +74,14 @@ def _run_java(home: str, path: str) -> JavaRuntime:
 
 CACHE_VARIABLE = "CDC_PLATFORM_CACHE"
 IVY_SETTINGS_VARIABLE = "CDC_PLATFORM_IVY_SETTINGS"
-"""An Ivy settings file, for whoever gets artifacts from a mirror; unset, Ivy's own default is Maven Central."""
+"""The path of an Ivy settings file, for artifacts from a mirror; unset, Ivy uses Maven Central."""
 
 _FETCH_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class MavenJar:
-    """A Maven artifact and the only content of it that is accepted."""
+    """A Maven artifact and the digest of its only accepted content."""
 
     organisation: str
     module: str
@@ -106,9 +106,9 @@ DELTA_JARS = (
 
 
 def get_cache_folder() -> Path:
-    """Where what can be fetched or made again is kept.
+    """Return the folder of files that can be fetched or made again.
 
-    `$CDC_PLATFORM_CACHE`, else `$XDG_CACHE_HOME/cdc-platform`, else `~/.cache/cdc-platform`.
+    It is `$CDC_PLATFORM_CACHE`, else `$XDG_CACHE_HOME/cdc-platform`, else `~/.cache/cdc-platform`.
     """
     own = os.environ.get(CACHE_VARIABLE)
     if own:
@@ -117,9 +117,9 @@ def get_cache_folder() -> Path:
 
 
 def get_jars() -> list[Path]:
-    """The JARs in the cache, each with the right content; those that are missing or damaged are fetched first.
+    """Return the JARs in the cache with verified content; fetch missing and damaged ones first.
 
-    Any number of processes may ask at once; one fetches.
+    Any number of processes may call this at once; one fetches.
 
     Raises:
         EnvironmentProblem: the cache cannot be written, or the JARs cannot be fetched (no network on the first run).
@@ -135,9 +135,7 @@ def get_jars() -> list[Path]:
 
 
 def list_missing_jars() -> list[MavenJar]:
-    """The JARs that the cache lacks, or has with other content: what the next `get_jars()` will fetch. Fetches
-    nothing.
-    """
+    """Return the JARs that the cache lacks or has damaged, which the next `get_jars()` would fetch."""
     return _list_invalid_jars(get_cache_folder() / "jars")
 
 
@@ -155,7 +153,7 @@ def _sha256(path: Path) -> str | None:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
+    """Lock the folder for the block; the system releases the lock when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "lock").open("w") as lock:
@@ -168,25 +166,25 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _fetch_jars(folder: Path, wanted: list[MavenJar]) -> None:
-    """Let Ivy bring the JARs to a draft folder, and move those with the right content in place."""
+    """Fetch the JARs into a draft folder with Ivy, and move those with the right content into the cache."""
     draft = Path(tempfile.mkdtemp(prefix=".fetch-", dir=folder))
     try:
         output = _run_ivy(draft, wanted)
         for jar in wanted:
-            brought = draft / jar.file_name
-            found = _sha256(brought)
-            if found is None:
+            fetched = draft / jar.file_name
+            sha = _sha256(fetched)
+            if sha is None:
                 raise EnvironmentProblem(
                     f"{jar.file_name} could not be fetched ({_extract_ivy_reason(output)}); the first start "
                     "of Spark needs the "
                     f"network, or the file in {folder}, or an Ivy settings file of a mirror in {IVY_SETTINGS_VARIABLE}"
                 )
-            if found != jar.sha256:
+            if sha != jar.sha256:
                 raise EnvironmentProblem(
-                    f"{jar.file_name} came with sha256 {found} instead of {jar.sha256}; it was not kept: check what is "
+                    f"{jar.file_name} came with sha256 {sha} instead of {jar.sha256}; it was not kept: check what is "
                     "between this machine and Maven Central"
                 )
-            brought.replace(folder / jar.file_name)
+            fetched.replace(folder / jar.file_name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -217,20 +215,24 @@ def _run_ivy(draft: Path, wanted: list[MavenJar]) -> str:
 
 
 def _get_ivy_jar() -> Path:
-    """The resolver's JAR inside pyspark."""
+    """Return the Ivy JAR inside pyspark."""
     return next(get_spark_home().joinpath("jars").glob("ivy-*.jar"))
 
 
 def get_spark_home() -> Path:
-    """The Spark that is inside the installed pyspark."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
+    """Return the folder of the Spark inside the installed pyspark.
+
+    Raises:
+        EnvironmentProblem: pyspark is not installed.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
         raise EnvironmentProblem("pyspark is not installed; run make .venv")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def _extract_ivy_reason(output: str) -> str:
-    """What Ivy says went wrong, in one line."""
+    """Return the reason for a failure in Ivy's output, in one line."""
     lines = [line.strip() for line in output.splitlines() if "error" in line.lower() or "exception" in line.lower()]
     telling = [line for line in lines if line.strip(": ") not in ("ERRORS", "")]
     return (telling or ["no reason given"])[0][:300]

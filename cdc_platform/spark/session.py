@@ -46,37 +46,38 @@ if TYPE_CHECKING:
 MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
 MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
 LOG_VARIABLE = "CDC_PLATFORM_SPARK_LOG"
-"""A file to keep what the JVM prints; unset, it is in a temporary folder and goes with the process."""
+"""The path of a file for the JVM's output; unset, the output is in a temporary folder of the process."""
 NO_PERF_DATA_OPTIONS = ("-XX:-UsePerfData",)
-"""JVM options: without them every JVM leaves a file in the machine's temporary folder when it is killed."""
+"""JVM options: without them a JVM that is killed leaves a file in the machine's temporary folder."""
 
-# Between the JVM and Python. A call of numpy costs much the same for 2,048 short rows as for 32,768: giving writes
-# their streams takes half the time in the larger batches. A bound of bytes is another matter: to keep it, Spark adds a
-# batch up anew for every row, a fifth of all that the JVM does. Where rows may be long, `limit_batch_bytes` sets one.
+# Limits of batches between the JVM and Python. A numpy call costs much the same for 2,048 short rows as for 32,768, so
+# assigning streams to writes takes half the time in the larger batches. No byte limit is set by default: to enforce
+# one, Spark sums up the batch for every row, a fifth of the JVM's work. `limit_batch_bytes` sets one for long rows.
 MAX_BATCH_ROWS = 1 << 15
 MAX_BATCH_BYTES = 1 << 23
 _BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BOUND = str(2**31 - 1)
-# Streams never pass through the JVM: a generation of 16 million takes no more of its memory than one of a thousand.
+# Streams never pass through the JVM: a generation of 16 million needs no more JVM memory than one of a thousand.
 _DEFAULT_DRIVER_MEMORY = "1536m"
 _SESSION_LOCK = threading.Lock()
-"""A process has one context of Spark; two threads that ask for the first session would make two."""
+"""A process has one Spark context; without the lock two threads could create two."""
 _SERVER_SECONDS = 180
-"""How long a part of `cdc-platform up` waits for the server that this one starts."""
+"""How long (s) a part of `cdc-platform up` waits for the server that `up` starts."""
 _POLL_SECONDS = 0.2
-# What a path of a Unix domain socket may have everywhere, less what Spark puts behind the folder's (a dot, a UUID and
-# an ending).
+# The portable length limit of a Unix domain socket's path, less what Spark appends to the folder's path (a dot, a UUID
+# and an ending).
 LONGEST_SOCKET_FOLDER = 103 - 46
 
 
 def get_spark_session(
     app_name: str = "cdc-platform", *, heavy: bool = False, extra_conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of this process; made on first use.
+    """Return the Spark session of this process; create it on first use.
 
-    With `SPARK_REMOTE` set it is one on that Connect server; a part of `cdc-platform up` waits for the one that is
-    started for it. Else the master is `$CDC_PLATFORM_SPARK_MASTER` or `local[*]`. `heavy` is for volume: the full
-    compiler, for some seconds more at the start. `$CDC_PLATFORM_DRIVER_MEMORY` overrides the driver's memory.
+    With `SPARK_REMOTE` the session is on that Connect server; a part of `cdc-platform up` waits for the server that
+    `up` starts. Otherwise the master is `$CDC_PLATFORM_SPARK_MASTER` or `local[*]`. `heavy` is for large volumes: it
+    enables the full compiler, which adds some seconds to the start. `$CDC_PLATFORM_DRIVER_MEMORY` overrides the
+    driver's memory.
 
     Raises:
         EnvironmentProblem: no Java, no JARs, or the JVM or the server does not answer.
@@ -88,10 +89,10 @@ def get_spark_session(
 
 
 def _get_running_session() -> SparkSession | None:
-    """The embedded session that this process has, whichever of its threads asks.
+    """Return the embedded session of this process in any of its threads; None if there is none.
 
-    Not `SparkSession.getActiveSession`: what is active there is so for one thread of the JVM alone. Another thread of
-    Python has another, and so has this one when its connection to the JVM was lost and made anew.
+    `SparkSession.getActiveSession` is no substitute: a session is active for one thread of the JVM only. Each Python
+    thread has its own JVM thread, and gets another one after it has lost its connection to the JVM.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -101,28 +102,28 @@ def _get_running_session() -> SparkSession | None:
 
 
 def get_task_runner() -> TaskRunner:
-    """Who works on this process's rows: itself while they are few, then its session."""
-    # `up`, which has no rows, starts Spark and stays for weeks: it has a third of the memory without Arrow.
+    """Return the runner of this process's tasks: the process itself for few rows, else its session."""
+    # Imported late: `up` starts Spark, has no rows and runs for weeks; without Arrow it needs a third of the memory.
     from cdc_platform.delta import TaskRunner
 
     return TaskRunner(get_spark_session)
 
 
 def get_master() -> str:
-    """The master of a driver that is started here: the environment's, or this machine."""
+    """Return the master of a driver that starts here: `$CDC_PLATFORM_SPARK_MASTER`, or this machine."""
     return os.environ.get(MASTER_VARIABLE) or "local[*]"
 
 
 def is_remote_session() -> bool:
-    """Whether sessions of this process are on a Connect server."""
+    """Return True if this process has its sessions on a Connect server."""
     return bool(os.environ.get(SERVER_VARIABLE) or os.environ.get(REMOTE_VARIABLE))
 
 
 def get_sql_conf() -> dict[str, str]:
-    """Settings that any session may set for itself, a Connect session too."""
+    """Return the settings that any session may set for itself, Connect sessions included."""
     return {
         "spark.sql.session.timeZone": "UTC",
-        # Spark replaces ${env:NAME} and the like in every statement by what is in the environment of its process.
+        # If enabled, Spark replaces ${env:NAME} and the like in every statement from its process's environment.
         "spark.sql.variable.substitute": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(MAX_BATCH_ROWS),
         _BYTES_SETTING: _NO_BOUND,
@@ -134,7 +135,7 @@ def get_sql_conf() -> dict[str, str]:
 
 @contextmanager
 def limit_batch_bytes(session: SparkSession) -> Iterator[None]:
-    """Let no batch between the JVM and Python grow much beyond `MAX_BATCH_BYTES` in what is run inside."""
+    """Limit batches between the JVM and Python to about `MAX_BATCH_BYTES` for queries run in the block."""
     before = session.conf.get(_BYTES_SETTING) or _NO_BOUND
     session.conf.set(_BYTES_SETTING, str(MAX_BATCH_BYTES))
     try:
@@ -144,7 +145,7 @@ def limit_batch_bytes(session: SparkSession) -> Iterator[None]:
 
 
 def get_delta_conf() -> dict[str, str]:
-    """What makes a Spark a Delta Spark, with `get_sql_conf`: for embedded sessions and the Connect server."""
+    """Return the settings that add Delta to Spark, with `get_sql_conf`, for embedded sessions and Connect servers."""
     return {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -154,7 +155,7 @@ def get_delta_conf() -> dict[str, str]:
 
 
 def get_local_sql_conf() -> dict[str, str]:
-    """Settings of sessions whose only executor is one machine: a cluster has its own measure."""
+    """Return the settings of sessions whose only executor is this machine; a cluster sets its own."""
     return {
         "spark.sql.shuffle.partitions": str(min(4, max(2, os.cpu_count() or 2))),
         "spark.databricks.delta.snapshotPartitions": "1",
@@ -162,7 +163,7 @@ def get_local_sql_conf() -> dict[str, str]:
 
 
 def get_driver_conf(master: str, folder: Path, sockets: Path | None = None, *, heavy: bool) -> dict[str, str]:
-    """Settings of a driver by its master, one that is its own executor or one of a cluster's."""
+    """Return the settings of a driver by its master: its own executor, or a cluster's driver."""
     where = get_local_conf(folder, sockets) if is_local_master(master) else get_cluster_conf(master, folder)
     options = {"spark.driver.extraJavaOptions": get_java_options(folder, heavy=heavy)}
     memory = {"spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or _DEFAULT_DRIVER_MEMORY}
@@ -170,27 +171,27 @@ def get_driver_conf(master: str, folder: Path, sockets: Path | None = None, *, h
 
 
 def get_local_conf(folder: Path, sockets: Path | None = None) -> dict[str, str]:
-    """Settings of a driver on this machine that is its own executor; nothing of it is written outside `folder`.
+    """Return the settings of a driver that is its own executor; it writes nothing outside `folder`.
 
-    `sockets` is another, shorter name for `folder`: paths of sockets have a bound.
+    `sockets` is another, shorter name for `folder`, because the length of socket paths is limited.
     """
     sockets = folder if sockets is None else sockets
     return get_local_sql_conf() | {
-        # Every stage would be a job of its own, and there is nothing to adapt to on one machine.
+        # Adaptive execution would run every stage as its own job, and one machine gives it nothing to adapt to.
         "spark.sql.adaptive.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # The ports that its parts meet at: on one machine Spark draws the secret itself, and tells nobody.
+        # Protect the ports between Spark's parts; on one machine Spark generates the secret itself.
         "spark.authenticate": "true",
         "spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or _DEFAULT_DRIVER_MEMORY,
         "spark.driver.extraClassPath": os.pathsep.join(str(path) for path in get_jars()),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.artifact.isolation.enabled": "false",
-        # Between the JVM and its Python: over TCP a task waits 40 ms for an acknowledgement that is held back.
-        # Whoever can open a socket is served; the folder is its owner's alone.
+        # Connect the JVM and Python by a Unix socket: over TCP a task waits 40 ms for a delayed acknowledgement.
+        # The socket serves any process that can open it, but only the owner can enter the folder.
         "spark.python.unix.domain.socket.enabled": str(len(str(sockets)) <= LONGEST_SOCKET_FOLDER).lower(),
         "spark.python.unix.domain.socket.dir": str(sockets),
         "spark.python.daemon.module": "cdc_platform.spark.worker_daemon",
@@ -198,22 +199,23 @@ def get_local_conf(folder: Path, sockets: Path | None = None) -> dict[str, str]:
 
 
 def get_java_options(folder: Path, *, heavy: bool) -> str:
-    """JVM options of a driver on this machine, quoted as Spark's launcher reads them."""
+    """Return the JVM options of a driver on this machine, quoted for Spark's launcher."""
     options = [
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
         f"-Djava.io.tmpdir={folder}",
         *NO_PERF_DATA_OPTIONS,
     ]
     if not heavy:
-        # A short command ends before the second compiler and the parallel collector have paid for themselves.
+        # A short command ends before the second compiler and the parallel collector pay off.
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     return " ".join(f'"{option}"' for option in options)
 
 
 def get_worker_environment(master: str, *, server: bool = False) -> dict[str, str]:
-    """Variables of a JVM whose workers must be of this pyspark and this interpreter, whatever Spark the shell knows.
+    """Return the variables of a JVM whose workers must use this pyspark and this interpreter.
 
-    On other machines the interpreter is the one that is sent there; `server`: for the sessions of a Connect server.
+    They override any Spark of the shell's environment. Workers on other machines use the interpreter that is sent
+    there; `server` selects its path in the sessions of a Connect server.
     """
     python, sent = (
         os.environ.get("PYSPARK_PYTHON") or sys.executable,
@@ -232,7 +234,7 @@ def get_worker_environment(master: str, *, server: bool = False) -> dict[str, st
 
 @cache
 def get_work_folder() -> Path:
-    """A temporary folder of this process for what Spark leaves around; gone when the process ends."""
+    """Return a temporary folder for Spark's files; the process removes it when it ends."""
     folder = atomic.make_draft_folder(Path(tempfile.gettempdir()), "cdc-platform", mode=0o700)
     owner = os.getpid()
     atexit.register(lambda: atomic.discard_draft(folder) if os.getpid() == owner else None)
@@ -293,17 +295,17 @@ def _connect_to_server(app_name: str, extra_conf: Mapping[str, str]) -> SparkSes
             f"({extract_jvm_reason(str(error))}); start it, "
             f"or unset {list_variables_to_unset()} for an embedded session"
         ) from error
-    # By default a client hopes for ten minutes, at its own end too, that a server which has gone comes back.
+    # By default a client retries a lost server for ten minutes, even while the client itself exits.
     cast("Any", session).client.set_retry_policies([DefaultPolicy(max_retries=8, max_backoff=5000)])
     return session
 
 
 def _wait_for_server() -> str:
-    """The address of a server that listens. That of a `cdc-platform up` is waited for while it is started or wakes.
+    """Return the address of a server that listens; wait for the server of an `up` while it starts or wakes.
 
     Raises:
-        OSError: nobody listens there, or the `up` whose server it was has ended.
-        ValueError: it is no address.
+        OSError: nothing listens there, or the `up` of that server has ended.
+        ValueError: the address is malformed.
     """
     path = os.environ.get(SERVER_VARIABLE)
     file = ServerFile(Path(path)) if path else None
@@ -316,7 +318,7 @@ def _wait_for_server() -> str:
             remote = _use_localhost_name(os.environ[REMOTE_VARIABLE])
             assert_listening(remote)
         except OSError as error:
-            # The file of an `up` is there from before its parts start until it ends.
+            # The server file of an `up` exists from before its parts start until it ends.
             if time.monotonic() > deadline or isinstance(error, FileNotFoundError):
                 raise
             time.sleep(_POLL_SECONDS)
@@ -325,23 +327,28 @@ def _wait_for_server() -> str:
 
 
 def _use_localhost_name(remote: str) -> str:
-    """The address by this machine's name: of any other a client that has a token wants TLS, and waits for it."""
+    """Replace a loopback address by `localhost`: for others a client with a token waits for TLS."""
     if not os.environ.get(TOKEN_VARIABLE) or "use_ssl=true" in remote.lower():
         return remote
     return re.sub(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)", "sc://localhost", remote)
 
 
 def assert_listening(remote: str) -> None:
-    """See whether anybody listens there at all, which a Connect client would find out after ten minutes."""
-    place = urlsplit(remote)
-    if place.scheme != "sc" or not place.hostname:
+    """Raise unless something listens at an address; a Connect client would find out after ten minutes.
+
+    Raises:
+        OSError: nothing listens there.
+        ValueError: the address is malformed.
+    """
+    address = urlsplit(remote)
+    if address.scheme != "sc" or not address.hostname:
         raise ValueError("an address is written sc://HOST:PORT")
-    with socket.create_connection((place.hostname, place.port or 15002), timeout=10):
+    with socket.create_connection((address.hostname, address.port or 15002), timeout=10):
         pass
 
 
 def _silence_pyspark() -> None:
-    """Keep pyspark from printing each error of a query as JSON with its stack, before it raises it."""
+    """Stop pyspark from printing each query error as JSON with its stack before it raises the error."""
     from pyspark.logger import PySparkLogger
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -350,13 +357,13 @@ def _silence_pyspark() -> None:
 
 _gateways: list[JavaGateway] = []
 _jvm_processes: list[subprocess.Popen[bytes]] = []
-"""The process of the JVM that this one has started: from before it is forked on, so that none is lost sight of."""
+"""The JVM process that this process has started, registered before the fork so that none is missed."""
 
 
 def end_jvm() -> None:
-    """Kill the JVM that this process has started, and what that has started, as after Ctrl-C; none is no error.
+    """Kill the JVM that this process has started and the JVM's children, as after Ctrl-C; do nothing without one.
 
-    One that is still starting would not notice that nobody is there any more.
+    A JVM that is still starting would not notice that its parent has ended.
     """
     while _jvm_processes:
         process = _jvm_processes.pop()
@@ -366,20 +373,20 @@ def end_jvm() -> None:
 
 
 def _get_gateway(conf: SparkConf) -> JavaGateway:
-    """The JVM of this process. pyspark keeps one for good: a second session, after a stop, is in the first one's."""
+    """Return the gateway to this process's JVM; pyspark reuses it for a second session after a stop."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
     if not _gateways:
         log = Path(os.environ.get(LOG_VARIABLE) or get_work_folder() / "spark.log")
         try:
-            # What a JVM prints would break the one JSON document on our standard output.
+            # The JVM's output would break the single JSON document on standard output.
             with log.open("ab") as output, _track_jvm():
                 _gateways.append(launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT}))
         except PySparkRuntimeError:
-            told = extract_jvm_reason(log.read_text(encoding="utf-8", errors="replace"))
+            reason = extract_jvm_reason(log.read_text(encoding="utf-8", errors="replace"))
             raise EnvironmentProblem(
-                f"the JVM for Spark did not start ({told}); check free memory, {MASTER_VARIABLE} and "
+                f"the JVM for Spark did not start ({reason}); check free memory, {MASTER_VARIABLE} and "
                 f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
             ) from None
     return _gateways[0]
@@ -387,7 +394,10 @@ def _get_gateway(conf: SparkConf) -> JavaGateway:
 
 @contextmanager
 def _keep_interrupt_handler() -> Iterator[None]:
-    """Keep pyspark from handling Ctrl-C: it asks the JVM to cancel jobs, perhaps in the middle of another request."""
+    """Stop pyspark from handling Ctrl-C in the block.
+
+    Its handler asks the JVM to cancel jobs, perhaps in the middle of another request.
+    """
     from pyspark.core import context
 
     module: Any = context
@@ -401,13 +411,13 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _track_jvm() -> Iterator[None]:
-    """Keep hold of the process that pyspark starts in a block, and end it if the block does not come to its end."""
+    """Record the process that pyspark starts in the block, and end it if the block raises."""
     from pyspark import java_gateway
 
     class InSight(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             _jvm_processes.append(self)
-            with defer_interrupt():  # between the fork and the note of its ID
+            with defer_interrupt():  # between the fork and the assignment of its ID
                 super().__init__(*arguments, **options)
 
     module: Any = java_gateway
@@ -423,7 +433,7 @@ def _track_jvm() -> Iterator[None]:
 
 
 def extract_jvm_reason(output: str) -> str:
-    """The line of a JVM's output, or of an error of Py4J, that says what went wrong."""
+    """Return the line of a JVM's output, or of a Py4J error, that states the reason of a failure."""
     lines = [line.strip(" :\t") for line in output.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("at ", "WARNING", "Setting default log level"))]
     telling = [line for line in lines if re.search(r"(Exception|Error|error|Invalid)\b.*: ", line) or "Invalid" in line]

@@ -1,7 +1,7 @@
 """The interpreter archive and the program ZIP for a cluster's workers.
 
-Spark unpacks the archive beside each executor; the ZIP goes with each session. Both are named by their content and
-kept in the cache.
+Spark unpacks the archive beside each executor and sends the ZIP with each session. Both are named by their content and
+stored in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdc_platform.storage import atomic
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 ARCHIVE_FOLDER = "environment"
-"""The folder beside an executor into which the archive is unpacked."""
+"""The folder beside an executor into which Spark unpacks the archive."""
 TASK_MODULES = (
     "cdc_platform.ingest.replica.replica",
     "cdc_platform.ingest.replica.snapshot",
@@ -60,13 +60,13 @@ TASK_MODULES = (
     "cdc_platform.query.spark",
     "cdc_platform.timeline.dataframe",
 )
-"""The modules of which functions travel to executors."""
-# What they import as they run: places in a store.
+"""The modules whose functions are sent to executors."""
+# Modules that tasks import while they run, for paths in an object store.
 _LAZY_IMPORTS = ("obstore.store", "obstore.exceptions")
-# Spark brings the first two itself, in the version that its JVM speaks with; the program goes with each session.
-# pandera takes the last two where they are, for tests.
+# Spark brings the first two itself, in the version that its JVM requires; each session sends the program. pandera
+# imports the last two if they are installed, for tests.
 _EXCLUDED_PACKAGES = frozenset({"pyspark", "py4j", "cdc-platform", "setuptools", "hypothesis", "sortedcontainers"})
-# Of what is in it: another one of these makes another archive.
+# The version of the archive's layout, which is part of its name.
 _FORMAT = 4
 _EXCLUDED_LIBRARY_FOLDERS = frozenset(
     ("test", "idlelib", "tkinter", "ensurepip", "lib2to3", "site-packages", "dist-packages", "__pycache__")
@@ -74,7 +74,7 @@ _EXCLUDED_LIBRARY_FOLDERS = frozenset(
 _EXCLUDED_PACKAGE_FOLDERS = frozenset({"tests", "include", "__pycache__"})
 _EXCLUDED_PREFIXES = ("libarrow_flight", "libarrow_python_flight", "_flight.")
 _EXCLUDED_SUFFIXES = (".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
-# Relative to where it is unpacked, on a machine that has no such Python: nothing of that machine's own is looked at.
+# All paths are relative to the unpacked archive, so nothing of the machine's own Python is used.
 _PYTHON_WRAPPER = f"""#!/bin/sh
 here=$(cd "$(dirname "$0")/.." && pwd -P) || exit 127
 export PYTHONHOME="$here" LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
@@ -82,14 +82,14 @@ export PYTHONPATH="$here/packages${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONNOUSERSITE
 exec "$here/bin/python{sys.version_info.major}.{sys.version_info.minor}" "$@"
 """
 ARCHIVE_PYTHON = f"./{ARCHIVE_FOLDER}/bin/python"
-"""The interpreter as an executor starts it, from its own folder; for a session on a Connect server from one in that."""
+"""The interpreter relative to an executor's folder; a session on a Connect server runs in a subfolder of it."""
 SERVER_ARCHIVE_PYTHON = f"../{ARCHIVE_FOLDER}/bin/python"
 ARCHIVE_PYTHONS = (ARCHIVE_PYTHON, SERVER_ARCHIVE_PYTHON)
 
 
 @dataclass(frozen=True)
 class WorkerArchive:
-    """The interpreter: its file, its bytes, the versions of Python and of the packages in it."""
+    """The interpreter archive: its file, its size in bytes, the versions of Python and of its packages."""
 
     path: Path
     size: int
@@ -101,14 +101,14 @@ class WorkerArchive:
 
 
 def get_worker_archive() -> WorkerArchive:
-    """The archive of this interpreter and the packages that tasks import; made if the cache has none.
+    """Return the archive of this interpreter and the packages that tasks import; make it if the cache has none.
 
     Raises:
-        EnvironmentProblem: it cannot be made: the cache cannot be written, or a package has no list of its files.
+        EnvironmentProblem: the cache cannot be written, or a package has no list of its files.
     """
     packages = _get_packages()
-    said = json.dumps([_FORMAT, sys.version, platform.machine(), packages, _PYTHON_WRAPPER], sort_keys=True)
-    path = _get_cache_path(f"workers-{hashlib.sha256(said.encode()).hexdigest()[:16]}.tar.gz")
+    key = json.dumps([_FORMAT, sys.version, platform.machine(), packages, _PYTHON_WRAPPER], sort_keys=True)
+    path = _get_cache_path(f"workers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tar.gz")
     if not path.exists():
         _write_atomically(path, lambda file: _write_archive(file, packages))
     return WorkerArchive(path, path.stat().st_size, platform.python_version(), packages)
@@ -116,12 +116,12 @@ def get_worker_archive() -> WorkerArchive:
 
 @cache
 def get_program_file() -> Path:
-    """The ZIP of the program, named by what is in it; made if the cache has none."""
+    """Return the ZIP of the program, named by its content; make it if the cache has none."""
     contents = {path.relative_to(PACKAGE_FOLDER.parent).as_posix(): path.read_bytes() for path in _list_program_files()}
-    said = hashlib.sha256(f"{_FORMAT} {sys.version}".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {sys.version}".encode())
     for name, content in contents.items():
-        said.update(f"{name} {len(content)} ".encode() + content)
-    path = _get_cache_path(f"cdc_platform-{said.hexdigest()[:16]}.zip")
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    path = _get_cache_path(f"cdc_platform-{digest.hexdigest()[:16]}.zip")
     if not path.exists():
         _write_atomically(path, lambda file: _write_program(file, contents))
     return path
@@ -132,41 +132,40 @@ def _write_program(path: Path, contents: Mapping[str, bytes]) -> None:
         for name, content in contents.items():
             file.writestr(name, content)
             if name.endswith(".py"):
-                # From a ZIP each process of each worker would compile all that it imports.
+                # Python stores no compiled code beside a ZIP, so every worker process would compile its imports.
                 code = compile(content, name, "exec", dont_inherit=True)
                 header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(content)
                 file.writestr(f"{name}c", header + marshal.dumps(code))
 
 
 def _list_program_files() -> list[Path]:
-    """What of the program tasks can come to import: not its commands, pages and examples."""
-    apart = {PACKAGE_FOLDER / name for name in ("cli", "data", "server", "reporting", "plots")}
-    found = (path for path in PACKAGE_FOLDER.rglob("*") if path.suffix in (".py", ".lark"))
-    return sorted(path for path in found if not apart.intersection(path.parents))
+    """Return the program's files that tasks may import: without commands, pages and examples."""
+    excluded = {PACKAGE_FOLDER / name for name in ("cli", "data", "server", "reporting", "plots")}
+    files = (path for path in PACKAGE_FOLDER.rglob("*") if path.suffix in (".py", ".lark"))
+    return sorted(path for path in files if not excluded.intersection(path.parents))
 
 
 @cache
 def _get_packages() -> dict[str, str]:
-    """The packages that `TASK_MODULES` import, and their versions; what was found of this program and installation is
-    kept.
+    """Return the packages that `TASK_MODULES` import, with their versions; cache them per program and installation.
 
-    To find them takes more than a second, each time that a driver of a cluster starts.
+    Finding them takes more than a second, at every start of a cluster's driver.
     """
-    # By the names of their folders, which have the versions: to read 140 of them takes a tenth of a second.
-    installed = sorted({found.name for entry in sys.path for found in Path(entry).glob("*-info")})
-    # The program is named by what is in it, this file as well, and by the version of Python.
-    said = json.dumps([get_program_file().name, installed])
-    path = _get_cache_path(f"packages-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json")
-    with suppress(OSError, ValueError):  # none is there, or one that is damaged
+    # Folder names contain the versions: to read the metadata of 140 packages takes a tenth of a second.
+    installed = sorted({info.name for entry in sys.path for info in Path(entry).glob("*-info")})
+    # The program file's name covers its content, which includes this file, and the version of Python.
+    key = json.dumps([get_program_file().name, installed])
+    path = _get_cache_path(f"packages-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
+    with suppress(OSError, ValueError):  # it does not exist, or it is damaged
         return json.loads(path.read_text(encoding="utf-8"))
-    found = _find_imported_packages()
-    _write_atomically(path, lambda file: file.write_text(json.dumps(found), encoding="utf-8"))
-    return found
+    packages = _find_imported_packages()
+    _write_atomically(path, lambda file: file.write_text(json.dumps(packages), encoding="utf-8"))
+    return packages
 
 
 def _find_imported_packages() -> dict[str, str]:
-    """Those packages, found by importing `TASK_MODULES` in a process that has nothing else."""
-    asked = (
+    """Find the packages by importing `TASK_MODULES` in a new process."""
+    code = (
         "import sys, importlib, json\n"
         f"for name in {TASK_MODULES!r}: importlib.import_module(name)\n"
         "importlib.import_module('cdc_platform.checks.judge').preload_models()\n"
@@ -177,11 +176,11 @@ def _find_imported_packages() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(PACKAGE_FOLDER.parent), os.environ.get("PYTHONPATH", "")]),
     }
-    ran = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise EnvironmentProblem(f"what tasks import cannot be imported here ({ran.stderr.strip().splitlines()[-1]})")
     known = metadata.packages_distributions()
-    names = {each for top in json.loads(ran.stdout) for each in known.get(top, ())} - _EXCLUDED_PACKAGES
+    names = {package for top in json.loads(ran.stdout) for package in known.get(top, ())} - _EXCLUDED_PACKAGES
     return {name: metadata.version(name) for name in sorted(names)}
 
 
@@ -192,7 +191,7 @@ def _write_archive(path: Path, packages: dict[str, str]) -> None:
         file.addfile(start, io.BytesIO(_PYTHON_WRAPPER.encode()))
         for source, inside in [
             *_iter_interpreter_files(),
-            *(each for name in packages for each in _iter_package_files(name)),
+            *(entry for name in packages for entry in _iter_package_files(name)),
         ]:
             file.add(source.resolve(), inside, recursive=False)
             compiled = Path(importlib.util.cache_from_source(str(source)))
@@ -217,12 +216,12 @@ def _iter_package_files(name: str) -> Iterator[tuple[Path, str]]:
     files = metadata.files(name)
     if files is None:
         raise EnvironmentProblem(f"package {name} has no list of its files; install it with pip or uv")
-    for each in files:
-        path = Path(str(each.locate()))
-        unneeded = ".." in each.parts or _EXCLUDED_PACKAGE_FOLDERS.intersection(each.parts)
+    for entry in files:
+        path = Path(str(entry.locate()))
+        unneeded = ".." in entry.parts or _EXCLUDED_PACKAGE_FOLDERS.intersection(entry.parts)
         unneeded = unneeded or path.name.startswith(_EXCLUDED_PREFIXES) or path.name.endswith(_EXCLUDED_SUFFIXES)
         if not unneeded and path.is_file():
-            yield path, f"packages/{each}"
+            yield path, f"packages/{entry}"
 
 
 def _get_cache_path(name: str) -> Path:

@@ -1,8 +1,8 @@
-"""The process that forks Spark's Python workers: pyspark's own, preloaded, and ended when idle.
+"""The process that forks Spark's Python workers: pyspark's own daemon, preloaded, and ended when idle.
 
 It loads the task writer and the check models (a second) once before the first fork. A Connect server starts such a
-process for every session that uses Python and ends none; Spark starts another if the session returns. Spark runs this
-module, see `session.local_conf`.
+process for every session that uses Python and ends none. Spark starts another one if the session returns. Spark runs
+this module by a setting of `session.get_local_conf`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pyspark import daemon
 from cdc_platform.runtime import gc_paused_for_imports
 
 _TASK_WRITER_MODULE = "cdc_platform.delta.task_writer"
-"""What is imported for the workers, with pyarrow and deltalake."""
+"""The module that is imported for the workers, with pyarrow and deltalake."""
 _MODELS_MODULE = "cdc_platform.checks.judge"
-"""The module whose models are preloaded, by name, because Spark's modules import no checks."""
+"""The module whose models are preloaded; referred to by name, because `spark` imports no checks."""
 IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
 _IDLE_SECONDS = 120.0
-"""How long the process waits for the next worker. Spark ends workers that have had no task for a minute."""
+"""How long (s) the process waits for the next worker; Spark ends workers without a task for a minute."""
 _CHECKS = 4
 
 
 class IdleTimer:
-    """Ends this process when it has had no child for `seconds`; asked again and again by a timer."""
+    """Ends this process after `seconds` without a child; a timer checks periodically."""
 
     def __init__(self, seconds: float) -> None:
         self._pause = seconds / _CHECKS
@@ -45,11 +45,11 @@ class IdleTimer:
         else:
             self._left = _CHECKS
         if not self._left:
-            os.kill(os.getpid(), signal.SIGTERM)  # pyspark's own end: it removes its socket
+            os.kill(os.getpid(), signal.SIGTERM)  # pyspark handles this signal and removes its socket
 
 
 def main() -> None:
-    """Serve workers until Spark ends, or until nobody wants one."""
+    """Serve workers until Spark ends, or until the process is idle."""
     with gc_paused_for_imports():
         importlib.import_module(_TASK_WRITER_MODULE)
         importlib.import_module(_MODELS_MODULE).preload_models()
