@@ -1,6 +1,6 @@
-"""Invariants and the audits that check them, in generations, tablets, logs, consumers and stored tables.
+"""Invariants and the audits that check them: generations, tablets, logs, consumers and stored tables.
 
-Audits count violations in one pass; a pandera model judges the counts. Names load lazily: naming an invariant does
+Audits count violations in one pass; a pandera model judges the counts. Names load lazily, so naming an invariant does
 not load the audits.
 """
 

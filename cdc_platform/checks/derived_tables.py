@@ -1,7 +1,7 @@
 """Audits of small tables whose rows follow from other tables. No Spark.
 
-This covers lists and ledgers; descriptions, streams and stream sets have families of their own. Work in progress, or
-interrupted by a kill, is no violation.
+They cover lists and ledgers; descriptions, streams and stream sets have their own families. Work that is in progress or
+was interrupted by a kill is no violation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Key = tuple[str, str]
 
 
 def audit_derived_tables(lake: Lake) -> list[Finding]:
-    """A line an invariant; none of tables that are empty together with what they follow from."""
+    """Return one finding per invariant, except for tables that are empty together with their sources."""
     ledger = lake.read(GENERATIONS).to_pylist()
     judged = {
         TIMESTAMPS_FOLLOW_LEDGER: _timestamp_violations(lake, ledger),
@@ -50,13 +50,13 @@ def audit_derived_tables(lake: Lake) -> list[Finding]:
         NODES_KEEP_LEDGER_IDS: _node_violations(lake, ledger),
         FINGERPRINTS_FOLLOW_STREAMS: uniqueness.check_stored_fingerprints(lake),
     }
-    return [line for name, found in judged.items() if (line := _finding(name, found)).population]
+    return [line for name, violations in judged.items() if (line := _finding(name, violations)).population]
 
 
 def _finding(name: str, judged: Iterable[str | None]) -> Finding:
-    """Of each thing that was looked at what is wrong with it, in words, or None."""
+    """Build a finding from one entry per checked item: what is wrong with it, or None."""
     every = list(judged)
-    amiss = [said for said in every if said is not None]
+    amiss = [message for message in every if message is not None]
     return Finding(name, len(every), len(amiss), amiss[0] if amiss else "")
 
 
@@ -83,11 +83,11 @@ def _table_violations(lake: Lake) -> Iterator[str | None]:
     for key, rows in sorted(changes.items()):
         history = sorted(rows, key=_changed_at)
         states = [[], *([] if row["what"] == "dropped" else [row] for row in history)]
-        # The newest of all may have been noted and not carried out yet; whoever comes after it carries it out first.
+        # The newest of all changes may be recorded but not applied yet; the next writer applies it first.
         under_way = _changed_at(history[-1]) == newest
         allowed = [[[row[name] for name in columns] for row in state] for state in states[-2 if under_way else -1 :]]
-        found = [[row[name] for name in columns] for row in standing.get(key, [])]
-        yield None if found in allowed else f"{CDC_TABLES.full_name} has {'.'.join(key)} not as its changes say"
+        current = [[row[name] for name in columns] for row in standing.get(key, [])]
+        yield None if current in allowed else f"{CDC_TABLES.full_name} has {'.'.join(key)} not as its changes say"
 
 
 def _stream_set_violations(lake: Lake) -> Iterator[str | None]:
@@ -96,15 +96,15 @@ def _stream_set_violations(lake: Lake) -> Iterator[str | None]:
         layouts = sorted(rows, key=lambda row: row["number"])
         if layouts[-1]["kind"] == "dropped":
             continue
-        found = sorted(row["timestamp"] for row in listed.get(key, []))
+        published = sorted(row["timestamp"] for row in listed.get(key, []))
         name, table = ".".join(key), TABLET_TIMESTAMPS.full_name
         due = [row["timestamp"] for row in layouts if row["timestamp"] is not None]
-        # Old ones have been collected, and the newest may be under way.
-        lacking = [time for time in due[:-1] if time not in found and (not found or time > found[0])]
-        strange = [time for time in found if time not in due]
-        again = [time for time, other in pairwise(found) if time == other]
-        for wrong, said in ((strange, "has, and nobody decided,"), (lacking, "lacks"), (again, "has twice")):
-            yield f"{table} {said} the set of {name} at {_time_text(wrong[0])}" if wrong else None
+        # Old sets may have been collected, and the newest may not be published yet.
+        lacking = [time for time in due[:-1] if time not in published and (not published or time > published[0])]
+        strange = [time for time in published if time not in due]
+        repeated = [time for time, other in pairwise(published) if time == other]
+        for wrong, verb in ((strange, "has, and nobody decided,"), (lacking, "lacks"), (repeated, "has twice")):
+            yield f"{table} {verb} the set of {name} at {_time_text(wrong[0])}" if wrong else None
 
 
 def _node_violations(lake: Lake, ledger: list[_Row]) -> Iterator[str | None]:
@@ -113,17 +113,21 @@ def _node_violations(lake: Lake, ledger: list[_Row]) -> Iterator[str | None]:
     for row in cdc_local.read_cdc_local(lake).values():
         id_, time = row.uuid, None if row.time_ms is None else datetime_from_ms(row.time_ms)
         if row.key != "cdc_local" or id_ is None or time is None or (id_ not in time_of and time not in id_of):
-            continue  # a generation of the first format, or of a cluster that nobody imported
-        due = f"the ledger has {_time_text(time_of[id_])}" if id_ in time_of else f"the ledger has {id_of[time]} there"
+            continue  # a V1 generation, or one of a cluster that was never imported
+        expected = (
+            f"the ledger has {_time_text(time_of[id_])}" if id_ in time_of else f"the ledger has {id_of[time]} there"
+        )
         same = time_of.get(id_) == time
-        yield None if same else f"{CDC_LOCAL.full_name}: node {row.host_id} keeps {id_} at {_time_text(time)}; {due}"
+        yield (
+            None if same else f"{CDC_LOCAL.full_name}: node {row.host_id} keeps {id_} at {_time_text(time)}; {expected}"
+        )
 
 
 def _rows_by_table(lake: Lake, table: Table) -> Mapping[_Key, list[_Row]]:
-    found: dict[_Key, list[_Row]] = defaultdict(list)
+    by_table: dict[_Key, list[_Row]] = defaultdict(list)
     for row in lake.read(table).to_pylist():
-        found[row["keyspace_name"], row["table_name"]].append(row)
-    return found
+        by_table[row["keyspace_name"], row["table_name"]].append(row)
+    return by_table
 
 
 def _changed_at(row: _Row) -> datetime:

@@ -56,7 +56,7 @@ DESCRIPTION_INVARIANTS = (
     STREAMS_UNIQUE,
     ROW_COUNT,
 )
-"""What `audit_description` answers."""
+"""The invariants that `audit_description` checks."""
 INSERTED_INVARIANTS = (
     RING_COVERED_ONCE,
     VNODE_COLOCATION,
@@ -66,13 +66,13 @@ INSERTED_INVARIANTS = (
     ROW_COUNT,
     PUBLISHED_EQUALS_DESCRIPTION,
 )
-"""What `audit_inserted` answers."""
+"""The invariants that `audit_inserted` checks."""
 PUBLISHED_INVARIANTS = (PUBLISHED_EQUALS_DESCRIPTION,)
-"""What `audit_published` answers."""
+"""The invariants that `audit_published` checks."""
 ACROSS_INVARIANTS = (STREAMS_UNIQUE_ACROSS_GENERATIONS,)
-"""What `audit_across` answers."""
+"""The invariants that `audit_across` checks."""
 TIMESTAMP_INVARIANTS = (TIMESTAMP_COMPLETE,)
-"""What `audit_timestamps` answers."""
+"""The invariants that `audit_timestamps` checks."""
 
 _TalliesByInvariant = dict[str, InvariantTally]
 _ComparedPair = tuple[StoredGenerationRows, StoredGenerationRows]
@@ -83,33 +83,33 @@ def audit_description(
 ) -> list[Finding]:
     """Audit a topology description, before it is inserted, against the ring without and with the joining node.
 
-    One Spark job at most, two more where indexes are wrong.
+    It runs at most one Spark job, and two more if indexes are wrong.
     """
-    held = inventory.read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, generation_id)
-    rows = 0 if held is None else len(held.range_ends)
+    stored = inventory.read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, generation_id)
+    rows = 0 if stored is None else len(stored.range_ends)
     counted = check_row_count(rows, [len(ring_after.tokens)], "the ring after the join")
-    if held is None:
+    if stored is None:
         nothing = _no_rows_reason(TOPOLOGY_DESCRIPTIONS, generation_id)
         return _findings(DESCRIPTION_INVARIANTS, [("", {ROW_COUNT: counted})], nothing)
-    result = run_scan(workers, [ScanRequest(held, judged=True)])
+    result = run_scan(workers, [ScanRequest(stored, judged=True)])
     tokens = np.concatenate([ring_before.tokens, ring_after.tokens])
-    totals = _tallies_of_rows(workers, held, result)
-    totals |= {ROW_COUNT: counted, REFINES_VNODES: check_refinement(held.range_ends, tokens)}
+    totals = _tallies_of_rows(workers, stored, result)
+    totals |= {ROW_COUNT: counted, REFINES_VNODES: check_refinement(stored.range_ends, tokens)}
     return _findings(DESCRIPTION_INVARIANTS, [("", totals)])
 
 
 def audit_inserted(workers: TaskRunner, lake: Lake, generation_id: str) -> list[Finding]:
     """Audit the V2 descriptions of a generation, and compare them with its topology description.
 
-    One Spark job at most, two more where indexes are wrong.
+    It runs at most one Spark job, and two more if indexes are wrong.
     """
-    held = inventory.read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
-    if held is None:
+    stored = inventory.read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
+    if stored is None:
         return _findings(INSERTED_INVARIANTS, [], _no_rows_reason(GENERATION_DESCRIPTIONS_V2, generation_id))
     described = inventory.read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, generation_id)
-    pairs = [] if described is None else [(described, held)]
-    result = run_scan(workers, _scan_requests([held], pairs))
-    totals = _tallies_of_rows(workers, held, result) | {ROW_COUNT: _row_count_tally(held)}
+    pairs = [] if described is None else [(described, stored)]
+    result = run_scan(workers, _scan_requests([stored], pairs))
+    totals = _tallies_of_rows(workers, stored, result) | {ROW_COUNT: _row_count_tally(stored)}
     totals |= {PUBLISHED_EQUALS_DESCRIPTION: _comparison_tally(pairs, result)}
     return _findings(
         INSERTED_INVARIANTS,
@@ -119,7 +119,7 @@ def audit_inserted(workers: TaskRunner, lake: Lake, generation_id: str) -> list[
 
 
 def audit_published(workers: TaskRunner, lake: Lake, generation_id: str) -> list[Finding]:
-    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job at most."""
+    """Compare the published streams rows of a generation with its V2 descriptions, in at most one Spark job."""
     time = inventory.read_ledger_times(lake).get(generation_id)
     published = None if time is None else inventory.read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(time))
     inserted = inventory.read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
@@ -138,28 +138,28 @@ def audit_across(
     in_order: Callable[[Sequence[InventoryGeneration]], Collection[InventoryGeneration]] = lambda _: (),
     described: bool = False,
 ) -> list[Finding]:
-    """Look for streams of a generation that any other generation of the lake has.
+    """Search for streams of a generation that also belong to another generation of the lake.
 
-    `in_order` tells of which generations it was found already, of the files that stand for them, that each stream lies
-    in its range: of those only the ranges are read that could have a stream in common with this one. `described`: it
-    was found of the topology description of this one, as it is. Nothing is read of those whose fingerprints are kept,
-    unless one of them could have a stream of this one.
+    `in_order` selects, of the generations to read, those whose streams are already known to lie in their ranges; of
+    these, only the ranges that could share a stream with this generation are read. `described`: True if that is also
+    known of this generation's topology description in its current state. Generations with stored fingerprints are read
+    only if one of them could share a stream.
 
-    One Spark job, at most four more where streams are shared or outside their ranges.
+    It runs one Spark job, and at most four more if streams are shared or outside their ranges.
 
     Raises:
         NotFound: the lake holds nothing of this generation.
     """
     known = uniqueness.read_fingerprint_index(lake, besides=generation_id)
-    held = inventory.read_representative_inventory(lake, known.generations)
-    mine = inventory.find_inventory_generation(held, generation_id)
+    inventory_generations = inventory.read_representative_inventory(lake, known.generations)
+    mine = inventory.find_inventory_generation(inventory_generations, generation_id)
     if mine.rows is None:
         return _findings(ACROSS_INVARIANTS, [], "the generation has no rows")
     if known.meets(mine.rows):
-        held = inventory.read_representative_inventory(lake)
-        mine = inventory.find_inventory_generation(held, generation_id)
-    others = [each for each in held if each is not mine]
-    proven = list(in_order(held))
+        inventory_generations = inventory.read_representative_inventory(lake)
+        mine = inventory.find_inventory_generation(inventory_generations, generation_id)
+    others = [other for other in inventory_generations if other is not mine]
+    proven = list(in_order(inventory_generations))
     if described and mine.rows is not None and mine.rows.table is TOPOLOGY_DESCRIPTIONS:
         proven.append(mine)
     shared = uniqueness.check_unique_across(workers, [mine], others, proven)
@@ -172,53 +172,58 @@ def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Findi
     Raises:
         NotFound: the lake holds nothing of this generation.
     """
-    looked_at = (
+    audited = (
         inventory.read_inventory(lake)
         if generation_id is None
         else [inventory.read_inventory_generation(lake, generation_id)]
     )
     parts: list[tuple[str, _TalliesByInvariant]] = [
-        (each.name, {TIMESTAMP_COMPLETE: _timestamp_tally(each)}) for each in looked_at
+        (generation.name, {TIMESTAMP_COMPLETE: _timestamp_tally(generation)}) for generation in audited
     ]
     return _findings(TIMESTAMP_INVARIANTS, parts, "no timestamp is published")
 
 
 def audit_lake(workers: TaskRunner, lake: Lake, generation_id: str | None = None) -> list[Finding]:
-    """Audit everything the lake holds of all generations, or of one, named by its UUID or its time.
+    """Audit everything that the lake holds of all generations, or of one, named by its UUID or its time.
 
-    Answers with every invariant once, added up over the generations. Each generation is judged by its V2
-    descriptions, or where it has none by its topology description or its published streams; where it has several,
-    they are compared. Three Spark jobs at most, two more for a generation with wrong indexes, and four more where
-    streams are shared or outside their ranges. Ranges whose shard order could not be told on import are judged and
-    compared as sets; where it is not known how a range is sharded either, its streams are counted as not judged.
+    Return one finding per invariant, summed over the generations. A generation is judged by its V2 descriptions, or
+    else by its topology description or its published streams; if it has several of these, they are compared. It runs at
+    most three Spark jobs, two more for a generation with wrong indexes, and four more if streams are shared or outside
+    their ranges. Ranges whose shard order was unknown on import are judged and compared as sets. If a range's sharding
+    is unknown too, its streams count as not judged.
 
     Raises:
         NotFound: the lake holds nothing of this generation, or no generation at all.
     """
-    held = inventory.read_inventory(lake)
-    if not held:
-        do = choose_remedy(
+    known = inventory.read_inventory(lake)
+    if not known:
+        remedy = choose_remedy(
             lake, "bootstrap a node or import exports first", "first run: cdc-platform observe {cluster}"
         )
-        raise NotFound(f"the lake holds no generation; {do}")
-    looked_at = held if generation_id is None else [inventory.find_inventory_generation(held, generation_id)]
-    with_rows = [each for each in looked_at if each.rows is not None]
+        raise NotFound(f"the lake holds no generation; {remedy}")
+    audited = known if generation_id is None else [inventory.find_inventory_generation(known, generation_id)]
+    with_rows = [generation for generation in audited if generation.rows is not None]
     ring = inventory.read_known_nodes(lake)
-    pairs = {each: _compared_pairs(each) for each in with_rows}
-    judged = [each.rows for each in with_rows if each.rows is not None]
-    newest = _newest_generation(held)
-    shardings = {each.published: _sharding(lake, each, ring) for each in with_rows}
-    result = run_scan(workers, _scan_requests(judged, [pair for some in pairs.values() for pair in some], shardings))
+    pairs = {generation: _compared_pairs(generation) for generation in with_rows}
+    judged = [generation.rows for generation in with_rows if generation.rows is not None]
+    newest = _newest_generation(known)
+    shardings = {generation.published: _sharding(lake, generation, ring) for generation in with_rows}
+    result = run_scan(
+        workers,
+        _scan_requests(judged, [pair for generation_pairs in pairs.values() for pair in generation_pairs], shardings),
+    )
     parts: list[tuple[str, _TalliesByInvariant]] = [
-        (each.name, {TIMESTAMP_COMPLETE: _timestamp_tally(each)}) for each in looked_at
+        (generation.name, {TIMESTAMP_COMPLETE: _timestamp_tally(generation)}) for generation in audited
     ]
-    for each in with_rows:
-        parts.append((each.name, _generation_tallies(workers, each, pairs[each], result)))
-        parts.append((each.name, {REFINES_VNODES: _refinement_tally(each, ring, is_newest=each is newest)}))
-    parts += v1.audit_against_v1(lake, looked_at)
-    others = [each for each in held if each not in looked_at]
-    if len(with_rows) == 1 and not any(each.rows for each in others):
-        # Nothing to compare with: the streams that the pass has counted are the whole population.
+    for generation in with_rows:
+        parts.append((generation.name, _generation_tallies(workers, generation, pairs[generation], result)))
+        parts.append(
+            (generation.name, {REFINES_VNODES: _refinement_tally(generation, ring, is_newest=generation is newest)})
+        )
+    parts += v1.audit_against_v1(lake, audited)
+    others = [generation for generation in known if generation not in audited]
+    if len(with_rows) == 1 and not any(generation.rows for generation in others):
+        # With a single generation there is nothing to compare: the scan has counted its whole population of streams.
         counted = result.tallies[judged[0]].get(STREAMS_UNIQUE)
         shared = InvariantTally(STREAMS_UNIQUE_ACROSS_GENERATIONS, counted.population if counted else 0, 0)
     else:
@@ -228,7 +233,7 @@ def audit_lake(workers: TaskRunner, lake: Lake, generation_id: str | None = None
 
 
 def _mark_unknown(lake: Lake, line: Finding) -> Finding:
-    """Return the line, as unknown where nothing was checked for want of tables that were never exported."""
+    """Return the finding, marked unknown if nothing was checked because the needed tables were never exported."""
     needed = _NEEDED_TABLES.get(line.invariant, ())
     judged = line.population and not line.unjudged
     if judged or line.violations or not needed or any(lake.exists(table) for table in needed):
@@ -243,7 +248,7 @@ _NEEDED_TABLES: Mapping[str, tuple[Table, ...]] = {
     ROW_COUNT: (GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS),
     PUBLISHED_EQUALS_DESCRIPTION: _DESCRIPTION_TABLES,
 }
-"""What an invariant is judged by beside what clients read: without all of these tables it cannot be judged."""
+"""The tables that an invariant needs besides those that clients read; without all of them it cannot be judged."""
 
 _REASONS_UNCHECKED: Mapping[str, str] = {
     RING_COVERED_ONCE: "no generation has rows",
@@ -273,10 +278,10 @@ def _generation_tallies(
 
 
 def _tallies_of_rows(workers: TaskRunner, held: StoredGenerationRows, result: ScanResult) -> _TalliesByInvariant:
-    """What the pass found in a generation's rows, and whether its ranges cover the ring.
+    """Return the tallies of the scan for a generation's rows, with the coverage of the ring.
 
-    Within a row the pass has seen whether a stream comes twice. Two rows can only share one if an index is wrong or
-    they are the same range: where neither is so, streams_unique is proven, else every stream is compared.
+    The scan has checked each row for repeated streams. Two rows can share a stream only if an index is wrong or both
+    are the same range. If neither is so, streams_unique is proven; otherwise every stream is compared.
     """
     totals = dict(result.tallies[held]) | {RING_COVERED_ONCE: check_ring_coverage(held.range_ends, held.range_starts)}
     if any(totals[name].violations for name in (STREAM_FORMAT, RING_COVERED_ONCE)):
@@ -289,7 +294,7 @@ def _row_count_tally(inserted: StoredGenerationRows) -> InvariantTally:
 
 
 def _compared_pairs(each: InventoryGeneration) -> list[_ComparedPair]:
-    """The tables that have to agree about a generation."""
+    """Return the pairs of tables that must agree about a generation."""
     pairs = []
     if each.described is not None and each.inserted is not None:
         pairs.append((each.described, each.inserted))
@@ -300,14 +305,14 @@ def _compared_pairs(each: InventoryGeneration) -> list[_ComparedPair]:
 
 
 def _sharding(lake: Lake, each: InventoryGeneration, ring: KnownNodes) -> OwnerSharding:
-    """How the ranges of a published generation are sharded: by its V1 cell where it has one, else by the ring."""
+    """Return the sharding of a published generation's ranges, from its V1 cell or else from the ring."""
     if each.id is None and each.time_ms is not None and (cell := _read_v1_description(lake, each.time_ms)) is not None:
         return OwnerSharding(cell.range_ends, cell.stream_counts, cell.ignore_msbs, exact=True)
     return OwnerSharding(ring.normal, ring.shard_counts, ring.ignore_msbs)
 
 
 def _read_v1_description(lake: Lake, time_ms: Milliseconds) -> TopologyDescription | None:
-    """A V1 description; None where there is none that can be read, which other invariants say."""
+    """Return a V1 description, or None if it is missing or unreadable, which other invariants report."""
     try:
         entries = generations.read_v1_cell(lake, time_ms)
         return None if entries is None else generations.parse_v1_cell(time_ms, entries)
@@ -320,17 +325,17 @@ def _scan_requests(
     pairs: Sequence[_ComparedPair],
     shardings: Mapping[StoredGenerationRows | None, OwnerSharding] = MappingProxyType({}),
 ) -> list[ScanRequest]:
-    compared = {held for pair in pairs for held in pair}
-    as_sets = {held for pair in pairs if any(len(one.unordered) for one in pair) for held in pair}
+    compared = {rows for pair in pairs for rows in pair}
+    as_sets = {rows for pair in pairs if any(len(one.unordered) for one in pair) for rows in pair}
     return [
         ScanRequest(
-            held,
-            judged=held in judged,
-            compared=held in compared,
-            as_sets=held in as_sets,
-            sharding=shardings.get(held) if held.table is STREAMS_DESCRIPTIONS_V2 else None,
+            rows,
+            judged=rows in judged,
+            compared=rows in compared,
+            as_sets=rows in as_sets,
+            sharding=shardings.get(rows) if rows.table is STREAMS_DESCRIPTIONS_V2 else None,
         )
-        for held in dict.fromkeys([*judged, *(held for pair in pairs for held in pair)])
+        for rows in dict.fromkeys([*judged, *(rows for pair in pairs for rows in pair)])
     ]
 
 
@@ -347,10 +352,10 @@ def _comparison_tally(pairs: Sequence[_ComparedPair], result: ScanResult) -> Inv
 
 
 def _refinement_tally(each: InventoryGeneration, ring: KnownNodes, *, is_newest: bool) -> InvariantTally:
-    """Whether a generation refines the rings it serves, as far as they are known.
+    """Check that a generation refines the rings that it serves, as far as they are known.
 
-    The newest serves the ring as it stands; one that a join introduced, the joining node; one that has a topology
-    description, the nodes that own its ranges.
+    The newest generation serves the current ring. One that a join introduced serves the joining node. One that has a
+    topology description serves the nodes that own its ranges.
     """
     assert each.rows is not None
     owners = () if each.described is None else each.described.owners
@@ -363,14 +368,14 @@ def _refinement_tally(each: InventoryGeneration, ring: KnownNodes, *, is_newest:
 
 
 def _newest_generation(held: Sequence[InventoryGeneration]) -> InventoryGeneration | None:
-    """The generation that the ring as it stands has to be refined by: the last that has a time, or the only one."""
-    with_rows = [each for each in held if each.rows is not None]
-    timed = [each for each in with_rows if each.time_ms is not None]
+    """Return the generation that must refine the current ring: the last one with a time, or the only one."""
+    with_rows = [generation for generation in held if generation.rows is not None]
+    timed = [generation for generation in with_rows if generation.time_ms is not None]
     return timed[-1] if timed else with_rows[0] if len(with_rows) == 1 else None
 
 
 def _timestamp_tally(each: InventoryGeneration) -> InvariantTally:
-    """Whether the timestamp of a generation, where it is published, has its complete rows."""
+    """Check that the timestamp of a generation, if published, has its complete rows."""
     if not each.listed:
         return InvariantTally(TIMESTAMP_COMPLETE, 0, 0)
     due = each.inserted or each.described
@@ -387,7 +392,7 @@ def _timestamp_tally(each: InventoryGeneration) -> InvariantTally:
 def _findings(
     invariants: Sequence[str], parts: Sequence[tuple[str, _TalliesByInvariant]], nothing: Mapping[str, str] | str = ""
 ) -> list[Finding]:
-    """A line an invariant out of what was found in each generation; `nothing` says why nothing was checked."""
+    """Return one finding per invariant from the tallies of each generation; `nothing` says why nothing was checked."""
     return [
         finding_from_tallies(
             invariant,

@@ -1,7 +1,7 @@
-"""The declared invariants, in families that one audit answers together, and the findings of an audit.
+"""The declared invariants, grouped in families that one audit checks together, and the findings of an audit.
 
-Each invariant is declared here once; `judge` derives the checks of the pandera models from the declarations. Light to
-import: no numpy, no Arrow.
+Each invariant is declared here once; `judge` derives the checks of the pandera models from the declarations. The module
+is light to import: no numpy, no Arrow.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RangeColumns:
-    """What a range's facts say of an invariant: the column `wrong` counts what breaks it, of what `among` counts.
+    """The columns of a range's facts for an invariant: `wrong` counts violations among the streams that `among` counts.
 
-    `unjudged` counts what it is asked of and cannot be judged, where that may be.
+    `unjudged` counts the streams to which it applies but that cannot be judged, if there can be any.
     """
 
     wrong: str
@@ -23,9 +23,9 @@ class RangeColumns:
 
 
 class Invariant(str):
-    """An invariant: it is its name, and knows its `meaning` and its `family`. To Spark's workers only the name goes.
+    """An invariant: a string (its name) with its `meaning` and its `family`. Only the name is sent to Spark's workers.
 
-    Where the facts of each range tell it, `in_range` says how; the others, and these as well, are told by the summary.
+    `in_range` names the columns if the facts of each range show it. The summary judges all invariants, including these.
     """
 
     meaning: str
@@ -35,10 +35,10 @@ class Invariant(str):
     def __new__(
         cls, name: str, meaning: str, family: InvariantFamily, in_range: RangeColumns | None = None
     ) -> Invariant:
-        """One that `Family.asks` declares."""
-        made = super().__new__(cls, name)
-        made.meaning, made.family, made.in_range = meaning, family, in_range
-        return made
+        """Create an invariant; only `InvariantFamily.asks` should."""
+        invariant = super().__new__(cls, name)
+        invariant.meaning, invariant.family, invariant.in_range = meaning, family, in_range
+        return invariant
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
@@ -46,11 +46,11 @@ class Invariant(str):
 
 @dataclass(frozen=True, eq=False)
 class InvariantFamily:
-    """Invariants that one audit answers together, of the same things.
+    """Invariants of the same objects that one audit checks together.
 
-    `of` what they are asked, `judged` in which way, `page` explains them. `blocking`: a violation stops what comes
-    after. `nothing` says why it is well that there is nothing to judge; empty: then nothing was proven. `alone`: that
-    may be so for one of them while others are judged.
+    `of`: what they apply to; `judged`: how they are judged; `page`: the page that explains them. `blocking`: a
+    violation stops what follows. `nothing`: why it is fine that there is nothing to judge; if empty, nothing was proven
+    then. `alone`: this may apply to one of them while others are judged.
     """
 
     of: str
@@ -63,25 +63,27 @@ class InvariantFamily:
 
     def asks(self, name: str, meaning: str, in_range: RangeColumns | None = None) -> Invariant:
         """Declare the next invariant of the family."""
-        made = Invariant(name, meaning, self, in_range)
-        self._members.append(made)
-        return made
+        invariant = Invariant(name, meaning, self, in_range)
+        self._members.append(invariant)
+        return invariant
 
     @property
     def invariants(self) -> tuple[Invariant, ...]:
-        """Its members, in the order in which summaries list them."""
+        """Return its invariants, in the order in which summaries list them."""
         return tuple(self._members)
 
     def due(self, findings: Sequence[Finding]) -> tuple[Invariant, ...]:
-        """Which of its members a summary has to have, as there is something to judge, or as nothing would be proven."""
-        there = {line.invariant for line in findings}
-        if not self.nothing or (not self.alone and there & set(self._members)):
+        """Return the invariants that a summary must contain: those with something to judge, or those that must be
+        proven.
+        """
+        present = {line.invariant for line in findings}
+        if not self.nothing or (not self.alone and present & set(self._members)):
             return self.invariants
-        return tuple(each for each in self._members if each in there)
+        return tuple(invariant for invariant in self._members if invariant in present)
 
 
 MAX_SAMPLES = 3
-"""Failure cases that a line names; the others are counted."""
+"""The number of failure cases that a finding names; the others are only counted."""
 
 
 GENERATION_FAMILY = InvariantFamily(
@@ -108,7 +110,7 @@ _UNKNOWN_SHARD = (
     "the owner of their range is not known, or has another number of shards than the range has streams; import V2 "
     "descriptions, or a ring snapshot"
 )
-"""Why a stream's shard cannot be judged."""
+"""The reason why a stream's shard cannot be judged."""
 STREAM_FORMAT = GENERATION_FAMILY.asks(
     "stream_format",
     "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index.",
@@ -362,18 +364,18 @@ INVARIANT_FAMILIES = (
     *(GENERATION_FAMILY, V1_FAMILY, TABLET_FAMILY, SWITCH_FAMILY, EXPIRY_FAMILY, REPAIR_FAMILY, OBSERVATION_FAMILY),
     *(LOG_FAMILY, STATE_FAMILY, HOUR_FAMILY, SKIPPED_SET_FAMILY, INGEST_FAMILY, DERIVED_TABLE_FAMILY, STORAGE_FAMILY),
 )
-"""Every family."""
+"""All families."""
 INVARIANTS_BY_NAME = {str(each): each for family in INVARIANT_FAMILIES for each in family.invariants}
-"""Every invariant, by its name."""
+"""All invariants by name."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a summary.
+    """One finding of a summary.
 
-    `population`: how many things were checked; `violations`: how many of them break the invariant; `sample`: the
-    first that does, in words; or why nothing was checked. `unknown`: nothing was, since the tables that it takes were
-    never exported from the cluster. `unjudged`: how many more could not be checked, which is no pass.
+    `population`: how many items were checked; `violations`: how many of them violate the invariant; `sample`: the first
+    violation as text, or why nothing was checked. `unknown`: nothing was checked, because the needed tables were never
+    exported from the cluster. `unjudged`: how many more could not be checked, which is no pass.
     """
 
     invariant: str
@@ -386,11 +388,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class InvariantTally:
-    """A part of a finding: what one slice of the rows has to say. `place` orders samples: the lowest is kept.
+    """A part of a finding, from a subset of the rows. `place` orders samples: the lowest is retained.
 
-    `more` are the (place, sample) of further ones, of which the lowest are kept, `MAX_SAMPLES` in all. `unjudged`
-    counts what
-    could not be judged.
+    `more` holds the (place, sample) of further samples; the lowest are retained, `MAX_SAMPLES` in all. `unjudged`
+    counts what could not be judged.
     """
 
     invariant: str
@@ -410,23 +411,23 @@ class InvariantTally:
         cases: Iterable[tuple[int, str]] = (),
         unjudged: int = 0,
     ) -> InvariantTally:
-        """One with the lowest of these (place, sample) as its samples."""
+        """Create a tally with the lowest of these (place, sample) as its samples."""
         first, *more = sorted(cases, key=lambda case: case[0])[:MAX_SAMPLES] or [(0, "")]
         return cls(invariant, population, violations, *first, tuple(more), unjudged)
 
     @property
     def cases(self) -> tuple[tuple[int, str], ...]:
-        """The (place, sample) of all samples, in their order."""
+        """Return the (place, sample) of all samples, in their order."""
         return ((self.place, self.sample), *self.more) if self.sample else ()
 
     @property
     def told(self) -> str:
-        """All samples in one line."""
+        """Return all samples in one line."""
         return "; ".join(sample for _, sample in self.cases)
 
 
 def sum_tallies(tallies: Iterable[InvariantTally]) -> dict[str, InvariantTally]:
-    """The tallies of one generation's slices, added up by invariant; of the samples the first on the ring."""
+    """Sum the tallies of one generation's parts by invariant, retaining the samples that come first on the ring."""
     totals: dict[str, InvariantTally] = {}
     for part in tallies:
         so_far = totals.get(part.invariant)
@@ -441,9 +442,9 @@ def _sum_of_two(one: InvariantTally, other: InvariantTally) -> InvariantTally:
 
 
 def finding_from_tallies(invariant: str, parts: Iterable[tuple[str, InvariantTally]], nothing: str) -> Finding:
-    """One invariant's line over several generations: `parts` are (the generation's name, its tally).
+    """Return one invariant's finding over several generations: `parts` are (the generation's name, its tally).
 
-    `nothing` says why nothing was checked, where that is so.
+    `nothing` explains why nothing was checked, if so.
     """
     population = violations = unjudged = 0
     sample = in_doubt = ""

@@ -1,7 +1,7 @@
 """Inventory of the generations in the lake: which tables hold them, and all that audits need except the streams.
 
-Reads columns without streams with deltalake, no JVM. `scan` reads the streams from the very files that were listed
-here.
+It reads columns other than streams with deltalake, without a JVM. `scan` reads the streams from exactly the files that
+are listed here.
 """
 
 from __future__ import annotations
@@ -49,18 +49,17 @@ INVENTORY_TABLES = (
     NODES,
     BOOTSTRAP_EVENTS,
 )
-"""The tables without which no generation is judged."""
+"""The tables that judging any generation needs."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredGenerationRows:
     """One generation's rows in one table, without their streams.
 
-    `files` hold them, in the version of the table that was newest; `key`: the generation's UUID, or in the published
-    streams its time (ms) as text.
-    `range_ends` int64[n] ascending, with whatever comes twice; `range_starts` and `owners` beside them, where the
-    table has them; `claims`: the different values of `num_ranges`; `unordered` int64[]: range ends of rows whose
-    shard order could not be told when they were imported.
+    `files` are the data files of the table's newest version. `key` is the generation's UUID, or its time (ms) as text
+    for the published streams. `range_ends` int64[n] ascending, including duplicates; `range_starts` and `owners`
+    accompany them if the table has these columns. `claims` are the distinct values of `num_ranges`. `unordered` int64[]
+    are the range ends of rows whose shard order was unknown when they were imported.
     """
 
     table: Table
@@ -74,13 +73,13 @@ class StoredGenerationRows:
 
     @property
     def paths(self) -> list[str]:
-        """Where its files are."""
+        """Return the paths of its files."""
         return [file.path for file in self.files]
 
 
 @dataclass(frozen=True, eq=False)
 class InventoryGeneration:
-    """A generation with what the lake has of it. `id` is None where only its time is known, `time_ms` where none is."""
+    """What the lake has of a generation. `id` is None if only its time is known, `time_ms` if it has no time."""
 
     id: str | None
     time_ms: Milliseconds | None
@@ -91,22 +90,24 @@ class InventoryGeneration:
 
     @property
     def name(self) -> str:
-        """How people name it: its UUID, or its time where it has none."""
+        """Return its name for people: its UUID, or else its time."""
         return self.id or ("" if self.time_ms is None else format_ms(self.time_ms))
 
     @property
     def rows(self) -> StoredGenerationRows | None:
-        """The rows that stand for the generation: its V2 descriptions, else the one to be inserted, else
-        what is published.
+        """Return the rows that represent the generation: V2 descriptions, else the topology description, else streams
+        rows.
         """
         return self.inserted or self.described or self.published
 
 
 @dataclass(frozen=True, eq=False)
 class KnownNodes:
-    """What is known of nodes: `normal` are the tokens (int64[], ascending) of the ring as it stands, with the
-    `shard_counts` and `ignore_msbs` of their owners beside them; `tokens` those of every node by its host_id;
-    `joined` the tokens that a generation's bootstrap event brings, by generation.
+    """What is known of nodes.
+
+    `normal` are the tokens (int64[], ascending) of the current ring, with their owners' `shard_counts` and
+    `ignore_msbs`; `tokens` are those of every node by its host_id; `joined` are the tokens that a generation's
+    bootstrap event adds, by generation.
     """
 
     normal: Int64s
@@ -117,17 +118,17 @@ class KnownNodes:
 
 
 def read_generation_rows(lake: Lake, table: Table, key: str) -> StoredGenerationRows | None:
-    """The rows of one generation in one table; None where there are none."""
+    """Return the rows of one generation in one table, or None if there are none."""
     return _read_rows(lake, table, [key]).get(key)
 
 
 def _read_rows_of_all(lake: Lake, table: Table) -> dict[str, StoredGenerationRows]:
-    """The rows of every generation in one table, by key."""
+    """Return the rows of every generation in one table, by key."""
     return _read_rows(lake, table, None)
 
 
 def read_inventory(lake: Lake) -> list[InventoryGeneration]:
-    """Every generation of the lake, in the order of their times; those without one at last."""
+    """Return every generation of the lake, in the order of their times; those without a time come last."""
     described, inserted, published = (
         _read_rows_of_all(lake, table)
         for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
@@ -136,33 +137,33 @@ def read_inventory(lake: Lake) -> list[InventoryGeneration]:
 
 
 def read_representative_inventory(lake: Lake, but_for: Collection[str] = ()) -> list[InventoryGeneration]:
-    """Every generation, as `generations`, of each only the rows that stand for it: nothing is read of other tables.
+    """Return every generation with only the rows that represent it, reading nothing of its other tables.
 
-    `but_for` (UUIDs) are those of which none is read: they come without rows.
+    Of the generations `but_for` (UUIDs) no rows are read.
     """
-    with lake.open_tables.looked_at_once():  # the timeline tells what to read, and then what that is
+    with lake.open_tables.looked_at_once():  # the timeline and the rows that it selects must come from one snapshot
         inserted = _read_rows_except(lake, GENERATION_DESCRIPTIONS_V2, but_for)
         described = _read_rows_except(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
-        held = {*inserted, *described, *but_for}
+        described_ids = {*inserted, *described, *but_for}
         timeline = Timeline.read(lake)
-        times = {str(each.time_ms) for each in timeline.generations if each.id in held}
+        times = {str(generation.time_ms) for generation in timeline.generations if generation.id in described_ids}
         published = _read_rows_except(lake, STREAMS_DESCRIPTIONS_V2, times)
     return _join_by_generation(timeline, described, inserted, published)
 
 
 def read_representative_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
-    """The files of the rows that stand for each generation that has a UUID; none is opened."""
-    found: dict[str, tuple[DataFile, ...]] = {}
+    """Return the files of the representative rows of each generation that has a UUID, without opening them."""
+    files: dict[str, tuple[DataFile, ...]] = {}
     for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
-        found |= _files_by_key(table, lake.data_files(table))
-    return found
+        files |= _files_by_key(table, lake.data_files(table))
+    return files
 
 
 def _read_rows_except(lake: Lake, table: Table, known: Collection[str]) -> dict[str, StoredGenerationRows]:
-    """The rows of the generations that one table has beside those that are known."""
+    """Return the rows of the generations of one table that are not in `known`."""
     keys = dict.fromkeys(_key_from_stored(table, file.partition[0]) for file in lake.data_files(table))
-    left = [key for key in keys if key not in known]
-    return _read_rows(lake, table, left if len(left) < len(keys) else None) if left else {}
+    remaining = [key for key in keys if key not in known]
+    return _read_rows(lake, table, remaining if len(remaining) < len(keys) else None) if remaining else {}
 
 
 def _join_by_generation(
@@ -171,50 +172,50 @@ def _join_by_generation(
     inserted: Mapping[str, StoredGenerationRows],
     published: Mapping[str, StoredGenerationRows],
 ) -> list[InventoryGeneration]:
-    told = {
-        each.time_ms: each
-        for each in timeline.generations
-        if each.id is not None or each.published or str(each.time_ms) in published
+    by_time = {
+        generation.time_ms: generation
+        for generation in timeline.generations
+        if generation.id is not None or generation.published or str(generation.time_ms) in published
     }
-    names = [(each.id, each.time_ms) for each in told.values()]
-    names += [(None, time) for time in map(Milliseconds, published) if time not in told]
+    names = [(generation.id, generation.time_ms) for generation in by_time.values()]
+    names += [(None, time) for time in map(Milliseconds, published) if time not in by_time]
     named = {id_ for id_, _ in names}
     names += [(id_, None) for id_ in dict.fromkeys([*described, *inserted]) if id_ not in named]
-    found = [
+    generations = [
         InventoryGeneration(
             id_,
             time,
-            time is not None and time in told and told[time].published,
+            time is not None and time in by_time and by_time[time].published,
             None if id_ is None else described.get(id_),
             None if id_ is None else inserted.get(id_),
             None if time is None else published.get(str(time)),
         )
         for id_, time in names
     ]
-    return sorted(found, key=lambda each: (each.time_ms is None, each.time_ms or 0, each.name))
+    return sorted(generations, key=lambda each: (each.time_ms is None, each.time_ms or 0, each.name))
 
 
 def read_inventory_generation(lake: Lake, name: str) -> InventoryGeneration:
-    """The generation with this UUID or this time (ISO 8601); of one that has both, no other's rows are read.
+    """Return the generation with this UUID or time (ISO 8601). If it has both, no other generation's rows are read.
 
     Raises:
         NotFound: the lake holds nothing of it.
     """
-    told = Timeline.read(lake).with_id(name.lower())
-    if told is None or told.id is None:
+    generation = Timeline.read(lake).with_id(name.lower())
+    if generation is None or generation.id is None:
         return find_inventory_generation(read_inventory(lake), name)
     return InventoryGeneration(
-        told.id,
-        told.time_ms,
-        told.published,
-        read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, told.id),
-        read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, told.id),
-        read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(told.time_ms)),
+        generation.id,
+        generation.time_ms,
+        generation.published,
+        read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, generation.id),
+        read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, generation.id),
+        read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(generation.time_ms)),
     )
 
 
 def find_inventory_generation(held: Sequence[InventoryGeneration], name: str) -> InventoryGeneration:
-    """The generation with this UUID or this time (ISO 8601).
+    """Return the generation with this UUID or time (ISO 8601).
 
     Raises:
         NotFound: the lake holds nothing of it.
@@ -223,20 +224,20 @@ def find_inventory_generation(held: Sequence[InventoryGeneration], name: str) ->
         time = parse_time_ms(name)
     except InputError:
         time = None
-    for each in held:
-        if each.id == name.lower() or (time is not None and each.time_ms == time):
-            return each
+    for generation in held:
+        if generation.id == name.lower() or (time is not None and generation.time_ms == time):
+            return generation
     raise UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
 
 
 def read_ledger_times(lake: Lake) -> dict[str, Milliseconds]:
-    """The time (ms) of every generation that has been given one, by its UUID."""
+    """Return the time (ms) of every generation in the ledger, by its UUID."""
     rows = lake.read(GENERATIONS, ["generation_id", "time"])
     return dict(zip(to_python_values(rows["generation_id"]), to_milliseconds_without_nulls(rows["time"]), strict=True))
 
 
 def read_known_nodes(lake: Lake) -> KnownNodes:
-    """What the lake knows of nodes and their tokens."""
+    """Return what the lake knows of nodes and their tokens."""
     nodes = ring.read_node_columns(lake, ["host_id", "status", "tokens", "shard_count", "ignore_msb"])
     events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")])
     normal = nodes.filter(compute.equal(nodes["status"], "NORMAL"))
@@ -248,7 +249,7 @@ def read_known_nodes(lake: Lake) -> KnownNodes:
 
 
 def _tokens(rows: pa.Table) -> tuple[Int64s, Int64s]:
-    """The tokens of all rows, one row's after the other's, and how many each has."""
+    """Return the concatenated tokens of all rows, and the number of tokens of each row."""
     return _integers(compute.list_flatten(rows["tokens"])), to_int64_array(compute.list_value_length(rows["tokens"]), 0)
 
 
@@ -262,18 +263,18 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 def _read_rows(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, StoredGenerationRows]:
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else {_stored_key(table, key) for key in keys}
-    rows, held = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
-    files = _files_by_key(table, held)
+    rows, data_files = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
+    files = _files_by_key(table, data_files)
     by_key = {_key_from_stored(table, value): part for value, part in rows.items() if part.num_rows}
     unordered = _unordered(lake, table, keys) if by_key else {}
     return {key: _rows_of_generation(table, files[key], key, part, unordered.get(key)) for key, part in by_key.items()}
 
 
 def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
-    found: dict[Any, list[DataFile]] = {}
+    by_key: dict[Any, list[DataFile]] = {}
     for file in held:
-        found.setdefault(file.partition[0], []).append(file)
-    return {_key_from_stored(table, stored): tuple(files) for stored, files in found.items()}
+        by_key.setdefault(file.partition[0], []).append(file)
+    return {_key_from_stored(table, stored): tuple(files) for stored, files in by_key.items()}
 
 
 def _rows_of_generation(
@@ -298,14 +299,14 @@ def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
     filters: list[Filter] = [("table_name", "=", table.full_name)]
     if keys is not None:
         filters.append(("generation", "in", [_name_in_unordered(table, key) for key in keys]))
-    found: dict[str, list[int]] = {}
+    ends_by_key: dict[str, list[int]] = {}
     for row in lake.read(UNORDERED_RANGES, ["generation", "range_end"], filters).to_pylist():
-        found.setdefault(_key_from_name(table, row["generation"]), []).append(row["range_end"])
-    return found
+        ends_by_key.setdefault(_key_from_name(table, row["generation"]), []).append(row["range_end"])
+    return ends_by_key
 
 
 def _key_from_stored(table: Table, stored: Any) -> str:
-    """The key of a value of the column that names generations; the inverse of `_stored_key`."""
+    """Return the key for a value of the generation column; the inverse of `_stored_key`."""
     return str(ms_from_datetime(stored)) if table is STREAMS_DESCRIPTIONS_V2 else stored
 
 
@@ -314,7 +315,7 @@ def _stored_key(table: Table, key: str) -> object:
 
 
 def _name_in_unordered(table: Table, key: str) -> str:
-    """How `unordered_ranges` names a generation: times as text."""
+    """Return the name of a generation in `unordered_ranges`, where times are text."""
     return format_ms(Milliseconds(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
 
 
@@ -323,5 +324,7 @@ def _key_from_name(table: Table, name: str) -> str:
 
 
 def _integers(column: pa.ChunkedArray) -> Int64s:
-    """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
+    """Return a column as int64[n]. Nulls, which only a foreign writer can leave, become the minimum token, which no key
+    has.
+    """
     return to_int64_array(column, -(2**63))

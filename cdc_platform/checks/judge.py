@@ -1,8 +1,8 @@
 """Pandera models of range facts and of findings, and the check results that follow from them.
 
-These are pandera's pandas models on purpose: one row per range or per invariant fits into memory. The same summary
-model in pandera.pyspark takes 12 Spark jobs and 1.3 s. Functions import pandera and pandas on first use, as that
-takes longer than a look-up.
+They are pandera's pandas models on purpose: one row per range or per invariant fits into memory, whereas the same
+summary model in pandera.pyspark takes 12 Spark jobs and 1.3 s. Functions import pandera and pandas on first use,
+because that takes longer than a look-up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc_platform.checks.invariants import GENERATION_INVARIANTS, INVARIANTS_BY_
 from cdc_platform.ring import Bools
 
 RANGE_INVARIANTS = tuple(each for each in INVARIANTS_BY_NAME.values() if each.in_range is not None)
-"""The invariants that the facts of each range tell."""
+"""The invariants that the facts of each range show."""
 _COUNT_COLUMNS = dict.fromkeys(
     name
     for each in RANGE_INVARIANTS
@@ -27,17 +27,17 @@ _COUNT_COLUMNS = dict.fromkeys(
     if name is not None
 )
 FACT_COLUMNS = ("generation", "range_end", "index", "streams", *_COUNT_COLUMNS)
-"""The columns of facts, int64, a row a range."""
+"""The columns of facts, int64, one row per range."""
 JUDGED_COLUMNS = {each.in_range.wrong: each for each in RANGE_INVARIANTS if each.in_range is not None}
-"""Those of them that count what breaks an invariant, with it: the columns of the model of facts, and no others.
+"""The columns that count violations, with their invariants: exactly the columns of the model of facts.
 
-A column costs pandera a fifth of a millisecond whether anything is asked of it or not.
+Each column costs pandera a fifth of a millisecond, even if it has no check.
 """
 
 
 @cache
 def facts_model() -> Any:
-    """The model of the facts of ranges: nothing is counted that breaks an invariant."""
+    """Return the model of the facts of ranges: all counts of violations are zero."""
     import pandera.pandas as pa
 
     columns = {name: _integer_column(_zero_check(invariant)) for name, invariant in JUDGED_COLUMNS.items()}
@@ -46,14 +46,15 @@ def facts_model() -> Any:
 
 @cache
 def summary_model(expected: tuple[str, ...]) -> Any:
-    """The model of a summary in which each of the `expected` invariants has one line, of which something was looked at
-    and nothing is wrong, and no other has any.
+    """Return the model of a summary with exactly one finding for each of the `expected` invariants.
+
+    Each finding must have checked something and found no violation.
     """
     import pandera.pandas as pa
 
     return pa.DataFrameSchema(
         {
-            # Of texts pandera would look at each; whether they are ours, the check says.
+            # With a text type pandera would examine each value; the check tests whether they are ours.
             "invariant": pa.Column(object, pa.Check.isin(expected)),
             "population": _integer_column(),
             "violations": _integer_column(),
@@ -67,15 +68,16 @@ def summary_model(expected: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class ModelFailure:
-    """A check that a frame fails: the invariant whose check it is, or None, and the `rows` (bool[n]) that fail it."""
+    """A failed check of a frame: the check's invariant, or None, and the `rows` (bool[n]) that fail it."""
 
     invariant: str | None
     rows: Bools
 
 
 def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
-    """What pandera finds wrong with a frame of these columns, every check looked at. Of a frame that is none of the
-    model at all every row fails; so do those of a check of the whole frame.
+    """Return all failures that pandera finds in a frame of these columns.
+
+    If the frame does not match the model at all, or a check of the whole frame fails, every row fails.
     """
     import pandas as pd
     from pandera.config import ValidationDepth, config_context
@@ -83,7 +85,7 @@ def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
 
     frame = pd.DataFrame(dict(columns))
     try:
-        # Validation can be switched off by the environment; what nobody validated must not pass.
+        # The environment can disable validation; data that was not validated must not pass.
         with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_AND_DATA):
             model.validate(frame, lazy=True, inplace=True)
     except SchemaErrors as found:
@@ -93,20 +95,20 @@ def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
 
 def _failure_from_error(error: Any, rows: int) -> ModelFailure:
     name = getattr(error.check, "name", None)
-    told = np.asarray(error.check_output)
-    by_row = told.dtype == bool and told.shape == (rows,)
+    output = np.asarray(error.check_output)
+    by_row = output.dtype == bool and output.shape == (rows,)
     return ModelFailure(
-        name if name in INVARIANTS_BY_NAME else None, np.logical_not(told) if by_row else np.ones(rows, dtype=bool)
+        name if name in INVARIANTS_BY_NAME else None, np.logical_not(output) if by_row else np.ones(rows, dtype=bool)
     )
 
 
 def preload_models() -> None:
-    """Import what judging takes and make the model of facts: for a process whose forks will judge."""
+    """Import what judging needs and build the model of facts, for a process whose forks will judge."""
     find_failures(facts_model(), dict.fromkeys(JUDGED_COLUMNS, np.empty(0, dtype=np.int64)))
 
 
 def _integer_column(check: Any = None) -> Any:
-    """A column of the type int64, which has no nulls: to look for them is a fifth of the time."""
+    """Return an int64 column. It has no nulls, and checking for them would take a fifth of the time."""
     import pandera.pandas as pa
 
     return pa.Column("int64", check, nullable=True)
@@ -125,15 +127,15 @@ def _summary_check(invariant: Invariant) -> Any:
 
 
 def _check_description(invariant: Invariant) -> dict[str, Any]:
-    """What pandera says of an invariant's check."""
+    """Return pandera's arguments that describe an invariant's check."""
     return {"name": str(invariant), "title": str(invariant), "description": invariant.meaning}
 
 
 def _summary_predicate(invariant: str) -> Callable[[Any], bool]:
     def holds(summary: Any) -> bool:
-        # A comparison of columns by pandas takes a hundred times as long as one of their values.
-        mine = summary["invariant"].to_numpy() == invariant
-        judged, wrong = (summary[name].to_numpy()[mine] for name in ("population", "violations"))
+        # Comparing columns in pandas takes a hundred times as long as comparing their numpy values.
+        is_invariant = summary["invariant"].to_numpy() == invariant
+        judged, wrong = (summary[name].to_numpy()[is_invariant] for name in ("population", "violations"))
         return len(judged) == 1 and bool(judged[0] > 0 and wrong[0] == 0)
 
     return holds
@@ -141,21 +143,22 @@ def _summary_predicate(invariant: str) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class CheckResult(Finding):
-    """A finding and whether it is good: `passed` is False for violations, for nothing checked, for what could not be
-    judged, and for a line that is missing, there twice, or that nobody asked for. What is `unknown` has neither passed
-    nor failed.
+    """A finding and its judgement.
+
+    `passed` is False for violations, if nothing was checked, if something could not be judged, and for a finding that
+    is missing, duplicated or unexpected. An `unknown` result has neither passed nor failed.
     """
 
     passed: bool = False
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong, or nothing was proven that could have been."""
+        """Return True if something is wrong, or if nothing was proven that could have been."""
         return not (self.passed or self.unknown)
 
     @property
     def said(self) -> str:
-        """The judgement in words."""
+        """Return the judgement as text."""
         if self.passed:
             return f"{self.population:,} checked"
         if self.violations:
@@ -164,9 +167,9 @@ class CheckResult(Finding):
 
 
 def judge_findings(findings: Sequence[Finding], expected: Sequence[str] = GENERATION_INVARIANTS) -> list[CheckResult]:
-    """Judge a summary; one judgement an expected invariant, in the order of `expected`, then those not expected.
+    """Judge a summary: one result per expected invariant, in the order of `expected`, then the unexpected ones.
 
-    An invariant that is missing has failed, of which nothing was checked; of one that is there twice the lines add up.
+    A missing invariant has failed, with nothing checked. The findings of a duplicated one are summed.
     """
     wrong = _failed_invariants(findings, expected)
     names = dict.fromkeys([*expected, *(line.invariant for line in findings)])
@@ -176,8 +179,8 @@ def judge_findings(findings: Sequence[Finding], expected: Sequence[str] = GENERA
 def _check_result(name: str, lines: Sequence[Finding], wrong: bool) -> CheckResult:
     sample = next((line.sample for line in lines if line.sample), "")
     if wrong and not sample:
-        told = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
-        sample = told.get(len(lines), "it is in the summary twice")
+        reasons = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
+        sample = reasons.get(len(lines), "it is in the summary twice")
     counts = (sum(getattr(line, what) for line in lines) for what in ("population", "violations", "unjudged"))
     population, violations, unjudged = counts
     wrong = wrong or unjudged > 0
@@ -186,7 +189,7 @@ def _check_result(name: str, lines: Sequence[Finding], wrong: bool) -> CheckResu
 
 
 def _failed_invariants(lines: Sequence[Finding], expected: Sequence[str]) -> set[str]:
-    """The invariants that the model of the summary finds wrong."""
+    """Return the invariants that fail the model of the summary."""
     names = [str(line.invariant) for line in lines]
     columns = {
         "invariant": np.array(names, dtype=object),
@@ -197,7 +200,7 @@ def _failed_invariants(lines: Sequence[Finding], expected: Sequence[str]) -> set
     for failure in find_failures(summary_model(tuple(map(str, expected))), columns):
         if failure.invariant is not None:
             wrong.add(failure.invariant)
-        elif failure.rows.all():  # the summary is none: then no line of it is trusted
+        elif failure.rows.all():  # not a summary at all, so no line of it is trusted
             wrong |= {*expected, *names}
         else:
             wrong |= {names[row] for row in np.flatnonzero(failure.rows).tolist()}

@@ -1,6 +1,6 @@
 """Check whether the last observation of a live cluster stored everything that the cluster lists.
 
-It reads what the observation recorded and contacts no cluster.
+The check reads what the observation recorded and contacts no cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 
 def audit_observation(lake: Lake) -> list[Finding]:
-    """What was left out, of all that is listed; nothing where no live cluster was looked at."""
+    """Return a finding of the omitted items among all listed ones, or nothing if no live cluster was observed."""
     missing = read_omitted_items(lake)
     if get_mirrored_cluster(lake) is None and not missing:
         return []
@@ -23,9 +23,9 @@ def audit_observation(lake: Lake) -> list[Finding]:
 
 
 def merge_findings(found: Sequence[Finding]) -> list[Finding]:
-    """Return what was found of several clusters by one invariant, as one finding."""
+    """Merge the findings of one invariant in several clusters into one."""
     if not found:
         return []
-    sample = next((each.sample for each in found if each.sample), "")
-    counts = (sum(each.population for each in found), sum(each.violations for each in found))
+    sample = next((finding.sample for finding in found if finding.sample), "")
+    counts = (sum(finding.population for finding in found), sum(finding.violations for finding in found))
     return [Finding(found[0].invariant, *counts, sample)]

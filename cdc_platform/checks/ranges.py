@@ -18,10 +18,10 @@ from cdc_platform.ring import range_starts as starts_of
 
 
 def check_ring_coverage(range_ends: Int64s, range_starts: Int64s | None = None) -> InvariantTally:
-    """Whether ranges cover the ring once: each starts where the one before ends, the first where the last ends.
+    """Check that ranges cover the ring once: each starts where the previous one ends, the first where the last ends.
 
-    `range_ends` int64[n] ascending, with whatever comes twice; `range_starts` int64[n] beside them, where they are
-    kept. Without them the ranges are what lies between two ends, and only an end that comes twice can be wrong.
+    `range_ends` int64[n] ascending, including duplicates; `range_starts` int64[n] in the same order, if stored. Without
+    them each range lies between two ends, and only a repeated end can be wrong.
     """
     previous = starts_of(range_ends)
     twice = (range_ends == previous) & (np.arange(len(range_ends)) > 0)
@@ -42,19 +42,21 @@ def check_ring_coverage(range_ends: Int64s, range_starts: Int64s | None = None) 
 
 
 def check_refinement(range_ends: Int64s, tokens: Int64s) -> InvariantTally:
-    """Whether every token (int64[]) of the rings that a generation serves ends one of its ranges."""
-    due = unique_tokens(tokens)
-    missing = find_uncovered_tokens(range_ends, due)
+    """Check that every token (int64[]) of the rings that a generation serves ends one of its ranges."""
+    expected = unique_tokens(tokens)
+    missing = find_uncovered_tokens(range_ends, expected)
     if not len(missing):
-        return InvariantTally(REFINES_VNODES, len(due), 0)
+        return InvariantTally(REFINES_VNODES, len(expected), 0)
     token = int(missing[0])
-    return InvariantTally(REFINES_VNODES, len(due), len(missing), token, f"token {token} of the ring ends no range")
+    return InvariantTally(
+        REFINES_VNODES, len(expected), len(missing), token, f"token {token} of the ring ends no range"
+    )
 
 
 def check_row_count(rows: int, claims: Sequence[int | None], where: str) -> InvariantTally:
-    """Whether a generation has as many rows as it should: all `claims` (what its rows or its ring say) are `rows`.
+    """Check that a generation has as many rows as all `claims` (from its rows or its ring) state.
 
-    The population is the claims, for rows that disagree are a violation each.
+    The population is the number of claims, since each claim that disagrees is one violation.
     """
     wrong = [claim for claim in claims if claim != rows]
     if not wrong:
@@ -68,7 +70,7 @@ class RangeDigests:
     """A generation's rows in one table, each as a few numbers: int64[n] columns, ascending by `range_ends`.
 
     `ordered` int64[n] is a hash (64 bits) of the streams in their order, `unordered` int64[n] one of the streams as a
-    set; `unknown_order` int64[]: the range ends whose order could not be told.
+    set; `unknown_order` int64[] are the range ends whose order is unknown.
     """
 
     range_ends: Int64s
@@ -79,45 +81,44 @@ class RangeDigests:
 
 
 def compare_range_digests(one: RangeDigests, other: RangeDigests, *, with_msb: bool) -> tuple[int, Int64s]:
-    """How many ranges two tables have together, and the ends of those that are not the same in both (int64[]).
+    """Return the number of ranges of two tables together, and the ends of those that differ (int64[]).
 
-    The order of streams counts, unless one of the tables could not tell it. A range that one of them has twice is
-    not the same.
+    The order of streams counts unless it is unknown in one of the tables. A range that a table has twice differs.
     """
     ends = unique_tokens(one.range_ends, other.range_ends)
     same = np.ones(len(ends), dtype=bool)
-    places = []
+    rows = []
     for digests in (one, other):
         first = np.searchsorted(digests.range_ends, ends)
         same &= np.searchsorted(digests.range_ends, ends, side="right") - first == 1
-        places.append(np.minimum(first, max(len(digests.range_ends) - 1, 0)))
+        rows.append(np.minimum(first, max(len(digests.range_ends) - 1, 0)))
     if not len(one.range_ends) or not len(other.range_ends):
         return len(ends), ends
-    here, there = places
-    open_order = np.isin(ends, unique_tokens(one.unknown_order, other.unknown_order))
-    as_sets = one.unordered[here] == other.unordered[there]
-    in_order = one.ordered[here] == other.ordered[there]
-    same &= np.where(open_order, as_sets, in_order)
+    one_rows, other_rows = rows
+    unknown_order = np.isin(ends, unique_tokens(one.unknown_order, other.unknown_order))
+    as_sets = one.unordered[one_rows] == other.unordered[other_rows]
+    in_order = one.ordered[one_rows] == other.ordered[other_rows]
+    same &= np.where(unknown_order, as_sets, in_order)
     if with_msb:
-        same &= one.ignore_msbs[here] == other.ignore_msbs[there]
+        same &= one.ignore_msbs[one_rows] == other.ignore_msbs[other_rows]
     return len(ends), ends[~same]
 
 
 def digest_stream_lists(
     lengths: Int64s, streams: UInt8s, damaged: Mapping[int, bytes | None], *, as_sets: bool
 ) -> tuple[Int64s, Int64s]:
-    """Hashes of rows: (of their streams in order, of their streams as a set), int64[n] each; without `as_sets` zeros.
+    """Return hashes of rows, int64[n] each: of their streams in order, and as a set (zeros without `as_sets`).
 
-    `lengths` int64[n] say how many of `streams` (uint8[total, 16]) a row has, -1 that it has no list; `damaged` says
-    by place in `streams` what is there instead of 16 bytes. Rows that differ in anything have the same hash once in
-    2^64; nobody who makes rows can want that.
+    `lengths` int64[n] are how many of `streams` (uint8[total, 16]) each row has, -1 if it has no list; `damaged` maps
+    positions in `streams` to the value that is there instead of 16 bytes. Different rows have the same hash once in
+    2^64; nobody who writes rows benefits from a collision.
     """
     words = np.ascontiguousarray(streams).view(np.uint64)
     hashes = mix_bits(words[:, 0])
     hashes += words[:, 1]
     for place, value in damaged.items():
-        told = b"null" if value is None else b"=" + value
-        hashes[place] = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+        content = b"null" if value is None else b"=" + value
+        hashes[place] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     counts = np.maximum(lengths, 0)
     sizes = mix_bits(lengths.view(np.uint64) + GOLDEN_RATIO_64)
     alike = len(counts) > 0 and bool((counts == counts[0]).all())

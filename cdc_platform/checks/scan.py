@@ -1,8 +1,8 @@
 """The one-pass scan of generation rows: range facts, tallies of invariants, and digests for comparison.
 
-Range ends travel with the code; tallies and digests come back; streams never leave the executors. Each task gathers
-the facts of its ranges, and the pandera model judges them as the task ends. The rules are the functions of `ring` and
-`generations` that place and look up streams.
+Range ends are sent with the code; tallies and digests come back; streams never leave the executors. Each task gathers
+the facts of its ranges, and the pandera model judges them at the end of the task. The rules are the functions of `ring`
+and `generations` that place and look up streams.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from cdc_platform.ring import (
 )
 
 Explanations = Mapping[tuple[str, int], str]
-"""What is wrong with a range, in words, by invariant and row."""
+"""What is wrong with a range, as text, by invariant and row."""
 
 
 @dataclass
 class RangeFacts:
-    """Facts of ranges in the order in which they were read: the columns of `models.FACTS`, int64[n], and owners.
+    """Facts of ranges in the order in which they were read: the columns `judge.FACT_COLUMNS`, int64[n], and owners.
 
-    `said` has words for the first ranges of each part that break an invariant; `rows` counts all ranges.
+    `said` describes the first ranges of each part that violate an invariant; `rows` counts all ranges.
     """
 
     parts: list[Mapping[str, Int64s]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class RangeFacts:
     rows: int = 0
 
     def add(self, columns: Mapping[str, Int64s], owners: Sequence[str | None], said: Explanations) -> None:
-        """Put the facts of further ranges behind those that are there; `said` counts rows from the first of these."""
+        """Append the facts of further ranges; `said` counts rows from the first of these."""
         self.said.update({(name, self.rows + row): words for (name, row), words in said.items()})
         self.parts.append(columns)
         self.owners.append(owners)
@@ -82,7 +82,7 @@ class RangeFacts:
 
 @dataclass(frozen=True, eq=False)
 class _FactFrame:
-    """All facts of a task by generation, and in each as the ranges lie on the ring; `order` is where each row was.
+    """All facts of a task, sorted by generation and range end; `order` maps each row to its original position.
 
     `firsts` int64[g] are the first rows of the generations.
     """
@@ -94,15 +94,15 @@ class _FactFrame:
     firsts: Int64s
 
     def said(self, invariant: Invariant, row: int) -> str:
-        """What is wrong with a range, and whose it is where that is known."""
+        """Describe what is wrong with a range, and name its owner if known."""
         words = self.facts.said[invariant, int(self.order[row])]
         return words if self.owners[row] is None else f"{words} (owner {self.owners[row]})"
 
 
 def judge_range_facts(facts: RangeFacts) -> Iterator[tuple[int, InvariantTally]]:
-    """Each generation, by the number that its facts have, with its tallies of `models.IN_RANGES`.
+    """Yield each generation's number with its tallies of `judge.RANGE_INVARIANTS`.
 
-    The samples are the first ranges on the ring that fail.
+    The samples are the first failing ranges on the ring.
     """
     if not facts.rows:
         return
@@ -123,7 +123,7 @@ def _sorted_facts(facts: RangeFacts) -> _FactFrame:
 
 
 def _failed_rows(frame: _FactFrame) -> dict[str, Bools]:
-    """The rows that fail the check of each invariant that any row fails."""
+    """Return the failing rows of each invariant that any row fails."""
     failures = judge.find_failures(judge.facts_model(), {name: frame.columns[name] for name in judge.JUDGED_COLUMNS})
     failed = {failure.invariant: failure.rows for failure in failures if failure.invariant is not None}
     kinds = {column.dtype for column in frame.columns.values()}
@@ -139,24 +139,24 @@ def _tallies(invariant: Invariant, frame: _FactFrame, failed: Bools | None) -> I
     if invariant.in_range.unjudged is not None:
         unjudged = np.add.reduceat(frame.columns[invariant.in_range.unjudged], frame.firsts).tolist()
     if failed is None:
-        for generation, population, left in zip(generations, populations, unjudged, strict=True):
-            yield generation, InvariantTally(invariant, population, 0, unjudged=left)
+        for generation, population, unjudged_count in zip(generations, populations, unjudged, strict=True):
+            yield generation, InvariantTally(invariant, population, 0, unjudged=unjudged_count)
         return
     wrong = np.where(failed, frame.columns[invariant.in_range.wrong], 0)
     violations = np.add.reduceat(wrong, frame.firsts).tolist()
     rows = np.flatnonzero(failed)
     begins = np.searchsorted(rows, frame.firsts).tolist()
     ends = [*begins[1:], len(rows)]
-    for generation, population, count, begin, end, left in zip(
+    for generation, population, count, begin, end, unjudged_count in zip(
         generations, populations, violations, begins, ends, unjudged, strict=True
     ):
-        shown = rows[begin : min(end, begin + MAX_SAMPLES)].tolist()
-        cases = [(int(frame.columns["range_end"][row]), frame.said(invariant, row)) for row in shown]
-        yield generation, InvariantTally.of_cases(invariant, population, count, cases, left)
+        sample_rows = rows[begin : min(end, begin + MAX_SAMPLES)].tolist()
+        cases = [(int(frame.columns["range_end"][row]), frame.said(invariant, row)) for row in sample_rows]
+        yield generation, InvariantTally.of_cases(invariant, population, count, cases, unjudged_count)
 
 
-# Streams worked on at once: their columns stay in the processor's second-level cache, and a call of numpy takes longer
-# than threads wait for Python's lock between two of them.
+# The number of streams processed at once: their columns fit the processor's second-level cache, and a numpy call takes
+# longer than threads wait for Python's lock between two calls.
 _STREAMS_A_CHUNK = 1 << 16
 
 
@@ -168,14 +168,14 @@ class GenerationRanges:
 
     @cached_property
     def starts(self) -> Int64s:
-        """The (exclusive) start of each range, int64[n]."""
+        """Return the (exclusive) start of each range, int64[n]."""
         return range_starts(self.ends)
 
     def holds(self, ranks: Int64s, tokens: Int64s) -> Bools:
-        """Whether the range of each rank has the token (int64, broadcast). The minimum token is in none: no key has it.
+        """Return whether the range of each rank contains the token (int64, broadcast). No range has the minimum token.
 
-        Positions are counted from the range's first one on, so that the ring's end is no case of its own; the range
-        that starts where it ends is the whole ring. To look up the range of each token takes four times as long.
+        Positions are counted from the range's first one, so the ring's end needs no special case; a range that starts
+        where it ends is the whole ring. Looking up the range of each token would take four times as long.
         """
         first = unbias(self.starts[ranks]) + np.uint64(1)
         length = unbias(self.ends[ranks]) - first
@@ -184,15 +184,15 @@ class GenerationRanges:
 
 @dataclass(frozen=True, eq=False)
 class GenerationRowBatch:
-    """Some rows of one generation, in any order; `range_ends` has one entry a row, `streams` one a stream.
+    """Some rows of one generation, in any order; `range_ends` has one entry per row, `streams` one per stream.
 
     `range_ends` int64[n] (all of them in the generation's range ends); `ignore_msbs` int64[n], -1 for null;
-    `stream_counts` int64[n]; `streams` uint8[total, 16], the rows' streams one after the other. `order_known` bool[n]:
-    where it is False the shard of a stream cannot be told, so that shard colocation is not judged. `damaged` says by
-    place in `streams` what is there instead of 16 bytes; the bytes at such a place mean nothing. `owners` has the
-    owner of each row, where the table says it. `shard_counts` int64[n] are the shards of each row's owner where the
-    generation has to have a stream for each of them, else -1. `sharding_known` bool[n]: whether ignore_msb is that of
-    the generation; without it and without an order nothing is judged of the row's shards. None: it always is.
+    `stream_counts` int64[n]; `streams` uint8[total, 16], the rows' streams concatenated. `order_known` bool[n]: if
+    False, the shard of a stream is unknown, so shard colocation is not judged. `damaged` maps positions in `streams` to
+    a description of what is there instead of 16 bytes; the bytes at such a position are meaningless. `owners` has the
+    owner of each row, if the table has that column. `shard_counts` int64[n] are the shards of each row's owner if the
+    generation must have a stream for each of them, else -1. `sharding_known` bool[n]: True if ignore_msb is the
+    generation's; without it and without an order, shards of the row are not judged. None: always known.
     """
 
     range_ends: Int64s
@@ -224,13 +224,13 @@ class _Block:
 
     @cached_property
     def fields(self) -> StreamIds:
-        found = decode_stream_ids(self.ids.reshape(-1, 16))
+        ids = decode_stream_ids(self.ids.reshape(-1, 16))
         shape = self.ids.shape[:2]
         return StreamIds(
-            found.tokens.reshape(shape),
-            found.versions.reshape(shape),
-            found.indexes.reshape(shape),
-            found.randoms.reshape(shape),
+            ids.tokens.reshape(shape),
+            ids.versions.reshape(shape),
+            ids.indexes.reshape(shape),
+            ids.randoms.reshape(shape),
         )
 
     @property
@@ -244,8 +244,10 @@ class _Block:
 
 @dataclass(frozen=True, eq=False)
 class _Examination:
-    """What a block says of one invariant: bool[rows, streams] are the streams that it is asked of and those that break
-    it; `explain` says of one why it does.
+    """The examination of a block for one invariant.
+
+    bool[rows, streams] are the streams to which it applies and those that violate it; `explain` describes one
+    violation.
     """
 
     invariant: Invariant
@@ -256,10 +258,10 @@ class _Examination:
 
 
 def audit_generation_rows(rows: GenerationRowBatch, ranges: GenerationRanges) -> list[InvariantTally]:
-    """The tallies of what facts of ranges tell, for some rows of a generation; none without rows.
+    """Return the tallies of all invariants that facts of ranges show, for some rows of a generation; none without rows.
 
-    Whether a stream comes again in another row is not seen here: it can only where an index is wrong or a range end
-    comes twice, and then stream_format or ring_covered_once tells.
+    It does not detect a stream that is repeated in another row. That is possible only if an index is wrong or a range
+    end is repeated, which stream_format or ring_covered_once reports.
     """
     facts = RangeFacts()
     add_range_facts(facts, rows, ranges)
@@ -267,7 +269,7 @@ def audit_generation_rows(rows: GenerationRowBatch, ranges: GenerationRanges) ->
 
 
 def add_range_facts(facts: RangeFacts, rows: GenerationRowBatch, ranges: GenerationRanges, generation: int = 0) -> None:
-    """Add the facts of some rows of a generation, under a number for it, a range a row."""
+    """Add the facts of some rows of a generation, under a number for it, one range per row."""
     _add_empty_ranges(facts, rows, ranges, generation)
     for block in _blocks(rows, ranges):
         inside = ranges.holds(block.ranks, block.fields.tokens)
@@ -283,19 +285,19 @@ def add_range_facts(facts: RangeFacts, rows: GenerationRowBatch, ranges: Generat
             "index": block.ranks[:, 0],
             "streams": np.full(len(block.range_ends), block.width),
         }
-        said: dict[tuple[str, int], str] = {}
+        messages: dict[tuple[str, int], str] = {}
         for look in looks:
             assert look.invariant.in_range is not None
             columns[look.invariant.in_range.among] = _counts_by_row(look.among)
             columns[look.invariant.in_range.wrong] = _counts_by_row(look.wrong)
             if look.invariant.in_range.unjudged is not None and look.unjudged is not None:
                 columns[look.invariant.in_range.unjudged] = _counts_by_row(look.unjudged)
-            said.update(((look.invariant, row), words) for row, words in _explained(block, look))
-        facts.add(columns, block.owners, said)
+            messages.update(((look.invariant, row), words) for row, words in _explained(block, look))
+        facts.add(columns, block.owners, messages)
 
 
 def _add_empty_ranges(facts: RangeFacts, rows: GenerationRowBatch, ranges: GenerationRanges, generation: int) -> None:
-    """A range without streams lacks one, in whatever format."""
+    """Add ranges without streams: each lacks one stream, in whatever format."""
     empty = np.flatnonzero(rows.stream_counts == 0)
     if not len(empty):
         return
@@ -310,19 +312,21 @@ def _add_empty_ranges(facts: RangeFacts, rows: GenerationRowBatch, ranges: Gener
         STREAM_FORMAT.in_range.wrong: one,
     }
     first = np.argsort(ends, kind="stable")[:MAX_SAMPLES].tolist()
-    said: dict[tuple[str, int], str] = {(STREAM_FORMAT, row): f"range end {ends[row]} has no streams" for row in first}
-    facts.add(columns, _row_owners(rows, empty), said)
+    messages: dict[tuple[str, int], str] = {
+        (STREAM_FORMAT, row): f"range end {ends[row]} has no streams" for row in first
+    }
+    facts.add(columns, _row_owners(rows, empty), messages)
 
 
 def _counts_by_row(streams: Bools) -> Int64s:
-    """How many of each row's streams are so: int64[n]. Nearly always it is all or none of them."""
+    """Count each row's True values: int64[n]. Nearly always all or none of them are True."""
     if streams.all():
         return np.full(len(streams), streams.shape[1])
     return np.count_nonzero(streams, axis=1) if streams.any() else np.zeros(len(streams), dtype=np.int64)
 
 
 def _explained(block: _Block, look: _Examination) -> Iterator[tuple[int, str]]:
-    """The first rows on the ring that break an invariant, and what is wrong with the first stream that does."""
+    """Yield the first rows on the ring that violate an invariant, and what is wrong with their first such stream."""
     if not look.wrong.any():
         return
     rows = np.flatnonzero(look.wrong.any(axis=1))
@@ -340,10 +344,10 @@ def _vnode_colocation(block: _Block, inside: Bools) -> _Examination:
 
 
 def _shard_colocation(block: _Block, inside: Bools) -> _Examination:
-    """Counted are the pairs of row and shard in which the shard owns a token of the range.
+    """Judge the pairs of row and shard in which the shard owns a token of the range.
 
-    That it does is proven by its stream where that is in place; only where some stream is not, the first token of the
-    shards in the range has to be found.
+    A stream in its place proves that its shard owns one. Only if some stream is out of place, compute the first token
+    of each shard in the range.
     """
     msbs = np.where(block.width == 1, 0, block.ignore_msbs)  # one shard owns everything, whatever bits it ignores
     legal = (
@@ -367,7 +371,7 @@ def _shard_colocation(block: _Block, inside: Bools) -> _Examination:
     as_sets = ~positional & ~lacking & block.sharding_known & legal
     for row in np.flatnonzero(as_sets[:, 0]).tolist():
         owns[row] = wrong[row] = _misplaced_in_set(block, row) & block.whole[row]
-    # A range that lacks a stream has none that could be relied on.
+    # A range that lacks a stream has no stream that could be relied on.
     owns, wrong = owns | (lacking & block.whole), wrong | (lacking & block.whole)
     unjudged = ~positional & ~lacking & ~as_sets & block.whole
 
@@ -388,18 +392,18 @@ def _shard_colocation(block: _Block, inside: Bools) -> _Examination:
 
 
 def _misplaced_in_set(block: _Block, row: int) -> Bools:
-    """The streams (bool[streams]) of a row of unknown order that no shard of the range has, by their tokens.
+    """Return the streams (bool[streams]) of a row of unknown order whose tokens fit no shard of the range.
 
-    Those that are left may be in any order, so that none of them is counted as judged.
+    The remaining streams may be in any order, so none of them counts as judged.
     """
     start, end, msb = block.starts[row, 0], block.range_ends[row, 0], block.ignore_msbs[row, 0]
     shards = np.arange(block.width)
-    due = first_token_for_shard(np.full(block.width, start), np.full(block.width, end), shards, block.width, msb)
-    left = Counter(due.tolist())
+    expected = first_token_for_shard(np.full(block.width, start), np.full(block.width, end), shards, block.width, msb)
+    remaining = Counter(expected.tolist())
     wrong = np.zeros(block.width, dtype=bool)
     for stream, token in enumerate(block.fields.tokens[row].tolist()):
-        left[token] -= 1
-        wrong[stream] = left[token] < 0
+        remaining[token] -= 1
+        wrong[stream] = remaining[token] < 0
     return wrong
 
 
@@ -420,18 +424,20 @@ def _stream_format(block: _Block) -> _Examination:
 
 
 def _streams_unique(block: _Block) -> _Examination:
-    """Streams that are equal have equal random bits: only rows in which some are need a look at whole IDs."""
-    again = np.zeros(block.whole.shape, dtype=bool)
+    """Find repeated streams. Equal streams have equal random bits, so only rows with equal bits need whole IDs
+    compared.
+    """
+    repeated = np.zeros(block.whole.shape, dtype=bool)
     in_order = np.sort(block.fields.randoms, axis=1)
     for row in np.flatnonzero((in_order[:, 1:] == in_order[:, :-1]).any(axis=1)):
-        places = np.flatnonzero(block.whole[row])
-        _, first = np.unique(block.ids[row, places], axis=0, return_index=True)
-        again[row, np.delete(places, first)] = True
+        positions = np.flatnonzero(block.whole[row])
+        _, first = np.unique(block.ids[row, positions], axis=0, return_index=True)
+        repeated[row, np.delete(positions, first)] = True
 
     def explain(row: int, stream: int) -> str:
         return "the range has the same stream before it already"
 
-    return _Examination(STREAMS_UNIQUE, block.whole, again, explain)
+    return _Examination(STREAMS_UNIQUE, block.whole, repeated, explain)
 
 
 def _blocks(rows: GenerationRowBatch, ranges: GenerationRanges) -> Iterator[_Block]:
@@ -463,13 +469,13 @@ def _blocks(rows: GenerationRowBatch, ranges: GenerationRanges) -> Iterator[_Blo
 
 
 def _column(values: np.ndarray | None, chosen: Int64s, default: int | bool) -> np.ndarray:
-    """Values of chosen rows as a column [rows, 1]; the default where there are none."""
+    """Return the values of the chosen rows as a column [rows, 1], or the default if there are no values."""
     return np.full((len(chosen), 1), default) if values is None else values[chosen, None]
 
 
 def _damaged_in_block(rows: GenerationRowBatch, places: Int64s) -> dict[tuple[int, int], str]:
-    found = np.argwhere(np.isin(places, list(rows.damaged)))
-    return {(row, stream): rows.damaged[int(places[row, stream])] for row, stream in found.tolist()}
+    damaged_positions = np.argwhere(np.isin(places, list(rows.damaged)))
+    return {(row, stream): rows.damaged[int(places[row, stream])] for row, stream in damaged_positions.tolist()}
 
 
 def _row_owners(rows: GenerationRowBatch, chosen: Int64s) -> Sequence[str | None]:
@@ -479,7 +485,7 @@ def _row_owners(rows: GenerationRowBatch, chosen: Int64s) -> Sequence[str | None
 _Owner = TypeVar("_Owner")
 
 UNKNOWN_MSB = -1
-"""Stands for an ignore_msb that is null, or that the table does not have."""
+"""The value for an ignore_msb that is null, or that the table does not have."""
 _TALLY_FIELDS = {
     "invariant": pa.string(),
     "population": pa.int64(),
@@ -490,19 +496,19 @@ _TALLY_FIELDS = {
     "unjudged": pa.int64(),
 }
 _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY_FIELDS, "digests": pa.binary()})
-"""What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
-# Bytes of files that a task reads, twice those whose rows it judges; fewer are not worth the start of a task.
+"""The output of a request, by its number: tallies and the digests of a file's rows; a line has one of the two."""
+# The bytes of files that a task reads, counted twice if it judges their rows; fewer are not worth starting a task.
 _BYTES_A_TASK = 32 << 20
-# The same of threads, in files of as much: of smaller ones Python does most, which is one thread's at a time.
+# The same for threads, per file: for smaller files Python does most of the work, one thread at a time.
 _BYTES_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class OwnerSharding:
-    """What is known of ranges whose table does not say it: for each range end its owner's values.
+    """The sharding of ranges whose table does not store it: for each range end its owner's values.
 
-    `exact`: the ranges have a stream for each of these shards. By the ring as it stands a range that has not may lack
-    one, or be older than its owner's shards.
+    `exact`: the ranges have a stream for each of these shards. According to the current ring, a range that has not may
+    lack one, or be older than its owner's shards.
     """
 
     range_ends: Int64s
@@ -513,10 +519,10 @@ class OwnerSharding:
 
 @dataclass(frozen=True, eq=False)
 class ScanRequest:
-    """What the pass is to do with one generation's rows in one table.
+    """What the scan does with one generation's rows in one table.
 
-    `judged`: audit each row; `compared`: bring back a digest of each row, with `as_sets` also one for which the order
-    of the streams does not count. `sharding` where the table has no ignore_msb of its own.
+    `judged`: audit each row; `compared`: return a digest of each row, with `as_sets` also one that ignores the order of
+    the streams. `sharding`: used if the table has no ignore_msb of its own.
     """
 
     holding: StoredGenerationRows
@@ -528,7 +534,7 @@ class ScanRequest:
 
 @dataclass
 class ScanResult:
-    """What came back, by holding: tallies by invariant, and digests."""
+    """The results by holding: tallies by invariant, and digests."""
 
     tallies: dict[StoredGenerationRows, dict[str, InvariantTally]] = field(default_factory=dict)
     digests: dict[StoredGenerationRows, RangeDigests] = field(default_factory=dict)
@@ -536,7 +542,7 @@ class ScanResult:
 
 @dataclass(frozen=True, eq=False)
 class _ScanTask:
-    """What a worker needs to know of a generation's rows; small, and sent with the code."""
+    """What a worker needs to know about a generation's rows; small, and sent with the code."""
 
     number: int
     own_msb: bool
@@ -550,7 +556,7 @@ class _ScanTask:
 
 
 def run_scan(workers: TaskRunner, readings: Sequence[ScanRequest]) -> ScanResult:
-    """Read the rows of all `readings` once, in one Spark job at most."""
+    """Read the rows of all `readings` once, in at most one Spark job."""
     result, workers = ScanResult(), workers.of_arrays()
     if not readings:
         return result
@@ -564,22 +570,24 @@ def run_scan(workers: TaskRunner, readings: Sequence[ScanRequest]) -> ScanResult
     for part in parts:
         by_number[part["number"]].append(part)
     for number, reading in enumerate(readings):
-        mine = by_number[number]
+        request_parts = by_number[number]
         if reading.judged:
-            found = [_tally_from_row(part) for part in mine if part["invariant"] is not None]
-            result.tallies[reading.holding] = sum_tallies(found)
+            tallies = [_tally_from_row(part) for part in request_parts if part["invariant"] is not None]
+            result.tallies[reading.holding] = sum_tallies(tallies)
         if reading.compared:
-            result.digests[reading.holding] = _range_digests(reading.holding, [part["digests"] for part in mine])
+            result.digests[reading.holding] = _range_digests(
+                reading.holding, [part["digests"] for part in request_parts]
+            )
     return result
 
 
 def distribute_files(
     workers: TaskRunner, files: Sequence[tuple[_Owner, DataFile]], weight: Callable[[_Owner], int] = lambda _: 1
 ) -> list[list[tuple[_Owner, str]]]:
-    """Paths of files, with whatever is known of them, as workers are to read them: about the same work for each.
+    """Distribute the paths of files, with their holders, to workers: about the same work for each.
 
-    `weight` says how much work a byte of a holder's files is. How many there are the table's log tells: a store would
-    have to be asked once for each.
+    `weight` is the work per byte of a holder's files. Sizes come from the table's log, because a store would need one
+    request per file.
     """
     work = [(file.bytes * weight(holder), holder, file.path) for holder, file in files]
     of_tasks = sum(size for size, *_ in work)
@@ -587,7 +595,7 @@ def distribute_files(
     parts = workers.parts(1 + of_tasks // _BYTES_A_TASK, 1 + of_threads // _BYTES_A_THREAD)
     shares: list[list[tuple[_Owner, str]]] = [[] for _ in range(parts)]
     loads = [(0, number) for number in range(len(shares))]
-    # The largest first, each to who has the least so far.
+    # Assign the largest first, each to the worker with the least work so far.
     for size, holder, path in sorted(work, key=lambda one: one[0], reverse=True):
         load, number = heapq.heappop(loads)
         shares[number].append((holder, path))
@@ -596,9 +604,9 @@ def distribute_files(
 
 
 def split_stream_lists(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes | None]]:
-    """Lengths int64[n], -1 where there is no list, and streams uint8[total, 16] of a column of lists.
+    """Return lengths int64[n] (-1 if there is no list) and streams uint8[total, 16] of a column of lists.
 
-    What is there instead of 16 bytes comes by its place; the bytes at such a place are zeros.
+    Also return the values that are not 16 bytes, by position; the bytes at such a position are zeros.
     """
     lengths = to_int64_array(compute.list_value_length(lists), -1)
     values = lists.flatten()
@@ -611,13 +619,13 @@ def split_stream_lists(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes
 
 
 def _scan_task(number: int, reading: ScanRequest) -> _ScanTask:
-    held = reading.holding
+    rows = reading.holding
     return _ScanTask(
         number,
-        "ignore_msb" in held.table.schema.names,
-        reading.judged and "owner" in held.table.schema.names,
-        GenerationRanges(unique_tokens(held.range_ends)),
-        held.unordered,
+        "ignore_msb" in rows.table.schema.names,
+        reading.judged and "owner" in rows.table.schema.names,
+        GenerationRanges(unique_tokens(rows.range_ends)),
+        rows.unordered,
         reading.sharding,
         reading.judged,
         reading.compared,
@@ -626,7 +634,7 @@ def _scan_task(number: int, reading: ScanRequest) -> _ScanTask:
 
 
 def _scan_files(files: Sequence[tuple[_ScanTask, str]]) -> Iterator[pa.RecordBatch]:
-    """What the files of a task have to say; runs on the executors."""
+    """Scan the files of a task; runs on the executors."""
     facts = RangeFacts()
     for task, path in files:
         digests = list(_scan_file(task, path, facts))
@@ -638,7 +646,7 @@ def _scan_files(files: Sequence[tuple[_ScanTask, str]]) -> Iterator[pa.RecordBat
 
 
 def _scan_file(task: _ScanTask, path: str, facts: RangeFacts) -> Iterator[np.ndarray]:
-    """Add the facts of a file's ranges, and give the digests of its rows, a batch at a time."""
+    """Add the facts of a file's ranges, and yield the digests of its rows, one batch at a time."""
     columns = ["range_end", *["ignore_msb"] * task.own_msb, *["owner"] * task.own_owners, "streams"]
     for batch in read_file_batches(path, columns):
         ends = to_int64_array(batch.column("range_end"), -(2**63))
@@ -663,24 +671,24 @@ def _generation_row_batch(
 ) -> GenerationRowBatch:
     counts = np.maximum(lengths, 0)
     order_known = ~np.isin(ends, task.unordered)
-    shown = {place: _damaged_text(value) for place, value in damaged.items()}
-    rows = GenerationRowBatch(ends, msbs, counts, streams, order_known, shown)
+    damaged_texts = {place: _damaged_text(value) for place, value in damaged.items()}
+    rows = GenerationRowBatch(ends, msbs, counts, streams, order_known, damaged_texts)
     if task.sharding is None:
         return rows
     msbs, shard_counts = _owner_sharding(task.sharding, ends)
     known = shard_counts == counts
-    due = shard_counts if task.sharding.exact else None
+    expected_counts = shard_counts if task.sharding.exact else None
     return replace(
         rows,
         ignore_msbs=np.where(known, msbs, UNKNOWN_MSB),
         order_known=order_known & known,
-        shard_counts=due,
+        shard_counts=expected_counts,
         sharding_known=known,
     )
 
 
 def _owner_sharding(sharding: OwnerSharding, ends: Int64s) -> tuple[Int64s, Int64s]:
-    """The ignore_msb of each range's owner, and its shards; NO_MSB and -1 where no node owns the range."""
+    """Return the ignore_msb of each range's owner, and its shards; UNKNOWN_MSB and -1 if no node owns the range."""
     if not len(sharding.range_ends):
         return np.full(len(ends), UNKNOWN_MSB), np.full(len(ends), -1)
     at = np.minimum(np.searchsorted(sharding.range_ends, ends), len(sharding.range_ends) - 1)
@@ -695,22 +703,25 @@ def _damaged_text(value: bytes | None) -> str:
 
 
 def _output_line(number: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """One line about a reading, in which the other columns are null."""
+    """Return one output line about a request, with the other columns null."""
     columns = {"number": pa.array([number], pa.int32()), **columns}
-    filled = [columns[each.name] if each.name in columns else pa.nulls(1, each.type) for each in _OUTPUT]
+    filled = [
+        columns[output_field.name] if output_field.name in columns else pa.nulls(1, output_field.type)
+        for output_field in _OUTPUT
+    ]
     return pa.RecordBatch.from_arrays(filled, schema=_OUTPUT)
 
 
 def _tally_to_row(tally: InvariantTally) -> dict[str, Any]:
-    """A tally as a line."""
+    """Return a tally as an output line."""
     return vars(tally) | {"more": [{"place": place, "sample": sample} for place, sample in tally.more]}
 
 
 def _tally_from_row(line: dict[str, Any]) -> InvariantTally:
-    """The inverse of `_tally_to_row`."""
+    """Restore a tally; the inverse of `_tally_to_row`."""
     more = tuple((case["place"], case["sample"]) for case in line["more"])
-    told: dict[str, Any] = {name: line[name] for name in _TALLY_FIELDS if name != "more"}
-    return InvariantTally(**told, more=more)
+    fields: dict[str, Any] = {name: line[name] for name in _TALLY_FIELDS if name != "more"}
+    return InvariantTally(**fields, more=more)
 
 
 def _range_digests(holding: StoredGenerationRows, parts: Sequence[bytes | None]) -> RangeDigests:

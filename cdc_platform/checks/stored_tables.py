@@ -12,42 +12,49 @@ from cdc_platform.delta import TableVerification, track_reads
 from cdc_platform.errors import EnvironmentProblem, NotFound, PlatformError, to_one_line
 
 _MAX_COMPLAINTS = 3
-"""Complaints that a line names; the others are counted."""
+"""The number of complaints that a finding names; the others are only counted."""
 _NOT_JUDGED = "not judged: "
 
 
 def audit_stored(found: Sequence[TableVerification]) -> list[Finding]:
-    """What is wrong with the tables, in words; no line where nothing of its kind is there to be judged."""
-    damage, foreign = (each.damage for each in found), (each.foreign for each in found)
-    left, unknown = sum(each.left for each in found), sum(each.unknown for each in found)
-    apart = [f"{left} large slices were not read, --deep reads them"] * bool(left)
-    apart += [f"{unknown} slices are from before commits had digests"] * bool(unknown)
-    taken = [said for each in found for said in each.accepted]
-    unnamed = [said for each in found for said in each.unnamed]
+    """Return findings on the damage of tables; no finding of a kind for which there is nothing to judge."""
+    damage, foreign = (verification.damage for verification in found), (verification.foreign for verification in found)
+    unread, unknown = (
+        sum(verification.left for verification in found),
+        sum(verification.unknown for verification in found),
+    )
+    notes = [f"{unread} large slices were not read, --deep reads them"] * bool(unread)
+    notes += [f"{unknown} slices are from before commits had digests"] * bool(unknown)
+    accepted = [message for verification in found for message in verification.accepted]
+    unnamed = [message for verification in found for message in verification.unnamed]
     lines = [
-        Finding(FILES_WHOLE, sum(each.files for each in found), *_summarize(damage, always=unnamed)),
+        Finding(FILES_WHOLE, sum(verification.files for verification in found), *_summarize(damage, always=unnamed)),
         Finding(
-            ROWS_AS_COMMITTED, sum(each.slices for each in found), *_summarize((each.strange for each in found), apart)
+            ROWS_AS_COMMITTED,
+            sum(verification.slices for verification in found),
+            *_summarize((verification.strange for verification in found), notes),
         ),
-        Finding(COMMITS_KNOWN, sum(each.commits for each in found), *_summarize(foreign, always=taken)),
+        Finding(
+            COMMITS_KNOWN, sum(verification.commits for verification in found), *_summarize(foreign, always=accepted)
+        ),
     ]
     return [line for line in lines if line.population or line.violations]
 
 
 def not_judged_findings(family: InvariantFamily, tables: Collection[str], why: str = "") -> list[Finding]:
-    """The lines of a family that cannot be judged, since it depends on tables that are damaged."""
+    """Return the findings of a family that cannot be judged because it depends on damaged tables."""
     depends = f"depends on {', '.join(sorted(tables))}" if tables else ""
-    said = f"{_NOT_JUDGED}{f'{depends} ({why})' if depends and why else depends or why}"
-    return [Finding(name, 0, 0, said) for name in family.invariants]
+    reason = f"{_NOT_JUDGED}{f'{depends} ({why})' if depends and why else depends or why}"
+    return [Finding(name, 0, 0, reason) for name in family.invariants]
 
 
 def is_judged(line: Finding) -> bool:
-    """Return whether a line says more than that the tables it depends on are damaged, as `not_judged_findings` does."""
+    """Return True unless the finding only says that its tables are damaged, as those of `not_judged_findings` do."""
     return bool(line.population or line.violations) or not line.sample.startswith(_NOT_JUDGED)
 
 
 FamilyAudit = Callable[[], list[Finding] | None]
-"""The audit of a family; None where there is nothing that it could be asked of."""
+"""The audit of a family; it returns None if there is nothing to audit."""
 
 
 def run_family_audit(
@@ -55,38 +62,39 @@ def run_family_audit(
 ) -> list[Finding] | None:
     """Return what an audit finds in a lake, given how its tables are stored.
 
-    A family that reads a table whose log is damaged is not judged, even if its audit has an answer. A family whose
-    audit fails over what it reads is not judged either: the tables that are not as the platform left them are named.
+    A family that reads a table with a damaged log is not judged, even if its audit returns findings. A family whose
+    audit fails on what it reads is not judged either; its findings name the tables that are not as the platform left
+    them.
 
     Raises:
-        NotFound: what the audit was asked about is not there, and no table is damaged or changed by a stranger.
+        NotFound: what is audited does not exist, and no table is damaged or changed by a foreign writer.
         EnvironmentProblem: the machine lacks something, or the store does not answer, and no table is damaged.
         Exception: the audit has a defect: all tables that it read are as the platform left them.
     """
-    unreadable = {each.name for each in tables if each.damage}
+    unreadable = {table.name for table in tables if table.damage}
     with track_reads() as read:
         try:
             findings = audit()
-        except Exception as error:  # whatever the rows are, the other families are judged
+        except Exception as error:  # the other families are judged, whatever the rows are
             causes = ((unreadable | _foreign_tables(tables, error)) & read) or unreadable
             if not causes and (not isinstance(error, PlatformError) or isinstance(error, _UNRELATED_ERRORS)):
                 raise
             return not_judged_findings(family, causes, _error_text(error))
-    # A damaged data file fails its readers. A damaged log can be read as if the table were an older one.
-    unreadable = {each.name for each in tables if each.is_unreadable}
+    # A damaged data file makes its readers fail. A damaged log can read as an older version of the table.
+    unreadable = {table.name for table in tables if table.is_unreadable}
     return not_judged_findings(family, unreadable & read) if unreadable & read else findings
 
 
 _UNRELATED_ERRORS = (NotFound, EnvironmentProblem)
-"""Errors that rows can cause, and that mostly have other causes."""
+"""Errors that rows can cause, but that usually have other causes."""
 
 
 def _foreign_tables(tables: Sequence[TableVerification], error: Exception) -> set[str]:
-    """The tables whose rows a stranger has changed, as far as that can cause an error."""
+    """Return the tables that a foreign writer changed, if that can cause the error."""
     if isinstance(error, EnvironmentProblem):
         return set()
     is_missing = isinstance(error, NotFound)
-    return {each.name for each in tables if each.strange or each.foreign or (each.accepted and not is_missing)}
+    return {table.name for table in tables if table.strange or table.foreign or (table.accepted and not is_missing)}
 
 
 def _error_text(error: Exception) -> str:
@@ -100,10 +108,10 @@ def _error_text(error: Exception) -> str:
 def _summarize(
     complaints: Iterable[Sequence[str]], apart: Sequence[str] = (), *, always: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """How many complaints, and the first in words; `apart` is said where there is none, `always` behind them."""
-    every = [line for some in complaints for line in some]
-    said = _first_complaints(every) or list(apart)
-    return len(every), "; ".join([*said, *_first_complaints(always)])
+    """Return the number of complaints and their text; `apart` is used if there are none, `always` is appended."""
+    all_complaints = [line for table_complaints in complaints for line in table_complaints]
+    parts = _first_complaints(all_complaints) or list(apart)
+    return len(all_complaints), "; ".join([*parts, *_first_complaints(always)])
 
 
 def _first_complaints(lines: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Audits of two-phase switches: decisions that follow the rules, and what was done about them.
+"""Audits of two-phase switches: decisions that follow the rules, and their effects.
 
-Reads small tables without Spark. A switch that waits for its decision is no violation.
+They read small tables without Spark. A switch that waits for its decision is no violation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Row = dict[str, Any]
 
 
 def audit_switches(lake: Lake) -> list[Finding]:
-    """Audit every switch that there is; no lines where there is none."""
+    """Audit every switch; return no findings if there is none."""
     rows = lake.read(GENERATION_SWITCHES).sort_by("prepared_at").to_pylist()
     if not rows:
         return []
@@ -48,7 +48,7 @@ def _finding(name: str, judge: Callable[[_Row], str | None], rows: Sequence[_Row
 
 
 def _decision_violation(row: _Row, rows: Sequence[_Row]) -> str | None:
-    """One row a switch, one undecided switch at a time, and each phase with what belongs to it alone."""
+    """Check for one row per switch, one undecided switch at a time, and each phase with only its own values."""
     same = [other["phase"] for other in rows if other["generation_id"] == row["generation_id"]]
     if len(same) > 1:
         return f"it is there {len(same)} times, {' and '.join(sorted(same))}"
@@ -72,7 +72,9 @@ def _undecided_violation(row: _Row) -> str | None:
 
 
 def _lease_violation(row: _Row) -> str | None:
-    """A committed generation starts after every lease: nobody can have taken a write of its."""
+    """Check that a committed generation starts after every lease, so that no node can have accepted a write of it
+    before.
+    """
     if row["phase"] != "committed":
         return None
     if row["time"] is None:
@@ -82,7 +84,7 @@ def _lease_violation(row: _Row) -> str | None:
 
 
 def _promise_violation(row: _Row, promises: dict[tuple[str, str], Any]) -> str | None:
-    """Every answer was promised first, with that lease end."""
+    """Check that every answer was promised first, with the same lease end."""
     if foreign := set(row["acknowledged"]) - set(row["participants"]):
         return f"{min(foreign)} has answered and is no participant"
     for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True):
@@ -92,7 +94,7 @@ def _promise_violation(row: _Row, promises: dict[tuple[str, str], Any]) -> str |
 
 
 def _ledger_violation(row: _Row, ledger: dict[str, Any]) -> str | None:
-    """A committed generation is in the ledger under its time, any other is not."""
+    """Check that a committed generation is in the ledger under its time, and that no other is."""
     entered = ledger.get(row["generation_id"])
     if row["phase"] != "committed":
         return None if entered is None else f"it is {row['phase']}, and its generation was given a timestamp"

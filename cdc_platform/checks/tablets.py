@@ -37,22 +37,22 @@ _Sets = set[tuple[tuple[str, str], Milliseconds]]
 
 
 def audit_tablets(lake: Lake) -> list[Finding]:
-    """Audit the stream sets of all tables: a line an invariant, and none without such tables."""
-    there, strange = _sets_with_rows_and_undecided(lake)
-    names = sorted({name for name, _ in tablets.read_listed_stream_sets(lake) | there})
+    """Audit the stream sets of all tables: one finding per invariant, and none without such tables."""
+    with_rows, undecided = _sets_with_rows_and_undecided(lake)
+    names = sorted({name for name, _ in tablets.read_listed_stream_sets(lake) | with_rows})
     return _findings(
         tally
         for name in names
-        for tally in _table_tallies(lake, *name, _set_times(there, name), _set_times(strange, name))
+        for tally in _table_tallies(lake, *name, _set_times(with_rows, name), _set_times(undecided, name))
     )
 
 
 def audit_tablet_table(lake: Lake, keyspace: str, table: str) -> list[Finding]:
-    """Audit the stream sets of one table, with the one that is decided and about to be published."""
+    """Audit the stream sets of one table, including a planned set that is about to be published."""
     newest = tablets.read_live_layout(lake, keyspace, table)
-    there, strange = (_set_times(sets, (keyspace, table)) for sets in _sets_with_rows_and_undecided(lake))
+    with_rows, undecided = (_set_times(sets, (keyspace, table)) for sets in _sets_with_rows_and_undecided(lake))
     return _findings(
-        _table_tallies(lake, keyspace, table, there, strange, None if newest is None else newest.timestamp_ms)
+        _table_tallies(lake, keyspace, table, with_rows, undecided, None if newest is None else newest.timestamp_ms)
     )
 
 
@@ -61,9 +61,9 @@ def _findings(tallies: Iterable[InvariantTally]) -> list[Finding]:
     if not totals:
         return []
     return [
-        Finding(name, found.population, found.violations, found.sample)
+        Finding(name, tally.population, tally.violations, tally.sample)
         for name in TABLET_INVARIANTS
-        if (found := totals.get(name, InvariantTally(name, 0, 0, 0, "no timestamp is there to be judged")))
+        if (tally := totals.get(name, InvariantTally(name, 0, 0, 0, "no timestamp is there to be judged")))
     ]
 
 
@@ -75,17 +75,17 @@ def _table_tallies(
     strange: set[Milliseconds],
     decided_ms: Milliseconds | None = None,
 ) -> Iterator[InvariantTally]:
-    """Of the sets that readers see, of those that nobody decided, and of the one that is decided and to come."""
+    """Yield the tallies of published sets, of sets that were never planned, and of the set about to be published."""
     name = f"{keyspace}.{table}"
     listed = tablets.read_set_timestamps(lake, keyspace, table)
     times: list[Milliseconds] = sorted({*listed, *strange} if decided_ms is None else {*listed, *strange, decided_ms})
     for time in there:
-        shown = f"{name} has streams at {format_ms(time)} and no row in cdc_timestamps"
-        yield _tally_of_set(TABLET_STREAMS_TIMED, time, time in strange, shown)
+        message = f"{name} has streams at {format_ms(time)} and no row in cdc_timestamps"
+        yield _tally_of_set(TABLET_STREAMS_TIMED, time, time in strange, message)
     if not times:
         return
     rows = tablets.read_stream_rows(lake, keyspace, table, times_ms=times)
-    ends = {each.timestamp_ms: each.last_tokens for each in tablets.read_tablet_layouts(lake, keyspace, table)}
+    ends = {layout.timestamp_ms: layout.last_tokens for layout in tablets.read_tablet_layouts(lake, keyspace, table)}
     yield _format(name, rows)
     previous, after_nothing = None, False
     for time in times:
@@ -94,7 +94,7 @@ def _table_tallies(
         if time not in strange:
             yield _tally_of_set(TABLET_TIMESTAMP_COMPLETE, time, len(current) == 0, f"{where} has no current streams")
         if not (rows.times_ms == time).any():
-            # Without a single row there is nothing else to judge, nor what the set after it makes of this one.
+            # Without a single row there is nothing else to judge, nor can the next set be compared with this one.
             after_nothing = True
             continue
         yield _at_ends(where, time, current, ends.get(time))
@@ -109,19 +109,22 @@ def _table_tallies(
 
 
 def _sets_with_rows_and_undecided(lake: Lake) -> tuple[_Sets, _Sets]:
-    """The sets with rows, and those of them that readers do not see and nobody has decided here.
+    """Return the sets with rows, and those of them that are neither published nor planned here.
 
-    What was decided is asked before and after: a set is decided before its rows, and that is forgotten after them.
+    The plans are read before and after: a set is planned before its rows are written, and its plan is removed after
+    them.
     """
     decided = _decided(lake)
-    there = tablets.read_stream_sets_with_rows(lake)
-    return there, there - tablets.read_listed_stream_sets(lake) - decided - _decided(lake)
+    with_rows = tablets.read_stream_sets_with_rows(lake)
+    return with_rows, with_rows - tablets.read_listed_stream_sets(lake) - decided - _decided(lake)
 
 
 def _decided(lake: Lake) -> _Sets:
-    """The sets that are about to be shown, or were and are about to go."""
+    """Return the sets that are about to be published, or were published and are about to be removed."""
     known = tablets.read_tablet_layouts(lake)
-    return {((each.keyspace, each.table), each.timestamp_ms) for each in known if each.timestamp_ms is not None}
+    return {
+        ((layout.keyspace, layout.table), layout.timestamp_ms) for layout in known if layout.timestamp_ms is not None
+    }
 
 
 def _set_times(sets: _Sets, name: tuple[str, str]) -> set[Milliseconds]:
@@ -134,15 +137,15 @@ def _format(name: str, rows: TabletRows) -> InvariantTally:
     sample = ""
     if wrong.size:
         at = int(wrong[0])
-        shown = f"version {fields.versions[at]} and index {fields.indexes[at]}"
-        sample = f"{name}: stream 0x{rows.ids[at].tobytes().hex()} has {shown}; a tablet's has 1 and 0"
+        values = f"version {fields.versions[at]} and index {fields.indexes[at]}"
+        sample = f"{name}: stream 0x{rows.ids[at].tobytes().hex()} has {values}; a tablet's has 1 and 0"
     elif rows.damaged:
         sample = f"{name}: {rows.damaged} rows hold no stream ID of 16 bytes"
     return InvariantTally(TABLET_STREAM_FORMAT, len(rows.ids) + rows.damaged, wrong.size + rows.damaged, 0, sample)
 
 
 def _at_ends(where: str, time: Milliseconds, current: np.ndarray, ends: np.ndarray | None) -> InvariantTally:
-    """Streams against the tablets that were noted; where none were, no two streams may stand for one tablet."""
+    """Compare streams with the recorded tablets; without these, no two streams may belong to one tablet."""
     tokens = np.sort(get_stream_tokens(current))
     repeated = tokens[1:][tokens[1:] == tokens[:-1]]
     foreign = np.empty(0, dtype=np.int64) if ends is None else np.setxor1d(tokens, ends)
@@ -163,18 +166,18 @@ def _added_up(
     closed: np.ndarray,
     opened: np.ndarray,
 ) -> InvariantTally:
-    made = apply_difference_unchecked(previous, StreamSetDifference(closed, opened))
-    wrong = not np.array_equal(made, sort_in_ring_order(current))
-    shown = f"{where}: what was open, closed and opened makes {len(made)} streams that are not its {len(current)}"
-    return _tally_of_set(TABLET_SETS_ADD_UP, time, wrong, shown)
+    computed = apply_difference_unchecked(previous, StreamSetDifference(closed, opened))
+    wrong = not np.array_equal(computed, sort_in_ring_order(current))
+    message = f"{where}: what was open, closed and opened makes {len(computed)} streams that are not its {len(current)}"
+    return _tally_of_set(TABLET_SETS_ADD_UP, time, wrong, message)
 
 
 def _closed(where: str, time: Milliseconds, previous: np.ndarray | None, closed: np.ndarray) -> InvariantTally:
     foreign = closed[:0] if previous is None else closed[~isin_streams(closed, previous)]
-    shown = f"{where} closes 0x{foreign[0].tobytes().hex()}, which was not open before" if len(foreign) else ""
-    return _tally_of_set(TABLET_CLOSED_IN_PREVIOUS, time, len(foreign) > 0, shown)
+    message = f"{where} closes 0x{foreign[0].tobytes().hex()}, which was not open before" if len(foreign) else ""
+    return _tally_of_set(TABLET_CLOSED_IN_PREVIOUS, time, len(foreign) > 0, message)
 
 
 def _tally_of_set(invariant: str, time: Milliseconds, wrong: bool, sample: str) -> InvariantTally:
-    """The tally of one set."""
+    """Return the tally of one set."""
     return InvariantTally(invariant, 1, int(wrong), time, sample if wrong else "")

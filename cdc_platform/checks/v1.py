@@ -30,7 +30,7 @@ from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
 
 
 def audit_inserted_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...]) -> list[Finding]:
-    """What `audit.audit_inserted` answers, of a V1 cell: it is compared with the topology description."""
+    """Audit a V1 cell as `audit_inserted` does V2 rows, comparing it with the topology description."""
     id_ = generations.read_generation_id(lake, generation_id)
     try:
         if id_ is None:
@@ -48,7 +48,7 @@ def audit_inserted_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...
 
 
 def audit_published_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...]) -> list[Finding]:
-    """What `audit.audit_published` answers, of a V1 cell and the rows that were published from it."""
+    """Audit the rows that were published from a V1 cell, as `audit_published` does."""
     id_ = generations.read_generation_id(lake, generation_id)
     if id_ is None:
         return [finding_from_tallies(name, [], f"generation {generation_id} has no timestamp") for name in invariants]
@@ -56,24 +56,29 @@ def audit_published_v1(lake: Lake, generation_id: str, invariants: tuple[str, ..
 
 
 def audit_against_v1(lake: Lake, held: Sequence[InventoryGeneration]) -> list[tuple[str, dict[str, InvariantTally]]]:
-    """Of each published generation whose data is a V1 cell: whether its rows are as many, and those, of the cell."""
+    """Return, for each published generation with a V1 cell, tallies of its row count and rows against the cell."""
     described = set(generations.read_v1_times(lake).tolist())
     parts = []
-    for each in held:
-        if each.time_ms is None or each.time_ms not in described or each.published is None or each.inserted is not None:
+    for generation in held:
+        if (
+            generation.time_ms is None
+            or generation.time_ms not in described
+            or generation.published is None
+            or generation.inserted is not None
+        ):
             continue
         totals: dict[str, InvariantTally] = {
-            PUBLISHED_EQUALS_DESCRIPTION: compare_v1_with_published(lake, each.time_ms)
+            PUBLISHED_EQUALS_DESCRIPTION: compare_v1_with_published(lake, generation.time_ms)
         }
         with suppress(StateError):
-            ranges = len(generations.read_generation_range_ends(lake, GenerationId(each.time_ms)))
-            totals[ROW_COUNT] = check_row_count(len(each.published.range_ends), [ranges], "its V1 description")
-        parts.append((each.name, totals))
+            ranges = len(generations.read_generation_range_ends(lake, GenerationId(generation.time_ms)))
+            totals[ROW_COUNT] = check_row_count(len(generation.published.range_ends), [ranges], "its V1 description")
+        parts.append((generation.name, totals))
     return parts
 
 
 def compare_v1_with_published(lake: Lake, time_ms: Milliseconds) -> InvariantTally:
-    """Whether the published rows of a time are those of its V1 description, stream by stream in shard order."""
+    """Check that the published rows of a time equal its V1 description, stream by stream in shard order."""
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end", "streams"], [("time", "=", datetime_from_ms(time_ms))])
     try:
         description = generations.read_generation_description(lake, GenerationId(time_ms))
@@ -83,15 +88,17 @@ def compare_v1_with_published(lake: Lake, time_ms: Milliseconds) -> InvariantTal
 
 
 def _compare_with_v1(description: TopologyDescription, rows: pa.Table, where: str) -> InvariantTally:
-    """Whether `rows` (range_end, streams and perhaps ignore_msb) are the entries of a V1 description, byte for byte."""
+    """Check that `rows` (range_end, streams and perhaps ignore_msb) equal the entries of a V1 description, byte for
+    byte.
+    """
     rows = rows.sort_by("range_end").combine_chunks()
     ends = np.asarray(rows["range_end"], dtype=np.int64)
     total = len(np.union1d(ends, description.range_ends))
     if not np.array_equal(ends, description.range_ends):
         odd = np.setxor1d(ends, description.range_ends)
-        shown = f"range end {odd[0]}" if len(odd) else "a range end twice"
+        mismatch = f"range end {odd[0]}" if len(odd) else "a range end twice"
         return InvariantTally(
-            PUBLISHED_EQUALS_DESCRIPTION, total, max(1, len(odd)), 0, f"{shown} is in one of V1 and {where}"
+            PUBLISHED_EQUALS_DESCRIPTION, total, max(1, len(odd)), 0, f"{mismatch} is in one of V1 and {where}"
         )
     differs = np.zeros(len(ends), dtype=bool)
     if "ignore_msb" in rows.schema.names:
@@ -106,7 +113,7 @@ def _compare_with_v1(description: TopologyDescription, rows: pa.Table, where: st
 
 
 def _differing_ranges(description: TopologyDescription, counts: Int64s, streams: UInt8s) -> np.ndarray:
-    """The ranges (bool[n]) whose streams differ from the description's."""
+    """Return the ranges (bool[n]) whose streams differ from the description's."""
     if np.array_equal(counts, description.stream_counts):
         unequal = (streams != description.streams).any(axis=1)
         rows = np.repeat(np.arange(len(counts)), counts)

@@ -76,8 +76,7 @@ def export_files(
     """Create `folder` with all files, or nothing at all. The same home yields the same bytes.
 
     A table that the home lacks yields no file; an empty table yields a header, so that unknown stays unknown. `logs`
-    are
-    written too, with their CREATE statements (`made`) in a file of their own.
+    are written too, with their CREATE statements (`made`) in a file of their own.
 
     Raises:
         InputError: the folder exists, or is inside the home (`home`).

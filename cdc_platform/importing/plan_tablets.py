@@ -198,8 +198,7 @@ def _ledger_rows(
     """Return ledger rows for the imported sets that the ledger lacks, so that later tablet changes can build on them.
 
     `times` (ms, ascending) are the times of all sets after the import. If another writer added one of them and the
-    export
-    lacks it, return no rows; the tablets then follow from the newest set.
+    export lacks it, return no rows; the tablets then follow from the newest set.
     """
     known = tablets.read_tablet_layouts(lake, *name)
     _check_ledger(lake, name, kept[0], known, times)

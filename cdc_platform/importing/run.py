@@ -59,10 +59,8 @@ def update_tables(lake: Lake, clock: Clock, exports: CqlshExports) -> int:
     """Add unknown tables and alter those that changed; return how many changes were recorded.
 
     A schema shows the current state of tables, but not since when, nor mostly how old their logs are; that stays
-    unknown.
-    Tables missing from the schema stay, because a schema may describe only one keyspace. A table without CDC enabled
-    and
-    without a log in the schema has no log.
+    unknown. Tables missing from the schema stay, because a schema may describe only one keyspace. A table without CDC
+    enabled and without a log in the schema has no log.
 
     Raises:
         InputError: a name, a TTL or a time is invalid; nothing was recorded.
@@ -180,8 +178,7 @@ class ImportSources:
     """The parsed input of an import: the nodes of a ring snapshot (None without one) and the exports.
 
     `printed` and `status` are nodetool's output about the ring and its members. `shards` and `ignore_msb` are the
-    sharding
-    of nodes for which no file states it.
+    sharding of nodes for which no file states it.
     """
 
     nodes: list[Node] | None

@@ -85,10 +85,8 @@ class Coordinator:
         """Learn a generation's ID, or the text in which a node gossips it, and try to read its data at once.
 
         Until the data has been read, writes that belong to the generation are refused. If a switch to it was undecided,
-        the
-        switch is decided now: only a committed generation has an ID. Return True if the generation is usable now. None
-        and the
-        empty text mean that the other node knows of no generation.
+        the switch is decided now: only a committed generation has an ID. Return True if the generation is usable now.
+        None and the empty text mean that the other node knows of no generation.
 
         Raises:
             InputError: the text is not a generation ID.

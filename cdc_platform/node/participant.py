@@ -97,8 +97,7 @@ class SwitchParticipant:
         """Learn the register's state of a switch. A decision ends the promise.
 
         Return True if the state was applied. Return False if a committed generation must be read first: then call
-        `promise` or
-        `know` for it and learn again; until then the promise holds.
+        `promise` or `know` for it and learn again; until then the promise holds.
         """
         time = switch.time_ms
         if time is not None and not self._metadata.known_or_obsolete(us_from_ms(time), now_us):

@@ -22,9 +22,8 @@ class RestartedNode:
     """What a node knows after a restart.
 
     `generation_id`: the ID that it gossips, None if it stored none. `description`: the generation's data, None if it
-    could
-    not be read (`warning` says why); until it can, the node must refuse the writes that need it. `proposes_first`: the
-    node has no ID, and of all nodes it is the one that creates the first generation.
+    could not be read (`warning` says why); until it can, the node must refuse the writes that need it.
+    `proposes_first`: the node has no ID, and of all nodes it is the one that creates the first generation.
     """
 
     host_id: UUID

@@ -34,8 +34,7 @@ def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
 
     The generation that operates at the timestamp assigns the stream to the key. The stream is null if the key or the
     timestamp is null, if no generation operated yet, and if the one that did was removed since. If 32,768 writes do not
-    fit
-    into memory, run them under `lake.session.bounded_batches`.
+    fit into memory, run them under `lake.session.bounded_batches`.
 
     Raises:
         InputError: a column is missing or has another type, or `stream_id` exists already.
@@ -53,11 +52,9 @@ def append_with_streams(lake: Lake, writes: DataFrame, name: str, transaction: t
     """Append writes with their streams (see `assign_streams`) to a Delta table; return True if they were appended.
 
     `name` is `keyspace.table`; the table is created with the columns of the writes if it does not exist. Each partition
-    of
-    `writes` becomes a file that the task that assigns the streams writes itself, which takes half the time of Spark's
-    own DataFrame writer. All files are in one commit. With a `transaction` (application and its number) they are
-    appended
-    at most once.
+    of `writes` becomes a file that the task that assigns the streams writes itself, which takes half the time of
+    Spark's own DataFrame writer. All files are in one commit. With a `transaction` (application and its number) they
+    are appended at most once.
 
     Raises:
         InputError: as `assign_streams`; the name is invalid, or names one of the platform's own tables; a column has a

@@ -134,8 +134,7 @@ def explain_unknown_owner(lake: Lake, now: Ring, place: StreamPlacement | None) 
     """Return why the known ring cannot say where a placement's row and stream are, or None if it can.
 
     While the topology of a live cluster changes, this ring is the previous one. A generation's range that ends at none
-    of
-    its tokens belongs to a joining node.
+    of its tokens belongs to a joining node.
     """
     if place is None or place.range_end in now.tokens:
         return None
@@ -287,8 +286,7 @@ def _find_shard(
     """Return the shard of `token` in its row, or a note that says why it is unknown.
 
     Even in a marked row a position may be certain: only shards that own nothing there are ambiguous, and no write goes
-    to
-    those.
+    to those.
     """
     count = len(streams)
     if count == 0:

@@ -211,8 +211,7 @@ def resolve_generation(lake: Lake, keys: GenerationKeys, name: str, now_us: Micr
     """Return the generation with this name, as its UUID (text) or time (ms).
 
     `name` is its key in a list of partitions, whatever its state, its UUID or time, the beginning of either, `latest`,
-    or
-    `operating` (at `now_us`).
+    or `operating` (at `now_us`).
 
     Raises:
         NotFound: no generation has this name, or several begin with it.

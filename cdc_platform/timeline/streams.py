@@ -24,8 +24,7 @@ class KnownStreams:
     """The streams of a period: `streams` uint8[k, 16] by range, those of range i from `offsets[i]` on; int64[n + 1].
 
     `given` is the rule that maps tokens to streams. `by_range` (bool[n]) marks ranges where it does not hold, because
-    the
-    order of their streams is unknown.
+    the order of their streams is unknown.
     """
 
     range_ends: Int64s
@@ -177,8 +176,7 @@ class StreamSource(Protocol):
         """Return a finder of streams for many writes. It can be sent to executors, where it reads descriptions.
 
         It looks up the past and does not check whether a coordinator would have accepted the writes. It still refuses a
-        stream
-        that an undecided switch may change (WriteRefused, UNDECIDED).
+        stream that an undecided switch may change (WriteRefused, UNDECIDED).
 
         Raises:
             StateError: a generation has no ID, so its description cannot be read, or a stream set is damaged.

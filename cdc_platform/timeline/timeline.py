@@ -92,12 +92,10 @@ class Generation:
     """A generation that nodes or readers know or knew. Times in ms.
 
     `id` is its UUID, None if only its time is known; a V1 generation has one only if it was created here: the UUID of
-    its
-    event, which is no part of its V1 ID. `format` says where its data is or must be: `v1` in a cell that its time
-    names,
-    `v2` in rows that its UUID names, None if only what is published identifies it. `published`: its timestamp is in
-    `cdc_generation_timestamps`; `published_v1`: V1 readers see it. `entered`: it is in the ledger. `kept` is its ID as
-    stored in nodes' `cdc_local`, None if no node stores it. `held` looks up which of its data is stored.
+    its event, which is no part of its V1 ID. `format` says where its data is or must be: `v1` in a cell that its time
+    names, `v2` in rows that its UUID names, None if only what is published identifies it. `published`: its timestamp is
+    in `cdc_generation_timestamps`; `published_v1`: V1 readers see it. `entered`: it is in the ledger. `kept` is its ID
+    as stored in nodes' `cdc_local`, None if no node stores it. `held` looks up which of its data is stored.
     """
 
     time_ms: Milliseconds
@@ -171,8 +169,7 @@ class Timeline:
     """Every generation that ever existed, oldest first, including removed ones.
 
     Removed generations are needed to find the one that operated at a past time: without them, their predecessors would
-    seem
-    to continue. `undecided` are the switches whose decision writes must wait for.
+    seem to continue. `undecided` are the switches whose decision writes must wait for.
     """
 
     undecided: tuple[UndecidedSwitch, ...]
@@ -183,8 +180,7 @@ class Timeline:
         """Read the current timeline.
 
         Each table is read once, in the order in which a generation's life writes them. A decision made in between
-        appears as
-        undecided, and a generation removed in between appears as existing; nothing is missed.
+        appears as undecided, and a generation removed in between appears as existing; nothing is missed.
         """
         known_switches = switches.read_switches(lake)
         undecided = switches.read_undecided_switches(lake, known_switches)

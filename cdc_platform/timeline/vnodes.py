@@ -182,8 +182,7 @@ class VnodeStreams:
         """Return the published times (ms) without a single row of streams.
 
         Rows are written before their time and removed after it. A time that is listed both before and after the search
-        for
-        its rows therefore has none.
+        for its rows therefore has none.
         """
         listed = {generation.time_ms for generation in self.timeline.known if generation.published}
         bare = listed - generations.read_published_times(self.lake)
