@@ -1,6 +1,6 @@
 """Readers and writers of the metadata tables, with one owner per table.
 
-The owners read and write with deltalake, without a JVM. `lifecycle` and `cdclog` decide what the rows lead to.
+The owners read and write with deltalake, without a JVM. `lifecycle` and `cdclog` hold the rules that act on the rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The generation ID and the rewrite marker of each node: the owner of `system.cdc_local`.
 
-A node's generation never goes back to an older one, and an existing marker stays. No Spark.
+A node's generation never goes back to an older one, and an existing marker remains unchanged. No Spark.
 """
 
 from __future__ import annotations

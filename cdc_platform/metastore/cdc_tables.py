@@ -566,10 +566,10 @@ def _record(
             name = request.keyspace_name, request.table_name
             try:
                 changes = request.rule(by_table.get(name, []))
-            except InputError as refusal:
+            except InputError as error:
                 if not apart:
                     raise
-                outcomes.append(refusal)
+                outcomes.append(error)
                 continue
             if changes:
                 added += changes

@@ -1,7 +1,7 @@
-"""The inbox of joins and repairs: queue, order, withdrawal, and how far each event has got.
+"""The inbox of joins and repairs: queue, order, withdrawal and progress of each event.
 
 A request is checked and written in one transaction, against a ring that no import replaces meanwhile. The stage of a
-join follows from the tables, so a killed join needs no record of its own. No Spark: sensors use it.
+join follows from the tables, so a killed join needs no record of its own. No Spark, because sensors use it.
 """
 
 from __future__ import annotations
@@ -314,21 +314,21 @@ def draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
     source = np.random.default_rng(generation_id.int)
     drawn: np.ndarray = np.empty(0, dtype=np.int64)
     while drawn.size < count:
-        more = source.integers(FIRST_TOKEN, LAST_TOKEN, size=count - drawn.size, endpoint=True, dtype=np.int64)
-        drawn = np.union1d(drawn, np.setdiff1d(more, ring.tokens))
+        candidates = source.integers(FIRST_TOKEN, LAST_TOKEN, size=count - drawn.size, endpoint=True, dtype=np.int64)
+        drawn = np.union1d(drawn, np.setdiff1d(candidates, ring.tokens))
     return drawn.tolist()
 
 
 def _row(lake: Lake, clock: Clock, event_id: str, kind: str, generation_id: str, node: Node) -> pa.Table:
     """Build one inbox row. `created_at` grows strictly, so that the order survives a stopped or turned-back clock."""
     earlier = lake.read(BOOTSTRAP_EVENTS, ["created_at"])["created_at"].to_pylist()
-    after = max((us_from_datetime(moment) for moment in earlier), default=-ONE_US)
+    previous_us = max((us_from_datetime(moment) for moment in earlier), default=-ONE_US)
     row = node_rows([node]).drop_columns(["status"]).to_pylist()[0]
     row |= {
         "event_id": event_id,
         "kind": kind,
         "generation_id": generation_id,
-        "created_at": datetime_from_us(max(clock.now_us(), after + ONE_US)),
+        "created_at": datetime_from_us(max(clock.now_us(), previous_us + ONE_US)),
     }
     return pa.Table.from_pylist([row], schema=BOOTSTRAP_EVENTS.schema)
 
@@ -388,7 +388,7 @@ class JoinProgress:
 
 
 def read_join_progress(lake: Lake) -> list[JoinProgress]:
-    """Return the progress of every event of the inbox, oldest first, including finished and withdrawn events."""
+    """Return the progress of every event of the inbox, oldest first, including finished and withdrawn ones."""
     columns = ["event_id", "kind", "host_id", "generation_id", "created_at"]
     events = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     rows = events.to_pylist()

@@ -139,7 +139,7 @@ def accept_log_gaps(lake: Lake, clock: Clock, keyspace: str, table: str, because
 
 
 def _with_gap(recorded: list[LogGap], gap: LogGap) -> list[LogGap]:
-    """Return the recorded gaps with another one."""
+    """Return the recorded gaps with another one merged in."""
     alike = [other for other in recorded if _kind(other) == _kind(gap)]
     for other in alike:
         if other.because is not None and gap.because is None and other.overlaps(gap.since_us, gap.until_us):

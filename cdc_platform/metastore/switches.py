@@ -43,8 +43,8 @@ def read_lease_promises(lake: Lake, generation_id: str) -> dict[str, Millisecond
 def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None = None) -> list[UndecidedSwitch]:
     """Return the undecided switches, optionally of `known` only, for which a node has promised to wait.
 
-    A node waits from its lease end on, and the result has the first lease end of each switch. A participant that cannot
-    read the decision refuses reads; one that can read and finds none knows no more than that.
+    Each has the earliest of its nodes' lease ends, from which on writes need the decision. A participant that cannot
+    read the decision refuses such writes; one that can read and finds none knows no more than that.
     """
     waiting = [switch for switch in (read_switches(lake) if known is None else known) if not switch.is_decided]
     ends = {switch.generation_id: read_lease_promises(lake, switch.generation_id).values() for switch in waiting}
