@@ -1,4 +1,4 @@
-"""The life of a generation: join, publish, switch, expiry, tablets, rewrite and repair."""
+"""The life cycle of a generation: join, publish, switch, expiry, tablets, rewrite and repair."""
 
 from __future__ import annotations
 

@@ -170,9 +170,9 @@ def audit_ring_fit(lake: Lake) -> list[Finding]:
     if not timeline.known:
         return []
     repair_check = _repair_check(lake)
-    unread = [each for each in timeline.known if each.state is GenerationState.NOT_RETRIEVABLE]
+    unread = [generation for generation in timeline.known if generation.state is GenerationState.NOT_RETRIEVABLE]
     reasons = () if repair_check is None else repair_check.reasons
-    missing = [each for each in reasons if each.condition in _NO_DATA_CONDITIONS]
+    missing = [damage for damage in reasons if damage.condition in _NO_DATA_CONDITIONS]
     if missing and timeline.known[-1] not in unread:
         unread.append(timeline.known[-1])
     sample = ""
@@ -183,7 +183,7 @@ def audit_ring_fit(lake: Lake) -> list[Finding]:
     if repair_check is None or missing:
         return findings
     misfits = find_misfits(repair_check)
-    sample = "; ".join(f"{each.condition.value}: {each.detail}" for each in misfits)
+    sample = "; ".join(f"{damage.condition.value}: {damage.detail}" for damage in misfits)
     nodes = sum(status == STATUS_NORMAL for status in read_node_statuses(lake).values())
     return [*findings, Finding(STREAMS_FIT_THE_RING, nodes, len(misfits), sample)]
 
@@ -193,7 +193,7 @@ def find_misfits(found: repair.RepairCheck) -> list[GenerationDamage]:
 
     The V1 format is a reason for a new generation but no misfit, because its streams lie in the right place.
     """
-    return [each for each in (*found.reasons, *found.warnings) if each.condition is not DamageKind.V1_FORMAT]
+    return [damage for damage in (*found.reasons, *found.warnings) if damage.condition is not DamageKind.V1_FORMAT]
 
 
 def _repair_check(lake: Lake) -> repair.RepairCheck | None:

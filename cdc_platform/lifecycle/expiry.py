@@ -160,9 +160,9 @@ class _ExpiryBlock:
         return None if is_seen else self.assumption
 
     def says(self, index: int) -> str:
-        assumed = self.assumed(index)
-        if assumed is not None:
-            return f"{self.reason}: {assumed.said}"
+        assumption = self.assumed(index)
+        if assumption is not None:
+            return f"{self.reason}: {assumption.said}"
         until = Microseconds(self.until_us[index])
         when = "" if until == NEVER_US else f" until {format_us(until)}"
         return f"{self.reason}{when}"
@@ -176,18 +176,29 @@ def plan_expiry(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool =
     an unknown TTL is assumed to equal the next observed one; never remove anything by such a plan.
     """
     generations = Timeline.read(lake).generations
-    published = [each for each in generations if each.published or each.is_removed or each.published_v1]
-    times = np.array([us_from_ms(each.time_ms) for each in published], dtype=np.int64)
+    published = [
+        generation
+        for generation in generations
+        if generation.published or generation.is_removed or generation.published_v1
+    ]
+    times = np.array([us_from_ms(generation.time_ms) for generation in published], dtype=np.int64)
     blocks = _ExpiryBlocks(lake, times, settings, as_seen=as_seen)
-    index = {each.time_ms: number for number, each in enumerate(published)}
+    index = {generation.time_ms: number for number, generation in enumerate(published)}
     sizes, marks = read_generation_sizes(lake), expiry_marks.read_expiry_marks(lake)
     current = int(np.searchsorted(times, clock.now_us(), side="right")) - 1
     return [
         _planned_generation(
-            each, index.get(each.time_ms), current, blocks, sizes, clock, settings, marks.get(each.time_ms)
+            generation,
+            index.get(generation.time_ms),
+            current,
+            blocks,
+            sizes,
+            clock,
+            settings,
+            marks.get(generation.time_ms),
         )
-        for each in generations
-        if not each.is_removed
+        for generation in generations
+        if not generation.is_removed
     ]
 
 
@@ -519,18 +530,20 @@ def mark_expired(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) ->
 
     If the plan computes a later time than a recorded one, the later time replaces it, even if it is in the future.
     """
-    due = [each for each in plan if needs_mark(each)]
+    due = [generation for generation in plan if needs_mark(generation)]
     rows = [
-        {"key": "timestamps", "time": _datetime(each.time_ms), "expired": _datetime(each.expired_ms)}
-        for each in due
-        if each.listed
+        {"key": "timestamps", "time": _datetime(generation.time_ms), "expired": _datetime(generation.expired_ms)}
+        for generation in due
+        if generation.listed
     ]
     if rows:
         lake.raise_column(
             GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema), "expired"
         )
         failpoints.kill_if_selected(failpoints.AFTER_EXPIRED_MARK)
-    marked = ((each.time_ms, each.expired_ms) for each in due if each.action is not ExpiryAction.KEEP)
+    marked = (
+        (generation.time_ms, generation.expired_ms) for generation in due if generation.action is not ExpiryAction.KEEP
+    )
     expiry_marks.write_expiry_marks(
         lake, clock, [(time_ms, expiry_ms) for time_ms, expiry_ms in marked if expiry_ms is not None]
     )
@@ -551,17 +564,17 @@ def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) 
 
     The record remains when the rows are gone, for queries about the generation, and so that no step restores it.
     """
-    due = [each for each in plan if each.action is ExpiryAction.REMOVE]
+    due = [generation for generation in plan if generation.action is ExpiryAction.REMOVE]
     rows = [
         {
-            "time": _datetime(each.time_ms),
-            "generation_id": each.id,
-            "expired": _datetime(each.expired_ms),
+            "time": _datetime(generation.time_ms),
+            "generation_id": generation.id,
+            "expired": _datetime(generation.expired_ms),
             "removed_at": datetime_from_us(clock.now_us()),
-            "rows": each.rows,
-            "bytes": each.bytes,
+            "rows": generation.rows,
+            "bytes": generation.bytes,
         }
-        for each in due
+        for generation in due
     ]
     if rows:
         lake.merge(REMOVED_GENERATIONS, pa.Table.from_pylist(rows, schema=REMOVED_GENERATIONS.schema), update=False)

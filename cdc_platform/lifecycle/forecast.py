@@ -66,7 +66,7 @@ def forecast_growth(
     if not ring.has_tokens:
         raise _no_ring_error()
     sizes = read_generation_sizes(lake)
-    streams_by_time = {each.time_ms: each.num_streams for each in sizes}
+    streams_by_time = {generation.time_ms: generation.num_streams for generation in sizes}
     size = sum(part.bytes for part in expiry.read_generation_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
@@ -77,7 +77,7 @@ def forecast_growth(
     order = np.argsort(times, kind="stable")
     moments = np.concatenate([[now_us], starts])
     forever = sum(streams_by_time.values()) + np.concatenate([[0], np.cumsum(streams)])
-    all_ranges = sum(each.num_ranges for each in sizes) + np.concatenate([[0], np.cumsum(ranges[1:])])
+    all_ranges = sum(generation.num_ranges for generation in sizes) + np.concatenate([[0], np.cumsum(ranges[1:])])
     removed = _removed_streams(lake, settings, times[order], counts[order], moments)
     bytes_a_stream = (
         size / sum(streams_by_time.values()) if any(streams_by_time.values()) and size else estimate_rows_bytes(1, 1)

@@ -406,9 +406,9 @@ def play_rehearsal(start: RehearsalStart, steps: Sequence[RehearsalFileStep], se
 
 def first_effects_above(effects: Sequence[StepEffect], most_bytes: int) -> dict[str, StepEffect]:
     """Return the first effect after which a table holds more than `most_bytes`, by table, without tables below it."""
-    beyond: dict[str, StepEffect] = {}
+    effects_by_table: dict[str, StepEffect] = {}
     for effect in effects:
         for table, size in effect.kept.items():
             if size > most_bytes:
-                beyond.setdefault(table, effect)
-    return beyond
+                effects_by_table.setdefault(table, effect)
+    return effects_by_table

@@ -343,10 +343,10 @@ def check_client_readiness(lake: Lake, clock: Clock, settings: Settings) -> Clie
         return ClientReadiness(False, listed[0] if listed else None, (), ())
     done = ("skip-present", "skip-too-old") if cdc_tables.are_cdc_tables_known(lake) else ("skip-present",)
     published = set(listed)
-    lacking = tuple(
+    missing = tuple(
         decision
         for decision in plan_rewrite(lake, clock, settings)
         if decision.action not in done and decision.time_ms not in published
     )
-    whole = [decision for decision in listed if not lacking or decision > lacking[-1].time_ms]
-    return ClientReadiness(True, whole[0] if whole else None, lacking, tuple(nodes_without_rewrite_marker(lake)))
+    whole = [time_ms for time_ms in listed if not missing or time_ms > missing[-1].time_ms]
+    return ClientReadiness(True, whole[0] if whole else None, missing, tuple(nodes_without_rewrite_marker(lake)))

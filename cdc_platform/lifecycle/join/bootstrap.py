@@ -191,14 +191,14 @@ def is_v1_generation(lake: Lake, generation_id: str) -> bool:
 
 def mixed_cluster_warning(ring: Ring) -> str | None:
     """Return a warning with its remedy if a generation is introduced while some nodes do not understand V2."""
-    lacking = find_nodes_without_v2(ring.nodes)
-    if not lacking:
+    v1_nodes = find_nodes_without_v2(ring.nodes)
+    if not v1_nodes:
         return None
     fewer = get_ring_layout(ring, v1=False).stream_total - get_ring_layout(ring, v1=True).stream_total
     loss = f", with {fewer} streams fewer than there are shards, which loses shard colocation" if fewer else ""
     return (
-        f"{len(lacking)} of {len(ring.nodes)} nodes lack the feature {CDC_GENERATIONS_V2}, the first "
-        f"{lacking[0].host_id}: the generation is introduced in the first format{loss}; finish the upgrade of the "
+        f"{len(v1_nodes)} of {len(ring.nodes)} nodes lack the feature {CDC_GENERATIONS_V2}, the first "
+        f"{v1_nodes[0].host_id}: the generation is introduced in the first format{loss}; finish the upgrade of the "
         "cluster, then bootstrap a node or run: cdc-platform repair"
     )
 
@@ -232,11 +232,11 @@ def join_zero_token_node(lake: Lake, request: JoinRequest) -> ZeroTokenJoin:
             f"host {node.host_id} has no tokens, and no node of the ring owns any yet; the first node of a cluster "
             "owns tokens: give it num_tokens"
         )
-    under_way = switches.read_unfinished_switches(lake)
-    if under_way:
+    unfinished = switches.read_unfinished_switches(lake)
+    if unfinished:
         raise StateError(
-            f"host {node.host_id} cannot join while nodes switch to generation {under_way[0].generation_id}, of which "
-            f"it would not learn; look at: cdc-platform switch show {under_way[0].generation_id}"
+            f"host {node.host_id} cannot join while nodes switch to generation {unfinished[0].generation_id}, of which "
+            f"it would not learn; look at: cdc-platform switch show {unfinished[0].generation_id}"
         )
     newest = Timeline.read(lake).newest
     learned = None if newest is None else newest.gossiped

@@ -64,32 +64,36 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
     Raises:
         PlatformError: the ledger of generations cannot be read, so that the expected rows are unknown.
     """
-    verifications = {each.name: each for each in verify_tables(lake, deep=True)}
+    verifications = {item.name: item for item in verify_tables(lake, deep=True)}
     entries = _v2_entries(lake)
-    lacking: list[DamagedPartition] = []
+    missing: list[DamagedPartition] = []
     restorable = {table.full_name for table in RESTORABLE_TABLES}
     rest = [
-        line for each in verifications.values() if each.name not in restorable for line in (*each.damage, *each.strange)
+        line for item in verifications.values() if item.name not in restorable for line in (*item.damage, *item.strange)
     ]
     for table in RESTORABLE_TABLES:
         imported = [DamagedPartition(table, entry, None).slice for entry in entries if _is_source(table, entry)]
         slices = [DamagedPartition(table, entry, None) for entry in entries if not _is_source(table, entry)]
-        seen = verifications.get(table.full_name)
-        if seen is None:
-            lacking += [
-                each for each in slices if table is not STREAMS_DESCRIPTIONS_V2 or _is_published(lake, each.entry)
+        verification = verifications.get(table.full_name)
+        if verification is None:
+            missing += [
+                partition
+                for partition in slices
+                if table is not STREAMS_DESCRIPTIONS_V2 or _is_published(lake, partition.entry)
             ]
-        elif seen.is_unreadable:
+        elif verification.is_unreadable:
             way = f"bring the file back, or move {lake.path(table)} away and run it again"
-            rest += [f"{line}; {way}" for line in seen.damage]
+            rest += [f"{line}; {way}" for line in verification.damage]
         else:
-            broken = dict(seen.broken)
-            lacking += [replace(each, due=broken.pop(each.slice)) for each in slices if each.slice in broken]
+            broken = dict(verification.broken)
+            missing += [
+                replace(partition, due=broken.pop(partition.slice)) for partition in slices if partition.slice in broken
+            ]
             rest += [
-                _imported_damage_text(seen, name) if name in imported else _unknown_partition_text(table, name)
+                _imported_damage_text(verification, name) if name in imported else _unknown_partition_text(table, name)
                 for name in broken
             ]
-    return DamagedGenerations(lacking, rest)
+    return DamagedGenerations(missing, rest)
 
 
 def _is_source(table: Table, entry: generations.LedgerEntry) -> bool:
@@ -137,8 +141,10 @@ def _restored_rows(lake: Lake, what: DamagedPartition, found: DamagedGenerations
 
 
 def _v2_entries(lake: Lake) -> list[generations.LedgerEntry]:
-    gone = {removed.time_ms for removed in generations.read_removed_generations(lake)}
-    known = (entry for entry in generations.read_ledger(lake) if entry.format == "v2" and entry.time_ms not in gone)
+    removed_times = {removed.time_ms for removed in generations.read_removed_generations(lake)}
+    known = (
+        entry for entry in generations.read_ledger(lake) if entry.format == "v2" and entry.time_ms not in removed_times
+    )
     return sorted(known, key=lambda entry: entry.time_ms)
 
 
