@@ -1,4 +1,4 @@
-"""The clock as a Dagster resource; it can be stopped to rehearse the past."""
+"""The clock as a Dagster resource. It can be stopped to rehearse the past."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ClockResource(ConfigurableResource):
     )
 
     def clock(self) -> Clock:
-        """The clock.
+        """Return the clock.
 
         Raises:
-            InputError: `stopped_at` is no time, or has no zone.
+            InputError: `stopped_at` is not a time, or has no zone.
         """
         stopped_at = self.stopped_at or os.environ.get(CLOCK_VARIABLE)
         return Clock(parse_time_us(stopped_at) if stopped_at else None)

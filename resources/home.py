@@ -25,23 +25,23 @@ class HomeResource(ConfigurableResource):
     _lakes: dict[str, Lake] = PrivateAttr(default_factory=dict)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """Say in which run's name is committed, and who asked for it; a sensor or a schedule has none."""
+        """Attribute commits to the run and to the user who requested it. A sensor or schedule has no run."""
         run = context.run
-        speaker = CommitAuthor("Dagster")
+        author = CommitAuthor("Dagster")
         if run is not None:
-            speaker = CommitAuthor("Dagster", run.job_name, run.run_id, run.tags.get(USER_TAG, ""))
-        self._speaking.enter_context(commit_as(speaker))
+            author = CommitAuthor("Dagster", run.job_name, run.run_id, run.tags.get(USER_TAG, ""))
+        self._speaking.enter_context(commit_as(author))
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Be silent again, and let go of the tables that are open."""
+        """Stop attributing commits to the run, and release the open tables."""
         self._speaking.close()
         self._lakes.clear()
 
     def home(self) -> Home:
-        """The home, made if it is not there.
+        """Return the home, and create it if it does not exist.
 
         Raises:
-            EnvironmentProblem: it cannot be made or written to, or a newer version wrote it.
+            EnvironmentProblem: the home cannot be created or written to, or a newer version wrote it.
             StateError: another Dagster works in it.
         """
         home = open_home(self.path)
@@ -49,10 +49,10 @@ class HomeResource(ConfigurableResource):
         return home
 
     def lake(self) -> Lake:
-        """The home's Delta tables; steps of a run share them, for to open all of them again takes as long as a step."""
-        place = self.home().lake
-        return self._lakes.setdefault(str(place), Lake(place))
+        """Return the home's Delta tables. A run's steps share them: reopening all takes as long as a step."""
+        root = self.home().lake
+        return self._lakes.setdefault(str(root), Lake(root))
 
     def settings(self) -> Settings:
-        """The home's settings."""
+        """Return the home's settings."""
         return self.home().settings

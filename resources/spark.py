@@ -32,11 +32,11 @@ class SparkResource(LazyPySparkResource):
             )
 
     def workers(self) -> TaskRunner:
-        """Who works on an asset's rows: its process while they are few, then this session."""
+        """Return a runner for an asset's rows: this process while they are few, and this session beyond that."""
         return TaskRunner(lambda: self.spark_session)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Give a Connect session back."""
+        """Close the session if it is a Connect session."""
         from cdc_platform.spark import is_remote_session
 
         if self._spark_session is not None and is_remote_session():
