@@ -1,6 +1,6 @@
-"""Addresses under which the UI may be requested, and the socket that it listens on.
+"""Addresses under which the UI accepts requests, and the socket that it listens on.
 
-A page of another site can make a browser request any address, so only these host names are served.
+A page of another site can make a browser request any address, so the UI serves only these host names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class PublicUrl:
-    """Where a proxy in front of the UI answers: `scheme://host[:port][/prefix]`. Made by `parse_public_url`."""
+    """The address of a proxy in front of the UI: `scheme://host[:port][/prefix]`. Created by `parse_public_url`."""
 
     scheme: str
     host: str
@@ -33,21 +33,21 @@ class PublicUrl:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a browser may write into `Host`: without the port where it is the scheme's own."""
-        named = {f"{self.host}:{self.port}"}
-        return frozenset(named | {self.host} if self.port == _DEFAULT_PORTS[self.scheme] else named)
+        """Return the values that a browser may send in `Host`. The port is optional if it is the scheme's default."""
+        with_port = {f"{self.host}:{self.port}"}
+        return frozenset(with_port | {self.host} if self.port == _DEFAULT_PORTS[self.scheme] else with_port)
 
     @property
     def url(self) -> str:
-        """The address, without a slash at its end."""
+        """Return the address without a trailing slash."""
         return f"{self.scheme}://{min(self.hosts, key=len)}{self.prefix}"
 
 
 def parse_public_url(text: str) -> PublicUrl:
-    """The address of a proxy, as a person writes it.
+    """Parse the address of a proxy as a person writes it.
 
     Raises:
-        InputError: it is no http or https address, or has more than a host, a port and a path.
+        InputError: the text is not an http or https address, or has more than a host, a port and a path.
     """
     try:
         parts = urlsplit(text)
@@ -63,45 +63,45 @@ def parse_public_url(text: str) -> PublicUrl:
 
 @dataclass(frozen=True)
 class UiAddresses:
-    """Under which names the UI may be asked for, at a port of loopback and by way of a proxy."""
+    """The names under which the UI accepts requests: at a loopback port, and through a proxy."""
 
     port: int
     public: PublicUrl | None = None
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """What may be in `Host`."""
+        """Return the accepted values of `Host`."""
         local = {f"{name}:{self.port}" for name in _LOCAL_NAMES}
         return frozenset(local | self.public.hosts if self.public else local)
 
     @cached_property
     def origins(self) -> frozenset[str]:
-        """What may be in `Origin`: the pages of the UI itself."""
+        """Return the accepted values of `Origin`, which are the pages of the UI itself."""
         local = {f"http://{name}:{self.port}" for name in _LOCAL_NAMES}
-        there = {f"{self.public.scheme}://{host}" for host in self.public.hosts} if self.public else set()
-        return frozenset(local | there)
+        proxied = {f"{self.public.scheme}://{host}" for host in self.public.hosts} if self.public else set()
+        return frozenset(local | proxied)
 
     @property
     def prefix(self) -> str:
-        """The path below which all of it is, empty where it is the root."""
+        """Return the path prefix of the UI, empty for the root."""
         return self.public.prefix if self.public else ""
 
     @property
     def local_url(self) -> str:
-        """The address on this machine, without a slash at its end."""
+        """Return the address on this machine, without a trailing slash."""
         return f"http://{LOOPBACK}:{self.port}{self.prefix}"
 
     @property
     def url(self) -> str:
-        """The address that a person opens."""
+        """Return the address that a person opens."""
         return self.public.url if self.public else self.local_url
 
 
 def await_code_server(workspace: Path) -> None:
-    """Wait until the code server of a workspace file listens: before, Dagster would take it for broken.
+    """Wait until the code server of a workspace file listens. Dagster would report it as broken before that.
 
     Raises:
-        TimeoutError: it does not.
+        TimeoutError: the code server does not listen in time.
     """
     path = json.loads(workspace.read_text(encoding="utf-8"))["load_from"][0]["grpc_server"]["socket"]
     deadline = time.monotonic() + CODE_SERVER_SECONDS
@@ -114,7 +114,7 @@ def await_code_server(workspace: Path) -> None:
 
 
 def listen_on_loopback(port: int) -> socket.socket:
-    """A socket that listens on a port of loopback, 0 for any: whoever holds it has the port, before anything is served.
+    """Open a listening socket at a loopback port, 0 for any. Holding it reserves the port before anything is served.
 
     Raises:
         OSError: the port is taken.

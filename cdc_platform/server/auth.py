@@ -1,7 +1,7 @@
-"""ASGI middleware in front of Dagster's UI: checks host name, origin and token of each request.
+"""ASGI middleware in front of Dagster's UI that checks the host name, origin and token of each request.
 
-Dagster's webserver serves everybody, and every client can run the assets' code. GraphQL is the only Dagster concept
-known here.
+Dagster's webserver serves every client, and every client can run the assets' code. GraphQL is the only concept of
+Dagster that this module knows.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ _PLAIN_TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True)
 class HttpRefusal:
-    """Why something is not answered."""
+    """The status and the reason of a refused request."""
 
     status: HTTPStatus
     reason: str
 
 
 class AuthMiddleware:
-    """Lets through who asks under one of the names, with the token or a cookie that it was once exchanged for.
+    """Passes on requests under an accepted host name that carry the token, or the cookie that was exchanged for it.
 
-    A browser shows the token once, in the printed link, and gets a cookie; a program sends it with every request, as
-    `Authorization: Bearer TOKEN`. The cookie alone changes nothing: the page that asks has to be one of this UI.
+    A browser sends the token once, with the printed link, and receives a cookie. A program sends the token with every
+    request, as `Authorization: Bearer TOKEN`. The cookie alone allows no changes: the requesting page must belong to
+    this UI.
     """
 
     def __init__(self, application: AsgiApplication, names: UiAddresses, token: str) -> None:
         self._application = application
         self._names = names
         self._token = token
-        # Cookies belong to a host, not to a port: every `up` of a machine has a name of its own.
+        # Cookies belong to a host and not to a port, so each `up` on a machine has its own cookie name.
         self._cookie_name = f"cdc-platform-{names.port}"
         self._cookie = hmac.new(token.encode(), b"cookie of a browser", hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Answer or pass on one request, one WebSocket, or the start and end of the server."""
+        """Answer or pass on one request, one WebSocket, or the server's start and end."""
         if scope["type"] == "lifespan":
             await self._application(scope, receive, send)
             return
@@ -71,21 +72,25 @@ class AuthMiddleware:
             await _respond(send, refusal.status, f"{refusal.reason}\n".encode(), _PLAIN_TEXT)
 
     def _of_the_name(self, headers: dict[str, list[str]]) -> HttpRefusal | None:
-        """A page can give its own host's name the address 127.0.0.1; its requests still carry that name."""
+        """Refuse an unknown `Host`.
+
+        A foreign page can map its host name to 127.0.0.1, but its requests still carry that name.
+        """
         hosts = headers.get("host", [])
         if len(hosts) == 1 and hosts[0].lower() in self._names.hosts:
             return None
-        told = ", ".join(hosts) or "no name"
+        requested = ", ".join(hosts) or "no name"
         return HttpRefusal(
             HTTPStatus.MISDIRECTED_REQUEST,
-            f"nothing is served under {told[:100]}; cdc-platform up --public-url names a proxy",
+            f"nothing is served under {requested[:100]}; cdc-platform up --public-url names a proxy",
         )
 
     def _of_the_page(self, headers: dict[str, list[str]]) -> HttpRefusal | None:
         origins = headers.get("origin", [])
         if any(origin.lower() not in self._names.origins for origin in origins):
             return HttpRefusal(HTTPStatus.FORBIDDEN, f"pages of {', '.join(origins)[:100]} may not ask this server")
-        # What a foreign page loads without asking by script: pictures, scripts. A link that a person follows is none.
+        # Covers what a foreign page loads without a script: pictures and scripts. A link that a person follows is
+        # allowed.
         foreign = {"cross-site", "same-site"} & set(headers.get("sec-fetch-site", []))
         if foreign and headers.get("sec-fetch-mode") != ["navigate"]:
             return HttpRefusal(HTTPStatus.FORBIDDEN, "pages of other sites may not load anything from this server")
@@ -106,12 +111,12 @@ class AuthMiddleware:
         )
 
     def _of_graphql(self, scope: AsgiScope, headers: dict[str, list[str]]) -> HttpRefusal | None:
-        """A browser sends a GET, and a POST of a form, for any page that wants it: neither runs GraphQL."""
+        """Refuse GraphQL by GET or form POST, which a browser would send on behalf of any page."""
         if scope["type"] != "http" or scope["path"].rstrip("/") != f"{self._names.prefix}/graphql":
             return None
         if scope["method"] != "POST":
-            asked = "query" in parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            return HttpRefusal(HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is asked by POST") if asked else None
+            has_query = "query" in parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            return HttpRefusal(HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is asked by POST") if has_query else None
         kind = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
         if kind in _GRAPHQL_TYPES:
             return None
@@ -126,15 +131,16 @@ class AuthMiddleware:
         return len(given) == 1 and _equal_in_constant_time(given[0], self._token)
 
     async def _let_in(self, scope: AsgiScope, headers: dict[str, list[str]], send: AsgiSend) -> None:
-        """Give the browser its cookie and send it on, away from the address with the token.
+        """Give the browser its cookie and forward it to an address without the token.
 
-        By a page and not by a redirect: a browser that came from elsewhere keeps a strict cookie back on redirects.
+        This is a page and not a redirect: on a redirect a browser does not send a strict cookie if it came from another
+        site.
         """
         public = self._names.public
         secure = public is not None and public.scheme == "https" and headers["host"][0].lower() in public.hosts
         cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
-        there = html.escape(f"{self._names.prefix}/", quote=True)
-        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={there}"><a href="{there}">Dagster</a>'
+        root = html.escape(f"{self._names.prefix}/", quote=True)
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root}"><a href="{root}">Dagster</a>'
         await _respond(send, HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", (b"set-cookie", cookie.encode()))
 
     def _has_cookie(self, headers: dict[str, list[str]]) -> bool:
@@ -152,14 +158,14 @@ def _equal_in_constant_time(given: str, wanted: str) -> bool:
 
 def request_headers(scope: AsgiScope) -> dict[str, list[str]]:
     """Return the values of each header of a request, by its name in lower case."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        values_by_name.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return values_by_name
 
 
 def _with_frame_options(send: AsgiSend) -> AsgiSend:
-    """Let no other site show the UI inside a page of its own, where clicks on it can be steered."""
+    """Forbid other sites to embed the UI in a frame, where they could steer clicks on it."""
 
     async def with_header(message: AsgiMessage) -> None:
         if message["type"] == "http.response.start":

@@ -1,7 +1,7 @@
 """Dagster's code server: `python -m cdc_platform.server.code_server` with the options of `dagster api grpc`.
 
-Runs are forks of a process that has imported everything, because importing takes longer than most runs. That process
-is a fork of the code server made before it serves, so both share their memory. Each run ends with `up`.
+Runs are forks of a process that has imported everything, because importing takes longer than most runs. That process is
+itself a fork of the code server, made before it serves, so both share their memory. Each run ends with `up`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cdc_platform.server.console_commands import console_command
 
 
 def initialize_dagster_storage(folder: Path) -> None:
-    """Let Dagster make its databases, and end what an earlier `up` has left unfinished, with what that has reserved.
+    """Let Dagster create its databases, fail the runs that an earlier `up` left unfinished, and free their pool slots.
 
-    On a new home the UI and the daemon would both make the databases at once, and one would fail. A run whose process
-    was killed together with its `up` stands as started for good, and its join would never be asked for again; under
-    the home's lock no run can be alive.
+    On a new home the UI and the daemon would otherwise both create the databases at once, and one would fail. If a
+    run's process was killed together with its `up`, Dagster would list the run as started forever and never request its
+    join again. No run can be alive under the home's lock.
 
     Raises:
-        EnvironmentProblem: Dagster cannot work there.
+        EnvironmentProblem: Dagster cannot work in the folder.
     """
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
@@ -38,12 +38,14 @@ def initialize_dagster_storage(folder: Path) -> None:
                 instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
             tables = instance.event_log_storage
             for pool in tables.get_concurrency_keys():
-                taken = tables.get_concurrency_info(pool)
-                for run_id in taken.active_run_ids | taken.pending_run_ids:
+                slots = tables.get_concurrency_info(pool)
+                for run_id in slots.active_run_ids | slots.pending_run_ids:
                     tables.free_concurrency_slots_for_run(run_id)
     except Exception as error:  # noqa: BLE001 whatever it is that Dagster, its database or its disk says
-        told = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({told}); mend that, or name another home") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise EnvironmentProblem(
+            f"Dagster cannot work in {folder} ({reason}); mend that, or name another home"
+        ) from None
 
 
 PRELOADED = "cdc_platform.server.prefork_imports"
@@ -54,7 +56,7 @@ if __name__ == "__mp_main__":
 
 
 def serve_code_location() -> None:
-    """Serve until the process is asked to end."""
+    """Serve until a signal ends the process."""
     bind_to_up()
     command = console_command("dagster")
     try:
@@ -70,8 +72,9 @@ def serve_code_location() -> None:
 def fork_runs() -> None:
     """Fork the runs of this code server from a process that has imported what they import.
 
-    Dagster starts each run in multiprocessing's context "spawn" and has no option for another one. Here that name gives
-    the context "forkserver". Its process starts with the first run: an `up` without runs needs no memory for it.
+    Dagster starts each run in multiprocessing's context "spawn" and has no option for another one. Here that name
+    returns the context "forkserver". Its process starts with the first run, so an `up` without runs needs no memory for
+    it.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])

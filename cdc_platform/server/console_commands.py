@@ -1,4 +1,4 @@
-"""Dagster's console commands, run by processes of the platform: the same code as in a shell, by its public name."""
+"""Dagster's console commands by their public names, so the platform's processes run the same code as a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cdc_platform.runtime import gc_paused_for_imports
 
 
 def console_command(name: str) -> Callable[[], object]:
-    """Import a console command; it reads its arguments from `sys.argv` when it is called."""
+    """Import a console command. It reads its arguments from `sys.argv` when called."""
     (command,) = entry_points(group="console_scripts", name=name)
     with gc_paused_for_imports():
         return command.load()

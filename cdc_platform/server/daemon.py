@@ -1,6 +1,6 @@
 """Dagster's daemon: `python -m cdc_platform.server.daemon` with the options of `dagster-daemon`.
 
-The workspace file is the last argument; the process waits for its code server.
+The workspace file is the last argument. The process waits for the code server that the file names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Serve plots and report pages of a home next to Dagster's UI; missing pages are generated on request.
+"""Serve plots and report pages of a home next to Dagster's UI, and generate missing pages on request.
 
-An ASGI application. A content security policy keeps everything that it serves from running code. A page has one
-address, by its generation's key; every other name redirects there.
+This is an ASGI application. Its content security policy prevents everything that it serves from running code. A page
+has one address, by its generation's key; every other name redirects to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONTENT_SECURITY_POLICY = b"sandbox; default-src 'none'; style-src 'unsafe-inli
 
 @dataclass(frozen=True)
 class _FileResponse:
-    """What is answered: the bytes of a file, the address of a page under its own name, or why there is neither."""
+    """The response: the bytes of a file, the address that a page redirects to, or the reason why there is neither."""
 
     content: bytes = b""
     address: str = ""
@@ -32,7 +32,7 @@ class _FileResponse:
 
 
 class HomeFilesApp:
-    """Answers what is asked for below `ui_files`, and passes on everything else. `keeps`: pages that it makes stay."""
+    """Serves files below `ui_files` and passes on all other requests. `keeps`: store generated pages in the home."""
 
     def __init__(self, application: AsgiApplication, home: Home, prefix: str = "", *, keeps: bool = True) -> None:
         self._application = application
@@ -41,10 +41,10 @@ class HomeFilesApp:
         self._keeps = keeps
         self._one_at_a_time = asyncio.Lock()
         self._by_key: set[Path] = set()
-        """Pages that were found to be named by the key of their generation, which never changes."""
+        """Pages known to be named by the key of their generation, which never changes."""
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Answer or pass on one request."""
+        """Serve or pass on one request."""
         below = f"{self._prefix}/{ui_files.UI_FOLDER}/"
         if scope["type"] != "http" or not scope["path"].startswith(below):
             await self._application(scope, receive, send)
@@ -53,18 +53,18 @@ class HomeFilesApp:
         if scope["method"] not in ("GET", "HEAD"):
             await _respond(send, HTTPStatus.METHOD_NOT_ALLOWED, b"it can be looked at\n", _PLAIN_TEXT, "no-store")
             return
-        found = _FileResponse(why="there is no such file") if file is None else await self._find(file)
-        if found.address:
-            there = f"{found.address}\n".encode()
+        response = _FileResponse(why="there is no such file") if file is None else await self._find(file)
+        if response.address:
+            location = f"{response.address}\n".encode()
             await _respond(
-                send, HTTPStatus.FOUND, there, _PLAIN_TEXT, "no-store", (b"location", found.address.encode())
+                send, HTTPStatus.FOUND, location, _PLAIN_TEXT, "no-store", (b"location", response.address.encode())
             )
-        elif found.why or file is None:
-            await _respond(send, HTTPStatus.NOT_FOUND, f"{found.why}\n".encode(), _PLAIN_TEXT, "no-store")
+        elif response.why or file is None:
+            await _respond(send, HTTPStatus.NOT_FOUND, f"{response.why}\n".encode(), _PLAIN_TEXT, "no-store")
         else:
-            content = b"" if scope["method"] == "HEAD" else found.content
-            kept = "private, max-age=31536000, immutable" if file.suffix == ".png" else "no-cache"
-            await _respond(send, HTTPStatus.OK, content, _CONTENT_TYPES[file.suffix], kept)
+            content = b"" if scope["method"] == "HEAD" else response.content
+            cache_control = "private, max-age=31536000, immutable" if file.suffix == ".png" else "no-cache"
+            await _respond(send, HTTPStatus.OK, content, _CONTENT_TYPES[file.suffix], cache_control)
 
     async def _find(self, file: Path) -> _FileResponse:
         if file.suffix == ".html" and file not in self._by_key:
@@ -79,10 +79,10 @@ class HomeFilesApp:
             return _FileResponse(why="this picture is gone; materialise its asset again for a new one")
 
     async def _make(self, file: Path) -> _FileResponse:
-        """Have the page of a name made, or its generation's key found, in a process whose memory goes with it."""
+        """Generate a page or resolve its generation's key, in a process that returns its memory when it ends."""
         name = ui_files.generation_key_from_name(file.name)
         command = [sys.executable, "-m", "cdc_platform.server.report_page", "--home", self._home.name]
-        making = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             *(["--keep"] if self._keeps else []),
             "--",
@@ -92,17 +92,17 @@ class HomeFilesApp:
         )
         try:
             async with asyncio.timeout(_PAGE_SECONDS):
-                made, said = await making.communicate()
+                output, errors = await process.communicate()
         except TimeoutError:
             return _FileResponse(why=f"it takes longer than {_PAGE_SECONDS} s; make it with: cdc-platform report")
         finally:
-            if making.returncode is None:
-                making.kill()
-                await making.wait()
-        line, _, content = made.partition(b"\n")
-        page = ui_files.report_file(self._home.path, line.decode(errors="replace")) if making.returncode == 0 else None
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        line, _, content = output.partition(b"\n")
+        page = ui_files.report_file(self._home.path, line.decode(errors="replace")) if process.returncode == 0 else None
         if page is None:
-            return _FileResponse(why=said.decode(errors="replace").strip()[-500:] or "there is no page of it")
+            return _FileResponse(why=errors.decode(errors="replace").strip()[-500:] or "there is no page of it")
         if page.file != file:
             return _FileResponse(address=f"{self._prefix}/{ui_files.UI_FOLDER}/{ui_files.UI_REPORTS}/{page.file.name}")
         if self._keeps:

@@ -10,24 +10,28 @@ from cdc_platform.clock import SECOND_MS, Milliseconds
 from cdc_platform.spark_server import ServerFile
 
 _LOOKS = 10
-"""How often its connections are looked at in the time after which it sleeps: one that came and went in between is
-missed, unless its client has said that it wants the server, as all of the platform's do."""
+"""The number of connection checks within the idle time.
+
+A connection that opens and closes between two checks is missed, unless its client requested the server, as all of the
+platform's clients do.
+"""
 
 
 class ClientCountingServer(Protocol):
-    """A server that knows how many clients it has."""
+    """A server that knows its number of clients."""
 
     @property
     def clients(self) -> int | None:
-        """How many connections are open to it, None where the system does not say."""
+        """Return the number of open connections, or None if the system does not report it."""
         ...
 
 
 class IdleMonitor:
-    """Whether a server is needed, asked again and again by who keeps it running.
+    """Decides whether a server is needed. The caller that keeps the server running asks repeatedly.
 
-    `after_ms` without a wish and without a connection it is needed no more, until somebody wants it; 0 and a system
-    that does not tell connections: it is needed always. `tell` tells clients again where the server is.
+    After `after_ms` without a request and without a connection the server is no longer needed, until a client requests
+    it. It is always needed if `after_ms` is 0 or the system does not report connections. `tell` publishes the server's
+    address to clients again.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class IdleMonitor:
         self._asleep = False
 
     def needed(self) -> bool:
-        """Whether the server is to run now. Who hears that it is not ends it before the next question."""
+        """Return True if the server must run now. On False the caller stops the server before it asks again."""
         if not self._after:
             return True
         now = self._clock()
@@ -64,7 +68,8 @@ class IdleMonitor:
                 self._busy_at = now
         if now - self._busy_at < self._after:
             return True
-        # A client wants the server before it reads where that is: seen here, or it finds what is written here.
+        # A client requests the server before it reads its address. Either this check sees the request, or the client
+        # reads the withdrawal.
         self._file.withdraw()
         if self._file.wanted() != self._wanted or self._server.clients != 0:
             self._tell()

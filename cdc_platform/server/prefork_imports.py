@@ -1,6 +1,6 @@
 """Modules that Dagster's services and runs inherit from their parent process.
 
-Importing it loads all of them. None may start a thread or keep a file open.
+Importing this module loads all of them. None may start a thread or keep a file open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with binding_disabled(), gc_paused_for_imports(), suppress(Exception):
 
     import cdc_platform.definitions  # noqa: F401
 
-    # What a run imports when it judges for the first time, or draws: half a second, in each run of a join. Few runs
-    # need Spark, and those take long: they import its client themselves, which is 15 MB, in a tenth of a second.
+    # A run imports these for its first check and its first plot, which takes half a second in each run of a join. Few
+    # runs need Spark, and those are long: they import its client themselves, which takes 15 MB and a tenth of a second.
     judge.preload_models()
     plots.preload_matplotlib()

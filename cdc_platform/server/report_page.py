@@ -1,7 +1,7 @@
 """Generate one report page for the UI: `python -m cdc_platform.server.report_page --home HOME NAME`.
 
-A separate process returns its memory when it ends. It prints the generation's key on the first line, then the page if
-NAME is that key.
+A separate process returns its memory when it ends. It prints the generation's key on the first line, and then the page
+if NAME is that key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The services of `cdc-platform up`: commands, environment, secrets and readiness checks.
 
-Secrets go through files and the environment, which only the owner can read. Every user can read command lines.
+Secrets travel in files and in the environment, which only the owner can read. Every user can read command lines.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cdc_platform.spark import ConnectServer
 from cdc_platform.spark_server import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
 
 CODE_LOCATION = "cdc_platform"
-"""The code location's name, as in workspace.yaml: what people have switched on and off is kept under it."""
+"""The code location's name, as in workspace.yaml. Dagster stores the state of sensors and schedules under it."""
 _MAX_SOCKET_PATH = 103
 _LISTENER_NAME_LENGTH = len("/pymp-12345678/listener-12345678")
-"""Of the process that runs are forked from."""
+"""The length of a socket path below TMPDIR, of the process from which runs are forked."""
 _WORKSPACE_QUERY = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename \
 ... on PythonError { message } } } } ... on PythonError { message } } }"
 _DAEMON_HEALTH_QUERY = (
@@ -43,7 +43,7 @@ _DAEMON_HEALTH_QUERY = (
 
 @dataclass(frozen=True)
 class UpServices:
-    """What is started in a home, and where it answers. `token` is the UI's."""
+    """The services that `up` starts in a home, and their addresses. `token` is the UI's."""
 
     home: Home
     held: InstanceLock
@@ -54,22 +54,22 @@ class UpServices:
 
     @property
     def logs(self) -> Path:
-        """The folder of what the parts print."""
+        """Return the folder of the services' logs."""
         return self.home.path / "logs"
 
     @property
     def token_file(self) -> Path:
-        """The UI's token, for programs."""
+        """Return the file with the UI's token, for programs."""
         return self.held.folder / "ui.token"
 
     @property
     def spark_file(self) -> ServerFile:
-        """Where the Connect server is and its token, as a shell reads variables."""
+        """Return the file with the Connect server's address and token, as shell variables."""
         return ServerFile(self.held.folder / "spark.env")
 
     @property
     def link(self) -> str:
-        """The address that lets a browser in."""
+        """Return the address that logs a browser in."""
         return f"{self.names.url}/?token={self.token}"
 
     def services(self, listening: socket.socket) -> Iterator[Service]:
@@ -89,20 +89,20 @@ class UpServices:
         yield replace(daemon, answers=lambda: self._beats(started))
 
     def start_spark(self, server: ConnectServer) -> None:
-        """Start the Connect server, again if it has died, and tell the parts where it is once it answers."""
+        """Start the Connect server, or restart it after it has died, and publish its address once it answers."""
         self.spark_file.withdraw()
         server.start()
         self.spark_file.tell(server.environment)
 
     def sleeping(self, server: ConnectServer) -> IdleMonitor:
-        """Whether Spark is needed, by the home's settings."""
+        """Return a monitor that decides whether Spark is needed, by the home's settings."""
         after_ms = self.home.settings.spark_sleep_ms
         return IdleMonitor(self.spark_file, server, after_ms, lambda: self.spark_file.tell(server.environment))
 
     def connect_server(self) -> ConnectServer:
-        """The Spark Connect server, not yet started; the home is held as long as it runs."""
-        below = make_private_folder(self.held.folder / "spark")
-        return ConnectServer(below=below, keeps_open=[self.held.parts.fileno()])
+        """Create the Spark Connect server without starting it. The home stays locked as long as the server runs."""
+        folder = make_private_folder(self.held.folder / "spark")
+        return ConnectServer(below=folder, keeps_open=[self.held.parts.fileno()])
 
     def _service(
         self, name: str, module: str, arguments: list[str], environment: Mapping[str, str], *keeps_open: int
@@ -117,7 +117,7 @@ class UpServices:
         )
 
     def _code_arguments(self) -> list[str]:
-        named = [
+        location = [
             "-m",
             "cdc_platform.definitions",
             "-a",
@@ -127,31 +127,34 @@ class UpServices:
             "--location-name",
             CODE_LOCATION,
         ]
-        # A failure to load is told in the UI, and by `_serves`.
-        return ["--socket", str(self._socket), *named, "--lazy-load-user-code"]
+        # The UI shows a failure to load, and `_serves` raises it.
+        return ["--socket", str(self._socket), *location, "--lazy-load-user-code"]
 
     @property
     def _socket(self) -> Path:
-        """Of the code server, in a folder that is the owner's alone: it runs whatever it is asked to."""
+        """Return the code server's socket, in a folder private to the owner: the server runs any code it gets."""
         return self._short("code.sock")
 
     def _short(self, name: str, room: int = 0) -> Path:
-        """What is called so in the held folder, by a name with room for so much more in the path of a socket."""
+        """Return the path of an entry of the lock's folder, by a short name if it is too long for a socket.
+
+        `room` is the number of characters that are appended to the path later.
+        """
         path = self.held.folder / name
         short = Path(f"/proc/{os.getpid()}/fd/{self.held.opened}") / name
         return short if len(str(path)) + room > _MAX_SOCKET_PATH and short.parent.exists() else path
 
     def _workspace(self) -> Path:
-        """The workspace of UI and daemon: the one code server."""
+        """Write the workspace file of the UI and the daemon, which names the one code server, and return its path."""
         workspace = self.held.folder / "workspace.yaml"
         location = {"grpc_server": {"socket": str(self._socket), "location_name": CODE_LOCATION}}
         workspace.write_text(json.dumps({"load_from": [location]}), encoding="utf-8")
         return workspace
 
     def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
+        inherited = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
         environment = {
-            **kept,
+            **inherited,
             HOME_VARIABLE: self.home.name,
             instance_lock.UP_VARIABLE: str(self.held.alive),
             SERVER_VARIABLE: str(self.spark_file.path),
@@ -160,7 +163,7 @@ class UpServices:
             UI_PREFIX_VARIABLE: self.names.prefix,
             "PYTHONUNBUFFERED": "1",
         }
-        # Nothing on loopback goes through a proxy, whatever the shell has set for the rest of the world.
+        # Nothing on loopback may go through a proxy, whatever the shell sets for other addresses.
         for name in ("NO_PROXY", "no_proxy"):
             environment[name] = ",".join(filter(None, [environment.get(name), LOOPBACK, "localhost"]))
         if self.clock.stopped_at_us is not None:
@@ -168,20 +171,20 @@ class UpServices:
         return environment
 
     def _serves(self) -> bool:
-        """Whether the UI answers and has loaded the code location.
+        """Return True if the UI answers and has loaded the code location.
 
         Raises:
             ServiceDied: the code location does not load.
         """
         workspace = self._ask(_WORKSPACE_QUERY)["workspaceOrError"]
         entries = [entry["locationOrLoadError"] for entry in workspace.get("locationEntries", [])]
-        for told in [workspace, *(entry for entry in entries if entry)]:
-            if "message" in told:
-                raise ServiceDied(f"the Dagster UI cannot load the code location: {told['message'].strip()[:500]}")
+        for result in [workspace, *(entry for entry in entries if entry)]:
+            if "message" in result:
+                raise ServiceDied(f"the Dagster UI cannot load the code location: {result['message'].strip()[:500]}")
         return bool(entries) and all(entry and entry["__typename"] == "RepositoryLocation" for entry in entries)
 
     def _beats(self, since: float) -> bool:
-        """Whether every daemon that is needed has given a sign of life since this one was started."""
+        """Return True if every required daemon has sent a heartbeat since this one was started."""
         statuses = self._ask(_DAEMON_HEALTH_QUERY)["instance"]["daemonHealth"]["allDaemonStatuses"]
         needed = [status for status in statuses if status["required"]]
         return bool(needed) and all(s["healthy"] and (s["lastHeartbeatTime"] or 0) > since for s in needed)
@@ -198,5 +201,5 @@ class UpServices:
 
 
 def generate_token() -> str:
-    """A secret that nobody guesses, fit for an address and a header."""
+    """Generate a secret token that is safe in a URL and a header."""
     return secrets.token_urlsafe(32)

@@ -1,6 +1,7 @@
 """Dagster's UI behind the authentication middleware: `python -m cdc_platform.server.ui`.
 
-`up` opens the port, so nobody can take it in between. The token is in a file: every user can read command lines.
+`up` opens the port, so no other process can take it in between. The token is in a file, because every user can read
+command lines.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ STATEMENT_MS = SECOND_MS * 15
 POOL_SECONDS = HOUR_SECONDS
 POOL_OVERFLOW = 20
 POLL_MS = SECOND_MS * 2
-"""Dagster's own defaults: how long a database's statement may take, how long its connections are kept, how many more
-there may be, how often a page asks for news."""
+"""Dagster's own defaults: statement time limit, pooled connection lifetime, extra connections and poll interval."""
 
 
 @click.command()
@@ -44,8 +44,8 @@ def serve_ui(
         import uvicorn
         from dagster import DagsterInstance, __version__
 
-        # Private API. The command `dagster-webserver` can neither serve at a socket that is open already nor run behind
-        # middleware, so that its page would stand beside the gate, at a port of its own, and answer anybody.
+        # Private API. The command `dagster-webserver` can neither serve at an open socket nor run behind middleware.
+        # Its UI would listen at a port of its own, without authentication, and serve any client.
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster._core.workspace.load_target import WorkspaceFileTarget
         from dagster_webserver.app import create_app_from_workspace_process_context
@@ -70,7 +70,7 @@ def serve_ui(
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
         files = HomeFilesApp(cast("AsgiApplication", page), open_home(create=False), names.prefix, keeps=not read_only)
         gate = AuthMiddleware(UserOfRequest(files, user_finder(names, user_header)), names, token)
-        # What a proxy says of who asks is not asked for: everybody on this machine could say it.
+        # Ignore headers in which a proxy describes its client, because every user of this machine could send them.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
         uvicorn.Server(config).run(sockets=[bound])
 

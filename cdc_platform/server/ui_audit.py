@@ -1,6 +1,6 @@
 """Attribute runs and backfills requested in the UI to the user that a trusted proxy names.
 
-A header alone proves nothing: it counts only if a setting names it and the request came by the proxy's address.
+A header alone proves nothing. It counts only if a setting names it and the request came through the proxy's address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _user: ContextVar[str] = ContextVar("user of the current request to the UI", def
 
 
 def user_finder(names: UiAddresses, header: str) -> FindUser:
-    """Return a function that finds the user in a request's headers; an empty `header` means that nobody is named."""
+    """Return a function that finds the user in a request's headers; with an empty `header` it finds none."""
     by_proxy = names.public.hosts if names.public else frozenset()
 
     def find_user(headers: Headers) -> str:
@@ -38,24 +38,24 @@ def user_finder(names: UiAddresses, header: str) -> FindUser:
 
 
 class UserOfRequest:
-    """ASGI middleware: remembers the user of each request for the launches that the request makes."""
+    """ASGI middleware that records the user of each request for the launches that the request makes."""
 
     def __init__(self, application: AsgiApplication, find_user: FindUser) -> None:
         self._application = application
         self._find_user = find_user
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Set the user in the context of this request; its tasks and threads inherit it."""
+        """Set the user in the context of this request. Its tasks and threads inherit it."""
         if scope["type"] != "lifespan":
             _user.set(self._find_user(request_headers(scope)))
         await self._application(scope, receive, send)
 
 
 def tag_launches(instance: DagsterInstance) -> None:
-    """Let `instance` tag each run and backfill with the user of the current request, whatever tags it came with.
+    """Make `instance` tag each run and backfill with the user of the current request, whatever tags it already has.
 
-    Every launch of the UI passes these two methods, whatever run coordinator the settings name. The runs of a backfill
-    inherit its tags.
+    Every launch of the UI passes through these two methods, whatever run coordinator the settings name. The runs of a
+    backfill inherit its tags.
     """
     submit_run, add_backfill = instance.submit_run, instance.add_backfill
 
