@@ -1,6 +1,6 @@
 """Entry point of the command line: `cdc-platform`, or `python -m cdc_platform`.
 
-It imports almost nothing at module level, so Ctrl-C ends the process with one line from the start.
+It imports almost nothing at module level, so that Ctrl-C ends the process with one line from the start.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120
-"""The exit code of Python where the last words cannot be written."""
+"""Python's own exit code if the standard streams cannot be flushed at exit."""
 
 
 def main() -> NoReturn:
-    """Run the command that the process was started with and leave with its exit code."""
-    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background does not
-    if hears:
+    """Run the command from the process's arguments and exit with its code."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background does not
+    if interruptible:
         signal.signal(signal.SIGINT, _exit_interrupted)
     _open_standard_files()
     from cdc_platform.runtime import tune_short_process
@@ -31,25 +31,26 @@ def main() -> NoReturn:
     tune_short_process()
     from cdc_platform.cli import program
 
-    leaving = _ExitWithoutTeardown()
-    atexit.register(leaving)  # before all but logging's own; who registers last is called first
+    exit_hook = _ExitWithoutTeardown()
+    atexit.register(exit_hook)  # before all but logging's own; who registers last is called first
     try:
-        program.main(interruptible=hears)
+        program.main(interruptible=interruptible)
     except SystemExit as left:
-        leaving.code = left.code
+        exit_hook.code = left.code
         raise
 
 
 def _exit_interrupted(_number: int, _frame: FrameType | None) -> None:
-    """End the process as an interrupted command ends, while it has done nothing yet."""
+    """End the process like an interrupted command, while it has done nothing yet."""
     os.write(2, b"error: interrupted\n")
     os._exit(_INTERRUPTED)
 
 
 def _open_standard_files() -> None:
-    """Open the null device where the process was started with standard input, output or error closed.
+    """Open the null device if the process was started with standard input, output or error closed.
 
-    Else the next file that is opened, of the lake perhaps, would get their number, and what a child process writes.
+    Otherwise the next opened file, which may belong to the lake, would get that number and receive a child process's
+    output.
     """
     for number in range(3):
         try:
@@ -59,16 +60,17 @@ def _open_standard_files() -> None:
 
 
 class _ExitWithoutTeardown:
-    """Ends the process where Python would begin to take itself apart, behind all threads and all that is due at exit.
+    """Ends the process where Python would start its teardown, after all threads and all other exit handlers.
 
-    Arrow reads stores by threads of its own that call Python. One that still lets go of a file when Python has begun
-    to go ends the process by SIGABRT, after all that the command did. Taking apart is also a tenth of a short command.
+    Arrow reads object stores in its own threads, which call Python. If one of them releases a file after Python's
+    teardown has begun, the process ends by SIGABRT although the command has succeeded. The teardown also takes a tenth
+    of a short command.
     """
 
     code: object = None
 
     def __call__(self) -> None:
-        """Leave, if there is a code to leave with; else a failure is on its way, which Python tells."""
+        """Exit if there is an exit code. Otherwise an exception is being raised, which Python reports."""
         if not isinstance(self.code, int):
             return
         code = self.code

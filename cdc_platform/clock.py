@@ -1,7 +1,7 @@
 """Clock, time parsing and formatting, unit conversions, and ScyllaDB's time limits.
 
 Generations use milliseconds, writes use microseconds. The clock is a value that callers pass down, so `--clock` stops
-it for every rule. Unit conversions live only here; elsewhere a time carries its unit in its name and type.
+it for every rule. Only this module converts units; elsewhere a time carries its unit in its name and type.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     class _Time(int):
-        """A time or a span in one unit, for the type checker alone: another unit is refused, a count keeps the unit."""
+        """A time or span in one unit, for the type checker only: it rejects other units, and a count keeps the unit."""
 
-        # An int adds to any int, and is compared with any object; a time is not.
+        # An int adds to any int and compares with any object. A time does not.
         def __add__(self, other: Self) -> Self: ...  # pyrefly: ignore[bad-override]
         def __radd__(self, other: Self) -> Self: ...  # pyrefly: ignore[bad-override]
         def __sub__(self, other: Self) -> Self: ...  # pyrefly: ignore[bad-override]
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     class Microseconds(_Time): ...
 
 else:
-    # JSON, Arrow, pydantic and numpy are handed plain ints.
+    # JSON, Arrow, pydantic and numpy receive plain ints.
     Milliseconds = Microseconds = int
 
 ONE_MS = Milliseconds(1)
@@ -74,7 +74,8 @@ DAY_SECONDS = 86_400
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# What ISO 8601, cqlsh and `SELECT JSON` print: a space or a T, 0 to 6 decimals, Z or an offset with or without colon.
+# The formats of ISO 8601, cqlsh and `SELECT JSON`: a space or a T, 0 to 6 decimals, Z or an offset with or without
+# colon.
 _TIME_PATTERN = re.compile(
     r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?))?\s?(Z|[+-]\d{2}:?\d{2})?", re.IGNORECASE
 )
@@ -82,28 +83,28 @@ _TIME_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Clock:
-    """The platform's clock. `stopped_at_us` (µs since 1970 UTC) freezes it; None follows the machine's."""
+    """The platform's clock. `stopped_at_us` (µs since 1970 UTC) freezes it; None follows the machine's clock."""
 
     stopped_at_us: Microseconds | None = None
 
     def now_us(self) -> Microseconds:
-        """Now, in µs since 1970 UTC."""
+        """Return the current time in µs since 1970 UTC."""
         return system_time_us() if self.stopped_at_us is None else self.stopped_at_us
 
     def now_ms(self) -> Milliseconds:
-        """Now, in ms since 1970 UTC."""
+        """Return the current time in ms since 1970 UTC."""
         return ms_from_us(self.now_us())
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was handed in, and does not follow the machine's."""
+        """Return True if the clock is frozen and does not follow the machine's clock."""
         return self.stopped_at_us is not None
 
     def assert_not_ahead(self, by_ms: Milliseconds, step: str) -> None:
-        """Refuse a step that cannot be undone if this clock is ahead of the machine's by more than `by_ms`.
+        """Refuse an irreversible step if this clock is ahead of the machine's by more than `by_ms`.
 
         Raises:
-            ClockRefused: it is. The message names both times.
+            ClockRefused: the clock is too far ahead. The message names both times.
         """
         now_us, machine = self.now_us(), system_time_us()
         if now_us > machine + us_from_ms(by_ms):
@@ -115,13 +116,13 @@ class Clock:
 
 
 def parse_time_us(text: str, *, zone_required: bool = True) -> Microseconds:
-    """Read a time as µs since 1970 UTC.
+    """Parse a time as µs since 1970 UTC.
 
-    Accepts what ISO 8601, cqlsh and `SELECT JSON` print. Exports of old servers carry no zone and mean UTC:
-    `zone_required=False` reads those.
+    Accepts the formats of ISO 8601, cqlsh and `SELECT JSON`. Exports of old servers carry no zone and mean UTC;
+    `zone_required=False` accepts those.
 
     Raises:
-        InputError: `text` is no time, or has no zone where one is required.
+        InputError: `text` is not a time, or lacks a required zone.
     """
     match = _TIME_PATTERN.fullmatch(text.strip())
     if match is None:
@@ -137,7 +138,11 @@ def parse_time_us(text: str, *, zone_required: bool = True) -> Microseconds:
 
 
 def parse_time_ms(text: str, *, zone_required: bool = True) -> Milliseconds:
-    """Read a generation's time as ms since 1970 UTC; refuses a time finer than a millisecond."""
+    """Parse a generation's time as ms since 1970 UTC.
+
+    Raises:
+        InputError: `text` is not a time, lacks a zone if one is required, or is finer than a millisecond.
+    """
     us = parse_time_us(text, zone_required=zone_required)
     if not is_whole_ms(us):
         raise InputError(f"time {text!r} is finer than a millisecond; generations start at whole milliseconds")
@@ -149,7 +154,7 @@ def us_from_ms(ms: Milliseconds) -> Microseconds: ...
 @overload
 def us_from_ms(ms: NDArray[np.int64]) -> NDArray[np.int64]: ...
 def us_from_ms(ms: Any) -> Any:
-    """Milliseconds as microseconds; arrays (int64) elementwise."""
+    """Convert milliseconds to microseconds; arrays (int64) elementwise."""
     return ms * 1_000
 
 
@@ -158,52 +163,56 @@ def ms_from_us(us: Microseconds) -> Milliseconds: ...
 @overload
 def ms_from_us(us: NDArray[np.int64]) -> NDArray[np.int64]: ...
 def ms_from_us(us: Any) -> Any:
-    """The millisecond in which `us` lies: rounded down, also before 1970; arrays (int64) elementwise."""
+    """Return the millisecond that contains `us`, rounded down, also before 1970; arrays (int64) elementwise."""
     return us // 1_000
 
 
 def ceil_ms_from_us(us: Microseconds) -> Milliseconds:
-    """The first whole millisecond that is not before `us`."""
+    """Return the first whole millisecond at or after `us`."""
     return -ms_from_us(-us)
 
 
 def is_whole_ms(us: Microseconds) -> bool:
-    """Whether `us` has no digits below a millisecond."""
+    """Return True if `us` has no digits below a millisecond."""
     return us_from_ms(ms_from_us(us)) == us
 
 
 def ns_from_us(us: Microseconds) -> int:
-    """Microseconds as nanoseconds, in which CQL has its times of day."""
+    """Convert microseconds to nanoseconds, the unit of CQL's times of day."""
     return us * MICROSECOND_NS
 
 
 def ms_from_seconds(seconds: int) -> Milliseconds:
-    """Whole seconds, as TTLs have them, as milliseconds."""
+    """Convert whole seconds, the unit of TTLs, to milliseconds."""
     return SECOND_MS * seconds
 
 
 def us_from_seconds(seconds: int) -> Microseconds:
-    """Whole seconds, as TTLs have them, as microseconds."""
+    """Convert whole seconds, the unit of TTLs, to microseconds."""
     return SECOND_US * seconds
 
 
 def seconds_from_ms(ms: Milliseconds) -> float:
-    """Milliseconds as seconds, for what waits and for what people read."""
+    """Convert milliseconds to seconds, for waits and for display."""
     return ms / 1_000
 
 
 def seconds_from_us(us: Microseconds) -> float:
-    """Microseconds as seconds, for what waits and for what people read."""
+    """Convert microseconds to seconds, for waits and for display."""
     return us / 1_000_000
 
 
 def system_time_us() -> Microseconds:
-    """What the machine's clock says, in µs since 1970 UTC, whether or not the platform's is stopped."""
+    """Return the machine's time in µs since 1970 UTC, even if the platform's clock is stopped."""
     return Microseconds(time.time_ns() // 1_000)
 
 
 def datetime_from_us(us: Microseconds) -> datetime:
-    """µs since 1970 as an aware UTC datetime."""
+    """Convert µs since 1970 to an aware UTC datetime.
+
+    Raises:
+        InputError: the time is outside the years 1 to 9999.
+    """
     try:
         return EPOCH + timedelta(microseconds=us)
     except OverflowError:
@@ -211,41 +220,41 @@ def datetime_from_us(us: Microseconds) -> datetime:
 
 
 def us_from_datetime(moment: datetime) -> Microseconds:
-    """A datetime as µs since 1970; a naive one means UTC, as drivers and Delta readers hand it out."""
+    """Convert a datetime to µs since 1970. A naive one means UTC, as drivers and Delta readers return it."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return Microseconds((aware - EPOCH) // _MICROSECOND)
 
 
 def datetime_from_ms(ms: Milliseconds) -> datetime:
-    """ms since 1970 as an aware UTC datetime."""
+    """Convert ms since 1970 to an aware UTC datetime."""
     return datetime_from_us(us_from_ms(ms))
 
 
 def ms_from_datetime(moment: datetime) -> Milliseconds:
-    """A datetime as ms since 1970, rounded down; a naive one means UTC."""
+    """Convert a datetime to ms since 1970, rounded down. A naive one means UTC."""
     return ms_from_us(us_from_datetime(moment))
 
 
 def format_ms(ms: Milliseconds) -> str:
-    """ms since 1970 as ISO 8601 in UTC with three decimals: `2026-01-31T12:00:00.000Z`."""
+    """Format ms since 1970 as ISO 8601 in UTC with three decimals: `2026-01-31T12:00:00.000Z`."""
     return datetime_from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def cql_timestamp_literal(ms: Milliseconds) -> str:
-    """ms since 1970 as a literal that every version takes: with three decimals, and no Z (scylladb#7997)."""
+    """Format ms since 1970 as a literal that every version accepts: three decimals and no Z (scylladb#7997)."""
     return format_ms(ms).replace("T", " ").replace("Z", "+0000")
 
 
 def format_us(us: Microseconds) -> str:
-    """µs since 1970 as ISO 8601 in UTC with six decimals; three where the last three are zero."""
+    """Format µs since 1970 as ISO 8601 in UTC with six decimals, or three if the last three are zero."""
     if is_whole_ms(us):
         return format_ms(ms_from_us(us))
     return datetime_from_us(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 DEFAULT_RING_DELAY_MS = SECOND_MS * 30
-"""How long it takes at the most, unless set otherwise, until every node has heard of a change of the ring."""
+"""The default of the longest time until every node has learned of a ring change."""
 DEFAULT_LEEWAY_MS = SECOND_MS * 5
-"""How far ahead of its clock a coordinator takes writes, unless set otherwise."""
+"""The default of how far ahead of its clock a coordinator accepts writes."""
 MAX_CDC_TTL_SECONDS = 2**31 - 1
-"""The most seconds that CQL's `cdc = {'ttl': ...}` takes."""
+"""The largest TTL in seconds that CQL's `cdc = {'ttl': ...}` accepts."""

@@ -1,6 +1,6 @@
 """DAGSTER_HOME of a home, with the project's instance settings in it.
 
-The settings ship with the package, in a clone and in a wheel. The module imports no Dagster.
+The settings ship with the package, in a clone and in a wheel. This module does not import Dagster.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from cdc_platform.home import Home, make_private_folder
 from cdc_platform.storage import atomic
 
 PACKAGES_FOLDER = Path(__file__).resolve().parent.parent
-"""The folder that holds the project's packages: a clone, or where a wheel was installed."""
+"""The folder that contains the project's packages: a clone, or the folder where a wheel is installed."""
 _PROJECT_FILES = Path(__file__).resolve().parent / "data" / "dagster"
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
 """Stops the clock of Dagster's processes at a time, as `--clock` does for a command."""
 USER_TAG = "cdc_platform/user"
-"""The tag of a run that has who asked for it in the UI."""
+"""The run tag that names the user who requested the run in the UI."""
 INSTANCE_FILE = "dagster.yaml"
 
 
 def get_project_file(name: str) -> Path:
-    """A file for Dagster that comes with the package; in a clone it is a link to the one at the project's root.
+    """Return the path of a Dagster file that ships with the package. In a clone it links to the file at the root.
 
     Raises:
-        EnvironmentProblem: it is not there: the installation is not whole.
+        EnvironmentProblem: the file is missing, so the installation is incomplete.
     """
     path = _PROJECT_FILES / name
     if not path.is_file():
@@ -34,7 +34,7 @@ def get_project_file(name: str) -> Path:
 
 
 def prepare_dagster_home(home: Home) -> Path:
-    """The DAGSTER_HOME of `home`, made if it is not there; settings that a person has changed in it are kept."""
+    """Return the DAGSTER_HOME of `home`, and create it if needed. Settings that a person has changed stay."""
     folder = make_private_folder(home.dagster)
     settings = folder / INSTANCE_FILE
     if not settings.exists():

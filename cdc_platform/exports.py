@@ -14,7 +14,7 @@ from typing import Any
 def lazy_exports(package: str, names_by_module: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that exports names of its modules.
 
-    `names_by_module` has the public names of each module, by the module's path below the package. A public name may
+    `names_by_module` lists the public names of each module, by the module's path below the package. A public name may
     itself be a module of a subpackage. The stub beside the `__init__` declares the same names for type checkers.
     """
     module_by_name = {name: f"{package}.{module}" for module, names in names_by_module.items() for name in names}

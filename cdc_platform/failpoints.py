@@ -1,6 +1,7 @@
 """Named points at which tests kill the process to prove that a restart reaches the same result.
 
-`CDC_PLATFORM_KILL_AT=<name>` kills the process there by SIGKILL. Unset, a point costs one dictionary lookup.
+`CDC_PLATFORM_KILL_AT=<name>` kills the process at that point by SIGKILL. If it is unset, a point costs one dictionary
+lookup.
 """
 
 from __future__ import annotations

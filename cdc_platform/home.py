@@ -1,8 +1,8 @@
 """Locate and open homes: `<home>/lake/<keyspace>/<table>`, `<home>/dagster`, `<home>/settings.toml`.
 
 A home is a folder or a prefix of an object store. A home in a store keeps machine-local state (Dagster's storage,
-sockets, logs) in a local folder, see `local_state_folder`. `platform.json` holds the layout number; a newer one is
-refused. Only the owner can read a new home: its content decides what runs under the owner's name.
+sockets, logs) in a local folder, see `local_state_folder`. `platform.json` holds the layout number; a home with a newer
+layout is refused. Only the owner can read a new home, because its content decides what runs under the owner's name.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ DEFAULT_HOME = ".cdc-platform"
 STATE_VARIABLE = "CDC_PLATFORM_STATE"
 LAYOUT_VERSION = 1
 MARKER_FILE = "platform.json"
-"""The file that carries the number of the layout; whoever reads the home can read it."""
-# Tried out one by one: Spark takes these of a path for a pattern or a part of an address, Delta for an escape.
+"""The file with the layout's number. Every reader of the home can read it."""
+# Tested one by one: in a path, Spark treats these as a pattern or as part of an address, and Delta as an escape.
 _FORBIDDEN_CHARACTERS = frozenset("[]{}%#?*\\")
 
 
 @dataclass(frozen=True)
 class Home:
-    """A home that exists, can be read and has a layout that this version knows. Made by `open_home`.
+    """An existing, readable home with a layout that this version supports. Created by `open_home`.
 
-    `path` is its folder; of one in a store (`address`) the folder of what is this machine's alone.
+    `path` is its folder. For a home in a store (`address`) it is the folder of this machine's local state.
     """
 
     path: Path
@@ -50,27 +50,27 @@ class Home:
 
     @property
     def name(self) -> str:
-        """What it is called by: its path or its address."""
+        """Return the home's path or address."""
         return self.address or str(self.path)
 
     @property
     def lake(self) -> Path | str:
-        """The root of the Delta tables."""
+        """Return the root of the Delta tables."""
         return self.path / "lake" if self.address is None else f"{self.address}/lake"
 
     @property
     def dagster(self) -> Path:
-        """`DAGSTER_HOME`: runs, events and schedules of this home."""
+        """Return `DAGSTER_HOME`, which holds the runs, events and schedules of this home."""
         return self.path / "dagster"
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of this home, read once."""
+        """Return the settings of this home, which are read once."""
         return load_settings(parse_path(self.name) / "settings.toml")
 
 
 def make_private_folder(folder: Path) -> Path:
-    """A folder that nobody but its owner can look into; made, or closed if it was open to others."""
+    """Create a folder that only its owner can access, or restrict the permissions of an existing one, and return it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -78,10 +78,10 @@ def make_private_folder(folder: Path) -> Path:
 
 
 def locate_home(path: str | Path | None = None) -> StoragePath:
-    """Where the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform` is, or would be.
+    """Return the location of the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`, whether or not it exists.
 
     Raises:
-        InputError: it is an address that names no place in a store that is known, or no UTF-8.
+        InputError: the address names no location in a known store, or is not UTF-8.
     """
     name = path or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME
     if not is_valid_utf8(str(name)):
@@ -90,13 +90,13 @@ def locate_home(path: str | Path | None = None) -> StoragePath:
 
 
 def home_exists(path: str | Path | None = None) -> bool:
-    """Whether there is a home at `path`, or what could become one."""
-    place = locate_home(path)
-    return place.here.exists() if place.here is not None else (place / MARKER_FILE).seen() is not None
+    """Return True if there is a home at `path`, or a folder that could become one."""
+    location = locate_home(path)
+    return location.here.exists() if location.here is not None else (location / MARKER_FILE).seen() is not None
 
 
 def local_state_folder(home: StoragePath) -> Path:
-    """Where this machine keeps what is its own of a home: in its folder, or apart where it lies in a store."""
+    """Return this machine's folder for local state: the home, or a separate folder if the home is in a store."""
     if home.here is not None:
         return home.here
     address = str(home)
@@ -107,30 +107,32 @@ def local_state_folder(home: StoragePath) -> Path:
 
 
 def remove_empty_home(home: Home) -> None:
-    """Take a home away that was made for nothing: one that holds anything of a lake, or of somebody else, stays."""
-    if isinstance(place := parse_path(home.name), ObjectStorePath):
-        if not (place / "lake").is_folder():
-            (place / MARKER_FILE).remove()
+    """Remove a home that was created needlessly. One that holds any file of a lake, or a foreign file, stays."""
+    if isinstance(location := parse_path(home.name), ObjectStorePath):
+        if not (location / "lake").is_folder():
+            (location / MARKER_FILE).remove()
         return
-    strange = [each.name for each in home.path.iterdir() if each.name not in ("platform.json", "lake", ".lake.turns")]
-    if not strange and not any(path.is_file() for path in (home.path / "lake").rglob("*")):
+    foreign = [
+        entry.name for entry in home.path.iterdir() if entry.name not in ("platform.json", "lake", ".lake.turns")
+    ]
+    if not foreign and not any(path.is_file() for path in (home.path / "lake").rglob("*")):
         shutil.rmtree(home.path)
 
 
 def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
-    """Open (and make, unless told otherwise) the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`.
+    """Open the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`; create it if `create` is set.
 
-    One that is not to be made need not be writable: it can be looked at, and what writes to it says that it cannot.
+    Without `create` the home need not be writable: it can be read, and writes to it fail with their own message.
 
     Raises:
-        EnvironmentProblem: the home cannot be made, or written to (or read, if it is not to be made), or a newer
-            version wrote it.
-        InputError: its path has a character that Spark and Delta do not take as it stands.
+        EnvironmentProblem: the home cannot be created or written to (or read, without `create`), or a newer version
+            wrote it.
+        InputError: its path has a character that Spark and Delta misread.
     """
-    place = locate_home(path)
-    if isinstance(place, ObjectStorePath):
-        return _open_store_home(place, create=create)
-    root = place.here
+    location = locate_home(path)
+    if isinstance(location, ObjectStorePath):
+        return _open_store_home(location, create=create)
+    root = location.here
     assert root is not None
     marker = root / MARKER_FILE
     mend = f"choose another with --home or {HOME_VARIABLE}"
