@@ -1,6 +1,6 @@
-"""The stored logs as another CQL server would hold them: statements that create their tables, and their rows.
+"""Stored logs as another CQL server would hold them: statements that create their tables, and their rows.
 
-Writing them into files or a server is left to `importing.export` and `scylla.export`.
+`importing` and `scylla` write them into files or a server.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _ROWS_PER_READ = 50_000
 
 @dataclass(frozen=True)
 class StoredLog:
-    """A log with rows. `made`: the statements that make its types, its base table without CDC, and a plain table of
-    the log's name, each where it is not there; `rows`: how many there are.
+    """A log with rows.
+
+    `made` are statements that create its types, its base table without CDC, and a plain table of the log's name, each
+    IF NOT EXISTS. `rows` is the number of rows.
     """
 
     lake: Lake
@@ -52,17 +54,17 @@ class StoredLog:
 
     @cached_property
     def columns(self) -> tuple[LogColumn, ...]:
-        """The columns as a server lists them: the key's, then the others by name."""
-        named = {each.name: each for each in get_log_columns(self.schema)}
-        return tuple(named[name] for name in (*LOG_PRIMARY_KEY, *sorted(set(named) - set(LOG_PRIMARY_KEY))))
+        """The columns as a server lists them: those of the key, then the others by name."""
+        by_name = {each.name: each for each in get_log_columns(self.schema)}
+        return tuple(by_name[name] for name in (*LOG_PRIMARY_KEY, *sorted(set(by_name) - set(LOG_PRIMARY_KEY))))
 
     @property
     def left_out(self) -> list[str]:
-        """The columns that stand aside, which no server has: they were dropped, and made with another type."""
+        """Return the retyped columns, which no server has: they were dropped, and added with another type."""
         return [field.name for _, field in find_retyped_columns(read_stored_schema(self.lake, log_table(self.schema)))]
 
     def values(self) -> Iterator[list[Value | None]]:
-        """The values of each row in the order of `columns`, oldest first."""
+        """Yield the values of each row in the order of `columns`, oldest first."""
         names = [each.name for each in self.columns]
         for after, until in self._parts():
             rows = read_between(self.lake, self.schema, after, until)
@@ -70,7 +72,7 @@ class StoredLog:
                 yield [row[name] for name in names]
 
     def _parts(self) -> Iterator[tuple[Microseconds, Microseconds]]:
-        """Times (µs) between which about as many rows lie as are held at once, by what Delta says of its files."""
+        """Yield time intervals (µs) of about `_ROWS_PER_READ` rows each, from Delta's file statistics."""
         lows = sorted((low, rows) for low, _, rows in self.lake.file_bounds(log_table(self.schema), WRITTEN_AT))
         after, count = us_from_ms(FIRST_MS), 0
         for low, rows in lows:
@@ -83,23 +85,23 @@ class StoredLog:
 
 
 def list_stored_logs(lake: Lake) -> list[StoredLog]:
-    """Every log that the lake has, by name.
+    """Return every log in the lake, by name.
 
     Raises:
         StateError: the definition of a table is damaged.
     """
     catalog = Catalog()
-    found = []
+    logs = []
     for schema in load_table_schemas(catalog, read_cdc_tables(lake)):
         table = log_table(schema)
         if lake.exists(table):
             rows = sum(file.rows for file in lake.data_files(table))
-            found.append(StoredLog(lake, schema, tuple(format_plain_ddl(catalog, schema)), rows))
-    return found
+            logs.append(StoredLog(lake, schema, tuple(format_plain_ddl(catalog, schema)), rows))
+    return logs
 
 
 def log_csv_tables(logs: Sequence[StoredLog]) -> list[CsvTable]:
-    """The logs as files that COPY ... FROM takes."""
+    """Return the logs as files for COPY ... FROM."""
     return [
         CsvTable(
             log.full_name,

@@ -19,7 +19,7 @@ _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
 def fingerprint_rows(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
-    """One hash (uint64) a row of columns of `rows` rows, or of their `hash_column`; the order of the columns counts."""
+    """Hash (uint64) each row of columns of `rows` rows, or of their `hash_column`; the order of columns matters."""
     total = np.zeros(rows, dtype=np.uint64)
     for column in columns:
         total += column if isinstance(column, np.ndarray) else hash_column(column)
@@ -28,34 +28,32 @@ def fingerprint_rows(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
 
 
 def hash_column(column: pa.Array) -> Hashes:
-    """What the values of a column add to the hashes of their rows, for who asks for several `fingerprint_rows` with
-    it.
-    """
-    # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
+    """Return the contribution of a column to the hashes of its rows, to use in several `fingerprint_rows`."""
+    # A row's hash must not depend on other rows, so a column of nulls hashes as any null.
     return np.full(len(column), _NULL) if column.null_count == len(column) else _hash_values(column)
 
 
 def _splitmix(words: Hashes) -> Hashes:
-    """The finaliser of splitmix64, which lets every bit of a word reach every other."""
+    """Apply the finaliser of splitmix64, in which every input bit affects every output bit."""
     return mix_bits(words + GOLDEN_RATIO_64)
 
 
 def _hash_values(column: pa.Array) -> Hashes:
     if pat.is_struct(column.type):
-        found = fingerprint_rows(column.flatten(), len(column))
+        hashes = fingerprint_rows(column.flatten(), len(column))
     elif pat.is_list(column.type) or pat.is_map(column.type):
-        found = _hash_lists(column)
+        hashes = _hash_lists(column)
     elif pat.is_string(column.type) or pat.is_binary(column.type):
-        found = _hash_texts(column)
+        hashes = _hash_texts(column)
     else:
-        found = _splitmix(_fixed_width_words(column))
+        hashes = _splitmix(_fixed_width_words(column))
     if column.null_count:
-        found = np.where(np.asarray(compute.is_valid(column)), found, _NULL)
-    return found
+        hashes = np.where(np.asarray(compute.is_valid(column)), hashes, _NULL)
+    return hashes
 
 
 def _fixed_width_words(column: pa.Array) -> Hashes:
-    """Values of fixed width as integers; the null ones as anything."""
+    """Return values of fixed width as integers; those of nulls are arbitrary."""
     width = 8 if pat.is_boolean(column.type) else column.type.bit_width
     if pat.is_boolean(column.type):
         values: Any = compute.fill_null(column, False).cast(pa.uint8()).to_numpy(zero_copy_only=False)
@@ -73,14 +71,14 @@ def _hash_texts(column: pa.Array) -> Hashes:
 
 
 def _hash_lists(column: Any) -> Hashes:
-    """Of lists and maps: the hashes of the elements, each with its place, added up."""
+    """Hash lists and maps by adding up the hashes of their elements, each with its position."""
     offsets = np.asarray(column.offsets, dtype=np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     parts = (column.keys, column.items) if pat.is_map(column.type) else (column.values,)
     elements = fingerprint_rows((part.slice(first, last - first) for part in parts), last - first)
     lengths = np.diff(offsets)
-    places = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
+    positions = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
     sums = np.zeros(last - first + 1, dtype=np.uint64)
-    np.cumsum(_splitmix(elements + places.astype(np.uint64) * GOLDEN_RATIO_64), out=sums[1:])
+    np.cumsum(_splitmix(elements + positions.astype(np.uint64) * GOLDEN_RATIO_64), out=sums[1:])
     totals = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
     return _splitmix(totals + lengths.astype(np.uint64))

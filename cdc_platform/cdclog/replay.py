@@ -32,43 +32,42 @@ ReplayedRow = Mapping[str, Value | None]
 
 
 def replay_log(schema: TableSchema, rows: Iterable[ReplayedRow]) -> dict[bytes, Mutation]:
-    """The partitions of the base table, by serialized partition key, that the rows of its log amount to.
+    """Return the partitions of the base table that its log's rows amount to, by serialized partition key.
 
-    Rows may come in any order. Cells, markers and tombstones have the timestamps and TTLs that they were written
-    with; images are passed over. What the rows lack of the columns of `schema` counts as null.
+    Rows may be in any order. Cells, markers and tombstones keep the timestamps and TTLs of their writes; images are
+    ignored. Columns of `schema` that the rows lack count as null.
 
     Raises:
-        StateError: the log holds keys alone.
-        InputError: a row is none of a log, or a batch is not complete.
+        StateError: the log holds only keys.
+        InputError: a row is not a valid log row, or a batch is incomplete.
     """
     assert_full_delta(schema)
     names = [column.name for column in get_log_columns(schema)]
-    given = [{name: row.get(name) for name in names} for row in rows]
-    if not given:
+    complete_rows = [{name: row.get(name) for name in names} for row in rows]
+    if not complete_rows:
         return {}
     return mutations_from_state(
-        schema, merge_states(schema, [state_from_log(schema, log_rows_to_arrow(schema, given))])
+        schema, merge_states(schema, [state_from_log(schema, log_rows_to_arrow(schema, complete_rows))])
     )
 
 
 _OPTIONAL_ROLES = ("value", "deleted", "deleted_elements")
-"""What a log lacks of a column that the base table got later."""
+"""The roles of log columns that may be missing, since the base table got their column later."""
 
 
 def replay_dataframe(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | None = None) -> DataFrame:
-    """The rows of `SELECT *` of the base table that the rows of its log, in any order, amount to: see `replay`.
+    """Return the rows of `SELECT *` of the base table that its log's rows, in any order, amount to; see `replay_log`.
 
-    Columns are those of `select_schema`. Cells with a TTL are gone if they have expired by `now_us` (µs); None:
-    nothing expires. Rows of a base partition stand together, in clustering order. A task holds the log's rows of one
-    part of the ring at a time, an eighth of its share: where those don't fit into memory set more shuffle
-    partitions. A base partition of the log's rows has to fit in any case, and into the 2 GiB of a batch.
+    Columns are those of `select_schema`. Cells with a TTL are absent if they have expired by `now_us` (µs); None:
+    nothing expires. Rows of a base partition are together, in clustering order. A task holds the log rows of one part
+    of the ring at a time, an eighth of its share; if those do not fit into memory, set more shuffle partitions. The log
+    rows of each base partition must fit into memory, and into the 2 GiB of a batch.
 
-    Columns that `changes` lacks of those that the base table got later are null; others that it has are passed over.
-    A row that is none of the log, or a batch that is not complete, fails the job with an InputError: run it under
-    `lake.translate.translated`.
+    Columns that the base table got later and that `changes` lacks are null; unknown columns are ignored. An invalid log
+    row or an incomplete batch fails the job with an InputError: run it under `delta.translate_errors`.
 
     Raises:
-        StateError: the log holds keys alone.
+        StateError: the log holds only keys.
         InputError: a column of the log is missing, or has another type.
     """
     assert_full_delta(schema)
@@ -76,7 +75,7 @@ def replay_dataframe(schema: TableSchema, changes: DataFrame, *, now_us: Microse
     names = _available_columns(schema, changes)
 
     def keys(batch: pa.RecordBatch) -> pa.Array:
-        # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
+        # Spark would treat 0.0 and -0.0 as one key, two texts of one UUID as two, and cannot group by maps at all.
         return log_partition_keys(schema, pa.Table.from_batches([batch]))
 
     def rows(log: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -88,24 +87,22 @@ def replay_dataframe(schema: TableSchema, changes: DataFrame, *, now_us: Microse
 
 
 def replay_batches(schema: TableSchema, log: pa.Table, now_us: Microseconds | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of the base table (`select_schema`) that rows of the log, all of some base partitions', amount to.
-
-    In the order of their keys.
+    """Yield the base table's rows (`select_schema`) from all log rows of some base partitions, in key order.
 
     Raises:
-        InputError: a row is none of a log, or a batch of the log is not complete.
+        InputError: a row is not a valid log row, or a batch of the log is incomplete.
     """
     state = merge_states(schema, [state_from_log(schema, log.combine_chunks())])
     yield from select_rows(schema, state, now_us).to_batches(max_chunksize=MAX_BATCH_ROWS)
 
 
 def _available_columns(schema: TableSchema, changes: DataFrame) -> list[str]:
-    """The names of the log's columns that the changes have; held to be enough, and of the types of the log."""
-    told = get_log_columns(schema)
-    due = arrow_to_spark_schema(log_table(schema).schema)
-    columns = type(due)([due[each.name] for each in told])
-    later = [each.name for each in told if each.role in _OPTIONAL_ROLES]
-    for each in IncomingFrameSchema(f"changes of {schema.full_name}", columns, later, readable=_is_readable).misfits(
+    """Return the log's columns in the changes; raise InputError if required ones are missing or types differ."""
+    log_columns = get_log_columns(schema)
+    expected = arrow_to_spark_schema(log_table(schema).schema)
+    columns = type(expected)([expected[each.name] for each in log_columns])
+    optional = [each.name for each in log_columns if each.role in _OPTIONAL_ROLES]
+    for each in IncomingFrameSchema(f"changes of {schema.full_name}", columns, optional, readable=_is_readable).misfits(
         changes
     ):
         if each.found is None:
@@ -117,7 +114,7 @@ def _available_columns(schema: TableSchema, changes: DataFrame) -> list[str]:
 
 
 def _is_readable(found: DataType, due: DataType) -> bool:
-    """Whether values of one Spark type are ones of another, which may have fields that a user type got later."""
+    """Return True if values of `found` fit `due`, whose user types may have fields that were added later."""
     from pyspark.sql import types as T
 
     if isinstance(found, T.StructType) and isinstance(due, T.StructType):

@@ -1,7 +1,7 @@
 """Check whether readers' checkpoints still point to an existing generation or stream set.
 
-Covers the platform's own consumers and cqlsh exports of the tables in which scylla-cdc-go and scylla-cdc-rust store
-theirs: a row per stream, with the `generation` (a time) that it belongs to.
+Covers the platform's own consumers, and cqlsh exports of the checkpoint tables of scylla-cdc-go and scylla-cdc-rust.
+Those have a row per stream, with the time of its `generation`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from cdc_platform.metastore import Consumer
 from cdc_platform.timeline import StreamPeriod
 
 CheckpointStatus = Literal["there", "removed", "unknown", "gone"]
-"""Of a checkpoint's generation: it is there, it was removed here, nobody knows of it. `gone`: older than all."""
+"""The generation of a checkpoint exists, was removed here, or is unknown. `gone` is older than all known ones."""
 _STREAM_TEXT_LENGTH = len("0x") + 2 * 16
 
 
 def get_checkpoint_status(consumer: Consumer, periods: Sequence[StreamPeriod]) -> CheckpointStatus:
-    """Where a consumer goes on: with a generation or set (`periods`, oldest first) that is there, or with none."""
-    goes_on = consumer.position_us + ONE_US
-    begun = [each for each in periods if each.begin_us <= goes_on]
-    if begun:
-        return "removed" if begun[-1].removed else "there"
-    # Before the first one there is nothing to read, unless it has read of one that was before.
+    """Return the status of the generation or set (`periods`, oldest first) that a consumer reads next."""
+    next_us = consumer.position_us + ONE_US
+    started = [period for period in periods if period.begin_us <= next_us]
+    if started:
+        return "removed" if started[-1].removed else "there"
+    # Before the first period there is nothing to read, unless the consumer has read an earlier one.
     return "there" if consumer.set_timestamp_us is None or not periods else "gone"
 
 
 @dataclass(frozen=True)
 class GenerationCheckpoints:
-    """The checkpoints of a generation (its begin in µs): how many streams' there are, and whether a reader is in it."""
+    """The checkpoints of a generation (start in µs): the number of streams, and whether a reader is in it."""
 
     begin_us: Microseconds
     streams: int
@@ -44,18 +44,18 @@ class GenerationCheckpoints:
 
     @property
     def is_dead(self) -> bool:
-        """Whether they lead nowhere."""
+        """Return True if the generation does not exist."""
         return self.standing != "there"
 
 
 def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -> list[GenerationCheckpoints]:
-    """The checkpoints of an export (`source` names it) by generation, oldest first, judged by `periods`.
+    """Return the checkpoints of an export by generation, oldest first, judged by `periods`; `source` names the export.
 
-    A row whose stream is no stream holds the generation that a reader is in: Go's is empty and has
-    `current_generation`, Rust's is one zero byte.
+    A row without a valid stream ID holds the generation that a reader is in: in Go its stream is empty and it has
+    `current_generation`, in Rust its stream is one zero byte.
 
     Raises:
-        InputError: it is no such export.
+        InputError: it is not such an export.
     """
     reader = csv.DictReader(text.splitlines())
     columns = set(reader.fieldnames or ())
@@ -67,13 +67,13 @@ def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -
     streams: Counter[Microseconds] = Counter()
     current: set[Microseconds] = set()
     for row in reader:
-        place = f"{source}: line {reader.line_num}"
+        location = f"{source}: line {reader.line_num}"
         if len(row["stream_id"] or "") == _STREAM_TEXT_LENGTH:
-            streams[us_from_ms(read_time_ms(place, "generation", row["generation"]))] += 1
+            streams[us_from_ms(read_time_ms(location, "generation", row["generation"]))] += 1
             continue
         name = "current_generation" if "current_generation" in columns else "generation"
         if row[name]:
-            current.add(us_from_ms(read_time_ms(place, name, row[name])))
+            current.add(us_from_ms(read_time_ms(location, name, row[name])))
     known = {each.begin_us: each for each in periods}
 
     def standing(begin: Microseconds) -> CheckpointStatus:

@@ -1,7 +1,7 @@
-"""How ScyllaDB's own CDC clients read a log: their windows, groups and checkpoints, and the load that follows.
+"""How ScyllaDB's own CDC clients read a log: their windows, groups and checkpoints, and the resulting load.
 
 Figures are the defaults of scylla-cdc-go 1.2, scylla-cdc-rust 0.7 and scylla-cdc-java 1.3 (the base of the Kafka
-connector); for Alternator Streams those of the server and of Amazon's KCL. Nothing is read here.
+connector); for Alternator Streams those of the server and of Amazon's KCL. This module only computes; it reads no log.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cdc_platform.metastore import CdcTable, tablets
 from cdc_platform.timeline import StreamSources, read_generation_sizes
 
 MAX_STREAMS_PER_QUERY = 100
-"""Streams that a server takes in one query: `max_partition_key_restrictions_per_query`, by default."""
+"""Streams that a server accepts in one query: default of `max_partition_key_restrictions_per_query`."""
 MAX_STREAMS_PER_PAGE = 100
-"""Streams that DescribeStream names in one answer: the limit of DynamoDB's interface, which Alternator keeps."""
+"""Streams in one answer of DescribeStream: the limit of DynamoDB's API, which Alternator keeps."""
 
 
 class ReadGroup(StrEnum):
-    """What a client reads together, in one query, and keeps a checkpoint of."""
+    """The unit that a client reads in one query, or stores a checkpoint of."""
 
     RANGE = "range"
     STREAM = "stream"
@@ -34,11 +34,11 @@ class ReadGroup(StrEnum):
 class CdcClient:
     """A client with its settings, times in seconds.
 
-    `reads`, `reads_tablets`: what it asks for together, of vnodes and of tablets. `keeps`: what it keeps a checkpoint
-    of. `window_s`: how much time of the log it asks for at once; `cycle_s`: how long it lets pass between two reads
-    once it has caught up; `confidence_s`: how far it stays behind the clock; `poll_s`: how often it looks for a new
-    generation; `flush_s`: how often checkpoints are written, 0 with each read. `starts_s`: how far back it begins
-    without a checkpoint, None for as far as the log's TTL reaches.
+    `reads` and `reads_tablets` are the units of a query with vnodes and with tablets; `keeps` is the unit of a
+    checkpoint. `window_s` is the length of the log in one query. `cycle_s` is the pause between two reads once the
+    client has caught up. `confidence_s` is its distance from the clock. `poll_s` is the interval of looking for a new
+    generation. `flush_s` is the interval of writing checkpoints, 0 with each read. `starts_s` is how far back it begins
+    without a checkpoint, None for the log's TTL.
     """
 
     name: str
@@ -63,26 +63,27 @@ CDC_CLIENTS = {
         CdcClient("alternator", ReadGroup.STREAM, ReadGroup.STREAM, ReadGroup.STREAM, 10, DAY_SECONDS, 1, 60, 0),
     )
 }
-"""By name. Java's reader has one task for all tablets of a table (scylla-cdc-java#190). Alternator's shard is a stream
-(scylladb#13080) that KCL asks for once a second, whatever came; it answers from any time on, so that a shard is caught
-up with in as many calls as its rows need, one here.
+"""By name. Java's reader has one task for all tablets of a table (scylla-cdc-java#190).
+
+Alternator's shard is a stream (scylladb#13080), which KCL queries once a second regardless of the result. It answers
+from any time onwards, so catching up with a shard takes as many calls as its rows need, one here.
 """
 
 
 @dataclass(frozen=True)
 class BacklogPart:
-    """A generation or stream set, as far as it is to be read: how long (s), its ranges (0: tablets) and its streams."""
+    """The unread part of a generation or stream set: its length (s), ranges (0: tablets) and streams."""
 
     seconds: float
     ranges: int
     streams: int
 
     def count(self, client: CdcClient) -> int:
-        """How many queries one window of it takes: what the client reads together."""
+        """Return the number of queries per window."""
         return self._of(client.reads if self.ranges else client.reads_tablets)
 
     def kept(self, client: CdcClient) -> int:
-        """How many checkpoints there are of it."""
+        """Return the number of its checkpoints."""
         if not self.ranges and client.reads_tablets is ReadGroup.TABLE:
             return 1
         return self._of(client.keeps if self.ranges else ReadGroup.STREAM)
@@ -91,16 +92,17 @@ class BacklogPart:
         return {ReadGroup.RANGE: self.ranges, ReadGroup.STREAM: self.streams, ReadGroup.TABLE: 1}[group]
 
     def windows(self, client: CdcClient) -> int:
-        """The windows into which a client cuts it."""
+        """Return the number of windows into which a client cuts it."""
         return max(1, -int(-self.seconds // client.window_s))
 
 
 @dataclass(frozen=True)
 class ClientReadPlan:
-    """What a client without a checkpoint does until it has caught up, and then from day to day.
+    """The load of a client without a checkpoint until it has caught up, and then per day.
 
-    `windows`: of each of the `groups` of the newest part; `requests`: of all groups of all parts; `checkpoints`: rows,
-    keys or leases that it keeps; `..._a_day` once it has caught up, at most. `streams_a_query`: of the largest group.
+    `windows` are those of each of the `groups` of the newest part; `requests` are those of all groups of all parts.
+    `checkpoints` are the stored rows, keys or leases. `..._a_day` are maxima after it has caught up. `streams_a_query`
+    is that of the largest group.
     """
 
     groups: int
@@ -114,27 +116,27 @@ class ClientReadPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a server refuses its queries by default, because of too many streams in one."""
+        """Return True if a server by default refuses its queries because they have too many streams."""
         return self.streams_a_query > MAX_STREAMS_PER_QUERY
 
 
 def plan_client_reads(client: CdcClient, parts: Iterable[BacklogPart]) -> ClientReadPlan:
-    """The plan for parts in the order in which they are read, the newest last; there is one at least.
+    """Return the plan for parts in reading order, the newest last; there is at least one.
 
-    A query for each group and window, as the figures of scylla-cdc-java#1 have it: 180 days in windows of 30 s are
-    518,400 windows, and 530,841,600 queries with 4 nodes of 256 ranges.
+    Each group and window takes a query, as in the figures of scylla-cdc-java#1: 180 days in windows of 30 s are 518,400
+    windows, and 530,841,600 queries with 4 nodes of 256 ranges.
     """
-    read = list(parts)
-    newest = read[-1]
-    groups, kept = newest.count(client), newest.kept(client)
+    backlog = list(parts)
+    newest = backlog[-1]
+    groups, checkpoints = newest.count(client), newest.kept(client)
     reads_a_day = DAY_SECONDS // max(client.cycle_s, 1)
     return ClientReadPlan(
         groups,
-        sum(part.windows(client) for part in read),
-        sum(part.windows(client) * part.count(client) for part in read),
+        sum(part.windows(client) for part in backlog),
+        sum(part.windows(client) * part.count(client) for part in backlog),
         groups * reads_a_day,
-        sum(part.kept(client) for part in read),
-        kept * (DAY_SECONDS // client.flush_s if client.flush_s else reads_a_day),
+        sum(part.kept(client) for part in backlog),
+        checkpoints * (DAY_SECONDS // client.flush_s if client.flush_s else reads_a_day),
         -(-newest.streams // groups),
         -(-newest.streams // MAX_STREAMS_PER_PAGE),
     )
@@ -142,11 +144,11 @@ def plan_client_reads(client: CdcClient, parts: Iterable[BacklogPart]) -> Client
 
 @dataclass(frozen=True)
 class SwitchLag:
-    """How long after a generation has begun its first rows come out of a client, in seconds, by what it waits for.
+    """The delay (s) of a client's first rows of a new generation, by cause.
 
-    They add up at most (scylla-cdc-source-connector#1): `confidence_s` behind the clock; `cycle_s` until the reader of
-    the old generation looks again, and finds that its window ends behind the new one's begin; `poll_s` until the new
-    one is seen; `flush_s` until the checkpoints of the old one are written.
+    At most the causes add up (scylla-cdc-source-connector#1): `confidence_s` behind the clock; `cycle_s` until the
+    reader of the old generation looks again, and finds that its window ends after the new one's start; `poll_s` until
+    the new one is seen; `flush_s` until the checkpoints of the old one are written.
     """
 
     confidence_s: int
@@ -156,55 +158,55 @@ class SwitchLag:
 
     @property
     def most_s(self) -> int:
-        """All of it."""
+        """Return the sum."""
         return self.confidence_s + self.cycle_s + self.poll_s + self.flush_s
 
 
 def estimate_switch_lag(client: CdcClient) -> SwitchLag:
-    """What a switch costs a reader that has caught up."""
+    """Return the delay that a switch causes for a reader that has caught up."""
     return SwitchLag(client.confidence_s, client.cycle_s, client.poll_s, client.flush_s)
 
 
 def read_backlog(
     lake: Lake, table: CdcTable, client: CdcClient, now_us: Microseconds, ttl_seconds: int
 ) -> list[BacklogPart]:
-    """What is to be read of a table's log, oldest first: rows that the TTL (s; 0: all) has left, up to the clock.
+    """Return the unread parts of a table's log within the TTL (s; 0: unlimited) up to now, oldest first.
 
     Raises:
-        StateError: nothing that the log could have rows of is known, or none of it has begun.
+        StateError: no generation or stream set that the log could have rows of is known, or none has begun.
     """
-    begun = [each for each in _period_starts(lake, table) if each[0] <= now_us]
-    if not begun:
+    started = [each for each in _period_starts(lake, table) if each[0] <= now_us]
+    if not started:
         raise StateError(f"no generation or stream set of {table.full_name} has begun at {format_us(now_us)}")
-    since = begun[0][0] if not ttl_seconds else Microseconds(now_us - us_from_seconds(ttl_seconds))
+    since = started[0][0] if not ttl_seconds else Microseconds(now_us - us_from_seconds(ttl_seconds))
     if client.starts_s is not None:
         since = max(since, Microseconds(now_us - us_from_seconds(client.starts_s)))
     since = max(since, us_from_ms(table.oldest_ms))
-    ends = [*(begin for begin, _, _ in begun[1:]), now_us]
-    found = [
+    ends = [*(begin for begin, _, _ in started[1:]), now_us]
+    parts = [
         BacklogPart(seconds_from_us(Microseconds(end - max(begin, since))), ranges, streams)
-        for (begin, ranges, streams), end in zip(begun, ends, strict=True)
+        for (begin, ranges, streams), end in zip(started, ends, strict=True)
         if end > max(begin, since)
     ]
-    return found or [BacklogPart(0, begun[-1][1], begun[-1][2])]
+    return parts or [BacklogPart(0, started[-1][1], started[-1][2])]
 
 
 def estimate_backlog(streams: int, ranges: int, ttl_seconds: int, client: CdcClient) -> list[BacklogPart]:
-    """The same of one generation of a size that is only told, which has operated for all of the TTL.
+    """Return the backlog of one generation of a given size that has operated for all of the TTL.
 
     Raises:
-        InputError: there are fewer streams than ranges, or the TTL has no end: nobody can say how much there is.
+        InputError: there are fewer streams than ranges, or the TTL is unlimited, so that the backlog is unknown.
     """
     if streams < ranges:
         raise InputError(f"{streams} streams in {ranges} ranges; a range has a stream at least")
     if not ttl_seconds:
         raise InputError("TTL 0 keeps everything: how much there is only a table of the home can tell; name one")
-    back = ttl_seconds if client.starts_s is None else min(client.starts_s, ttl_seconds)
-    return [BacklogPart(back, ranges, streams)]
+    length_s = ttl_seconds if client.starts_s is None else min(client.starts_s, ttl_seconds)
+    return [BacklogPart(length_s, ranges, streams)]
 
 
 def _period_starts(lake: Lake, table: CdcTable) -> Sequence[tuple[Microseconds, int, int]]:
-    """When each begins (µs), its ranges (0: tablets) and its streams; without those of which only the time is known."""
+    """Return the start (µs), ranges (0: tablets) and streams of each period whose size is known."""
     if StreamSources(lake).of(table.keyspace_name, table.table_name).in_generations:
         sizes = [each for each in read_generation_sizes(lake) if each.num_streams]
         return [(us_from_ms(each.time_ms), each.num_ranges or each.num_streams, each.num_streams) for each in sizes]

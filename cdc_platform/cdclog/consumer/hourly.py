@@ -1,7 +1,7 @@
 """Copy CDC logs hour by hour into sinks of their own: any hour, in any order and repeatedly, every row once.
 
-An hour is read from the log again and replaced in one commit. Complete hours are recorded, and the consumer's
-position follows them without a gap.
+An hour is read from the log again and replaced in one commit. Complete hours are recorded, and the consumer's position
+follows them without a gap.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _RowKey = tuple[bytes, str, int]
 
 @dataclass(frozen=True)
 class CopiedHour:
-    """What an hour of a table's log has: its rows by `cdc$operation`, the generations or sets (µs) that it touches."""
+    """An hour of a table's log: its rows by `cdc$operation`, and the generations or sets (µs) that it touches."""
 
     table: str
     sink: str
@@ -65,20 +65,20 @@ class CopiedHour:
 
     @property
     def rows(self) -> int:
-        """All rows of the hour."""
+        """Return the number of rows of the hour."""
         return sum(self.operations.values())
 
 
 def select_logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSchema]:
-    """The tables of these names (`keyspace.table`); by default all whose definition is known and that have a log.
+    """Return the named tables (`keyspace.table`); by default all with a known definition and a log.
 
     Raises:
-        InputError: a name is none, or comes twice.
+        InputError: a name is invalid, or occurs twice.
         NotFound: a table is not known, or has no log here.
     """
     if names is None:
-        found = load_table_schemas(Catalog(), cdc_tables.read_cdc_tables(lake))
-        return [schema for schema in found if lake.exists(log_table(schema))]
+        defined = load_table_schemas(Catalog(), cdc_tables.read_cdc_tables(lake))
+        return [schema for schema in defined if lake.exists(log_table(schema))]
     if len(set(names)) != len(names):
         raise InputError(f"tables {', '.join(names)}: a table is named twice; name each once")
     schemas = []
@@ -98,14 +98,14 @@ def copy_hour(
     hour_us: Microseconds,
     tell: OnMessage = skipped.log_message,
 ) -> list[CopiedHour]:
-    """Make the sinks of these tables hold the hour from `hour_us` (µs) on as the logs do now, and note it.
+    """Copy the hour from `hour_us` (µs) of these tables from the logs into the sinks, and record it.
 
-    Everything is checked for all of them before anything is written. An hour that is there already, whole or in part,
-    is brought to what the log has; rows never leave it. What is left out is told, as `consume` tells it.
+    All tables are checked before anything is written. An hour that exists, in whole or in part, is updated to match the
+    log; rows are never removed. `tell` receives what is skipped, as in `consume`.
 
     Raises:
-        StateError: the hour is not over, it was in a generation that has been removed or whose streams are not
-            complete, no generation is known, or the sink has rows that the log has not.
+        StateError: the hour is not over, it is in a generation that has been removed or whose streams are incomplete,
+            no generation is known, or the sink has rows that the log lacks.
         ConflictError: another process writes to the same sink.
     """
     readable_us = hour_us + HOUR_US - ONE_US + CONFIDENCE_WINDOW_US
@@ -121,7 +121,7 @@ def copy_hour(
 
 
 def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> None:
-    """Hold that a log that is brought in from a cluster was, up to the end of the hour."""
+    """Raise StateError if an ingested log does not reach the end of the hour."""
     newest = readable_until_us(lake, schema, now_us)
     if newest < hour_us + HOUR_US - ONE_US:
         raise StateError(
@@ -131,51 +131,51 @@ def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now
 
 
 def list_due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
-    """The first hours (start, µs), at most `most`, that can be read and are not whole in the sink of some table."""
-    found: set[Microseconds] = set()
+    """Return the first `most` hours (start, µs) that can be read and are incomplete in the sink of some table."""
+    hours: set[Microseconds] = set()
     for schema in select_logs(lake):
-        found.update(islice(_iter_due_hours(lake, clock, schema), most))
-    return sorted(found)[:most]
+        hours.update(islice(_iter_due_hours(lake, clock, schema), most))
+    return sorted(hours)[:most]
 
 
 def _hour_windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> list[Window]:
-    """The hour cut at the generations; it begins where the consumer does, if that is inside of it."""
+    """Split the hour at the generations; it begins at the consumer's position if that is inside it."""
     sets = read_reader_sets(lake, schema, now_us)
     if not sets.seen:
         raise StateError(f"no generation is known in which {schema.full_name} could have rows; publish one first")
-    after, last = hour_us - ONE_US, hour_us + HOUR_US - ONE_US
-    if sets.awaited is not None and sets.awaited <= last:
+    after_us, last_us = hour_us - ONE_US, hour_us + HOUR_US - ONE_US
+    if sets.awaited is not None and sets.awaited <= last_us:
         raise StateError(
             f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
             " published yet: publish it, then run this again"
         )
     position = _read_position(lake, schema, now_us)
-    if after < position < last:
-        after = position
-    return list(iter_complete_windows(lake, schema, after, last, now_us))
+    if after_us < position < last_us:
+        after_us = position
+    return list(iter_complete_windows(lake, schema, after_us, last_us, now_us))
 
 
 def _copy_log_hour(
     lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, tell: OnMessage
 ) -> CopiedHour:
-    name = (schema.keyspace, schema.name)
+    key = (schema.keyspace, schema.name)
     consumer = ensure_consumer(lake, clock, schema, BY_HOUR, tell, lambda: _read_position(lake, schema, clock.now_us()))
     operations: Counter[int] = Counter()
     for window in windows:
         if window.passed:
             skipped.skip_window(lake, clock, consumer, window, partial(skipped.count_set_rows, lake, schema), tell)
             continue
-        # Its other hours are compared with the log from now on, and asked for again where rows are missing.
+        # From now on its other hours are checked against the log, and copied again if rows are missing.
         skipped.clear_skip(lake, consumer, window.set_us)
         for piece in _split_window(lake, schema, window):
             rows = add_generation_column(read_window(lake, schema, piece), piece)
             _replace_rows(lake, prepare_sink(lake, schema, BY_HOUR), rows, piece)
             operations.update(
-                {each["values"]: each["counts"] for each in rows["cdc$operation"].value_counts().to_pylist()}
+                {count["values"]: count["counts"] for count in rows["cdc$operation"].value_counts().to_pylist()}
             )
     hour = {
-        "keyspace_name": name[0],
-        "table_name": name[1],
+        "keyspace_name": key[0],
+        "table_name": key[1],
         "hour": datetime_from_us(hour_us),
         "rows": operations.total(),
     }
@@ -187,7 +187,7 @@ def _copy_log_hour(
 
 
 def _split_window(lake: Lake, schema: TableSchema, window: Window) -> Iterator[Window]:
-    """A window cut into parts whose rows fit into memory."""
+    """Split a window into parts whose rows fit into memory."""
     after = window.after_us
     while after < window.until_us:
         length = max_window_us(lake, schema, after)
@@ -197,81 +197,81 @@ def _split_window(lake: Lake, schema: TableSchema, window: Window) -> Iterator[W
 
 
 def _replace_rows(lake: Lake, sink: Table, rows: pa.Table, piece: Window) -> None:
-    """Make a part of the sink these rows, in one commit, or none where it is these rows."""
-    inside = time_filters(piece.after_us, piece.until_us)
+    """Replace a part of the sink by these rows, in one commit; no commit if it is unchanged."""
+    filters = time_filters(piece.after_us, piece.until_us)
     version = lake.version(sink)
-    stored = lake.read(sink, filters=inside)
-    wanted = conform_rows(sink, _with_dropped_columns(sink, rows, stored))
+    stored = lake.read(sink, filters=filters)
+    expected = conform_rows(sink, _with_dropped_columns(sink, rows, stored))
     order = [(name, "ascending") for name in sink.keys]
-    if stored.sort_by(order).equals(wanted.sort_by(order)):
+    if stored.sort_by(order).equals(expected.sort_by(order)):
         return
-    lost = set(iter_row_keys(stored)).difference(iter_row_keys(wanted))
-    if lost:
+    missing = set(iter_row_keys(stored)).difference(iter_row_keys(expected))
+    if missing:
         raise StateError(
-            f"{sink.full_name} has {len(lost)} rows from {format_us(piece.after_us + ONE_US)} to"
+            f"{sink.full_name} has {len(missing)} rows from {format_us(piece.after_us + ONE_US)} to"
             f" {format_us(piece.until_us)} that the log has no longer; they stay, and the hour is as it was: move them"
             " away to copy it anew"
         )
     failpoints.kill_if_selected(failpoints.BEFORE_SINK)
-    if not lake.replace_once(sink, wanted, inside, version):
+    if not lake.replace_once(sink, expected, filters, version):
         raise ConflictError(f"another process writes to {sink.full_name}; run this again when it is done")
     failpoints.kill_if_selected(failpoints.AFTER_SINK)
 
 
 def _with_dropped_columns(sink: Table, rows: pa.Table, stored: pa.Table) -> pa.Table:
-    """The rows of the log, with what the sink alone has of them: columns that ALTER TABLE dropped."""
+    """Add to the log's rows the columns that ALTER TABLE dropped, which only the sink still has."""
     dropped = [name for name in sink.schema.names if name not in rows.schema.names]
     if not dropped:
         return rows
-    places = {key: place for place, key in enumerate(iter_row_keys(stored))}
-    indices = pa.array([places.get(key) for key in iter_row_keys(rows)], pa.int64())
+    positions = {key: position for position, key in enumerate(iter_row_keys(stored))}
+    indices = pa.array([positions.get(key) for key in iter_row_keys(rows)], pa.int64())
     for name in dropped:
         rows = rows.append_column(sink.schema.field(name), stored[name].take(indices))
     return rows
 
 
 def iter_row_keys(rows: pa.Table) -> Iterator[_RowKey]:
-    """What names each row: stream, time and place in the batch."""
+    """Yield the key of each row: stream, time and position in the batch."""
     return zip(*(rows[name].to_pylist() for name in ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")), strict=True)
 
 
 def time_filters(after_us: Microseconds, until_us: Microseconds) -> list[Filter]:
-    """The filters of the rows with `after_us` < timestamp <= `until_us` (µs)."""
+    """Return the filters for rows with `after_us` < timestamp <= `until_us` (µs)."""
     return [(WRITTEN_AT, ">", datetime_from_us(after_us)), (WRITTEN_AT, "<=", datetime_from_us(until_us))]
 
 
 def _read_position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
-    """Where the consumer is; before it is registered, just before the first row that its log can have."""
+    """Return the consumer's position; before registration, the time before the first row that its log can have."""
     try:
         return consumers.find_consumer(lake, BY_HOUR, schema.keyspace, schema.name).position_us
     except NotFound:
         lows = [us_from_datetime(low) for low, _, _ in lake.file_bounds(log_table(schema), WRITTEN_AT)]
-        # Rows can be older than their table: a write says itself when it was.
+        # Rows can be older than their table, since a write can set its own timestamp.
         first_row = min([schema.created_at_us, *lows])
         return max(min(read_reader_sets(lake, schema, now_us).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
 
 
 def _read_complete_hours(lake: Lake, schema: TableSchema) -> set[Microseconds]:
-    """The hours (start, µs) of a table that are whole."""
+    """Return the complete hours (start, µs) of a table."""
     where: list[Filter] = [("keyspace_name", "=", schema.keyspace), ("table_name", "=", schema.name)]
     return {us_from_datetime(hour) for hour in lake.read(CONSUMED_HOURS, ["hour"], where)["hour"].to_pylist()}
 
 
 def _advance_consumer(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -> None:
-    """Move the consumer behind the hours that are whole, up to the first that is not: what it holds is not removed."""
-    noted, position = _read_complete_hours(lake, schema), consumer.position_us
-    while _hour_start(position + ONE_US) in noted:
+    """Advance the consumer past the complete hours up to the first incomplete one; its generation is not removed."""
+    complete, position = _read_complete_hours(lake, schema), consumer.position_us
+    while _hour_start(position + ONE_US) in complete:
         position = _hour_start(position + ONE_US) + HOUR_US - ONE_US
     if position == consumer.position_us:
         return
     sets = read_reader_sets(lake, schema, clock.now_us())
-    begun = [each for each in (*sets.seen, *sets.removed) if each <= position]
+    started = [begin_us for begin_us in (*sets.seen, *sets.removed) if begin_us <= position]
     consumers.advance_consumer(
         lake,
         clock,
         consumer,
         position_us=position,
-        set_timestamp_us=max(begun, default=None),
+        set_timestamp_us=max(started, default=None),
         expected_window=consumer.window_number,
     )
 
@@ -284,10 +284,10 @@ def _iter_due_hours(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[M
     if sets.awaited is not None:
         readable_us = min(readable_us, sets.awaited - ONE_US)
     first = hour = _hour_start(_read_position(lake, schema, clock.now_us()) + ONE_US)
-    noted = _read_complete_hours(lake, schema)
+    complete = _read_complete_hours(lake, schema)
     while hour + HOUR_US - ONE_US <= readable_us:
-        # One that is noted, and that the consumer has not followed, was left by a process that died.
-        if hour not in noted or hour == first:
+        # A recorded hour at the consumer's position was left by a process that died.
+        if hour not in complete or hour == first:
             yield hour
         hour += HOUR_US
 

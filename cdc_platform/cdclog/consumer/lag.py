@@ -1,7 +1,7 @@
 """How long rows of a log live, by the time of their write, and how far a reader is behind that.
 
-A change of the TTL is observed later than it was made: the shorter of both TTLs counts from the last moment at
-which the older one is known to have been in force.
+A TTL change is observed later than it is made. The shorter of both TTLs therefore counts from the last time at which
+the older one is known to have been in force.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HALF, _THREE_QUARTERS = 0.5, 0.75
 
 
 class TtlLag(StrEnum):
-    """How much of the time that unread rows live has passed."""
+    """The share of the TTL of unread rows that has passed."""
 
     FINE = "fine"
     HALF = "half"
@@ -29,7 +29,7 @@ class TtlLag(StrEnum):
 
 @dataclass(frozen=True)
 class RowLifetime:
-    """Rows written from `since_us` on, before `until_us` (µs), live for `ttl_us` (0: for ever)."""
+    """Rows written from `since_us` on, before `until_us` (µs), live for `ttl_us` (0: forever)."""
 
     since_us: Microseconds
     until_us: Microseconds
@@ -38,10 +38,10 @@ class RowLifetime:
 
 @dataclass(frozen=True)
 class TtlStatus:
-    """How far a reader is behind: `share` of the TTL of its oldest unread rows, None where they live for ever.
+    """How far a reader is behind: `share` of the TTL of its oldest unread rows, None if they live forever.
 
-    `died_us`: rows up to then (µs) may have died unread. `ttl_us` is the shortest TTL of unread rows, None where it is
-    not known.
+    `died_us`: rows up to then (µs) may have expired unread. `ttl_us` is the shortest TTL of unread rows, None if
+    unknown.
     """
 
     lag: TtlLag
@@ -51,28 +51,28 @@ class TtlStatus:
 
 
 def row_lifetimes(changes: Iterable[TableChange]) -> list[RowLifetime]:
-    """Return the TTLs of rows of a log by when they were written, oldest first, from the changes of its table alone.
+    """Return the TTLs of rows of a log by write time, oldest first, from the changes of its table alone.
 
-    The last log counts, where there was more than one. None where nothing is known of it.
+    Only the last log of the table counts. Returns [] if nothing is known of it.
     """
-    mine = changes_since_last_drop(list(changes))
-    if not mine:
+    own_changes = changes_since_last_drop(list(changes))
+    if not own_changes:
         return []
-    begins, found = [Microseconds(0)], list[RowLifetime]()
-    ttls = [us_from_seconds(change.ttl_seconds) for change in mine]
-    for (before, old), (after, new) in pairwise(zip(mine, ttls, strict=True)):
+    begins, lifetimes = [Microseconds(0)], list[RowLifetime]()
+    ttls = [us_from_seconds(change.ttl_seconds) for change in own_changes]
+    for (before, old), (after, new) in pairwise(zip(own_changes, ttls, strict=True)):
         begins.append(_in_force_us(before, after) if _is_shorter(new, old) else after.changed_at_us)
     ends = [*begins[1:], Microseconds(2**62)]
     for since, until, ttl in zip(begins, ends, ttls, strict=True):
         if since < until:
-            found.append(RowLifetime(since, until, ttl))
-    return found
+            lifetimes.append(RowLifetime(since, until, ttl))
+    return lifetimes
 
 
 def changes_since_last_drop(changes: Sequence[TableChange]) -> list[TableChange]:
-    """Return the changes of the last log that a table had, all of them where it had one alone."""
+    """Return the changes of the last log of a table, all of them if it had only one."""
     drops = [
-        place for place, change in enumerate(changes) if change.what == TABLE_DROPPED and change is not changes[-1]
+        index for index, change in enumerate(changes) if change.what == TABLE_DROPPED and change is not changes[-1]
     ]
     return [change for change in changes[drops[-1] + 1 if drops else 0 :] if change.what != TABLE_DROPPED]
 
@@ -80,28 +80,35 @@ def changes_since_last_drop(changes: Sequence[TableChange]) -> list[TableChange]
 def find_expired_until_us(
     lives: Sequence[RowLifetime], after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
 ) -> Microseconds | None:
-    """Return up to when (µs) rows written later than `after_us` up to `until_us` may have died; None: none have."""
+    """Return up to when (µs) rows written after `after_us` up to `until_us` may have expired; None: none have."""
     ends = []
-    for each in lives:
-        last = min(each.until_us - ONE_US, until_us, now_us - each.ttl_us)
-        if each.ttl_us and last >= max(each.since_us, after_us + ONE_US):
+    for lifetime in lives:
+        last = min(lifetime.until_us - ONE_US, until_us, now_us - lifetime.ttl_us)
+        if lifetime.ttl_us and last >= max(lifetime.since_us, after_us + ONE_US):
             ends.append(last)
     return Microseconds(max(ends)) if ends else None
 
 
 def get_ttl_status(changes: Iterable[TableChange], reader: Consumer, now_us: Microseconds) -> TtlStatus:
-    """Return how far a reader of a live cluster's log is behind the TTL of the rows that it has not read.
+    """Return how far a reader of a live cluster's log is behind the TTL of its unread rows.
 
-    `changes` are those of its table. One that has not read a window yet, or whose log is unknown, is unknown.
+    `changes` are those of its table. The status is unknown if the reader has not read a window yet, or if the log is
+    unknown.
     """
     lives = row_lifetimes(changes)
     if not lives or not reader.window_number:
         return TtlStatus(TtlLag.UNKNOWN, None, None, None)
-    unread = [each for each in lives if each.until_us > reader.position_us + ONE_US and each.since_us <= now_us]
-    mortal = [each for each in unread if each.ttl_us]
+    unread = [
+        lifetime
+        for lifetime in lives
+        if lifetime.until_us > reader.position_us + ONE_US and lifetime.since_us <= now_us
+    ]
+    mortal = [lifetime for lifetime in unread if lifetime.ttl_us]
     if not mortal:
         return TtlStatus(TtlLag.FINE, Microseconds(0), None, None)
-    share = max(max(0, now_us - max(each.since_us, reader.position_us + ONE_US)) / each.ttl_us for each in mortal)
+    share = max(
+        max(0, now_us - max(lifetime.since_us, reader.position_us + ONE_US)) / lifetime.ttl_us for lifetime in mortal
+    )
     died = find_expired_until_us(lives, reader.position_us, now_us, now_us)
     lag = (
         TtlLag.DYING
@@ -112,7 +119,7 @@ def get_ttl_status(changes: Iterable[TableChange], reader: Consumer, now_us: Mic
         if share >= _HALF
         else TtlLag.FINE
     )
-    return TtlStatus(lag, min(each.ttl_us for each in mortal), share, died)
+    return TtlStatus(lag, min(lifetime.ttl_us for lifetime in mortal), share, died)
 
 
 def _is_shorter(new_us: Microseconds, old_us: Microseconds) -> bool:

@@ -1,6 +1,6 @@
-"""Consume a CDC log window by window, exactly once: every row once, nothing that may still change.
+"""Consume a CDC log window by window, exactly once: every row once, and no rows that may still change.
 
-The loop knows the order of steps; a WindowWriter copies the rows of a window and commits them with its number.
+The loop defines the order of the steps; a WindowWriter copies the rows of a window and commits them with its number.
 """
 
 from __future__ import annotations
@@ -49,46 +49,47 @@ if TYPE_CHECKING:
 
 
 class TooManyRows(Exception):
-    """A window has more rows than fit into memory; the one who copies it wants a shorter one from now on."""
+    """A window has more rows than fit into memory; the writer limits the length of windows from now on."""
 
 
 class WindowWriter(Protocol):
-    """What brings the rows of windows into a consumer's sink, from wherever the log is."""
+    """Copies the rows of windows from a log, wherever it is stored, into a consumer's sink."""
 
     @property
     def sink(self) -> Table:
-        """Where they go."""
+        """The table that it writes to."""
         ...
 
     def longest_us(self, after_us: Microseconds) -> Microseconds | None:
-        """How long (µs) a window from there on may be; None for as long as it likes."""
+        """Return the maximum length (µs) of a window from `after_us`; None for no limit."""
         ...
 
     def rows_left(self, window: Window) -> int | None:
-        """How many rows of the log are left out where a window is passed over; None where nobody can tell."""
+        """Return the number of the log's rows in a skipped window; None if it is unknown."""
         ...
 
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
-        """Put the rows of a window, none of one that is passed over, and the marks into the sink by one commit.
+        """Commit the rows of a window and the marks to the sink in one commit; a skipped window has no rows.
 
-        Only while the number of the first mark is still `expected`. Answers with the rows, None where it is not.
+        It commits only while the number of the first mark is still `expected`. Returns the number of rows, None if the
+        number has changed.
 
         Raises:
-            TooManyRows: ask for it again, with what `longest_us` says then.
+            TooManyRows: retry with the window length that `longest_us` returns then.
         """
         ...
 
     def origin_us(self, consumer: Consumer) -> Microseconds:
-        """Return behind which time (µs) to look for unread sets, for a sink that does not note where it began."""
+        """Return the time (µs) after which to look for unread sets, for a sink that does not record its origin."""
         ...
 
     def copy_unread(
         self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
     ) -> int | None:
-        """As `copy`, for a window that the position has passed: add only the rows that the sink does not have yet.
+        """Do as `copy` for a window before the position: add only the rows that the sink does not have yet.
 
         Raises:
-            TooManyRows: ask for it again, with what `longest_us` says then.
+            TooManyRows: retry with the window length that `longest_us` returns then.
         """
         ...
 
@@ -102,26 +103,26 @@ def consume_windows(
     horizon_us: Microseconds,
     tell: OnMessage,
 ) -> tuple[Consumer, int]:
-    """Copy window after window up to the horizon (µs); answers with where the consumer is then, and its rows.
+    """Copy window after window up to the horizon (µs); return the advanced consumer and the number of rows.
 
-    Each window goes in with its number and its end in one commit, and the position moves after it: whoever is killed
-    in between finds the window there, and does not read it again. A set whose start the position passed before the set
-    could be read is read from its start first. The position stays where it is meanwhile.
+    One commit has the rows of a window, its number and its end, and the position moves after it. A process that is
+    killed in between finds the window in the sink on restart and does not read it again. A set whose start the position
+    passed before the set became readable is read from its start first; the position does not move meanwhile.
 
     Raises:
-        StateError: what comes next was in a generation that has been removed, or whose streams are not complete; or
-            the sink lacks windows, or has those of another.
+        StateError: the next rows are in a generation that has been removed or whose streams are incomplete; or the sink
+            lacks windows, or has windows of another consumer.
         ConflictError: another process reads under the same name.
     """
     consumer, count = _recover_position(lake, clock, schema, copier.sink, consumer), 0
-    progress, known = StreamProgress(consumer.name), None
+    progress, known_sets = StreamProgress(consumer.name), None
     while True:
         source = StreamSources(lake).of(schema.keyspace, schema.name)
         sets = reader_sets_from_source(source, clock.now_us())
         _assert_not_lost(sets, consumer)
-        if known != sets.seen:
+        if known_sets != sets.seen:
             progress = StreamProgress.of(lake, copier.sink, consumer.name, sets.seen)
-            known = sets.seen
+            known_sets = sets.seen
         origin = copier.origin_us(consumer) if progress.origin_us is None else progress.origin_us
         passed_us = min(consumer.position_us, horizon_us)
         missed = next(
@@ -130,8 +131,8 @@ def consume_windows(
         if missed is not None:
             count += _read_missed_window(lake, source, consumer, missed, copier, progress, origin)
             continue
-        at_most = copier.longest_us(consumer.position_us)
-        window = next_window(sets, consumer.position_us, consumer.window_number, horizon_us, longest_us=at_most)
+        longest_us = copier.longest_us(consumer.position_us)
+        window = next_window(sets, consumer.position_us, consumer.window_number, horizon_us, longest_us=longest_us)
         if window is None:
             skipped.report_appeared_sets(lake, source, consumer, tell)
             return consumer, count
@@ -159,12 +160,12 @@ def _read_missed_window(
     progress: StreamProgress,
     origin_us: Microseconds,
 ) -> int:
-    """Read one window of a set whose start the position has passed; return how many rows were new.
+    """Read a window of a set whose start the position has passed; return the number of new rows.
 
-    Its rows are added by key, so that a window which is read again after a kill doubles nothing.
+    Rows are added by key, so that reading a window again after a kill adds no duplicates.
 
     Raises:
-        StateError: its streams are not complete.
+        StateError: its streams are incomplete.
         ConflictError: another process reads under the same name.
     """
     assert_streams_complete(source, missed)
@@ -194,7 +195,7 @@ def _resolve_window(
     copier: WindowWriter,
     tell: OnMessage,
 ) -> Window:
-    """The window as it is read, or as it is passed over, which is noted before anything moves."""
+    """Return the window as it is read or skipped; a skip is recorded before the position moves."""
     if window.passed and not _has_read_set(lake, consumer, window):
         skipped.skip_window(lake, clock, consumer, window, copier.rows_left, tell)
         return window
@@ -205,18 +206,18 @@ def _resolve_window(
 
 
 def _has_read_set(lake: Lake, consumer: Consumer, window: Window) -> bool:
-    """Whether the consumer has read rows of the window's set: then it had streams, which are gone."""
-    noted = consumers.read_skipped_sets(lake).get(consumer.key, ())
-    return consumer.set_timestamp_us == window.set_us and window.set_us not in noted
+    """Return True if the consumer has read rows of the window's set, which then had streams that are gone."""
+    recorded = consumers.read_skipped_sets(lake).get(consumer.key, ())
+    return consumer.set_timestamp_us == window.set_us and window.set_us not in recorded
 
 
 def _last_number(consumer: Consumer) -> int | None:
-    """The number of the last transaction that the sink of a consumer has seen; None before its first window."""
+    """Return the number of the last transaction of a consumer's sink; None before its first window."""
     return consumer.window_number or None
 
 
 def _recover_position(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consumer: Consumer) -> Consumer:
-    """The consumer behind all windows that its sink has: a process that was killed left one that is not noted."""
+    """Advance the consumer past all windows of its sink: a killed process may not have recorded the last one."""
     number = lake.transaction(sink, consumer.name)
     if number is None or number <= consumer.window_number:
         if (number or 0) < consumer.window_number:
@@ -228,14 +229,14 @@ def _recover_position(lake: Lake, clock: Clock, schema: TableSchema, sink: Table
     until = lake.transaction(sink, _position_application(consumer.name))
     if until is None or number != consumer.window_number + 1:
         if consumers.find_consumer(lake, *consumer.key).window_number != consumer.window_number:
-            raise _concurrent_reader_error(consumer)  # who has brought the windows in since the consumer was looked up
+            raise _concurrent_reader_error(consumer)  # it committed the windows after the consumer was read
         raise StateError(
             f"{sink.full_name} has windows that consumer {consumer.full_name} never read; it was forgotten:"
             " remove the table, or read under another name"
         )
     sets = read_reader_sets(lake, schema, clock.now_us())
-    begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
-    return _advance_consumer(lake, clock, consumer, Window(number, begun, consumer.position_us, Microseconds(until)))
+    set_us = max(begin_us for begin_us in (*sets.seen, *sets.removed) if begin_us <= until)
+    return _advance_consumer(lake, clock, consumer, Window(number, set_us, consumer.position_us, Microseconds(until)))
 
 
 def _concurrent_reader_error(consumer: Consumer) -> ConflictError:
@@ -255,29 +256,29 @@ def _advance_consumer(lake: Lake, clock: Clock, consumer: Consumer, window: Wind
 
 
 def _position_application(name: str) -> str:
-    """The application under which a sink notes, beside a window's number, where the window ended."""
+    """Return the application under which a sink records the end of the window with each number."""
     return f"{name}:position"
 
 
 def _assert_not_lost(sets: ReaderSets, consumer: Consumer) -> None:
     first = min((*sets.seen, *sets.removed), default=None)
-    begun = consumer.set_timestamp_us
-    if begun is not None and first is not None and begun < first and consumer.position_us + ONE_US < first:
+    start = consumer.set_timestamp_us
+    if start is not None and first is not None and start < first and consumer.position_us + ONE_US < first:
         raise StateError(
-            f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(begun)},"
+            f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(start)},"
             f" which is gone; what it has not read before {format_us(first)} is lost: forget it and register it anew"
         )
 
 
 MAX_ROWS_IN_MEMORY = 1_000_000
-"""About as many rows as a consumer takes into memory at once, in whole files of the log."""
+"""Approximate number of rows that a consumer reads into memory at once, in whole files of the log."""
 BY_HOUR = "hourly"
 """The name of the consumer that copies logs hour by hour; see `hourly`."""
 FROM_CLUSTER = consumers.INGEST_CONSUMER
-"""The name of the consumer that brings the log of a live cluster into the lake."""
+"""The name of the consumer that ingests the log of a live cluster into the lake."""
 _RESERVED_NAMES = {BY_HOUR: "copies logs hour by hour", FROM_CLUSTER: "brings in the log of a live cluster"}
 _MAX_NAME_LENGTH = 48
-"""The letters of a consumer's name, which stands in that of its table."""
+"""The maximum length of a consumer's name, which is part of its sink's name."""
 _GENERATION_FIELD = column(
     GENERATION,
     TIMESTAMP,
@@ -298,34 +299,33 @@ def read_changes(
     *,
     now_us: Microseconds,
 ) -> DataFrame:
-    """The log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
+    """Return log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
 
-    Nothing newer than `readable_until_us` is read, nothing of a generation whose streams are not all there, and
-    nothing of one
-    that is passed over. Sorted by time, stream and place in the batch.
+    Rows newer than `readable_until_us`, rows of a generation whose streams are incomplete, and rows of a skipped
+    generation are not read. Rows are sorted by time, stream and position in the batch.
 
     Raises:
-        StateError: some of it was in a generation that has been removed, or whose streams are not complete.
+        StateError: some rows were in a generation that has been removed or whose streams are incomplete.
         NotFound: the table has no log here.
     """
     from pyspark.sql import functions as F
 
     table = get_log_table(lake, schema)
-    read = list(
+    windows = list(
         iter_complete_windows(lake, schema, since_us, min(until_us, readable_until_us(lake, schema, now_us)), now_us)
     )
     rows = frames.read_table_frame(spark, lake, table)
-    if not read:
+    if not windows:
         return rows.limit(0)
-    when = F.col(quote_spark_name(WRITTEN_AT))
+    written_at = F.col(quote_spark_name(WRITTEN_AT))
 
     def between(after: Microseconds, until: Microseconds) -> Column:
-        return (when > F.lit(datetime_from_us(after))) & (when <= F.lit(datetime_from_us(until)))
+        return (written_at > F.lit(datetime_from_us(after))) & (written_at <= F.lit(datetime_from_us(until)))
 
-    inside = between(read[0].after_us, read[-1].until_us)
-    for passed in (each for each in read if each.passed):
-        inside &= ~between(passed.after_us, passed.until_us)
-    return rows.where(inside).orderBy(*map(quote_spark_name, _ORDER))
+    condition = between(windows[0].after_us, windows[-1].until_us)
+    for skipped_window in (each for each in windows if each.passed):
+        condition &= ~between(skipped_window.after_us, skipped_window.until_us)
+    return rows.where(condition).orderBy(*map(quote_spark_name, _ORDER))
 
 
 def iter_complete_windows(
@@ -336,15 +336,15 @@ def iter_complete_windows(
     now_us: Microseconds,
     only: Collection[int] | None = None,
 ) -> Iterator[Window]:
-    """The windows from a position to a horizon, each of a whole generation, or of one that is passed over.
+    """Yield the windows from a position to a horizon, each within one generation, also those that are skipped.
 
-    With `only` no sets are read but those that begin at these times (µs), as readers saw them once.
+    With `only`, read just the sets that begin at these times (µs), as readers saw them before.
     """
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     sets, position, number = reader_sets_from_source(source, now_us), after_us, 0
     if only is not None:
-        seen, removed = ([each for each in several if each in only] for several in (sets.seen, sets.removed))
-        passed = [each for each in sets.passed if each not in only]
+        seen, removed = ([begin_us for begin_us in begins if begin_us in only] for begins in (sets.seen, sets.removed))
+        passed = [begin_us for begin_us in sets.passed if begin_us not in only]
         sets = ReaderSets([*seen, *passed], removed, passed=passed)
     while (window := next_window(sets, position, number, horizon_us)) is not None:
         if not window.passed:
@@ -354,10 +354,10 @@ def iter_complete_windows(
 
 
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
-    """The rows of a window, as `read_between` has them, with the columns that stand aside; without a JVM.
+    """Return the rows of a window as `read_between` does, with retyped columns; runs without a JVM.
 
     Raises:
-        StoreFailure: the log has other rows there than were written, so nobody reads on from them.
+        StoreFailure: the rows of the log differ from those that were written, so that consuming must stop.
     """
     low, high = datetime_from_us(window.after_us), datetime_from_us(window.until_us)
     verify_added_files_between(lake, get_log_table(lake, schema), WRITTEN_AT, low, high)
@@ -367,12 +367,12 @@ def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
 def read_between(
     lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, *, with_aside: bool = False
 ) -> pa.Table:
-    """The rows of the log later than `after_us` up to `until_us` (µs), sorted by time, stream and place in the batch.
+    """Return log rows later than `after_us` up to `until_us` (µs), sorted by time, stream and position in the batch.
 
-    Where the log has it, the column for values that no native one holds comes too.
+    The column for values that native columns cannot hold is included if the log has it.
     """
     low, high = datetime_from_us(after_us), datetime_from_us(until_us)
-    # A column that ALTER TABLE added is in the log from the first rows on that have it.
+    # The log has a column that ALTER TABLE added from the first rows with that column.
     stored = read_stored_schema(lake, get_log_table(lake, schema))
     log = log_table(schema, exact=EXACT in stored.names)
     if with_aside:
@@ -383,23 +383,23 @@ def read_between(
 
 
 def sort_log_rows(rows: pa.Table) -> pa.Table:
-    """Rows of a log, sorted by time, stream and place in the batch."""
+    """Sort rows of a log by time, stream and position in the batch."""
     return rows.sort_by([(name, "ascending") for name in _ORDER])
 
 
 def validate_consumer_name(name: str) -> None:
-    """Hold that a consumer's name is one that a table can have; raises InputError."""
+    """Raise InputError if a consumer's name cannot be part of a table's name."""
     if not is_valid_name(name, most=_MAX_NAME_LENGTH):
         raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
 
 
 def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
-    """The Delta table into which a consumer of this name copies the log of a table.
+    """Return the Delta table into which a consumer of this name copies the log of a table.
 
-    With `exact` it has the column for values that no native one holds, as its log has it then.
+    With `exact` it has the column for values that native columns cannot hold, as its log has.
 
     Raises:
-        InputError: the name is none that a table can have.
+        InputError: the name cannot be part of a table's name.
     """
     validate_consumer_name(name)
     table = log_table(schema, exact=exact)
@@ -415,7 +415,7 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
 
 
 def prepare_sink(lake: Lake, schema: TableSchema, name: str) -> Table:
-    """The table of a consumer, with all columns that the log has by now; what it lacks of them is put in."""
+    """Return the table of a consumer after adding the columns of the log that it lacks."""
     log = read_stored_schema(lake, get_log_table(lake, schema))
     sink = sink_table(schema, name, exact=EXACT in log.names)
     if lake.exists(sink):
@@ -424,12 +424,12 @@ def prepare_sink(lake: Lake, schema: TableSchema, name: str) -> Table:
 
 
 def _with_retyped_columns(table: Table, log: pa.Schema) -> Table:
-    """A log, or a copy of it, with the columns of the stored log whose values are of a type that they had before."""
+    """Add the stored log's columns with values of an earlier type to a log or a copy of it."""
     return replace(table, schema=pa.schema([*table.schema, *(field for _, field in find_retyped_columns(log))]))
 
 
 def add_generation_column(rows: pa.Table, window: Window) -> pa.Table:
-    """Rows of a window with the begin of its generation or stream set beside each, as sinks have it."""
+    """Add the start of the generation or stream set to the rows of a window, as sinks have it."""
     begin = pa.scalar(datetime_from_us(window.set_us), TIMESTAMP)
     return rows.append_column(_GENERATION_FIELD, pa.repeat(begin, rows.num_rows))
 
@@ -443,19 +443,20 @@ def consume(
     until_us: Microseconds | None = None,
     tell: OnMessage = skipped.log_message,
 ) -> tuple[Consumer, int]:
-    """Copy what a consumer has not read yet into its table; answers with where it is now and how many rows came.
+    """Copy the unread rows of a consumer into its table; return the consumer and the number of rows.
 
-    It is registered at its first start, before the first generation that there still is. Each window goes in with its
-    number in one commit, and the position moves after it: whoever is killed in between finds the window there, and
-    does not read it again. Nothing newer than the clock less the safety window is read, nor after `until_us` (µs).
+    A new consumer is registered before the first existing generation. One commit has the rows of a window and its
+    number, and the position moves after it. A process that is killed in between finds the window in the sink on restart
+    and does not read it again. Rows within the confidence window before now, and rows after `until_us` (µs), are not
+    read.
 
-    A column that ALTER TABLE added comes into the sink with the first window after it; one that it dropped stays.
-    What is left out is told: removed generations at the first start, one without streams when it is passed over, and
-    in every run after it has some.
+    A column that ALTER TABLE added enters the sink with the first window after it; a dropped column stays. `tell`
+    receives what is skipped: removed generations at the first start, a generation without streams when it is skipped,
+    and in every run after it has some.
 
     Raises:
-        StateError: what comes next was in a generation that has been removed, or whose streams are not complete.
-        InputError: the name is none, or taken.
+        StateError: the next rows are in a generation that has been removed or whose streams are incomplete.
+        InputError: the name is invalid or reserved.
         ConflictError: another process reads under the same name.
         NotFound: the table has no log here.
     """
@@ -471,24 +472,24 @@ def consume(
 
 
 def readable_until_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
-    """The newest moment (µs) up to which the log here is whole: none that rows may still be on their way to.
+    """Return the newest time (µs) up to which the log here is complete, so that no rows can still arrive.
 
-    Where the log is brought in from a live cluster, that is how far it was brought, of every stream set.
+    For a log that is ingested from a live cluster this is the time up to which every stream set was ingested.
     """
     safe = Microseconds(now_us - CONFIDENCE_WINDOW_US)
     try:
-        brought = consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
+        ingested_us = consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
     except NotFound:
         return safe
     sets = read_reader_sets(lake, schema, now_us)
     progress = StreamProgress.of(lake, log_table(schema), FROM_CLUSTER, sets.seen)
-    behind = first_unread_us(progress, sets, brought)
-    return min(safe, brought if behind is None else behind)
+    first_unread = first_unread_us(progress, sets, ingested_us)
+    return min(safe, ingested_us if first_unread is None else first_unread)
 
 
 @dataclass(frozen=True)
 class _LakeWindowWriter:
-    """Copies from the log that lies in the lake."""
+    """Copies from a log in the lake."""
 
     lake: Lake
     schema: TableSchema
@@ -512,7 +513,7 @@ class _LakeWindowWriter:
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
     def origin_us(self, consumer: Consumer) -> Microseconds:
-        """As `Copier`: an earlier release noted nothing, and `complete` compares its rows with those of the log."""
+        """Return the position: earlier releases recorded no origin, and `complete` compares their rows with the log."""
         return consumer.position_us
 
     def copy_unread(
@@ -527,19 +528,19 @@ class _LakeWindowWriter:
 
 
 def filter_by_streams(rows: pa.Table, source: StreamSource, window: Window) -> pa.Table:
-    """Return those of a log's rows that lie in streams of a window's set."""
+    """Return the log rows that are in streams of a window's set."""
     period = next(each for each in source.periods() if each.begin_us == window.set_us)
     streams = pa.array([each.tobytes() for each in period.streams().streams], pa.binary())
     return rows.filter(compute.is_in(rows["cdc$stream_id"], value_set=streams))
 
 
 def exclude_stored_rows(lake: Lake, sink: Table, rows: pa.Table, window: Window) -> pa.Table:
-    """Return those of a window's rows that a sink does not have, by the log's key."""
-    inside = [
+    """Return the rows of a window that a sink does not have, by the log's key."""
+    filters = [
         (WRITTEN_AT, ">", datetime_from_us(window.after_us)),
         (WRITTEN_AT, "<=", datetime_from_us(window.until_us)),
     ]
-    known = set(_log_keys(lake.read(sink, list(LOG_KEY), inside)))
+    known = set(_log_keys(lake.read(sink, list(LOG_KEY), filters)))
     fresh = np.fromiter((key not in known for key in _log_keys(rows)), bool, rows.num_rows)
     return rows.filter(pa.array(fresh))
 
@@ -556,9 +557,9 @@ def ensure_consumer(
     tell: OnMessage,
     position: Callable[[], Microseconds] | None = None,
 ) -> Consumer:
-    """The consumer; what a new one leaves out is told.
+    """Return the consumer, registered if new; `tell` receives what a new one skips.
 
-    A new one stands where `position` says, by default before the first generation that there still is.
+    A new consumer starts at `position`, by default before the first existing generation.
     """
     key = (name, schema.keyspace, schema.name)
     try:
@@ -572,28 +573,30 @@ def ensure_consumer(
 
 
 def max_window_us(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microseconds | None:
-    """How long (µs) a window may be for the rows of its files to fit into memory; None for as long as it likes."""
+    """Return the maximum length (µs) of a window whose files' rows fit into memory; None for no limit."""
     bounds = lake.file_bounds(log_table(schema), WRITTEN_AT)
-    ahead = sorted((us_from_datetime(high), rows) for _, high, rows in bounds if us_from_datetime(high) > after_us)
+    later_files = sorted(
+        (us_from_datetime(high), rows) for _, high, rows in bounds if us_from_datetime(high) > after_us
+    )
     count = 0
-    for place, (_, rows) in enumerate(ahead):
+    for index, (_, rows) in enumerate(later_files):
         count += rows
         if count > MAX_ROWS_IN_MEMORY:
-            return ahead[max(place - 1, 0)][0] - after_us
+            return later_files[max(index - 1, 0)][0] - after_us
     return None
 
 
 def missing_log_error(lake: Lake, name: str) -> NotFound:
-    """That nothing is here of the log of a table (`keyspace.table`), and what brings some."""
-    kept = "write to it with: cdc-platform log FILE.cql --keep"
+    """Return the error for a table (`keyspace.table`) without a log here, with a remedy."""
+    remedy = "write to it with: cdc-platform log FILE.cql --keep"
     return NotFound(
         f"{name} has no log here; "
-        f"{choose_remedy(lake, kept, f'bring it in with: cdc-platform ingest {{cluster}} {name}')}"
+        f"{choose_remedy(lake, remedy, f'bring it in with: cdc-platform ingest {{cluster}} {name}')}"
     )
 
 
 def get_log_table(lake: Lake, schema: TableSchema) -> Table:
-    """The table of the log.
+    """Return the table of the log.
 
     Raises:
         NotFound: there is none.

@@ -39,54 +39,55 @@ _RETYPED_NAME = re.compile(r"(?P<name>.+)\$until_(?P<stamp>\d+T\d+Z)")
 
 
 def retyped_column_name(name: str, now_us: Microseconds) -> str:
-    """The name of a column whose values stand aside from now on (µs)."""
+    """Return the name of the column that holds a column's old values when it is retyped at `now_us` (µs)."""
     return f"{name}$until_{format_us(now_us).translate(str.maketrans('', '', ':-.'))}"
 
 
 def find_retyped_columns(log: pa.Schema) -> list[tuple[str, pa.Field]]:
-    """The columns of a log as it is stored that stand aside, each behind the name that it had, oldest first."""
-    found = [(match, field) for field in log if (match := _RETYPED_NAME.fullmatch(field.name)) is not None]
-    return [(match["name"], field) for match, field in sorted(found, key=lambda each: each[0]["stamp"])]
+    """Return the retyped columns of a stored log, each after its original name, oldest first."""
+    matches = [(match, field) for field in log if (match := _RETYPED_NAME.fullmatch(field.name)) is not None]
+    return [(match["name"], field) for match, field in sorted(matches, key=lambda each: each[0]["stamp"])]
 
 
 def retype_sink_columns(lake: Lake, sink: Table, log: pa.Schema, schema: TableSchema) -> None:
-    """Give columns of a copy that is there the names and types that they have in its log by now.
+    """Rename and retype the columns of an existing copy as in its log.
 
-    A column whose type the copy alone has still, since its log lost it, stands aside as of the copy's newest row.
+    If only the copy still has a column's old type, since the log lost the column, it is retyped as of the copy's newest
+    row.
 
     Raises:
         ConflictError: another process writes to it.
     """
-    there, names = read_stored_schema(lake, sink), dict[str, str]()
+    stored, names = read_stored_schema(lake, sink), dict[str, str]()
     for name, field in find_retyped_columns(log):
-        known = there.field(name) if name in there.names else None
-        if field.name not in there.names and name not in names and known is not None and known.type == field.type:
+        known = stored.field(name) if name in stored.names else None
+        if field.name not in stored.names and name not in names and known is not None and known.type == field.type:
             names[name] = field.name
-    left = pa.schema([field for field in there if field.name not in names])
-    grown, other = compare_column_types(schema, left)
-    if other:
+    remaining = pa.schema([field for field in stored if field.name not in names])
+    grown, retyped = compare_column_types(schema, remaining)
+    if retyped:
         newest = compute.max(lake.read(sink, [WRITTEN_AT])[WRITTEN_AT].cast(pa.int64())).as_py()
-        names |= {name: retyped_column_name(name, Microseconds(newest or 0)) for name in other}
+        names |= {name: retyped_column_name(name, Microseconds(newest or 0)) for name in retyped}
     if names or grown:
         rewrite_columns(lake, sink, names, types=grown)
 
 
 def compare_column_types(schema: TableSchema, there: pa.Schema) -> tuple[dict[str, pa.DataType], list[str]]:
-    """Return what became of the columns of a stored log: the types of those that grew, and those of another type.
+    """Return how the columns of a stored log changed: the new types of extended ones, and the names of retyped ones.
 
-    The latter are named with what tells of their deletions.
+    The latter include their columns for deletions.
     """
-    grown, other, lost = dict[str, pa.DataType](), list[str](), set[str]()
+    grown, retyped, lost = dict[str, pa.DataType](), list[str](), set[str]()
     for each, name in stored_columns(schema):
         if each.base is None or name not in there.names:
             continue
         kind, stored = stored_type(each.type), there.field(name).type
         if each.base.name in lost or not is_compatible_type(stored, kind):
-            other.append(name)
+            retyped.append(name)
             lost.add(each.base.name)
         elif has_new_fields(stored, kind):
             grown[name] = arrow_type(kind)
-    return grown, other
+    return grown, retyped
 
 
 def rewrite_columns(
@@ -96,13 +97,13 @@ def rewrite_columns(
     beside: Mapping[str, int] | None = None,
     types: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> None:
-    """Put every row of a log, or of a copy of it, where it is under new names of columns, by one commit.
+    """Rename columns of a log, or of a copy of it, by rewriting all rows in one commit.
 
-    `types` are those of columns whose user types grew. Where another process writes to it meanwhile, as the upkeep of
-    files does, it is done again with what is there then.
+    `types` are those of columns whose user types were extended. It is retried on the new version if another process,
+    such as file maintenance, writes meanwhile.
 
     Raises:
-        ConflictError: others kept coming first.
+        ConflictError: other writers kept winning.
     """
     for _ in range(_MAX_ATTEMPTS - 1):
         with suppress(ConflictError):
@@ -118,24 +119,27 @@ def _rewrite_columns_once(
     beside: Mapping[str, int] | None,
 ) -> None:
     version, files = lake.version(table) or 0, lake.files(table, [])
-    stands = read_stored_schema(lake, table)
-    due = {name: kind for name, kind in types.items() if name in stands.names and stands.field(name).type != kind}
-    if not due and not set(names) & set(stands.names):
-        return  # another process has done it
+    stored = read_stored_schema(lake, table)
+    changed_types = {
+        name: kind for name, kind in types.items() if name in stored.names and stored.field(name).type != kind
+    }
+    if not changed_types and not set(names) & set(stored.names):
+        return  # another process has already renamed them
     fields = [
-        pa.field(names.get(field.name, field.name), due.get(field.name, field.type), field.nullable) for field in stands
+        pa.field(names.get(field.name, field.name), changed_types.get(field.name, field.type), field.nullable)
+        for field in stored
     ]
 
     def renamed(number: int) -> Batches:
-        # A file from before a column was added has none of it.
-        there = [name for name in stands.names if name in pq.read_schema(parse_path(files[number]).source()).names]
-        for batch in read_file_batches(files[number], there):
+        # A file from before a column was added lacks the column.
+        present = [name for name in stored.names if name in pq.read_schema(parse_path(files[number]).source()).names]
+        for batch in read_file_batches(files[number], present):
             columns = [
-                convert_values(column, due[name]) if name in due else column
-                for name, column in zip(there, batch.columns, strict=True)
+                convert_values(column, changed_types[name]) if name in changed_types else column
+                for name, column in zip(present, batch.columns, strict=True)
             ]
-            found = pa.RecordBatch.from_arrays(columns, names=[names.get(name, name) for name in there])
-            yield _rename_exact_values(found, names)
+            renamed_batch = pa.RecordBatch.from_arrays(columns, names=[names.get(name, name) for name in present])
+            yield _rename_exact_values(renamed_batch, names)
 
     rows = TaskRows(len(files), renamed)
     wanted = replace(table, schema=pa.schema(fields))
@@ -143,33 +147,33 @@ def _rewrite_columns_once(
 
 
 def _rename_exact_values(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
-    """Rows in which the values that no native column holds stand under the columns' new names as well."""
+    """Rename the columns in the exact values of a batch as well."""
     if EXACT not in batch.schema.names or batch.column(EXACT).null_count == batch.num_rows:
         return batch
-    place = batch.schema.names.index(EXACT)
+    index = batch.schema.names.index(EXACT)
     pairs = [
-        None if beside is None else [(names.get(name, name), text) for name, text in beside]
-        for beside in batch.column(place).to_pylist()
+        None if values is None else [(names.get(name, name), text) for name, text in values]
+        for values in batch.column(index).to_pylist()
     ]
-    return batch.set_column(place, batch.schema.field(place), pa.array(pairs, batch.schema.field(place).type))
+    return batch.set_column(index, batch.schema.field(index), pa.array(pairs, batch.schema.field(index).type))
 
 
 RETYPED_APPLICATION = "ingest:aside"
-"""The application under which a log notes up to when (µs) rows have values under another name than their column's."""
+"""The application under which a log records up to when (µs) rows have values in retyped columns."""
 
 
 def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: bool) -> Table:
-    """The table of the log with all columns that the schema's log has, as it stands then.
+    """Return the table of the log with all columns of the schema's log, after changing it as needed.
 
-    Whoever calls has the turn of the log: rows that come in while others are rewritten would be lost.
+    The caller must hold the lock of the log, because rows that are appended during a rewrite would be lost.
     """
     wanted = log_table(schema, exact=exact)
-    there = lake.columns(wanted)
-    if there:
-        names = _renamed(lake, schema, there)
+    existing = lake.columns(wanted)
+    if existing:
+        names = _renamed(lake, schema, existing)
         if names:
             rewrite_columns(lake, wanted, names)
-        retyped = _retyped(lake, schema, there)
+        retyped = _retyped(lake, schema, existing)
         if retyped:
             rewrite_columns(lake, wanted, retyped, {RETYPED_APPLICATION: _newest_us(lake, wanted)})
     try:
@@ -179,34 +183,34 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
         if not grown and not clash:
             raise
         names = {name: retyped_column_name(name, clock.now_us()) for name in clash}
-        beside = {RETYPED_APPLICATION: _newest_us(lake, wanted)} if names else None
-        rewrite_columns(lake, wanted, names, beside, grown)
+        transactions = {RETYPED_APPLICATION: _newest_us(lake, wanted)} if names else None
+        rewrite_columns(lake, wanted, names, transactions, grown)
         return lake.widen(wanted)
 
 
 def _renamed(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
-    """The key columns of the log that go by another name now, old to new, by what the table was told to be before."""
+    """Return the renamed key columns of the log, old to new, according to the table's previous definitions."""
     keys = [key.name for key in _keys(schema)]
     if set(keys) <= set(there):
         return {}
-    for before in _schemas_before(lake, schema):
-        old = [key.name for key in _keys(before)]
+    for previous in _schemas_before(lake, schema):
+        old = [key.name for key in _keys(previous)]
         if set(old) <= set(there) and len(old) == len(keys):
             return {a: b for a, b in zip(old, keys, strict=True) if a != b and b not in there}
     return {}
 
 
 def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
-    """The columns that were dropped and made with another type which Delta stores alike, as texts, old name to new.
+    """Return columns that were dropped and added with another type that Delta stores alike, as text; old to new name.
 
-    The new name has the time at which the type was noted. A log with rows from after that has its new values already.
+    The new name has the time at which the type was recorded. A log with later rows has its new values already.
     """
     known: list[tuple[Microseconds, TableSchema]] = []
     ddl = ""
     for each in cdc_tables.read_table_changes(lake):
         if each.full_name == schema.full_name and each.ddl is not None and strip_comments(each.ddl) != ddl:
-            ddl, found = strip_comments(each.ddl), schema_from_change(each)
-            known += [] if found is None else [(each.changed_at_us, found)]
+            ddl, parsed = strip_comments(each.ddl), schema_from_change(each)
+            known += [] if parsed is None else [(each.changed_at_us, parsed)]
     names: dict[str, tuple[str, Microseconds]] = {}
     for each, name in stored_columns(schema) if len(known) > 1 else ():
         if each.base is None or each.base.is_key or name not in there:
@@ -217,14 +221,14 @@ def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str
         ):
             names[name] = retyped_column_name(name, since), since
     newest = _newest_us(lake, log_table(schema)) if names else Microseconds(0)
-    return {name: aside for name, (aside, since) in names.items() if newest <= since}
+    return {name: retyped for name, (retyped, since) in names.items() if newest <= since}
 
 
 def _type_since(known: Sequence[tuple[Microseconds, TableSchema]], column: Column) -> Microseconds | None:
-    """From when on (µs) a column was noted with the type that it has; None where it never had another one."""
+    """Return since when (µs) a column is recorded with its current type; None if it never had another one."""
     kinds = [(at_us, each.column(column.name).type.cql) for at_us, each in known if each.has(column.name)]
-    other = max((place for place, (_, kind) in enumerate(kinds) if kind != column.type.cql), default=None)
-    return None if other is None or other + 1 == len(kinds) else kinds[other + 1][0]
+    last_other = max((index for index, (_, kind) in enumerate(kinds) if kind != column.type.cql), default=None)
+    return None if last_other is None or last_other + 1 == len(kinds) else kinds[last_other + 1][0]
 
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:
@@ -232,12 +236,14 @@ def _keys(schema: TableSchema) -> tuple[Column, ...]:
 
 
 def _schemas_before(lake: Lake, schema: TableSchema) -> list[TableSchema]:
-    """What the table was told to be, newest first."""
-    said = [each for each in reversed(cdc_tables.read_table_changes(lake)) if each.full_name == schema.full_name]
-    return [found for found in map(schema_from_change, said) if found is not None]
+    """Return the recorded definitions of the table, newest first."""
+    changes = [
+        change for change in reversed(cdc_tables.read_table_changes(lake)) if change.full_name == schema.full_name
+    ]
+    return [parsed for parsed in map(schema_from_change, changes) if parsed is not None]
 
 
 def _newest_us(lake: Lake, log: Table) -> Microseconds:
-    """When the newest row of a log was written (µs); 0 where it has none."""
+    """Return when the newest row of a log was written (µs); 0 if it has no rows."""
     newest = compute.max(lake.read(log, [WRITTEN_AT])[WRITTEN_AT].cast(pa.int64())).as_py()
     return Microseconds(newest or 0)

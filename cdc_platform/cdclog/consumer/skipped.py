@@ -1,6 +1,6 @@
 """Record and report what a reader skips: generations without streams, and removed ones.
 
-`windows` decides what is skipped. The record beside the checkpoint makes rows that appear later visible.
+`windows` decides what is skipped. The record next to the checkpoint makes rows that appear later visible.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cdc_platform.metastore import Consumer, consumers
 from cdc_platform.timeline import StreamSource
 
 OnMessage = Callable[[str], None]
-"""What a remark goes to, a line each."""
+"""Receives messages, a line each."""
 _log = logging.getLogger(__name__)
 
 
 def log_message(remark: str) -> None:
-    """Where nobody says where remarks go."""
+    """Log a message; the default receiver of messages."""
     _log.warning(remark)
 
 
@@ -34,7 +34,7 @@ def skip_window(
     rows_left: Callable[[Window], int | None],
     tell: OnMessage,
 ) -> None:
-    """Note that a window is passed over; told when its set is noted first, with the rows of the log that it leaves."""
+    """Record that a window is skipped; report a set's first skip, with the number of rows left in the log."""
     if window.set_us in consumers.read_skipped_sets(lake).get(consumer.key, ()):
         return
     tell(describe_skip(f"consumer {consumer.full_name}", window, rows_left(window)))
@@ -42,42 +42,42 @@ def skip_window(
 
 
 def describe_skip(name: str, window: Window, count: int | None) -> str:
-    """How it is said that a reader passes over a window, with the rows that it leaves; None where nobody knows."""
-    left = "what the log has" if count is None else f"{_format_row_count(count)} of the log"
+    """Describe a skipped window, with the number of rows left in the log; None if it is unknown."""
+    skipped_rows = "what the log has" if count is None else f"{_format_row_count(count)} of the log"
     return (
         f"{name} passes over the generation of {format_us(window.set_us)}: it is listed without"
-        f" a row of streams, and a later one operates; {left} up to {format_us(window.until_us)}"
+        f" a row of streams, and a later one operates; {skipped_rows} up to {format_us(window.until_us)}"
         f" {'is' if count is None else 'are'} left out"
     )
 
 
 def count_set_rows(lake: Lake, schema: TableSchema, window: Window) -> int:
-    """The rows that the log in the lake has of a window's set, up to the window's end."""
+    """Count the rows of a window's set in the lake's log, up to the window's end."""
     begin, end = datetime_from_us(window.set_us), datetime_from_us(window.until_us)
     return _count_rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
 
 
 def clear_skip(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:
-    """Take back the note of a set (µs), if there is one: it has streams now, and is read."""
+    """Delete the record of a skipped set (µs), if any: it has streams now, and is read."""
     if set_us in consumers.read_skipped_sets(lake).get(consumer.key, ()):
         consumers.delete_skipped_sets(lake, consumer.key, [set_us])
 
 
 def find_appeared_sets(source: StreamSource, sets_us: list[Microseconds]) -> list[Microseconds]:
-    """Of the sets (µs) that were passed over those of which streams are there now."""
-    there = {each.begin_us for each in source.periods() if each.shown and not each.bare}
-    return [each for each in sets_us if each in there]
+    """Return those of the skipped sets (µs) that have streams now."""
+    with_streams = {each.begin_us for each in source.periods() if each.shown and not each.bare}
+    return [each for each in sets_us if each in with_streams]
 
 
 def report_appeared_sets(lake: Lake, source: StreamSource, consumer: Consumer, tell: OnMessage) -> None:
-    """Tell of each set that a consumer passed over and whose streams are there now."""
-    noted = consumers.read_skipped_sets(lake).get(consumer.key, [])
-    for begin in find_appeared_sets(source, noted) if noted else ():
+    """Report each set that a consumer skipped and that has streams now."""
+    recorded = consumers.read_skipped_sets(lake).get(consumer.key, [])
+    for begin in find_appeared_sets(source, recorded) if recorded else ():
         tell(describe_appeared_set(consumer.full_name, begin))
 
 
 def describe_appeared_set(name: str, begin_us: Microseconds) -> str:
-    """How it is said that a passed set has streams now."""
+    """Describe a skipped set that has streams now."""
     return (
         f"consumer {name} passed over the generation of {format_us(begin_us)}, which had no streams, and has some now:"
         " its rows are not read yet; run the consumer again, or if that does not read them, read the log under another"
@@ -88,20 +88,22 @@ def describe_appeared_set(name: str, begin_us: Microseconds) -> str:
 def report_removed_sets(
     lake: Lake, schema: TableSchema, name: str, sets: ReaderSets, first_us: Microseconds, tell: OnMessage
 ) -> None:
-    """Tell which rows a new consumer leaves out: those of removed generations before the first that it reads."""
-    gone = [each for each in sorted(sets.removed) if each < first_us]
-    if not gone:
+    """Report the rows that a new consumer skips: those of removed generations before the first that it reads."""
+    removed = [begin_us for begin_us in sorted(sets.removed) if begin_us < first_us]
+    if not removed:
         return
-    shown = ", ".join(format_us(each) for each in gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
+    listed = ", ".join(format_us(begin_us) for begin_us in removed[:3]) + (
+        f" and {len(removed) - 3} more" if len(removed) > 3 else ""
+    )
     count = _count_rows(lake, schema, [(WRITTEN_AT, "<", datetime_from_us(first_us))])
     tell(
         f"consumer {name} of {schema.full_name} begins at {format_us(first_us)} and leaves out what was written before,"
-        f" in generations that have been removed ({shown}): {_format_row_count(count)} of the log"
+        f" in generations that have been removed ({listed}): {_format_row_count(count)} of the log"
     )
 
 
 def _count_rows(lake: Lake, schema: TableSchema, where: list[Filter]) -> int:
-    """The rows of a log that pass filters on their time."""
+    """Count the rows of a log that match filters on their time."""
     return lake.read(log_table(schema), [WRITTEN_AT], where).num_rows
 
 

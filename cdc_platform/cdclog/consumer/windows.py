@@ -1,4 +1,4 @@
-"""Choose the next window of a consumer, and the generations and stream sets that it may read or awaits.
+"""Choose a consumer's next window, and the generations and stream sets that it may read or has to wait for.
 
 No window crosses the end of a generation.
 """
@@ -20,7 +20,7 @@ from cdc_platform.timeline import StreamSource, StreamSources
 class Window:
     """The rows with `after_us` < timestamp <= `until_us`, all in the generation or set that began at `set_us`.
 
-    `passed`: none of them is read, because that generation is passed over.
+    `passed`: none of them is read, because that generation is skipped.
     """
 
     number: int
@@ -32,11 +32,10 @@ class Window:
 
 @dataclass(frozen=True)
 class ReaderSets:
-    """The generations, or a table's stream sets, by the time (µs) at which each begins.
+    """The generations, or a table's stream sets, by start (µs).
 
-    `seen` are those that readers have been shown, `removed` those that were there once. `awaited` is the first that
-    they have not been shown and will be, None where there is none. `passed` are those of `seen` that are passed over,
-    as they have no streams.
+    `seen` were shown to readers; `removed` existed once. `awaited` is the first that has not been shown yet but will
+    be, None if there is none. `passed` are those of `seen` that are skipped, as they have no streams.
     """
 
     seen: Sequence[Microseconds]
@@ -53,13 +52,13 @@ def next_window(
     *,
     longest_us: Microseconds | None = None,
 ) -> Window | None:
-    """The window after `position_us` (everything at or before it is read) in number `windows` + 1; None for none yet.
+    """Return window number `windows` + 1, after `position_us` (everything up to it is read); None for none yet.
 
-    It ends with its generation, one µs before the next one begins, after `longest_us`, or at `horizon_us`, whichever
-    is first. Before the first generation there is nothing to read, and nothing yet of one that is awaited.
+    It ends with its generation (1 µs before the next one begins), after `longest_us`, or at `horizon_us`, whichever is
+    first. There is nothing to read before the first generation, nor yet in one that is awaited.
 
     Raises:
-        StateError: what comes next is in a generation that has been removed.
+        StateError: the next rows are in a generation that has been removed.
     """
     begins = sorted({*sets.seen, *sets.removed})
     if not begins:
@@ -67,49 +66,49 @@ def next_window(
     if sets.awaited is not None:
         horizon_us = min(horizon_us, sets.awaited - ONE_US)
     after = max(position_us, begins[0] - ONE_US)
-    place = bisect_right(begins, after + ONE_US) - 1
-    end = begins[place + 1] - ONE_US if place + 1 < len(begins) else horizon_us
+    index = bisect_right(begins, after + ONE_US) - 1
+    end = begins[index + 1] - ONE_US if index + 1 < len(begins) else horizon_us
     until = min(end, horizon_us, end if longest_us is None else after + longest_us)
     if until <= after:
         return None
-    if begins[place] not in set(sets.seen):
+    if begins[index] not in set(sets.seen):
         raise StateError(
             f"the rows from {format_us(after + ONE_US)} to {format_us(end)} were in the generation of"
-            f" {format_us(begins[place])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
+            f" {format_us(begins[index])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
             " forget the consumer and register it anew behind them"
         )
-    return Window(windows + 1, begins[place], after, until, begins[place] in sets.passed)
+    return Window(windows + 1, begins[index], after, until, begins[index] in sets.passed)
 
 
 CONFIDENCE_WINDOW_US = SECOND_US * 30
-"""How far behind the clock a reader stays: what is younger may still be on its way."""
+"""A reader's distance from the clock: younger rows may still arrive."""
 
 
 def read_reader_sets(lake: Lake, schema: TableSchema, now_us: int) -> ReaderSets:
-    """The periods of the table's log that readers may read at `now_us`, and from where on they have to wait."""
+    """Return the periods of the table's log that readers may read at `now_us`, and the first that they wait for."""
     return reader_sets_from_source(StreamSources(lake).of(schema.keyspace, schema.name), now_us)
 
 
 def reader_sets_from_source(source: StreamSource, now_us: int) -> ReaderSets:
-    """The periods of a source as readers see them at `now_us`.
+    """Return the periods of a source as readers see them at `now_us`.
 
-    What readers have not been shown they wait for, so that no row is read as one of the generation before. Of old,
-    such ones were left out on purpose, since no log holds rows of them: those count as if they were not there. One
-    that they have been shown without a single stream is passed over once a later one operates, the newest is waited
-    for: ScyllaDB's own clients do so.
+    Readers wait for a period that has not been shown to them, so that no row is read as one of the previous generation.
+    Earlier releases deliberately never showed some periods, of which no log has rows: older ones than the last shown
+    period count as absent. A period that was shown without a single stream is skipped once a later one operates, but
+    the newest is waited for, as ScyllaDB's own clients do.
     """
     periods = source.periods()
     seen = [each.begin_us for each in periods if each.shown]
     removed = [each.begin_us for each in periods if each.removed]
-    told = max([*seen, *removed], default=None)
-    later = [each.begin_us for each in periods if told is None or each.begin_us > told]
+    newest_shown = max([*seen, *removed], default=None)
+    later = [each.begin_us for each in periods if newest_shown is None or each.begin_us > newest_shown]
     operating = max((each for each in seen if each <= now_us - CONFIDENCE_WINDOW_US), default=0)
     passed = [each.begin_us for each in periods if each.shown and each.bare and each.begin_us < operating]
     return ReaderSets(seen, removed, min(later, default=None), passed)
 
 
 def assert_streams_complete(source: StreamSource, window: Window) -> None:
-    """Hold that a window's streams are all there."""
+    """Raise StateError if some of a window's streams are not published."""
     if not source.is_complete(window.set_us):
         raise StateError(
             f"the streams of the generation of {format_us(window.set_us)} are not all published yet; its rows are read"

@@ -1,6 +1,6 @@
 """Build a state from the rows of a log with full delta, a column at a time: the inverse of `encoder`.
 
-Values that no native column holds are read one by one, in the columns that have them.
+Values that native columns cannot hold are decoded one by one, in the columns that have them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from cdc_platform.errors import InputError, StateError
 
 
 def missing_value_error(name: str) -> InputError:
-    """The error for a log row in which a column is null that never is."""
+    """Return the error for a log row with a null in a required column."""
     return InputError(f"a log row has no {name}; every row of a CDC log has one")
 
 
 class WireColumn(NamedTuple):
-    """A column of a log as bytes (binary), and the rows (int64, ascending) of which they are."""
+    """A column of a log as bytes (binary), and the rows (int64, ascending) of the values."""
 
     rows: np.ndarray
     data: pa.Array
 
 
 class LogColumns:
-    """The columns of some rows of a log, by their names in CQL's log."""
+    """The columns of some rows of a log, by their CQL names."""
 
     def __init__(self, schema: TableSchema, log: pa.Table) -> None:
         self.schema = schema
@@ -62,100 +62,104 @@ class LogColumns:
         self._exact = read_exact_values(self._log)
 
     def partition_keys(self) -> pa.Array:
-        """The serialized partition keys (binary); raises InputError for a value that is null or none of its type."""
-        found = []
+        """Return the serialized partition keys (binary).
+
+        Raises:
+            InputError: a value is null or not of its type.
+        """
+        components = []
         for column in self.schema.partition_key:
             wire = self.wire(column.name)
             if len(wire.rows) < self.size:
                 raise missing_value_error(column.name)
-            found.append(wire.data)
-        return found[0] if len(found) == 1 else composite_keys_to_arrow(found)
+            components.append(wire.data)
+        return components[0] if len(components) == 1 else composite_keys_to_arrow(components)
 
     def _place(self, name: str) -> str | None:
-        each, stored = self._columns[name]
-        return find_stored_name(each, stored, self._present)
+        column, stored = self._columns[name]
+        return find_stored_name(column, stored, self._present)
 
     def values(self, name: str) -> Any:
-        """A column of the log; None where it lacks it."""
-        place = self._place(name)
-        return None if place is None else _to_single_array(self._log.column(place))
+        """Return a column of the log; None if the log does not have it."""
+        stored = self._place(name)
+        return None if stored is None else _to_single_array(self._log.column(stored))
 
     def present(self, name: str) -> np.ndarray:
-        """A column of numbers; raises InputError where one is missing."""
+        """Return a column of numbers; raise InputError if a value is missing."""
         values = self.values(name)
         if values is None or values.null_count:
             raise missing_value_error(name)
         return np.asarray(values)
 
     def wire(self, name: str, among: np.ndarray | None = None) -> WireColumn:
-        """The values of an atomic column in the rows, of those `among` (bool) them, in which it is not null."""
-        values, place = self.values(name), self._place(name)
+        """Encode the non-null values of an atomic column in the rows, or in the rows of the mask `among`."""
+        values, stored = self.values(name), self._place(name)
         if values is None or values.null_count == self.size:
             return WireColumn(np.empty(0, np.int64), pa.array([], pa.binary()))
-        there = _valid_mask(values) if among is None else _valid_mask(values) & among
-        rows = np.flatnonzero(there)
+        mask = _valid_mask(values) if among is None else _valid_mask(values) & among
+        rows = np.flatnonzero(mask)
         kind = self._columns[name][0].type
-        far = self._exact.get(place or "")
-        if far:
-            found = self._canonical(name, far)
-            return WireColumn(rows, pa.array([kind.to_bytes(found[row]) for row in rows.tolist()], pa.binary()))
+        exact_values = self._exact.get(stored or "")
+        if exact_values:
+            canonical = self._canonical(name, exact_values)
+            return WireColumn(rows, pa.array([kind.to_bytes(canonical[row]) for row in rows.tolist()], pa.binary()))
         taken = values if len(rows) == self.size else values.take(pa.array(rows))
         return WireColumn(rows, encode_column(stored_type(kind), taken))
 
     def _canonical(self, name: str, far: Mapping[int, str]) -> list[Value | None]:
-        """The canonical values of a column of which some are told beside it."""
+        """Return the canonical values of a column, with the exact values (JSON, by row) that it cannot hold."""
         kind = self._columns[name][0].type
-        found = to_canonical_values(stored_type(kind), self.values(name))
+        values = to_canonical_values(stored_type(kind), self.values(name))
         for row, text in far.items():
-            found[row] = decode_exact_value(kind, text)
-        return found
+            values[row] = decode_exact_value(kind, text)
+        return values
 
     def true(self, name: str) -> np.ndarray:
-        """The rows (bool) in which a column is true."""
+        """Return the rows (bool) in which a column is true."""
         values = self.values(name)
         if values is None or values.null_count == self.size:
             return np.zeros(self.size, dtype=bool)
         return np.asarray(compute.fill_null(values, False))
 
     def deleted_elements(self, column: Column, chosen: np.ndarray) -> tuple[np.ndarray, pa.Array]:
-        """The rows (int64) and paths (binary) of the elements that were deleted in the chosen rows (bool)."""
+        """Return the rows (int64) and paths (binary) of the elements deleted in the chosen rows (bool)."""
         name = f"cdc$deleted_elements_{column.name}"
         values, kind = self.values(name), get_element_key_type(column.type).frozen()
         if values is None or values.null_count == self.size:
             return np.empty(0, np.int64), pa.array([], pa.binary())
-        far = self._exact.get(self._place(name) or "")
-        if far:
-            found = self._canonical(name, far)
-            pairs = [(row, each) for row in np.flatnonzero(chosen).tolist() for each in found[row] or ()]
-            return _row_numbers(row for row, _ in pairs), _encode_values(kind, [each for _, each in pairs])
+        exact_values = self._exact.get(self._place(name) or "")
+        if exact_values:
+            canonical = self._canonical(name, exact_values)
+            pairs = [(row, element) for row in np.flatnonzero(chosen).tolist() for element in canonical[row] or ()]
+            return _row_numbers(row for row, _ in pairs), _encode_values(kind, [element for _, element in pairs])
         rows, flat = _flatten_elements(values, chosen)
         return rows, encode_column(stored_type(kind), flat[0])
 
     def live_elements(
         self, column: Column, chosen: np.ndarray
     ) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array | None]]:
-        """The rows, paths and values of the elements of a collection in the chosen rows; of a user type field by field.
+        """Yield rows, paths and values of a collection's elements in the chosen rows; a user type's field by field.
 
-        Values are None where elements have none.
+        Values are None for sets.
         """
         values = self.values(column.name)
         if values is None or values.null_count == self.size:
             return
-        far = self._exact.get(self._place(column.name) or "")
-        if far:
-            yield from _canonical_elements(column, self._canonical(column.name, far), chosen)
+        exact_values = self._exact.get(self._place(column.name) or "")
+        if exact_values:
+            yield from _canonical_elements(column, self._canonical(column.name, exact_values), chosen)
             return
         kind = column.type
         if isinstance(kind, UserType):
-            there = _valid_mask(values) & chosen
+            mask = _valid_mask(values) & chosen
             for index, (name, part) in enumerate(
                 zip(_stored_field_names(kind), map(stored_type, kind.parts), strict=True)
             ):
-                found = find_field_name([field.name for field in values.type], name)
-                if found is None:
+                stored_field = find_field_name([field.name for field in values.type], name)
+                if stored_field is None:
                     continue
-                field = compute.struct_field(values, found)
-                rows = np.flatnonzero(_valid_mask(field) & there)
+                field = compute.struct_field(values, stored_field)
+                rows = np.flatnonzero(_valid_mask(field) & mask)
                 path = pa.array([SMALLINT.to_bytes(index)], pa.binary()).take(pa.array(np.zeros(len(rows), np.int64)))
                 yield rows, path, encode_column(part, field.take(pa.array(rows)))
             return
@@ -170,14 +174,14 @@ class LogColumns:
 
 
 def take_wire_rows(wire: WireColumn, rows: np.ndarray) -> pa.Array:
-    """The bytes of some rows, all of which the column has."""
+    """Return the bytes of some rows; the column must have all of them."""
     if len(rows) == len(wire.rows) and np.array_equal(rows, wire.rows):
         return wire.data
     return wire.data.take(pa.array(np.searchsorted(wire.rows, rows)))
 
 
 def _flatten_elements(values: Any, chosen: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-    """The elements of lists or maps in the chosen rows: their rows (int64), and their parts."""
+    """Return the rows (int64) of the elements of lists or maps in the chosen rows, and the elements."""
     rows = np.flatnonzero(_valid_mask(values) & chosen)
     taken = values.take(pa.array(rows))
     offsets = np.asarray(taken.offsets, dtype=np.int64)
@@ -201,7 +205,7 @@ def _canonical_elements(
 
 
 def _iter_elements(kind: CqlType, value: Value | None) -> Iterator[tuple[Value, Value, CqlType | None]]:
-    """The elements of a value of the log, with their keys and the types of their values."""
+    """Yield the elements of a logged value, with their keys and the types of their values."""
     if value is None:
         return iter(())
     if isinstance(kind, UserType):
@@ -220,9 +224,9 @@ def _encode_values(kind: CqlType, values: list[Value]) -> pa.Array:
 
 
 def _stored_field_names(kind: UserType) -> tuple[str, ...]:
-    shown = stored_type(kind)
-    assert isinstance(shown, UserType)
-    return shown.field_names
+    stored = stored_type(kind)
+    assert isinstance(stored, UserType)
+    return stored.field_names
 
 
 def _to_single_array(column: Any) -> Any:
@@ -245,7 +249,7 @@ _ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
 
 
 def assert_full_delta(schema: TableSchema) -> None:
-    """Hold that a table's log tells values, not keys alone; raises StateError."""
+    """Raise StateError if a table's log has only keys, without values."""
     if schema.cdc.delta != "full":
         raise StateError(
             f"{schema.full_name} logs keys alone (delta 'keys'); only a log with full delta can be replayed"
@@ -253,30 +257,30 @@ def assert_full_delta(schema: TableSchema) -> None:
 
 
 def state_from_log(schema: TableSchema, log: pa.Table, keys: pa.Array | None = None) -> pa.Table:
-    """The rows of a state (`shape.STATE`), not merged, that rows of the Delta table of a log, in any order, tell of.
+    """Return the unmerged state rows (`STATE_SCHEMA`) that rows of a log's Delta table, in any order, amount to.
 
-    Cells, markers and tombstones have the timestamps and TTLs that they were written with; images are passed over.
-    What the rows lack of the columns of `schema` counts as null. `keys`: their `partition_keys`, where those are known.
+    Cells, markers and tombstones keep the timestamps and TTLs of their writes; images are ignored. Columns of `schema`
+    that the rows lack count as null. `keys` are the serialized partition keys of the rows, if known.
 
     Raises:
-        StateError: the log holds keys alone.
-        InputError: a row is none of a log, or a batch is not complete.
+        StateError: the log holds only keys.
+        InputError: a row is not a valid log row, or a batch is incomplete.
     """
     assert_full_delta(schema)
     return _StateReader(schema, log, keys).state()
 
 
 def log_partition_keys(schema: TableSchema, log: pa.Table) -> pa.Array:
-    """The serialized partition keys (binary) of rows of the Delta table of a log, whatever forms its values have.
+    """Return the serialized partition keys (binary) of rows of a log's Delta table, in any form of its values.
 
     Raises:
-        InputError: a value is null, or none of its type.
+        InputError: a value is null or not of its type.
     """
     return LogColumns(schema, log).partition_keys()
 
 
 class _StateReader(LogColumns):
-    """Rows of a log with what is told of each beside its columns: its batch, time and keys."""
+    """Rows of a log with the batch, time and keys of each row."""
 
     def __init__(self, schema: TableSchema, log: pa.Table, keys: pa.Array | None) -> None:
         super().__init__(schema, log)
@@ -298,61 +302,63 @@ class _StateReader(LogColumns):
         self._depth = self._key_depth()
 
     def state(self) -> pa.Table:
-        """All that the rows tell of."""
+        """Return the state rows of all log rows."""
         schema, operations = self.schema, self._operations
-        whole = self._depth == len(schema.clustering_key)
+        has_full_key = self._depth == len(schema.clustering_key)
         upserts = np.isin(operations, _UPSERTS)
-        self._clustering = self._clustering_keys(whole)
-        inserted = np.flatnonzero((operations == Operation.INSERT) & whole)
+        self._clustering = self._clustering_keys(has_full_key)
+        inserted = np.flatnonzero((operations == Operation.INSERT) & has_full_key)
         parts = [
             self._tombstones(StateRowKind.PARTITION_TOMBSTONE, np.flatnonzero(np.isin(operations, _PARTITION_DELETES))),
-            self._tombstones(StateRowKind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & whole)),
+            self._tombstones(
+                StateRowKind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & has_full_key)
+            ),
             self._part(StateRowKind.MARKER, inserted, ttl=self._ttls[inserted]),
             pa.Table.from_pylist(list(self._ranges()), schema=STATE_SCHEMA),
         ]
-        for columns, chosen in ((schema.statics, upserts & ~whole), (schema.regulars, upserts & whole)):
+        for columns, chosen in ((schema.statics, upserts & ~has_full_key), (schema.regulars, upserts & has_full_key)):
             for column in columns:
                 parts += self._cells(column, chosen)
         return pa.concat_tables(parts)
 
     def _key_depth(self) -> np.ndarray:
-        """How many clustering columns of each row have a value, up to the first that is null."""
+        """Return the number of leading clustering columns of each row that are not null."""
         depth = np.zeros(self.size, np.int64)
-        for place, wire in enumerate(self._keys):
-            there = np.zeros(self.size, dtype=bool)
-            there[wire.rows] = True
-            depth += there & (depth == place)
+        for index, wire in enumerate(self._keys):
+            present = np.zeros(self.size, dtype=bool)
+            present[wire.rows] = True
+            depth += present & (depth == index)
         return depth
 
     def _clustering_keys(self, whole: np.ndarray) -> pa.Array:
-        """The clustering key of each row; null of those that have not all of it."""
+        """Return the clustering key of each row; null for rows without a full key."""
         rows = np.flatnonzero(whole)
         parts = [take_wire_rows(wire, rows) for wire in self._keys]
         keys = join_components(parts, len(rows))
         if len(rows) == self.size:
             return keys
-        places = np.full(self.size, -1, dtype=np.int64)
-        places[rows] = np.arange(len(rows))
-        return keys.take(pa.array(places, mask=places < 0))
+        positions = np.full(self.size, -1, dtype=np.int64)
+        positions[rows] = np.arange(len(rows))
+        return keys.take(pa.array(positions, mask=positions < 0))
 
     def _complete_batches(self, texts: Any) -> np.ndarray:
-        """The batch of each row (int64), whose rows are held to be all there."""
+        """Return the batch of each row (int64); raise InputError if a batch is incomplete."""
         streams = self.values("cdc$stream_id")
-        of_stream = np.zeros(self.size, np.int64) if streams is None else dictionary_codes(streams)
-        batches = combine_codes([of_stream, dictionary_codes(texts)])
+        stream_codes = np.zeros(self.size, np.int64) if streams is None else dictionary_codes(streams)
+        batches = combine_codes([stream_codes, dictionary_codes(texts)])
         self._numbers = self.present("cdc$batch_seq_no").astype(np.int64)
         order = np.lexsort((self._numbers, batches))
         starts = np.flatnonzero(np.diff(batches[order], prepend=-1))
         lengths = np.diff(starts, append=self.size)
-        due = np.arange(self.size) - np.repeat(starts, lengths)
+        expected = np.arange(self.size) - np.repeat(starts, lengths)
         ends = self.values("cdc$end_of_batch")
         ended = np.zeros(self.size, bool) if ends is None else np.asarray(compute.fill_null(ends, False))
-        wrong = np.flatnonzero(self._numbers[order] != due)
-        open_ = np.flatnonzero(~ended[order][starts + lengths - 1])
-        if len(wrong) or len(open_):
-            place = order[wrong[0]] if len(wrong) else order[starts[open_[0]]]
+        wrong = np.flatnonzero(self._numbers[order] != expected)
+        unended = np.flatnonzero(~ended[order][starts + lengths - 1])
+        if len(wrong) or len(unended):
+            position = order[wrong[0]] if len(wrong) else order[starts[unended[0]]]
             raise InputError(
-                f"the batch of {texts[int(place)].as_py()} in the log of {self.schema.full_name} is not complete"
+                f"the batch of {texts[int(position)].as_py()} in the log of {self.schema.full_name} is not complete"
             )
         return batches
 
@@ -364,13 +370,13 @@ class _StateReader(LogColumns):
         if column.type.multicell:
             yield from self._collection(column, chosen, deleted)
             return
-        gone = np.flatnonzero(deleted)
-        yield self._part(StateRowKind.CELL, gone, column=column.name, dead=True)
+        dead_rows = np.flatnonzero(deleted)
+        yield self._part(StateRowKind.CELL, dead_rows, column=column.name, dead=True)
         wire = self.wire(column.name, chosen & ~deleted)
         yield self._part(StateRowKind.CELL, wire.rows, column=column.name, ttl=self._ttls[wire.rows], value=wire.data)
 
     def _collection(self, column: Column, chosen: np.ndarray, deleted: np.ndarray) -> Iterator[pa.Table]:
-        # The log shows the tombstone of a collection one microsecond late.
+        # The log has the tombstone of a collection one microsecond late.
         yield self._part(StateRowKind.COLLECTION_TOMBSTONE, np.flatnonzero(deleted), column=column.name, shift=-ONE_US)
         rows, paths = self.deleted_elements(column, chosen)
         yield self._part(StateRowKind.CELL, rows, column=column.name, path=paths, dead=True)
@@ -392,16 +398,16 @@ class _StateReader(LogColumns):
         dead: bool = False,
         shift: int = 0,
     ) -> pa.Table:
-        """Rows of one kind of a state, from rows (int64) of the log."""
+        """Build state rows of one kind from rows (int64) of the log."""
         size = len(rows)
         if not size:
             return STATE_SCHEMA.empty_table()
-        taken = pa.array(rows)
+        indices = pa.array(rows)
         timestamps = self._timestamps[rows] + shift
         ttls = np.zeros(size, np.int64) if ttl is None else ttl
-        found = {
-            "partition": self._partition.take(taken),
-            "clustering": self._clustering.take(taken) if of_row else pa.nulls(size, pa.binary()),
+        columns = {
+            "partition": self._partition.take(indices),
+            "clustering": self._clustering.take(indices) if of_row else pa.nulls(size, pa.binary()),
             "kind": pa.array(np.full(size, kind, dtype=np.int8)),
             "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
             "path": pa.nulls(size, pa.binary()) if path is None else path,
@@ -412,42 +418,42 @@ class _StateReader(LogColumns):
             "value": pa.nulls(size, pa.binary()) if value is None else value,
             "inexact": pa.array(np.zeros(size, dtype=bool)),
         }
-        return pa.table(found, schema=STATE_SCHEMA)
+        return pa.table(columns, schema=STATE_SCHEMA)
 
     def _ranges(self) -> Iterator[dict[str, Any]]:
-        """The range tombstones: an end belongs to the start right before it in its batch, if there is one."""
+        """Yield the range tombstones; an end belongs to the start immediately before it in its batch, if any."""
         rows = np.flatnonzero(np.isin(self._operations, (*_STARTS, *_ENDS)))
         if not len(rows):
             return
         rows = rows[np.lexsort((self._numbers[rows], self._batches[rows]))]
         prefixes = self._prefixes(rows)
         batches, operations = self._batches[rows].tolist(), self._operations[rows].tolist()
-        begun: int | None = None
-        for place, operation in enumerate(operations):
-            if begun is not None and (batches[begun] != batches[place] or operation in _STARTS):
-                yield from self._range(rows[begun], operations[begun], prefixes[begun], None)
-                begun = None
+        open_start: int | None = None
+        for index, operation in enumerate(operations):
+            if open_start is not None and (batches[open_start] != batches[index] or operation in _STARTS):
+                yield from self._range(rows[open_start], operations[open_start], prefixes[open_start], None)
+                open_start = None
             if operation in _STARTS:
-                begun = place
+                open_start = index
                 continue
-            start = None if begun is None else (operations[begun], prefixes[begun])
-            yield from self._range(rows[place], operation, prefixes[place], start)
-            begun = None
-        if begun is not None:
-            yield from self._range(rows[begun], operations[begun], prefixes[begun], None)
+            start = None if open_start is None else (operations[open_start], prefixes[open_start])
+            yield from self._range(rows[index], operation, prefixes[index], start)
+            open_start = None
+        if open_start is not None:
+            yield from self._range(rows[open_start], operations[open_start], prefixes[open_start], None)
 
     def _range(
         self, row: int, operation: int, prefix: list[bytes], start: tuple[int, list[bytes]] | None
     ) -> Iterator[dict[str, Any]]:
-        """The range of one row of the log, or of two."""
+        """Yield the range tombstone of one or two rows of the log."""
         edges = {operation in _ENDS: _range_edge(operation, prefix)}
         if start is not None:
             edges[False] = _range_edge(*start)
         elif not prefix and operation in _STARTS:
-            # A start without a bound tells nothing without its end.
+            # A start without a bound has no meaning without its end.
             return
         else:
-            # Where one bound alone is told, the other is where the columns before its last one change.
+            # A missing bound is where the columns before the last one of the other bound change.
             edges[operation not in _ENDS] = _join_prefix(prefix[:-1]) + bytes([operation in _STARTS])
         yield {
             "partition": self._partition[int(row)].as_py(),
@@ -462,13 +468,13 @@ class _StateReader(LogColumns):
         }
 
     def _prefixes(self, rows: np.ndarray) -> list[list[bytes]]:
-        """Of some rows, the bytes of the clustering columns up to the first that is null."""
-        found: list[list[bytes]] = [[] for _ in rows]
-        for place, wire in enumerate(self._keys):
-            deep = np.flatnonzero(self._depth[rows] > place)
+        """Return, for some rows, the bytes of the clustering columns before the first null."""
+        prefixes: list[list[bytes]] = [[] for _ in rows]
+        for index, wire in enumerate(self._keys):
+            deep = np.flatnonzero(self._depth[rows] > index)
             for row, data in zip(deep.tolist(), take_wire_rows(wire, rows[deep]).to_pylist(), strict=True):
-                found[row].append(data)
-        return found
+                prefixes[row].append(data)
+        return prefixes
 
 
 def _range_edge(operation: int, prefix: list[bytes]) -> bytes:
@@ -483,7 +489,7 @@ def _join_prefix(prefix: Sequence[bytes]) -> bytes:
 
 
 def _timeuuid_times(texts: Any) -> np.ndarray:
-    """The times (int64, µs) of timeuuids in text."""
+    """Return the times (int64, µs) of timeuuid texts."""
     try:
         uuids = parse_uuids(texts)
     except ValueError:

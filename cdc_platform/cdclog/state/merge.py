@@ -1,4 +1,4 @@
-"""Merge states of one table: of several rows with the same key the winner stays, as in `cql.mutation.merge`.
+"""Merge states of one table: of several rows with the same key the winner stays, as in `cql.merge_mutations`.
 
 Merging is idempotent, commutative and associative: states of parts of a history merge into the state of the whole.
 """
@@ -23,16 +23,16 @@ from cdc_platform.cql import TableSchema, normalize_ranges
 from cdc_platform.delta import compute, to_single_array
 
 _DENSE_FACTOR = 8
-"""Integers up to so many times their count are told apart by a place for each that there could be."""
+"""Integers up to this many times their count are grouped with an array indexed by value."""
 
 
 def merge_states(schema: TableSchema, states: Iterable[pa.Table]) -> pa.Table:
-    """The one state (`shape.STATE`) that several of one table come to, in no order, a row a place.
+    """Merge states of one table (`STATE_SCHEMA`), in any order, into one state with one row per key.
 
-    Of two cells, or markers, of one place the later wins; at the same time the dead one, else the one that expires,
-    else the one that expires later, else the one with the shorter TTL, else the one with the larger value
+    Of two cells or markers with the same key, the later wins. At the same time the dead one wins, else the one that
+    expires, else the one that expires later, else the one with the shorter TTL, else the one with the larger value
     (mutation/atomic_cell.cc, compare_atomic_cell_for_merge). Elements that a tombstone of their collection covers are
-    gone; rows that other tombstones cover stay. Ranges come to their normal form, see `cql.ranges`.
+    removed; rows that other tombstones cover stay. Ranges get their normal form, see `cql.normalize_ranges`.
     """
     state = pa.concat_tables([*states, STATE_SCHEMA.empty_table()]).combine_chunks()
     if state.num_rows == 0:
@@ -46,7 +46,7 @@ def merge_states(schema: TableSchema, states: Iterable[pa.Table]) -> pa.Table:
 
 
 def dictionary_codes(column: Any) -> np.ndarray:
-    """Integers (int64), equal where the values of a column are, from 1 on; 0 for null."""
+    """Return integers (int64, from 1) that are equal where the values of a column are; 0 for null."""
     array = to_single_array(column)
     encoded = array if pat.is_dictionary(array.type) else array.dictionary_encode()
     indices = encoded.indices
@@ -56,35 +56,32 @@ def dictionary_codes(column: Any) -> np.ndarray:
 
 
 def combine_codes(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """One integer (int64) of several that are not negative, equal where all of them are."""
+    """Combine columns of non-negative integers into one (int64), equal where all of them are."""
     total = columns[0]
     for column in columns[1:]:
-        size, most = int(column.max(initial=0)) + 1, int(total.max(initial=0))
-        if most >= 2**62 // size:
+        size, highest = int(column.max(initial=0)) + 1, int(total.max(initial=0))
+        if highest >= 2**62 // size:
             total = np.unique(total, return_inverse=True)[1].astype(np.int64)
         total = total * size + column
     return total
 
 
 def number_groups(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers (int64) from 0 on, equal where some integers that are not negative are, and of each the last place."""
-    most = int(values.max(initial=0))
-    if most <= _DENSE_FACTOR * len(values):
-        there = np.zeros(most + 1, dtype=bool)
-        there[values] = True
-        found = (np.cumsum(there) - 1)[values]
+    """Number the distinct non-negative integers (int64, from 0); also return the last index of each group."""
+    highest = int(values.max(initial=0))
+    if highest <= _DENSE_FACTOR * len(values):
+        present = np.zeros(highest + 1, dtype=bool)
+        present[values] = True
+        numbers = (np.cumsum(present) - 1)[values]
     else:
-        found = dictionary_codes(pa.array(values)) - 1
-    places = np.empty(int(found.max(initial=-1)) + 1, dtype=np.int64)
-    places[found] = np.arange(len(found))
-    return found, places
+        numbers = dictionary_codes(pa.array(values)) - 1
+    last_index = np.empty(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+    last_index[numbers] = np.arange(len(numbers))
+    return numbers, last_index
 
 
 def sort_order(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """The places of rows in the order of some columns (int64), of which the first is not negative and counts most.
-
-    Rows that are alike stay in theirs.
-    """
+    """Return the stable order of rows by some columns (int64); the first is non-negative and most significant."""
     total = columns[0]
     for column in columns[1:] if len(total) else ():
         low = int(column.min())
@@ -92,7 +89,7 @@ def sort_order(columns: Sequence[np.ndarray]) -> np.ndarray:
         if int(total.max()) >= 2**62 // size:
             return np.lexsort(list(reversed(columns)))
         total = total * size + (column - low)
-    # By one key numpy sorts several times as fast as by two.
+    # numpy sorts by one key several times as fast as by two.
     return np.argsort(total, kind="stable")
 
 
@@ -104,29 +101,29 @@ def _merge_rows(schema: TableSchema, state: pa.Table) -> pa.Table:
     columns = combine_codes(
         [dictionary_codes(state["partition"]), dictionary_codes(state["clustering"]), dictionary_codes(state["column"])]
     )
-    places = combine_codes([columns, kinds, dictionary_codes(state["path"])])
+    keys = combine_codes([columns, kinds, dictionary_codes(state["path"])])
     timestamps = np.asarray(state["timestamp"])
-    last = _pick_winners(state, places, timestamps)
+    last = _pick_winners(state, keys, timestamps)
     covered = _covered_elements(columns[last], kinds[last], timestamps[last])
-    kept = last[~covered]
-    return state if len(kept) == state.num_rows else state.take(pa.array(kept))
+    winners = last[~covered]
+    return state if len(winners) == state.num_rows else state.take(pa.array(winners))
 
 
 def _pick_winners(state: pa.Table, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """The row of each place that wins, ascending."""
-    # By one key alone, which numpy sorts several times as fast as by two: most places have one row.
+    """Return the winning row of each key, ascending."""
+    # Sort by key only, as numpy sorts by one key several times as fast as by two. Most keys have one row.
     order = np.argsort(places)
     changes = np.diff(places[order]) != 0
-    alone = np.append(True, changes) & np.append(changes, True)
-    several = order[~alone]
-    if not len(several):
+    single = np.append(True, changes) & np.append(changes, True)
+    shared = order[~single]
+    if not len(shared):
         return np.arange(len(places))
-    winners = _latest_rows(state, np.sort(several), places, timestamps)
-    return np.sort(np.concatenate([order[alone], winners]))
+    winners = _latest_rows(state, np.sort(shared), places, timestamps)
+    return np.sort(np.concatenate([order[single], winners]))
 
 
 def _latest_rows(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Of rows of which each shares its place with others, the one of each place that wins."""
+    """Return the winning row of each key; each of `rows` shares its key with others."""
     order = rows[np.lexsort((timestamps[rows], places[rows]))]
     same = np.diff(places[order]) == 0
     ends = np.flatnonzero(np.append(~same, True))
@@ -134,14 +131,14 @@ def _latest_rows(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestam
     tied = np.append(False, same & (np.diff(timestamps[order]) == 0))
     if not tied[ends].any():
         return winners
-    # Places whose last time comes more than once.
-    open_ = np.isin(places[rows], places[winners[tied[ends]]])
-    again = rows[open_]
-    return np.concatenate([winners[~tied[ends]], again[_break_ties(state, again, places, timestamps)]])
+    # Keys whose latest time occurs more than once.
+    in_tied_key = np.isin(places[rows], places[winners[tied[ends]]])
+    candidates = rows[in_tied_key]
+    return np.concatenate([winners[~tied[ends]], candidates[_break_ties(state, candidates, places, timestamps)]])
 
 
 def _break_ties(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Of some rows of a state, those (by their place in `rows`) that win where times tie."""
+    """Return the indices in `rows` of the rows that win where times tie."""
     tied = state.take(pa.array(rows))
     expires = np.asarray(tied["expires"])
     value = compute.fill_null(tied["value"].combine_chunks(), b"")
@@ -152,14 +149,14 @@ def _break_ties(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamp
 
 
 def _covered_elements(columns: np.ndarray, kinds: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Which rows (bool) are elements that the tombstone of their collection, of which there is one, covers."""
+    """Return which rows (bool) are elements covered by the only tombstone of their collection."""
     deleted = np.flatnonzero(kinds == StateRowKind.COLLECTION_TOMBSTONE)
     if not len(deleted):
         return np.zeros(len(kinds), dtype=bool)
     deleted = deleted[np.argsort(columns[deleted])]
-    place = np.minimum(np.searchsorted(columns[deleted], columns), len(deleted) - 1)
-    found = deleted[place]
-    return (kinds == StateRowKind.CELL) & (columns[found] == columns) & (timestamps <= timestamps[found])
+    index = np.minimum(np.searchsorted(columns[deleted], columns), len(deleted) - 1)
+    tombstone = deleted[index]
+    return (kinds == StateRowKind.CELL) & (columns[tombstone] == columns) & (timestamps <= timestamps[tombstone])
 
 
 def _normalize_ranges(schema: TableSchema, ranges: pa.Table) -> pa.Table:
@@ -167,8 +164,8 @@ def _normalize_ranges(schema: TableSchema, ranges: pa.Table) -> pa.Table:
     for row in ranges.to_pylist():
         by_partition.setdefault(row["partition"], []).append(range_from_row(schema, row))
     rows = [
-        range_to_row(schema, partition, each)
-        for partition, several in by_partition.items()
-        for each in normalize_ranges(schema, several)
+        range_to_row(schema, partition, tombstone)
+        for partition, tombstones in by_partition.items()
+        for tombstone in normalize_ranges(schema, tombstones)
     ]
     return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)

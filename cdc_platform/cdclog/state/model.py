@@ -29,7 +29,7 @@ from cdc_platform.cql import (
 
 
 class StateRowKind(IntEnum):
-    """What a row of a state is."""
+    """The kind of a state row."""
 
     PARTITION_TOMBSTONE = 0
     RANGE_TOMBSTONE = 1
@@ -59,33 +59,33 @@ STATE_SCHEMA = pa.schema(
 | column | |
 |---|---|
 | `partition` | the serialized partition key |
-| `clustering` | the clustering key (`wire.composed`); null: of the static row or the partition; of a range: its start |
+| `clustering` | the clustering key (`encode_clustering_key`); null: static row or partition; of a range: its start |
 | `kind` | one of `StateRowKind` |
 | `column` | of a cell, or a collection's tombstone: the column's name in CQL |
 | `path` | of an element: its key, a list's as timeuuid, a user type's as smallint; of a range: its end |
 | `timestamp` | of the write (µs) |
-| `ttl`, `expires` | of cells and markers: seconds, 0 for none; and when that is (µs), 0 for never |
+| `ttl`, `expires` | of cells and markers: seconds, 0 for none; and the expiry time (µs), 0 for never |
 | `dead` | of a cell: it was deleted |
-| `value` | of a live cell; null where it has none, as an element of a set |
-| `inexact` | it was seen in the cluster, which does not tell when it was written: `timestamp` is but its order |
+| `value` | of a live cell; null if it has none, as an element of a set |
+| `inexact` | it was read from the cluster, which does not return write times: `timestamp` only gives the order |
 
-The end of a range is its prefix, composed as a clustering key is, and one byte more: whether the edge lies before (0)
-or behind (1) all rows that begin with the prefix.
+The end of a range is its prefix, composed as a clustering key is, and one byte more, which is 0 if the edge lies before
+all rows that begin with the prefix, and 1 if it lies after them.
 """
 
 
 def empty_state() -> pa.Table:
-    """The state of a table to which nothing was written."""
+    """Return the state of a table without writes."""
     return STATE_SCHEMA.empty_table()
 
 
 _BEFORE, _BEHIND = 0, 1
 NEVER_DELETED = np.iinfo(np.int64).min
-"""The time (µs) at which what was never deleted was."""
+"""The deletion time (µs) of something that was never deleted."""
 
 
 def encode_edge(bound: RangeBound | None, schema: TableSchema, *, is_start: bool) -> bytes:
-    """One end of a range as bytes: its prefix, and on which side of the rows that begin with it the edge lies."""
+    """Encode one end of a range: its prefix, and whether the edge lies before or after rows with the prefix."""
     prefix = () if bound is None else bound.prefix
     inclusive = bound is None or bound.inclusive
     values = zip(schema.clustering_key, prefix, strict=False)
@@ -95,7 +95,7 @@ def encode_edge(bound: RangeBound | None, schema: TableSchema, *, is_start: bool
 
 
 def range_to_row(schema: TableSchema, partition: bytes, tombstone: RangeTombstone) -> dict[str, Any]:
-    """The row of a state that is a range tombstone."""
+    """Return a range tombstone as a state row."""
     return {
         "partition": partition,
         "clustering": encode_edge(tombstone.start, schema, is_start=True),
@@ -110,21 +110,21 @@ def range_to_row(schema: TableSchema, partition: bytes, tombstone: RangeTombston
 
 
 def range_from_row(schema: TableSchema, row: Mapping[str, Any]) -> RangeTombstone:
-    """The range tombstone that a row of a state is."""
+    """Return the range tombstone of a state row."""
     start = _decode_bound(schema, row["clustering"], is_start=True)
     return RangeTombstone(start, _decode_bound(schema, row["path"], is_start=False), Microseconds(row["timestamp"]))
 
 
 def decode_clustering_key(schema: TableSchema, data: bytes) -> KeyValues:
-    """The values of the clustering columns, or of the first of them, of which `wire.composed` made bytes."""
-    found, at = [], 0
+    """Decode a clustering key, or the leading values of one (see `encode_clustering_key`)."""
+    values, offset = [], 0
     for column in schema.clustering_key:
-        if at == len(data):
+        if offset == len(data):
             break
-        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        found.append(value_from_bytes(column.type, data[at + 4 : end]))
-        at = end
-    return tuple(found)
+        end = offset + 4 + int.from_bytes(data[offset : offset + 4], "big")
+        values.append(value_from_bytes(column.type, data[offset + 4 : end]))
+        offset = end
+    return tuple(values)
 
 
 def _decode_bound(schema: TableSchema, edge: bytes, *, is_start: bool) -> RangeBound | None:
@@ -135,10 +135,10 @@ def _decode_bound(schema: TableSchema, edge: bytes, *, is_start: bool) -> RangeB
 def find_range_deletions(
     schema: TableSchema, ranges: pa.Table, range_partitions: np.ndarray, keys: pa.Array, partitions: np.ndarray
 ) -> np.ndarray:
-    """The time (int64, µs) at which a range deleted each row; `NEVER_DELETED` where none did.
+    """Return the time (int64, µs) at which a range deleted each row; `NEVER_DELETED` if none did.
 
-    `ranges` are rows of a state in normal form, `keys` the clustering keys of rows; beside both stand integers that
-    are equal for one partition.
+    `ranges` are state rows in normal form, and `keys` are the clustering keys of rows. `range_partitions` and
+    `partitions` are integers that are equal for rows of one partition.
     """
     count, total = ranges.num_rows, len(keys)
     if not count or not total:
@@ -146,64 +146,64 @@ def find_range_deletions(
     rows = ranges.to_pydict()
     edges = [(edge[:-1], edge[-1]) for name in ("clustering", "path") for edge in rows[name]]
     ranked = _sort_columns(schema, keys, edges)
-    # What lies at one place stands in the order: ends of ranges, starts of ranges, rows.
+    # At equal positions ends of ranges come first, then starts of ranges, then rows.
     role = np.concatenate([np.full(total, 2), np.full(count, 1), np.zeros(count, dtype=np.int64)])
     partition = np.concatenate([partitions, range_partitions, range_partitions])
     order = np.lexsort((role, *reversed(ranked), partition))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    here, starts, ends = rank[:total], rank[total : total + count], rank[total + count :]
+    row_ranks, starts, ends = rank[:total], rank[total : total + count], rank[total + count :]
     by_start = np.argsort(starts)
-    place = np.searchsorted(starts[by_start], here) - 1
-    found = by_start[np.maximum(place, 0)]
-    inside = (place >= 0) & (here < ends[found]) & (range_partitions[found] == partitions)
-    return np.where(inside, np.asarray(ranges["timestamp"])[found], NEVER_DELETED)
+    index = np.searchsorted(starts[by_start], row_ranks) - 1
+    candidates = by_start[np.maximum(index, 0)]
+    inside = (index >= 0) & (row_ranks < ends[candidates]) & (range_partitions[candidates] == partitions)
+    return np.where(inside, np.asarray(ranges["timestamp"])[candidates], NEVER_DELETED)
 
 
 def _sort_columns(schema: TableSchema, keys: pa.Array, edges: list[tuple[bytes, int]]) -> list[np.ndarray]:
-    """What orders rows and edges, the most significant first: an integer a clustering column, and the side."""
+    """Return the sort keys of rows and edges, most significant first: one per clustering column, and the side."""
     columns = schema.clustering_key
     widest = len(columns)
     prefixes = [_split_prefix(prefix) for prefix, _ in edges]
     sides = np.array([1 if side == _BEHIND else -1 for _, side in edges], dtype=np.int64)
-    found = []
-    for place, (column, values) in enumerate(zip(columns, split_components(keys, widest), strict=True)):
-        told = np.array([len(parts) > place for parts in prefixes], dtype=bool)
-        more = pa.array([parts[place] for parts in prefixes if len(parts) > place], pa.binary())
+    sort_keys = []
+    for index, (column, values) in enumerate(zip(columns, split_components(keys, widest), strict=True)):
+        has_value = np.array([len(parts) > index for parts in prefixes], dtype=bool)
+        more = pa.array([parts[index] for parts in prefixes if len(parts) > index], pa.binary())
         ranked = rank_values(column.type, pa.concat_arrays([values, more]))
         ordered = np.unique(~ranked if column.descending else ranked, return_inverse=True)[1].astype(np.int64)
-        of_edges = np.where(sides > 0, np.int64(len(ordered)), np.int64(-1))
-        of_edges[told] = ordered[len(keys) :]
-        found.append(np.concatenate([ordered[: len(keys)], of_edges]))
-    return [*found, np.concatenate([np.zeros(len(keys), dtype=np.int64), sides])]
+        edge_ranks = np.where(sides > 0, np.int64(len(ordered)), np.int64(-1))
+        edge_ranks[has_value] = ordered[len(keys) :]
+        sort_keys.append(np.concatenate([ordered[: len(keys)], edge_ranks]))
+    return [*sort_keys, np.concatenate([np.zeros(len(keys), dtype=np.int64), sides])]
 
 
 def _split_prefix(prefix: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(prefix):
-        end = at + 4 + int.from_bytes(prefix[at : at + 4], "big")
-        found.append(prefix[at + 4 : end])
-        at = end
-    return found
+    components, offset = [], 0
+    while offset < len(prefix):
+        end = offset + 4 + int.from_bytes(prefix[offset : offset + 4], "big")
+        components.append(prefix[offset + 4 : end])
+        offset = end
+    return components
 
 
 def normalize_key_forms(schema: TableSchema, state: pa.Table) -> pa.Table:
-    """The state, which has no ranges, with one form of each key of a row and of an element."""
+    """Return a state without ranges with one form of each row key and element key."""
     if any(map(_has_several_forms, (column.type for column in schema.clustering_key))):
         order = cache(lambda data: schema.clustering_order(decode_clustering_key(schema, data)))
         state = _replace_with_shortest(state, "clustering", ("partition",), lambda row: order(row["clustering"]))
-    several = {
+    ambiguous = {
         column.name: get_element_key_type(column.type)
         for column in schema.columns
         if column.type.multicell and _has_several_forms(get_element_key_type(column.type))
     }
-    if several:
+    if ambiguous:
         state = _replace_with_shortest(
             state,
             "path",
             ("partition", "clustering", "column"),
-            lambda row: several[row["column"]].sort_key(value_from_bytes(several[row["column"]], row["path"])),
-            several,
+            lambda row: ambiguous[row["column"]].sort_key(value_from_bytes(ambiguous[row["column"]], row["path"])),
+            ambiguous,
         )
     return state
 
@@ -219,7 +219,7 @@ def _replace_with_shortest(
     order: Callable[[dict[str, Any]], Any],
     columns: Iterable[str] | None = None,
 ) -> pa.Table:
-    """The state with the least form of each value of a column among the rows that are alike in those `beside`."""
+    """Replace each value of a column by the least form among rows that agree in the columns `beside`."""
     rows = state.select([*{*beside, "column", name}]).to_pylist()
     groups: list[tuple[Any, ...] | None] = []
     least: dict[tuple[Any, ...], bytes] = {}
@@ -227,8 +227,8 @@ def _replace_with_shortest(
         if row[name] is None or (columns is not None and row["column"] not in columns):
             groups.append(None)
         else:
-            group = (*(row[each] for each in beside), order(row))
+            group = (*(row[key] for key in beside), order(row))
             least[group] = min(row[name], least.get(group, row[name]))
             groups.append(group)
-    found = [row[name] if group is None else least[group] for row, group in zip(rows, groups, strict=True)]
-    return state.set_column(state.schema.get_field_index(name), state.schema.field(name), pa.array(found, pa.binary()))
+    values = [row[name] if group is None else least[group] for row, group in zip(rows, groups, strict=True)]
+    return state.set_column(state.schema.get_field_index(name), state.schema.field(name), pa.array(values, pa.binary()))

@@ -39,24 +39,24 @@ _StateRow = dict[str, Any]
 
 
 def state_from_mutations(mutations: Iterable[Mutation]) -> pa.Table:
-    """The rows of a state that mutations of one table are, in no order and not merged."""
+    """Return the unmerged state rows of mutations of one table, in no order."""
     return pa.Table.from_pylist([row for mutation in mutations for row in _state_rows(mutation)], schema=STATE_SCHEMA)
 
 
 def mutations_from_state(schema: TableSchema, state: pa.Table) -> dict[bytes, Mutation]:
-    """The partitions, by serialized partition key, that a merged state has.
+    """Return the partitions of a merged state, by serialized partition key.
 
-    Cells of columns that the schema has not, or has with another kind of cells, are left out.
+    Cells of columns that the schema lacks, or has with another kind of cells, are omitted.
     """
     building: dict[bytes, _MutationBuilder] = {}
     for row in state.to_pylist():
         building.setdefault(row["partition"], _MutationBuilder()).add(schema, row)
     keys = decode_partition_keys(schema, list(building))
-    return {data: each.mutation(schema, key) for (data, each), key in zip(building.items(), keys, strict=True)}
+    return {data: builder.mutation(schema, key) for (data, builder), key in zip(building.items(), keys, strict=True)}
 
 
 def decode_partition_keys(schema: TableSchema, keys: list[bytes]) -> list[KeyValues]:
-    """The values of the partition key columns of serialized partition keys."""
+    """Decode serialized partition keys into the values of their columns."""
     columns = schema.partition_key
     parts = (
         [pa.array(keys, pa.binary())]
@@ -64,7 +64,7 @@ def decode_partition_keys(schema: TableSchema, keys: list[bytes]) -> list[KeyVal
         else split_components(pa.array(keys, pa.binary()), len(columns), header=2, trailer=1)
     )
     values = [
-        [value_from_bytes(column.type, each) for each in part.to_pylist()]
+        [value_from_bytes(column.type, data) for data in part.to_pylist()]
         for column, part in zip(columns, parts, strict=True)
     ]
     return list(zip(*values, strict=True))
@@ -88,7 +88,7 @@ def _state_rows(mutation: Mutation) -> Iterator[_StateRow]:
 
 
 def encode_clustering_key(schema: TableSchema, key: KeyValues) -> bytes:
-    """A clustering key as a state has it, see `wire.composed`."""
+    """Encode a clustering key as states store it: each value after its length (uint32, big-endian)."""
     parts = [column.type.to_bytes(value) for column, value in zip(schema.clustering_key, key, strict=True)]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 

@@ -1,8 +1,7 @@
-"""Store a table's state in a Delta table beside its log, with the version of the log that it covers.
+"""Store a table's state in a Delta table next to its log, with the version of the log that it covers.
 
-The state is a cache: missing parts are read from the log, and it is rebuilt if what is missing is unknown.
-Rebuilding holds one token range in memory at a time. The folder starts with a dot, since it is no table of the
-home.
+The state is a cache: missing parts are read from the log, and it is rebuilt if the missing parts are unknown.
+Rebuilding holds one token range in memory at a time. The folder starts with a dot, since it is not a table of the home.
 """
 
 from __future__ import annotations
@@ -49,42 +48,42 @@ _TOKENS = 1 << 64
 _FIRST_TOKEN = -(1 << 63)
 
 TableSources = Sequence[tuple[int, Callable[[], pa.Table]]]
-"""Tables, each with its number of rows, which are read when they are asked for, and again for each slice."""
+"""Lazily read tables with their numbers of rows; they are read again for each token range."""
 
 
 def split_by_token(
     schema: TableSchema, logs: TableSources, states: TableSources, merge: Callable[..., pa.Table], token: str
 ) -> TaskRows:
-    """The rows of the state in parts, each of tokens of its own and in their order, none of which is large.
+    """Return the rows of the state in parts of limited size, ordered by token, with disjoint ranges of tokens.
 
-    `merge` makes a state in the order of tokens, which its column `token` has, of tables of a log and of states.
+    `merge` makes a state ordered by its column `token` from tables of a log and from states.
     """
     rows = sum(count for count, _ in (*logs, *states))
-    slices = -(-rows // _ROWS_PER_TOKEN_RANGE)
+    ranges = -(-rows // _ROWS_PER_TOKEN_RANGE)
     files = (
-        slices * _FILES_PER_TOKEN_RANGE
-        if slices > 1
-        else slices * (1 + rows * _FILES_PER_TOKEN_RANGE // _ROWS_PER_TOKEN_RANGE)
+        ranges * _FILES_PER_TOKEN_RANGE
+        if ranges > 1
+        else ranges * (1 + rows * _FILES_PER_TOKEN_RANGE // _ROWS_PER_TOKEN_RANGE)
     )
-    files_a_slice = files // slices if slices else 0
+    files_per_range = files // ranges if ranges else 0
 
     @lru_cache(maxsize=1)
     def of_slice(number: int) -> pa.Table:
-        edges = number, number + 1, slices
+        edges = number, number + 1, ranges
         chosen = [
             _filter_tokens(table, lambda table=table: log_partition_keys(schema, table), *edges)
             for table in _read_sources(logs)
         ]
-        known = [
+        state_rows = [
             _filter_tokens(table, lambda table=table: table["partition"], *edges) for table in _read_sources(states)
         ]
-        return merge(chosen, known)
+        return merge(chosen, state_rows)
 
     def batches(number: int) -> Iterator[pa.RecordBatch]:
-        table = of_slice(number // files_a_slice)
+        table = of_slice(number // files_per_range)
         tokens = np.asarray(table[token])
-        first, last = (_edge_position(tokens, edge, files) for edge in (number, number + 1))
-        yield from table.slice(first, last - first).to_batches()
+        start, stop = (_edge_position(tokens, edge, files) for edge in (number, number + 1))
+        yield from table.slice(start, stop - start).to_batches()
 
     return TaskRows(files, batches)
 
@@ -94,7 +93,7 @@ def _read_sources(sources: TableSources) -> Iterator[pa.Table]:
 
 
 def _filter_tokens(table: pa.Table, keys: Callable[[], pa.Array], first: int, last: int, of: int) -> pa.Table:
-    """The rows of the partitions whose tokens are from one of so many edges of the ring up to another."""
+    """Return the rows of partitions in the token ranges `first` to `last` (exclusive) of `of` equal ranges."""
     if of == 1 or not table.num_rows:
         return table
     tokens = tokens_from_keys(to_single_array(keys()))
@@ -111,15 +110,15 @@ def _token_edge(number: int, of: int) -> np.int64:
 
 
 def _edge_position(tokens: np.ndarray, number: int, of: int) -> int:
-    """Where in ascending tokens an edge lies."""
+    """Return the index of a range's first token in ascending tokens."""
     return len(tokens) if number == of else int(np.searchsorted(tokens, _token_edge(number, of)))
 
 
 _COMMIT_APPLICATION = "cdc-platform/state"
 _COVERED_APPLICATION = "cdc-platform/state/log"
-"""Its number is the version of the log that the state has."""
+"""Its transaction number is the version of the log that the state covers."""
 _IDENTITY_APPLICATION = "cdc-platform/state/of"
-"""Its number tells of which table the state is, among those that had its name."""
+"""Its transaction number identifies the table of the state among tables that had its name."""
 _ROWS_PER_FILE = 100_000
 _MAX_FILES = 16
 _TOKEN = "token"
@@ -139,7 +138,7 @@ _COMMENTS = {
 
 
 def state_table(schema: TableSchema) -> Table:
-    """The Delta table of a base table's state: `shape.STATE`, in the order of tokens."""
+    """Return the Delta table of a base table's state: `STATE_SCHEMA`, ordered by token."""
     fields = [column(each.name, each.type, _COMMENTS[each.name], null=each.nullable) for each in STATE_SCHEMA]
     return Table(
         schema.keyspace,
@@ -154,7 +153,7 @@ def state_table(schema: TableSchema) -> Table:
 
 @dataclass(frozen=True)
 class _StatePart:
-    """Some rows of a state in the order of tokens, of these tokens, that are merged among themselves."""
+    """State rows of a range of tokens, ordered by token and merged among themselves."""
 
     low: int
     high: int
@@ -163,7 +162,7 @@ class _StatePart:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The rows, from their file where they are in one."""
+        """The rows, read from their file if they are stored."""
         if self.given is not None:
             return self.given
         assert self.path is not None
@@ -176,37 +175,37 @@ class _StatePart:
         return np.asarray(self.rows[_TOKEN])
 
     def of_partition(self, token: int, key: bytes) -> pa.Table:
-        """The rows of a partition."""
+        """Return the rows of a partition."""
         if not self.low <= token <= self.high:
             return STATE_SCHEMA.empty_table()
         first, last = np.searchsorted(self.tokens, [token, token + 1])
-        found = self.rows.slice(first, last - first).select(STATE_SCHEMA.names)
-        return found.filter(compute.equal(found["partition"], key)) if found.num_rows else found
+        rows = self.rows.slice(first, last - first).select(STATE_SCHEMA.names)
+        return rows.filter(compute.equal(rows["partition"], key)) if rows.num_rows else rows
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a base table, as its log tells it, that reads no more of it than it is asked for.
+    """The state of a base table according to its log; only the requested parts are read.
 
-    `beside`: some of it was kept beside the log; else all of it was made from the log.
+    `beside` is true if some of it was stored next to the log; otherwise all of it was built from the log.
     """
 
     parts: list[_StatePart] = field(default_factory=list)
     beside: bool = False
 
     def partition(self, schema: TableSchema, token: int, key: bytes) -> Mutation | None:
-        """What a partition has come to, by its token and its serialized key; None where nothing was written to it."""
-        found = [part.of_partition(token, key) for part in self.parts]
-        states = [mutations_from_state(schema, rows)[key] for rows in found if rows.num_rows]
+        """Return the state of a partition by its token and serialized key; None if nothing was written to it."""
+        tables = [part.of_partition(token, key) for part in self.parts]
+        states = [mutations_from_state(schema, rows)[key] for rows in tables if rows.num_rows]
         return merge_mutations(states) if states else None
 
     def whole(self, schema: TableSchema) -> pa.Table:
-        """The state of all partitions (`shape.STATE`), merged."""
+        """Return the merged state (`STATE_SCHEMA`) of all partitions."""
         return merge_states(schema, (part.rows.select(STATE_SCHEMA.names) for part in self.parts))
 
 
 def state_from_rows(schema: TableSchema, rows: Iterable[LogRowMapping]) -> StoredState:
-    """The state that log rows in this process's memory, with values in canonical form, tell of."""
+    """Build the state of log rows in memory, with values in canonical form."""
     given = list(rows)
     return (
         StoredState(list(_in_memory_parts(_state_from_logs(schema, [log_rows_to_arrow(schema, given)]))))
@@ -216,69 +215,75 @@ def state_from_rows(schema: TableSchema, rows: Iterable[LogRowMapping]) -> Store
 
 
 def read_state(lake: Lake, schema: TableSchema, version: int | None) -> StoredState:
-    """The state that a version of a table's log tells of, from the kept one as far as that goes.
+    """Return the state at a version of a table's log, from the stored state as far as it covers the log.
 
-    Nothing is written. A table without a log (None), or whose log holds keys alone, has no state; what was written
-    before it was truncated is in its log alone.
+    Nothing is written. A table without a log (None), or whose log holds only keys, has no state. Writes from before a
+    truncation are only in the log.
 
     Raises:
-        InputError: a row of the log is none, or a batch of it is not complete.
+        InputError: a row of the log is invalid, or a batch of it is incomplete.
     """
     if version is None or schema.cdc.delta != "full":
         return StoredState()
-    since = _covered_version(lake, schema)
-    lacking = None if since is None or since > version else read_changes_since(lake, log_table(schema), since, version)
-    if lacking is None:
+    covered = _covered_version(lake, schema)
+    missing = (
+        None if covered is None or covered > version else read_changes_since(lake, log_table(schema), covered, version)
+    )
+    if missing is None:
         return StoredState(list(_in_memory_parts(rebuild_state(lake, schema, version))))
     return StoredState(
-        [*_stored_parts(lake, schema), *_in_memory_parts(_state_from_logs(schema, lacking))], beside=True
+        [*_stored_parts(lake, schema), *_in_memory_parts(_state_from_logs(schema, missing))], beside=True
     )
 
 
 def rebuild_state(lake: Lake, schema: TableSchema, version: int | None) -> pa.Table:
-    """The merged state (`shape.STATE`) that a version of a table's log tells of by itself, whatever is kept beside it.
+    """Return the merged state (`STATE_SCHEMA`) at a version of a table's log, ignoring the stored state.
 
     Raises:
-        InputError: a row of the log is none, or a batch of it is not complete.
+        InputError: a row of the log is invalid, or a batch of it is incomplete.
     """
     return _state_from_logs(schema, [] if version is None else [lake.read_version(log_table(schema), version)])
 
 
 def store_state(lake: Lake, schema: TableSchema) -> None:
-    """Bring the kept state of a table up to the newest version of its log, once, in one commit that says so.
+    """Update the stored state of a table to the newest version of its log, in one commit that records the version.
 
-    What was appended to the log is appended; where anything else became of it, and where many files have come
-    together, the state is written anew. It does not matter when this is done, nor whether: readers read what is left.
+    Rows that were appended to the log are appended. After any other change of the log, or with many files, the state is
+    rewritten. It may run at any time or not at all, because readers read the rest from the log.
 
     Raises:
         As `read_state`.
     """
     version = lake.version(log_table(schema))
-    since = _covered_version(lake, schema)
-    if version is None or schema.cdc.delta != "full" or since == version:
+    covered = _covered_version(lake, schema)
+    if version is None or schema.cdc.delta != "full" or covered == version:
         return
     table = state_table(schema)
     if not lake.exists(table):
         lake.ensure(table)
     transaction = _COMMIT_APPLICATION, (lake.transaction(table, _COMMIT_APPLICATION) or 0) + 1
-    beside = {_COVERED_APPLICATION: version, _IDENTITY_APPLICATION: _table_identity(schema)}
+    transactions = {_COVERED_APPLICATION: version, _IDENTITY_APPLICATION: _table_identity(schema)}
     log = log_table(schema)
-    came = (
+    added_files = (
         None
-        if since is None or since > version
-        else _file_sources(lake, log, list_files_added_since(lake, log, since, version))
+        if covered is None or covered > version
+        else _file_sources(lake, log, list_files_added_since(lake, log, covered, version))
     )
-    is_anew = came is None or len(lake.data_files(table)) >= _max_files(lake, table)
-    stored = lake.bounded_files(table, _TOKEN) if is_anew and came is not None else []
-    logs = came if came is not None else _file_sources(lake, log, list_files_at_version(lake, log, version)) or []
+    rewrite = added_files is None or len(lake.data_files(table)) >= _max_files(lake, table)
+    stored = lake.bounded_files(table, _TOKEN) if rewrite and added_files is not None else []
+    logs = (
+        added_files
+        if added_files is not None
+        else _file_sources(lake, log, list_files_at_version(lake, log, version)) or []
+    )
     states: TableSources = [(file.rows, partial(_read_state_file, file.path)) for file in stored]
     rows = split_by_token(schema, logs, states, partial(_merge_by_token, schema), _TOKEN)
-    put = frames.replace_all_rows if is_anew else frames.append_to_table
-    put(TaskRunner.alone(), lake, table, rows, transaction, beside)
+    write = frames.replace_all_rows if rewrite else frames.append_to_table
+    write(TaskRunner.alone(), lake, table, rows, transaction, transactions)
 
 
 def _file_sources(lake: Lake, log: Table, paths: list[str] | None) -> TableSources | None:
-    """The files of a log; None where that is not known, or one of them is gone."""
+    """Return the files of a log; None if they are unknown or one of them is missing."""
     if paths is None:
         return None
     types = read_stored_schema(lake, log)
@@ -289,8 +294,8 @@ def _file_sources(lake: Lake, log: Table, paths: list[str] | None) -> TableSourc
 
 
 def _merge_by_token(schema: TableSchema, logs: list[pa.Table], states: list[pa.Table]) -> pa.Table:
-    told = _state_from_logs(schema, logs)
-    return _add_tokens(merge_states(schema, [told, *states]) if states else told)
+    logged = _state_from_logs(schema, logs)
+    return _add_tokens(merge_states(schema, [logged, *states]) if states else logged)
 
 
 def _read_state_file(path: str) -> pa.Table:
@@ -303,19 +308,24 @@ def _stored_parts(lake: Lake, schema: TableSchema) -> list[_StatePart]:
 
 
 def _max_files(lake: Lake, table: Table) -> int:
-    """How many files are too many: those that a state of this size has when it is written as a whole, and some more."""
+    """Return the number of files that triggers a rewrite: those of a fresh state of this size, plus a margin."""
     rows = sum(file.rows for file in lake.data_files(table))
     return _MAX_FILES + 2 * (rows // _ROWS_PER_FILE)
 
 
 def _table_identity(schema: TableSchema) -> int:
-    """A number (63 bits) of the shape and of a table that was made, truncated and given its log when this one was."""
-    since = (STATE_SCHEMA.names, ms_from_us(schema.created_at_us), schema.truncated_us or 0, schema.log_since_us or 0)
-    return int.from_bytes(blake2b(repr(since).encode(), digest_size=8).digest(), "big") >> 1
+    """Return a number (63 bits) of the state's columns and the table's creation, truncation and log times."""
+    identity = (
+        STATE_SCHEMA.names,
+        ms_from_us(schema.created_at_us),
+        schema.truncated_us or 0,
+        schema.log_since_us or 0,
+    )
+    return int.from_bytes(blake2b(repr(identity).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _covered_version(lake: Lake, schema: TableSchema) -> int | None:
-    """The version of the log that the kept state has; None where there is none of this table."""
+    """Return the version of the log that the stored state covers; None if this table has none."""
     table = state_table(schema)
     if not lake.exists(table) or lake.transaction(table, _IDENTITY_APPLICATION) != _table_identity(schema):
         return None
@@ -323,11 +333,11 @@ def _covered_version(lake: Lake, schema: TableSchema) -> int | None:
 
 
 def _state_from_logs(schema: TableSchema, logs: list[pa.Table]) -> pa.Table:
-    """The merged state that rows of the log tell of."""
-    # A batch may have come in two files.
-    found = [_drop_truncated(schema, log) for log in logs if log.num_rows]
-    whole = pa.concat_tables(found, promote_options="default") if found else None
-    return merge_states(schema, [state_from_log(schema, whole)] if whole is not None and whole.num_rows else [])
+    """Return the merged state of rows of the log."""
+    # A batch may be split over two files.
+    tables = [_drop_truncated(schema, log) for log in logs if log.num_rows]
+    rows = pa.concat_tables(tables, promote_options="default") if tables else None
+    return merge_states(schema, [state_from_log(schema, rows)] if rows is not None and rows.num_rows else [])
 
 
 def _drop_truncated(schema: TableSchema, log: pa.Table) -> pa.Table:
