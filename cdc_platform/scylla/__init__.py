@@ -1,7 +1,7 @@
 """Live ScyllaDB clusters: registration, connections, metadata, watching and export.
 
-Everything is read by SELECT, one page and one request at a time, so that a production cluster does not notice. A
-secret is resolved where it is used and never written anywhere.
+Everything is read by SELECT, one page and one request at a time, to keep the load on a production cluster low. A secret
+is resolved where it is used and never written anywhere.
 """
 
 from __future__ import annotations

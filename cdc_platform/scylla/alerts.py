@@ -36,12 +36,12 @@ from cdc_platform.scylla.watch import WatchedChange, problems_after_failure
 from cdc_platform.storage import atomic
 
 MAX_WAITING_ALERTS = 1000
-"""Changes that wait while the program runs; those beyond are not told."""
+"""The most changes that wait while the program runs; further changes are dropped with a warning."""
 
 
 @dataclass(frozen=True)
 class HookFailure:
-    """What went wrong with one run of the program; `hung`: it was ended because its time was over."""
+    """Why one run of the program failed; `hung` is True if it exceeded its time limit and was killed."""
 
     line: str
     hung: bool = False
@@ -49,9 +49,9 @@ class HookFailure:
 
 @dataclass(frozen=True)
 class Hook:
-    """A program by its path, how long (s) it may take for one change, and the environment that it gets.
+    """A program's path, its time limit (s) for one change, and the environment that it gets.
 
-    The environment is this process's without the variables that hold users and passwords of clusters.
+    The environment is this process's environment without the variables that hold users and passwords of clusters.
     """
 
     program: str
@@ -60,27 +60,27 @@ class Hook:
 
     @classmethod
     def of(cls, home: Home, program: str, within_ms: Milliseconds) -> Hook:
-        """The program of this path, or of this name on the PATH.
+        """Return the hook for a program given by path, or by name on the PATH.
 
         Raises:
-            InputError: there is none, or it cannot be executed.
+            InputError: no such program exists, or it is not executable.
         """
-        found = shutil.which(program) if program.isprintable() else None
-        if found is None:
-            there = os.path.lexists(program)
-            mend = "it is no file that can be executed; run chmod +x on it" if there else "there is no such program"
+        executable = shutil.which(program) if program.isprintable() else None
+        if executable is None:
+            exists = os.path.lexists(program)
+            mend = "it is no file that can be executed; run chmod +x on it" if exists else "there is no such program"
             raise InputError(f"hook {program!r}: {mend}, or name another")
         secret = {
             name
-            for each in registry.list_clusters(home)
-            for name in (each.connection.user_env, each.connection.password_env)
+            for cluster in registry.list_clusters(home)
+            for name in (cluster.connection.user_env, cluster.connection.password_env)
             if name is not None
         }
         environment = {name: value for name, value in os.environ.items() if name not in secret}
-        return cls(str(Path(found).absolute()), seconds_from_ms(within_ms), environment)
+        return cls(str(Path(executable).absolute()), seconds_from_ms(within_ms), environment)
 
     def tell(self, change: Mapping[str, str]) -> HookFailure | None:
-        """Run the program with a change on its standard input; what went wrong, None where it ended well."""
+        """Run the program with a change on its standard input; return the failure, or None if it succeeded."""
         of = f"hook {self.program}, of {change['who']}"
         try:
             running = subprocess.Popen(
@@ -107,9 +107,10 @@ class Hook:
 
 
 class AlertQueue:
-    """Tells a hook of changes in their order, beside whoever finds them; `warn` is given a line for what went wrong.
+    """Runs a hook for changes in order, on a thread of its own; `warn` gets a line for each failure.
 
-    As a context it waits at its end for what is left, until one run hangs; after an error for the one that runs alone.
+    On a normal exit the context waits for the queued changes, until one run hangs. After an error it waits only for the
+    run in progress.
     """
 
     def __init__(self, hook: Hook, warn: Callable[[str], None]) -> None:
@@ -120,7 +121,7 @@ class AlertQueue:
         self._thread = threading.Thread(target=self._run, daemon=True, name="hook")
 
     def tell(self, several: Sequence[Mapping[str, str]]) -> None:
-        """Put changes behind those that wait; what finds no room is not told, and that is said."""
+        """Queue changes behind those that wait; warn about changes that exceed the queue's capacity and drop them."""
         for number, change in enumerate(several):
             try:
                 self._waiting.put_nowait(change)
@@ -151,18 +152,19 @@ class AlertQueue:
             failure = self._hook.tell(change)
             if failure is not None:
                 self._warn(failure.line)
-                # Nobody is kept waiting at the end for a program that hangs.
+                # Do not delay the exit for a program that hangs.
                 if failure.hung and self._ending.is_set():
                     self._given_up.set()
 
 
 _FILE, _LOCK = "alerted.json", "alerts"
 ALERT_TICK_SECONDS = 20.0
-"""After so long a tick begins no other run of the hook, none of which takes longer; the rest is told at the next."""
+"""A tick starts no run of the hook after this time, and no run takes longer; the next tick sends the remaining alerts.
+"""
 
 
 class _SentAlerts(BaseModel):
-    """What was told: the number of the last noted change; who is in the way of a look, by which aspect, in words."""
+    """What was sent: the number of the last recorded change, and the open problems as (subject, aspect, text)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -171,7 +173,7 @@ class _SentAlerts(BaseModel):
 
 
 def forget_alerts(cluster: ScyllaCluster) -> None:
-    """Nobody is told any more: who is told later is told of what comes from then on."""
+    """Forget which alerts were sent; a hook set later receives only changes recorded from then on."""
     Path(cluster.home, _FILE).unlink(missing_ok=True)
 
 
@@ -183,20 +185,20 @@ def send_alerts(
     say: Callable[[str], None],
     begun: float | None = None,
 ) -> None:
-    """Tell of what was noted since it was told last, and whether the cluster can be looked at and its nodes are up.
+    """Alert the hook to changes recorded since the last alert, and to problems with reaching the cluster or its nodes.
 
-    `seen`: what was seen of it at this tick, or why nothing was. `begun`: by `time.monotonic`, when the tick was. The
-    first time only what is noted from then on is told.
+    `seen` is this tick's snapshot of the cluster, or the error that prevented it. `begun` is when the tick started, by
+    `time.monotonic`. The first call sends nothing that was recorded before it.
     """
     begun = time.monotonic() if begun is None else begun
     hook = replace(hook, seconds=min(hook.seconds, ALERT_TICK_SECONDS))
     lake = Lake(cluster.open_home().lake)
     with lake_lock(lake, _LOCK):
-        for told, change in _pending_alerts(cluster, lake, clock, seen, say):
+        for sent, change in _pending_alerts(cluster, lake, clock, seen, say):
             if time.monotonic() - begun > ALERT_TICK_SECONDS:
                 say(f"{cluster.name}: what is left for hook {hook.program} is told at the next tick")
                 return
-            _write_sent(cluster, told)
+            _write_sent(cluster, sent)
             failure = hook.tell(change.document())
             if failure is not None:
                 say(failure.line)
@@ -205,21 +207,21 @@ def send_alerts(
 def _pending_alerts(
     cluster: ScyllaCluster, lake: Lake, clock: Clock, seen: MetadataSnapshot | PlatformError, say: Callable[[str], None]
 ) -> Iterator[tuple[_SentAlerts, WatchedChange]]:
-    """The changes to tell, each with what is told once it is."""
-    told = _read_sent(cluster)
-    noted = cluster_changes.read_cluster_changes(lake, -1 if told is None else told.number)
-    if told is None:
-        told = _SentAlerts(number=noted[-1].number if noted else -1)
+    """Yield the changes to send, each with the state to store for it."""
+    sent = _read_sent(cluster)
+    noted = cluster_changes.read_cluster_changes(lake, -1 if sent is None else sent.number)
+    if sent is None:
+        sent = _SentAlerts(number=noted[-1].number if noted else -1)
         noted = []
-        _write_sent(cluster, told)
+        _write_sent(cluster, sent)
     if len(noted) > MAX_WAITING_ALERTS:
         say(f"{cluster.name}: {len(noted) - MAX_WAITING_ALERTS} changes are not told, too many wait")
     for each in noted[-MAX_WAITING_ALERTS:]:
         if each.change.what == telling.PREEXISTING:
             continue
-        told = told.model_copy(update={"number": each.number})
-        yield told, WatchedChange(each.at_us, cluster.name, each.change.who, each.change.what)
-    standing = {(who, aspect): line for who, aspect, line in told.problems}
+        sent = sent.model_copy(update={"number": each.number})
+        yield sent, WatchedChange(each.at_us, cluster.name, each.change.who, each.change.what)
+    standing = {(who, aspect): line for who, aspect, line in sent.problems}
     after = (
         telling.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
     )
@@ -227,8 +229,8 @@ def _pending_alerts(
         standing.pop((each.who, each.aspect), None)
         if each.state is not None:
             standing[each.who, each.aspect] = each.state
-        told = told.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
-        yield told, WatchedChange(clock.now_us(), cluster.name, each.who, each.what)
+        sent = sent.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
+        yield sent, WatchedChange(clock.now_us(), cluster.name, each.who, each.what)
 
 
 def _read_sent(cluster: ScyllaCluster) -> _SentAlerts | None:

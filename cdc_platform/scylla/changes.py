@@ -30,11 +30,9 @@ from cdc_platform.tables import CLUSTER_CHANGES
 from cdc_platform.timeline import Timeline
 
 REACH, LOOK, UP, STREAM_SET = "reach", "look", "up", "stream set "
-"""Aspects: whether the cluster can be reached and looked at, whether a node is up, and one of a
-table's stream sets.
-"""
+"""Aspects: the cluster is reachable, the cluster is observable, a node is up, and one of a table's stream sets."""
 PREEXISTING = "was there before changes were noted"
-"""What is noted of all that a home had before, which is no change."""
+"""Marks the initial state of a home in the record of changes; it is no change."""
 GENERATION = "generation "
 PUBLISHED, COMMITTED = "published", "committed"
 """States of a generation: clients can read it, or nodes know it and clients cannot read it yet."""
@@ -50,61 +48,64 @@ _SHOWN_APART = ("'enabled'", "'ttl'")
 
 
 def describe_pending_topology(transition: str) -> str:
-    """What is said of a topology that is changing."""
+    """Describe a topology change in progress."""
     return f"the topology is changing ({transition}): nodes are as before, and are taken in when it has settled"
 
 
 def read_cluster_state(lake: Lake) -> dict[AspectKey, str]:
-    """What is in a cluster's home now: nodes, tables with a log, stream sets, published generations."""
-    found: dict[AspectKey, str] = {}
+    """Return the current state of a cluster's home: nodes, tables with a log, stream sets, generations."""
+    state: dict[AspectKey, str] = {}
     for node in ring.read_nodes(lake):
-        found[f"node {node.address or node.host_id}", ""] = _describe_node(node)
+        state[f"node {node.address or node.host_id}", ""] = _describe_node(node)
     for table in cdc_tables.read_cdc_tables(lake):
-        found[f"table {table.full_name}", ""] = _describe_table(table)
+        state[f"table {table.full_name}", ""] = _describe_table(table)
     for name, time_ms in tablets.read_listed_stream_sets(lake):
-        found[f"table {'.'.join(name)}", f"{STREAM_SET}{format_ms(time_ms)}"] = "listed"
+        state[f"table {'.'.join(name)}", f"{STREAM_SET}{format_ms(time_ms)}"] = "listed"
     generations = Timeline.read(lake).known
-    newest_ms = max((each.time_ms for each in generations if each.published), default=-1)
-    for each in generations:
-        if each.published:
-            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = PUBLISHED
-        elif each.time_ms > newest_ms and (each.entered or each.kept) and not each.published_v1:
-            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = COMMITTED
-    return found
+    newest_ms = max((generation.time_ms for generation in generations if generation.published), default=-1)
+    for generation in generations:
+        if generation.published:
+            state[f"{GENERATION}{format_ms(generation.time_ms)}", ""] = PUBLISHED
+        elif generation.time_ms > newest_ms and (generation.entered or generation.kept) and not generation.published_v1:
+            state[f"{GENERATION}{format_ms(generation.time_ms)}", ""] = COMMITTED
+    return state
 
 
 def current_problems(
     left_out: Iterable[SkippedItem], changing: str | None, not_read: Iterable[SkippedItem] = ()
 ) -> dict[AspectKey, str]:
-    """What stands in the way of taking in more, as an observation has found it.
+    """Return the problems that an observation found and that keep it from importing more.
 
     `not_read` are the nodes whose `cdc_local` could not be read.
     """
-    found = {(each.who, OMITTED_ASPECT): each.line for each in left_out}
-    found |= {(each.who, CDC_LOCAL_ASPECT): each.line for each in not_read}
-    return found if changing is None else {**found, (CLUSTER_SUBJECT, TOPOLOGY_ASPECT): changing}
+    problems = {(item.who, OMITTED_ASPECT): item.line for item in left_out}
+    problems |= {(item.who, CDC_LOCAL_ASPECT): item.line for item in not_read}
+    return problems if changing is None else {**problems, (CLUSTER_SUBJECT, TOPOLOGY_ASPECT): changing}
 
 
 def down_nodes(addresses: Iterable[str]) -> dict[AspectKey, str]:
-    """What stands in the way where nodes do not answer."""
+    """Return the problem entries of nodes that do not answer."""
     return {(f"node {address}", UP): "is down" for address in addresses}
 
 
 def record_initial_state(lake: Lake, clock: Clock) -> None:
-    """Note what is in a home already, where nothing was ever noted in it: what comes now is what is new.
+    """Record what is already in a home, if nothing was ever recorded in it; later records show only what is new.
 
-    That nothing was there is kept too: who is killed before a first look ends is followed by one that finds some of it.
+    An empty state is recorded too. If the first observation is killed, the next one finds a part of its work, and must
+    not take that part for the initial state.
     """
     if lake.exists(CLUSTER_CHANGES):
         return
-    there = read_cluster_state(lake)
+    initial = read_cluster_state(lake)
 
     def judge(before: ClusterState) -> list[ClusterChange]:
         return (
-            [] if before else [ClusterChange(*key, there[key], PREEXISTING) for key in sorted(there, key=_change_order)]
+            []
+            if before
+            else [ClusterChange(*key, initial[key], PREEXISTING) for key in sorted(initial, key=_change_order)]
         )
 
-    if there:
+    if initial:
         cluster_changes.record_cluster_changes(lake, clock, judge)
     else:
         lake.ensure(CLUSTER_CHANGES)
@@ -117,10 +118,10 @@ def record_changes(
     changing: str | None,
     not_read: Sequence[SkippedItem] = (),
 ) -> list[RecordedClusterChange]:
-    """Note what became other since it was noted last."""
+    """Record what changed since the last record."""
 
     def judge(before: ClusterState) -> list[ClusterChange]:
-        # Read after what was noted: what another has taken in and noted by then is in it.
+        # Read after the recorded state, so that this includes what another process has imported and recorded by then.
         return diff_states(
             before, read_cluster_state(lake) | current_problems(left_out, changing, not_read), clock.now_us()
         )
@@ -129,13 +130,13 @@ def record_changes(
 
 
 def diff_states(before: ClusterState, after: ClusterState, now_us: Microseconds) -> list[ClusterChange]:
-    """What became other, nodes first. Of what stands in the way it counts that it does: one failure has many words."""
-    found = []
+    """Return what changed, nodes first. A problem whose text alone changed is no change: one failure has many texts."""
+    changes = []
     for key in sorted(before.keys() | after.keys(), key=_change_order):
         old, new = before.get(key), after.get(key)
         if old != new and not (old and new and _is_problem(key)):
-            found.append(ClusterChange(*key, new, _describe_change(key, old, new, now_us)))
-    return found
+            changes.append(ClusterChange(*key, new, _describe_change(key, old, new, now_us)))
+    return changes
 
 
 def _is_problem(key: AspectKey) -> bool:
@@ -177,15 +178,15 @@ def _describe_start(time: str, now_us: Microseconds) -> str:
 
 
 def _describe_alteration(old: str, new: str) -> str:
-    said = [f"is now: {_first_line(new)}"] if _first_line(old) != _first_line(new) else []
+    parts = [f"is now: {_first_line(new)}"] if _first_line(old) != _first_line(new) else []
     before, after = _definition_lines(old), _definition_lines(new)
     lines = [f"- {line}" for line in before if line not in after] + [
         f"+ {line}" for line in after if line not in before
     ]
     if lines:
         more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
-        said.append(f"its definition is another: {', '.join(lines[:_MAX_LINES])}{more}")
-    return "; ".join(said) or _describe_unchanged(old, new)
+        parts.append(f"its definition is another: {', '.join(lines[:_MAX_LINES])}{more}")
+    return "; ".join(parts) or _describe_unchanged(old, new)
 
 
 def _definition_lines(text: str) -> list[str]:
@@ -193,7 +194,7 @@ def _definition_lines(text: str) -> list[str]:
 
 
 def _describe_unchanged(old: str, new: str) -> str:
-    """What is said of a table that is shown as before; homes of earlier releases do not know when it was altered."""
+    """Describe a table whose definition reads as before; homes of earlier releases lack its alteration time."""
     before, last = ([line for line in text.splitlines() if line.startswith(_ALTERED_PREFIX)] for text in (old, new))
     if not last:
         return "its definition is in another order"
@@ -210,19 +211,19 @@ def _describe_node(node: Node) -> str:
 
 
 def _describe_table(table: CdcTable) -> str:
-    """TTL and state in the first line, then the definition, a line a column and option, then when it was altered."""
+    """Return TTL and state on the first line, then the definition by line, then when the table was altered."""
     first = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
     lines = [line.strip().rstrip(",") for line in strip_comments(table.ddl or "").splitlines()]
-    found = []
+    details = []
     for line in lines:
         options = _OPTIONS.match(line)
         if options is None:
-            found.append(line)
+            details.append(line)
             continue
-        listed = sorted(each.strip() for each in options["options"].split(","))
-        found += [f"cdc {each}" for each in listed if each and not each.startswith(_SHOWN_APART)]
+        listed = sorted(option.strip() for option in options["options"].split(","))
+        details += [f"cdc {option}" for option in listed if option and not option.startswith(_SHOWN_APART)]
         rest = line[options.end() :].strip(" ;")
-        found += [rest] if rest else []
+        details += [rest] if rest else []
     noted = parse_alteration(table.ddl)
-    found += [] if noted is None else [f"{_ALTERED_PREFIX}{format_us(noted.at_us)}"]
-    return "\n".join([first, *filter(None, found)])
+    details += [] if noted is None else [f"{_ALTERED_PREFIX}{format_us(noted.at_us)}"]
+    return "\n".join([first, *filter(None, details)])

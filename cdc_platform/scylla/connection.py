@@ -26,9 +26,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Connection(BaseModel):
-    """What is known of the way to a cluster. Times in seconds; `contacts` as `host:port`, all of one port.
+    """How to connect to a cluster. Times in seconds; `contacts` are `host:port`, all with the same port.
 
-    User and password come from two environment variables or from a file; without either the cluster asks for none.
+    User and password come from two environment variables or from a file; without either the session has no login.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,33 +49,33 @@ class Connection(BaseModel):
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
-        """The contact points as (host, port)."""
+        """Return the contact points as (host, port)."""
         return [parse_contact(contact) for contact in self.contacts]
 
     @property
     def port(self) -> int:
-        """The port at which every node of the cluster listens."""
+        """Return the port at which every node of the cluster listens."""
         return self.endpoints[0][1]
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A user and its password, which no text of this object shows."""
+    """A user and its password; the password is excluded from the object's repr."""
 
     user: str
     password: str = field(repr=False)
 
 
 def validate_connection(connection: Connection) -> Connection:
-    """The connection, if its parts fit each other.
+    """Return the connection if its parts are consistent.
 
     Raises:
-        InputError: a contact point is none, ports differ, or half of a pair is given.
+        InputError: a contact point is malformed, ports differ, or half of a pair is missing.
     """
     ports = {port for _, port in connection.endpoints}
     if len(ports) > 1:
-        shown = " and ".join(str(port) for port in sorted(ports))
-        raise InputError(f"contact points with ports {shown}; the nodes of a cluster all listen at one port")
+        ports_text = " and ".join(str(port) for port in sorted(ports))
+        raise InputError(f"contact points with ports {ports_text}; the nodes of a cluster all listen at one port")
     if (connection.user_env is None) != (connection.password_env is None):
         raise InputError("--user-env and --password-env go together: name an environment variable for each")
     if connection.user_env and connection.credentials_file:
@@ -103,20 +103,20 @@ def validate_connection(connection: Connection) -> Connection:
 
 
 def format_contact(address: str, port: int) -> str:
-    """Return a node's address and port as a contact point; an IPv6 address stands in brackets."""
+    """Return a node's address and port as a contact point, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def parse_contact(text: str) -> tuple[str, int]:
-    """A contact point as (host, port); without a port it is 9042.
+    """Return a contact point as (host, port); the default port is 9042.
 
     Raises:
-        InputError: it is no `HOST:PORT`.
+        InputError: the text is not `HOST:PORT`.
     """
     match = _CONTACT.fullmatch(text)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
     if match is None and "@" in text:
-        # What stands before the sign may be a password.
+        # The part before the sign may be a password.
         raise InputError(
             f"...@{text.rpartition('@')[2]!r} is no contact point; write it as HOST:PORT, and name where user and"
             " password are by --user-env and --password-env or --credentials-file"
@@ -127,10 +127,10 @@ def parse_contact(text: str) -> tuple[str, int]:
 
 
 def resolve_credentials(connection: Connection) -> Credentials | None:
-    """User and password as this process finds them now; None where the cluster asks for none.
+    """Return the user and password as this process finds them now; None if no login is configured.
 
     Raises:
-        EnvironmentProblem: a variable is not set, or the file is missing, readable by others, or holds something else.
+        EnvironmentProblem: a variable is not set, or the file is missing, readable by others, or malformed.
     """
     if connection.credentials_file is not None:
         return _read_credentials_file(Path(connection.credentials_file).expanduser())
@@ -140,7 +140,7 @@ def resolve_credentials(connection: Connection) -> Credentials | None:
 
 
 def create_tls_context(connection: Connection) -> ssl.SSLContext | None:
-    """What TLS is spoken with, None where it is not.
+    """Return the TLS context of a connection; None if TLS is off.
 
     Raises:
         EnvironmentProblem: a certificate or key is missing or damaged.
@@ -165,9 +165,12 @@ def create_tls_context(connection: Connection) -> ssl.SSLContext | None:
 
 
 def _assert_regular_file(file: Path) -> None:
-    """OpenSSL reads to the end, and a device has none; a pipe waits for a writer."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_PEM_BYTES:
+    """Raise unless a path is a regular file.
+
+    OpenSSL reads to the end: a device has none, and a pipe waits for a writer.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PEM_BYTES:
         raise EnvironmentProblem(
             f"TLS: {file} is no PEM file: it is no regular file, or has more than {_MAX_PEM_BYTES >> 20} "
             "MiB; name another"
@@ -200,7 +203,7 @@ def _read_credentials_file(path: Path) -> Credentials:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         values = {}
     user, password = values.get("user"), values.get("password")
-    # What is in the file is never repeated: a part of it may be the secret.
+    # Never repeat the file's content: a part of it may be the secret.
     if not (isinstance(user, str) and user and isinstance(password, str) and password):
         raise EnvironmentProblem(
             f'credentials file {path} does not tell both; it holds two lines: user = "..." and password = "..."'

@@ -45,17 +45,17 @@ DRIVER_ERRORS = (
     Unauthorized,
     OSError,
 )
-"""Everything that the driver raises of what a cluster did or did not do."""
+"""Everything that the driver raises for a cluster's answer, or for its silence."""
 
 
 class Unreachable(EnvironmentProblem):
-    """A node, or all of them, could not be reached or did not answer; another try may go better."""
+    """One node, or every node, could not be reached or did not answer; a retry may succeed."""
 
     code = "unreachable"
 
 
 class Refused(EnvironmentProblem):
-    """The cluster does not let us in: credentials or certificates."""
+    """The cluster rejects the credentials or certificates."""
 
     code = "not-let-in"
 
@@ -67,7 +67,7 @@ class NoTable(NotFound):
 
 
 class NotGranted(StateError):
-    """The role may not read a table. `grant` is the statement that lets it."""
+    """The role may not read a table. `grant` is the statement that grants the permission."""
 
     code = "not-granted"
 
@@ -78,22 +78,22 @@ class NotGranted(StateError):
 
 
 def describe_role(role: str | None) -> str:
-    """Return how a message names who asked; None is a connection without a user."""
+    """Return how a message names the role; None is a connection without a user."""
     return f"role {role}" if role else "a connection without a user"
 
 
 def translate_error(error: BaseException, where: str, table: str, role: str | None) -> PlatformError:
-    """Return the platform's error for what the driver raised when `table` was read at `where` (a cluster or a node).
+    """Return the platform's error for what the driver raised while reading `table` at `where` (a cluster or a node).
 
-    `role` is None where no user is configured.
+    `role` is None if no user is configured.
     """
     if isinstance(error, NoHostAvailable):
-        # Where no node takes a connection the driver has their addresses alone.
+        # If no node accepts a connection, the driver has only their addresses.
         causes = error.errors.values() if isinstance(error.errors, dict) else ()
         inner = [cause for cause in causes if isinstance(cause, BaseException)]
         if not inner:
             return Unreachable(f"{where}: no node is up; look at the nodes, or name others with --contact")
-        # All nodes were tried: what the first says is told, a refusal before a silence.
+        # All nodes were tried: report the first one's error, with a refusal before a timeout.
         inner.sort(key=lambda cause: not isinstance(cause, (AuthenticationFailed, Unauthorized, InvalidRequest)))
         return translate_error(inner[0], where, table, role)
     if isinstance(error, AuthenticationFailed):
@@ -122,7 +122,7 @@ def translate_error(error: BaseException, where: str, table: str, role: str | No
 
 
 def translate_connect_error(error: OSError, where: str) -> PlatformError:
-    """The platform's error for a connection to `where` (host:port) that did not come to be."""
+    """Return the platform's error for a connection to `where` (host:port) that failed."""
     if isinstance(error, socket.gaierror):
         return Unreachable(f"{where}: no such host is known; check the name in --contact")
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -146,7 +146,7 @@ def translate_connect_error(error: OSError, where: str) -> PlatformError:
 
 
 def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
-    """Return what helps against this reason not to accept a server's certificate, and nothing that does not."""
+    """Return the remedy that fits the reason for which a server's certificate was rejected."""
     if error.verify_code in (_OTHER_HOST_NAME, _OTHER_ADDRESS):
         return "name the node in --contact as its certificate does, or give --no-tls-host-names"
     if error.verify_code in _NOT_IN_FORCE:

@@ -1,8 +1,8 @@
-"""Write a home's published tables and logs into a CQL server that is not production, to rehearse consumers.
+"""Write a home's published tables and logs into a CQL server outside production, to rehearse consumers.
 
-The only module that sends a cluster anything but SELECT. It refuses keyspaces with other content, the home's own
-cluster, observed clusters and exports of another home. Each row names its key, so a repeated export changes
-nothing.
+This is the only module that sends statements other than SELECT to a cluster. It refuses keyspaces with other content,
+the home's own cluster, observed clusters and exports of another home. Each row names its key, so a repeated export
+changes nothing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from cdc_platform.tables import (
 )
 
 MAX_ROWS_IN_FLIGHT = 8
-"""Rows that are under way at once."""
+"""The most rows in flight at once."""
 
 
 class MayNotWrite(NotGranted):
-    """The role may read and not write."""
+    """The role may read but not write."""
 
     code = "may-not-write"
 
@@ -70,29 +70,29 @@ class MayNotWrite(NotGranted):
 
 
 class ClusterWriter:
-    """Writes through a session, `rows_per_second` at most."""
+    """Writes through a session, at most `rows_per_second`."""
 
     def __init__(self, live: ScyllaSession, rows_per_second: int) -> None:
         self._live, self._rate = live, rows_per_second
         self._begun, self._sent = time.monotonic(), 0
 
     def make_keyspace(self, name: str, replicas: int) -> None:
-        """Make a keyspace with replicas in the datacenter that is connected to, where it is not there."""
-        here = next(each.datacenter for each in self._live.members if each.address == self._live.contact)
-        place = "{" + f"'class': 'NetworkTopologyStrategy', '{here}': {replicas}" + "}"
-        self._run(f"CREATE KEYSPACE IF NOT EXISTS {quote_name(name)} WITH replication = {place}", name)
+        """Create a keyspace, if it does not exist, with replicas in the datacenter of the session."""
+        datacenter = next(member.datacenter for member in self._live.members if member.address == self._live.contact)
+        replication = "{" + f"'class': 'NetworkTopologyStrategy', '{datacenter}': {replicas}" + "}"
+        self._run(f"CREATE KEYSPACE IF NOT EXISTS {quote_name(name)} WITH replication = {replication}", name)
 
     def make(self, table: str, statement: str) -> None:
-        """Make a type or a table, by a statement that says IF NOT EXISTS."""
+        """Create a type or a table, by a statement with IF NOT EXISTS."""
         if not statement.startswith(("CREATE TABLE IF NOT EXISTS ", "CREATE TYPE IF NOT EXISTS ")):
             raise AssertionError(f"not a statement that makes a table or type: {statement[:60]}")
         self._run(statement.rstrip(";"), table)
 
     def put(self, table: str, columns: Sequence[tuple[str, CqlType]], rows: Iterable[Sequence[Value | None]]) -> int:
-        """Write rows, by all their columns; what is null stays unset. Answers with how many there were.
+        """Write rows with all their columns, leaving nulls unset; return the number of rows.
 
         Raises:
-            MayNotWrite, StateError, Unreachable: a row was not taken, three times where another try may go better.
+            MayNotWrite, StateError, Unreachable: the server rejected a row, or did not accept it in three attempts.
         """
         names, marks = ", ".join(quote_name(name) for name, _ in columns), ", ".join("?" for _ in columns)
         text = f"INSERT INTO {table} ({names}) VALUES ({marks})"
@@ -115,8 +115,8 @@ class ClusterWriter:
     def _done(self, table: str, bound: BoundStatement, first: ResponseFuture) -> None:
         for attempt in retry_unreachable():
             with attempt:
-                again = attempt.retry_state.attempt_number > 1
-                future = self._live.driver.execute_async(bound) if again else first
+                retry = attempt.retry_state.attempt_number > 1
+                future = self._live.driver.execute_async(bound) if retry else first
                 self._told(table, future.result)
 
     def _run(self, statement: str, what: str) -> None:
@@ -148,10 +148,10 @@ def _encode_value(kind: CqlType, value: Value | None) -> object:
 
 
 EXPORT_MARKER_TABLE = "cdc_platform_export"
-"""The table by which a keyspace says that it may be written to."""
+"""The table that marks a keyspace as writable by exports."""
 DEFAULT_PREFIX, DEFAULT_RATE = "scylla", 2_000
 _MAX_PREFIX_LENGTH = 25
-"""With `_distributed_everywhere` behind it that is a name of 48 characters, the most that all versions take."""
+"""With `_distributed_everywhere` appended this makes a name of 48 characters, the longest that all versions accept."""
 _MARKER_COLUMNS = "(key text PRIMARY KEY)"
 _MARKER_REPLICATION = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
 _STREAMS = SetType(BLOB, True)
@@ -159,7 +159,7 @@ _STREAMS = SetType(BLOB, True)
 
 @dataclass(frozen=True)
 class _TableShape:
-    """A table of ScyllaDB's as clients read it: where the server has it, its columns, its key in CQL."""
+    """A table of ScyllaDB as clients read it: its keyspace's suffix, its name, its columns, and its key in CQL."""
 
     suffix: str
     name: str
@@ -213,13 +213,13 @@ _TIMESTAMP_SHAPES = {
         "key, time",
     ),
 }
-"""What readers find the rest by: written last."""
+"""The tables by which readers find all the others; they are written last."""
 _NEWEST_FIRST = {"cdc_generation_timestamps": "time", "cdc_timestamps": "timestamp"}
 
 
 @dataclass(frozen=True)
 class TableToWrite:
-    """A table of the server: `made` are the statements that make it, `values` the rows, by its columns."""
+    """A table to write: `made` are the statements that create it, `values` yields the rows, by its columns."""
 
     keyspace: str
     name: str
@@ -230,13 +230,13 @@ class TableToWrite:
 
     @property
     def full_name(self) -> str:
-        """As CQL names it."""
+        """Return the quoted CQL name."""
         return f"{quote_name(self.keyspace)}.{quote_name(self.name)}"
 
 
 @dataclass(frozen=True)
 class ClusterExport:
-    """What an export wrote, or would write. `keyspaces`: each with "new", "empty" or "marked"."""
+    """What an export wrote, or would write. `keyspaces` maps each to "new", "empty" or "marked"."""
 
     cluster: str
     keyspaces: dict[str, str]
@@ -254,16 +254,17 @@ def export_into_cluster(
     replicas: int = 1,
     run: bool = True,
 ) -> ClusterExport:
-    """Write what `home` publishes, and its logs, into `cluster`; the same again changes nothing.
+    """Write what `home` publishes, and its logs, into `cluster`; a repeated export changes nothing.
 
-    What ScyllaDB has in `system` and `system_distributed` goes into `prefix` and `prefix`_distributed, logs under their
-    names. Timestamps come last: a client that reads meanwhile sees whole generations. Without `run` nothing is written.
+    The tables of ScyllaDB's `system` and `system_distributed` go into `prefix` and `prefix`_distributed; logs keep
+    their names. Timestamps come last, so that a client that reads meanwhile sees complete generations. Without `run`
+    nothing is written.
 
     Raises:
-        StateError: the server is the home's own cluster, or one that is observed and has no mark; a keyspace holds
-            something that no export has left, a table has other columns or is not what was committed, or there is
-            nothing to export.
-        MayNotWrite, NotGranted, Unreachable, Refused: the server does not take it.
+        StateError: the server is the home's own cluster, or an observed cluster without a mark; a keyspace holds
+            content that no export has written; a table has other columns or differs from what was committed; or there
+            is nothing to export.
+        MayNotWrite, NotGranted, Unreachable, Refused: the server rejects the export.
     """
     if prefix.startswith("system"):
         raise InputError(f"--prefix {prefix} would be ScyllaDB's own keyspaces, which no export writes; name another")
@@ -276,14 +277,14 @@ def export_into_cluster(
     tables = list(_plan_tables(lake, prefix))
     if not tables:
         raise StateError("the home holds no published generation, no stream set and no log: there is nothing to export")
-    names = sorted({each.keyspace for each in tables})
+    names = sorted({planned.keyspace for planned in tables})
     with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
         _assert_other_cluster(home, lake, live)
         keyspaces = {name: _keyspace_state(live, name) for name in names}
         _assert_not_production(home, cluster, live, keyspaces)
         _assert_columns(live, tables)
         _assert_no_foreign_times(live, tables, keyspaces)
-        made = [(each.full_name, text) for each in tables for text in each.made]
+        creations = [(planned.full_name, text) for planned in tables for text in planned.made]
         if run:
             read = {table.full_name for table in (*_SHAPES, CDC_LOCAL)} | {
                 log.full_name for log in list_stored_logs(lake)
@@ -292,26 +293,26 @@ def export_into_cluster(
             writer = ClusterWriter(live, rate)
             for name in names:
                 writer.make_keyspace(name, replicas)
-                # First of all: a keyspace that holds anything of ours says so.
+                # Create the mark first: every keyspace with content of ours has one.
                 writer.make(name, _marker_statement(name))
-            for name, text in dict.fromkeys(made):
+            for name, text in dict.fromkeys(creations):
                 writer.make(name, text)
-            for each in tables:
-                writer.put(each.full_name, each.columns, each.values())
-    statements = tuple(dict.fromkeys(text for _, text in made))
-    return ClusterExport(cluster.name, keyspaces, tuple(tables), statements, sum(each.rows for each in tables))
+            for planned in tables:
+                writer.put(planned.full_name, planned.columns, planned.values())
+    statements = tuple(dict.fromkeys(text for _, text in creations))
+    return ClusterExport(cluster.name, keyspaces, tuple(tables), statements, sum(planned.rows for planned in tables))
 
 
 def _plan_tables(lake: Lake, prefix: str) -> Iterator[TableToWrite]:
-    """In the order in which they are written."""
+    """Yield the tables in the order in which they are written."""
     for table, shape in _SHAPES.items():
         if lake.exists(table):
             yield _published_table(lake, prefix, table, shape)
     if rewritten := _rewritten(lake):
         yield _system_table(prefix, _LOCAL_SHAPE, [(key, None, None) for key in rewritten])
     if lake.exists(TABLET_TIMESTAMPS):
-        of_tablets = sorted(set(lake.read(TABLET_TIMESTAMPS, ["keyspace_name"])["keyspace_name"].to_pylist()))
-        yield _system_table(prefix, _KEYSPACES_SHAPE, [(name, 0) for name in of_tablets])
+        keyspaces = sorted(set(lake.read(TABLET_TIMESTAMPS, ["keyspace_name"])["keyspace_name"].to_pylist()))
+        yield _system_table(prefix, _KEYSPACES_SHAPE, [(name, 0) for name in keyspaces])
     yield from map(_log_table, list_stored_logs(lake))
     for table, shape in _TIMESTAMP_SHAPES.items():
         if lake.exists(table):
@@ -319,7 +320,7 @@ def _plan_tables(lake: Lake, prefix: str) -> Iterator[TableToWrite]:
 
 
 def _rewritten(lake: Lake) -> list[str]:
-    """The key by which clients see that the first format's generations were rewritten, where every node has it."""
+    """Return the key that marks the first format's generations as rewritten, if every node has it; else nothing."""
     rows = cdc_local.read_cdc_local(lake)
     done = {host_id for host_id, key in rows if key == cdc_local.REWRITTEN_KEY}
     return [cdc_local.REWRITTEN_KEY] if done and done == {host_id for host_id, _ in rows} else []
@@ -346,7 +347,7 @@ def _published_table(lake: Lake, prefix: str, table: Table, shape: _TableShape) 
 
 
 def _log_table(log: StoredLog) -> TableToWrite:
-    columns = tuple((each.name, each.type) for each in log.columns)
+    columns = tuple((column.name, column.type) for column in log.columns)
     return TableToWrite(log.schema.keyspace, log.schema.log_name, columns, log.made, log.rows, log.values)
 
 
@@ -373,12 +374,12 @@ def _marker_statement(keyspace: str) -> str:
 
 
 def _assert_other_cluster(home: Home, lake: Lake, live: ScyllaSession) -> None:
-    """Refuse the cluster that the home was seen of: its hosts are in the ring, or in what an observation noted."""
-    mine = {UUID(each) for each in read_host_ids(lake)} | set(registry.get_own_hosts(home))
-    there = next((each for each in live.members if each.host_id in mine), None)
-    if there is not None:
+    """Refuse the cluster that the home belongs to: its hosts are in the ring, or in an observation's record."""
+    mine = {UUID(item) for item in read_host_ids(lake)} | set(registry.get_own_hosts(home))
+    member = next((item for item in live.members if item.host_id in mine), None)
+    if member is not None:
         raise StateError(
-            f"{live.name} is the cluster that this home is of: host {there.host_id} at {there.address} is in its ring; "
+            f"{live.name} is the cluster that this home is of: host {member.host_id} at {member.address} is in its ring; "
             "export into another one, which is not production"
         )
 
@@ -386,27 +387,29 @@ def _assert_other_cluster(home: Home, lake: Lake, live: ScyllaSession) -> None:
 def _assert_not_production(
     home: Home, cluster: ScyllaCluster, live: ScyllaSession, keyspaces: Mapping[str, str]
 ) -> None:
-    """Refuse a cluster that is observed, as production is, unless somebody has marked every keyspace there."""
+    """Refuse an observed cluster, which may be production, unless every keyspace there carries the mark."""
     unmarked = next((name for name, state in keyspaces.items() if state != "marked"), None)
     if unmarked is None:
         return
     hosts = registry.list_observed_hosts(home)
-    there = (hosts[each.host_id] for each in live.members if each.host_id is not None and each.host_id in hosts)
-    name = next(there, None if cluster.identity is None else cluster.name)
+    observed_names = (
+        hosts[member.host_id] for member in live.members if member.host_id is not None and member.host_id in hosts
+    )
+    name = next(observed_names, None if cluster.identity is None else cluster.name)
     if name is not None:
-        made = f"CREATE KEYSPACE IF NOT EXISTS {quote_name(unmarked)} WITH replication = {_MARKER_REPLICATION};"
+        statement = f"CREATE KEYSPACE IF NOT EXISTS {quote_name(unmarked)} WITH replication = {_MARKER_REPLICATION};"
         raise StateError(
             f"{live.name} is a cluster that is observed here, as {name}: nothing is written to production; export into "
-            f"another one, or where that one is for rehearsals, mark each keyspace there, the first with: {made} "
+            f"another one, or where that one is for rehearsals, mark each keyspace there, the first with: {statement} "
             f"{_marker_statement(unmarked)}"
         )
 
 
 def _keyspace_state(live: ScyllaSession, keyspace: str) -> str:
-    """Whether a keyspace is new, empty or marked.
+    """Return whether a keyspace is "new", "empty" or "marked".
 
     Raises:
-        StateError: it is none of them.
+        StateError: it has content and no mark.
     """
     where = "WHERE keyspace_name = %s"
     if not live.select("system_schema.keyspaces", "keyspace_name", where, [keyspace]):
@@ -423,31 +426,31 @@ def _keyspace_state(live: ScyllaSession, keyspace: str) -> str:
 
 
 def _assert_columns(live: ScyllaSession, tables: Sequence[TableToWrite]) -> None:
-    """Refuse tables that are there with other columns, as of an export before an ALTER TABLE."""
-    for each in tables:
+    """Refuse existing tables with other columns, such as those of an export before an ALTER TABLE."""
+    for table in tables:
         where = "WHERE keyspace_name = %s AND table_name = %s"
-        rows = live.select("system_schema.columns", "column_name", where, [each.keyspace, each.name])
-        there, here = {row["column_name"] for row in rows}, {name for name, _ in each.columns}
-        if there and not here <= there:
+        rows = live.select("system_schema.columns", "column_name", where, [table.keyspace, table.name])
+        server_columns, here = {row["column_name"] for row in rows}, {name for name, _ in table.columns}
+        if server_columns and not here <= server_columns:
             raise StateError(
-                f"{each.full_name} of {live.name} has no column {', '.join(sorted(here - there))}, which the home has; "
-                f"drop it there, and export again: DROP TABLE {each.full_name};"
+                f"{table.full_name} of {live.name} has no column {', '.join(sorted(here - server_columns))}, which the home has; "
+                f"drop it there, and export again: DROP TABLE {table.full_name};"
             )
 
 
 def _assert_no_foreign_times(live: ScyllaSession, tables: Sequence[TableToWrite], keyspaces: dict[str, str]) -> None:
-    """Refuse a server that publishes a time that the home has not: two histories would be read as one."""
+    """Refuse a server that publishes a time unknown to the home: clients would read two histories as one."""
     shape = _TIMESTAMP_SHAPES[GENERATION_TIMESTAMPS]
-    table = next((each for each in tables if each.name == shape.name), None)
+    table = next((candidate for candidate in tables if candidate.name == shape.name), None)
     if table is None or keyspaces[table.keyspace] != "marked":
         return
     where = "WHERE keyspace_name = %s AND table_name = %s"
     if not live.select("system_schema.tables", "table_name", where, [table.keyspace, table.name]):
         return
-    here = {values[1] for values in table.values()}
+    home_times = {values[1] for values in table.values()}
     for row in live.select(table.full_name, "time", "WHERE key = 'timestamps'"):
         time_ms = Milliseconds(ms_from_datetime(row["time"]))
-        if time_ms not in here:
+        if time_ms not in home_times:
             raise StateError(
                 f"{table.full_name} of {live.name} has generation {format_ms(time_ms)}, which this home has not: it is "
                 f"of another home, or has expired here; drop the keyspace there first: DROP KEYSPACE {table.keyspace};"

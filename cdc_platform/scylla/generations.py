@@ -42,7 +42,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class SkippedItem:
-    """What was not taken in: `who` it is, and a line that says why."""
+    """An item that was left out: `who` names it, `line` gives the reason."""
 
     who: str
     line: str
@@ -53,9 +53,10 @@ class SkippedItem:
 
 @dataclass
 class ObservedGenerations:
-    """What was read. `incomplete` says which generations were left out and why, `not_read` of which nodes nothing.
+    """The generations read from a cluster.
 
-    `descriptions` by id, `streams` and `timestamps` (with their expiry) by time in ms.
+    `descriptions` are by ID, `streams` and `timestamps` (with their expiry) by time in ms. `incomplete` lists the
+    generations left out, with reasons; `not_read` lists the nodes whose `cdc_local` could not be read.
     """
 
     descriptions: dict[str, RangeRows] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class ObservedGenerations:
 
 @dataclass(frozen=True)
 class KnownGenerations:
-    """What a home has: times (ms) of published streams and of both V1 tables, IDs of descriptions."""
+    """What a home has: the times (ms) of published streams and of both V1 tables, and the IDs of descriptions."""
 
     times: Collection[Milliseconds] = ()
     ids: Collection[str] = ()
@@ -77,7 +78,7 @@ class KnownGenerations:
 
 
 def read_generation_timestamps(live: ScyllaSession, layout: AvailableTables) -> dict[Milliseconds, Milliseconds | None]:
-    """The published times with their expiry, in ms, oldest first; none where the version has no such table."""
+    """Return the published times with their expiry, in ms, oldest first; empty if the version has no such table."""
     if system_tables.TIMESTAMPS not in layout:
         return {}
     rows = live.select(system_tables.TIMESTAMPS, "time, expired", "WHERE key = 'timestamps'")
@@ -91,7 +92,7 @@ def read_generations(
     timestamps: dict[Milliseconds, Milliseconds | None],
     known: KnownGenerations,
 ) -> ObservedGenerations:
-    """Everything that the home has not; `timestamps` were read before, with their expiry, in ms.
+    """Read every generation that the home lacks; `timestamps` (ms, with their expiry) were read before.
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
@@ -124,7 +125,7 @@ def read_generations(
 
 
 def _collect(found: ObservedGenerations, who: str, read: Callable[[], _Read], put: Callable[[_Read], None]) -> None:
-    """Take in what is whole; what is not is told of, and comes with a later look."""
+    """Store what `read` returns; on an InputError record the item as incomplete, and a later observation retries it."""
     try:
         put(read())
     except InputError as error:
@@ -132,7 +133,7 @@ def _collect(found: ObservedGenerations, who: str, read: Callable[[], _Read], pu
 
 
 def read_until_stable(read: Callable[[], Sequence[CqlRow]], what: str) -> Sequence[CqlRow]:
-    """Rows that two reads one after the other have answered alike.
+    """Return the rows once two consecutive reads agree.
 
     Raises:
         InputError: they kept changing.
@@ -157,7 +158,7 @@ def _new_ids(
 
 
 def _read_description(live: ScyllaSession, layout: AvailableTables, id_: str) -> RangeRows:
-    """A description by the table of the second format, else by the group's own, which counts no ranges."""
+    """Return a description from the table of the second format, or from Raft's own table, which has no `num_ranges`."""
     what = f"{live.name}: generation {id_}"
     key = UUID(id_)
     rows: Sequence[CqlRow] = []
@@ -168,8 +169,8 @@ def _read_description(live: ScyllaSession, layout: AvailableTables, id_: str) ->
         )
         claimed = {row["num_ranges"] for row in rows}
         if rows and claimed != {len(rows)}:
-            shown = " and ".join(str(number) for number in claimed)
-            raise InputError(f"{what} has {len(rows)} rows, num_ranges claims {shown}: it is not written whole")
+            claimed_text = " and ".join(str(number) for number in claimed)
+            raise InputError(f"{what} has {len(rows)} rows, num_ranges claims {claimed_text}: it is not written whole")
     if not rows and system_tables.DESCRIPTIONS_V3 in layout:
         where = "WHERE key = 'cdc_generations' AND id = %s"
         columns = "range_end, ignore_msb, streams"
@@ -182,7 +183,7 @@ def _read_description(live: ScyllaSession, layout: AvailableTables, id_: str) ->
 
 
 def _read_streams(live: ScyllaSession, time_ms: Milliseconds) -> RangeRows | None:
-    """The streams of a time that is listed; None where there is not one row of them."""
+    """Return the streams of a listed time; None if no row exists for it."""
     what = f"{live.name}: time {format_ms(time_ms)}"
     where, moment = "WHERE time = %s", datetime_from_ms(time_ms).replace(tzinfo=None)
     rows = read_until_stable(lambda: live.select(system_tables.STREAMS_V2, "range_end, streams", where, [moment]), what)
@@ -194,13 +195,13 @@ def _read_streams(live: ScyllaSession, time_ms: Milliseconds) -> RangeRows | Non
 
 
 def _streams_by_end(what: str, rows: Sequence[CqlRow]) -> dict[int, bytes]:
-    found = {}
+    streams = {}
     for row in rows:
         end = row["range_end"]
         if not FIRST_TOKEN <= end <= LAST_TOKEN:
             raise InputError(f"{what}: range_end {end} is no token; tokens are {FIRST_TOKEN} to {LAST_TOKEN}")
-        found[end] = _join_streams(f"{what}, range_end {end}", row["streams"])
-    return found
+        streams[end] = _join_streams(f"{what}, range_end {end}", row["streams"])
+    return streams
 
 
 def _join_streams(what: str, streams: Iterable[bytes] | None) -> bytes:
@@ -226,7 +227,7 @@ def _read_v1_table(
     found: ObservedGenerations,
     known: Collection[Milliseconds],
 ) -> None:
-    """A table of the first format, a generation a row; those that the home has are left unread."""
+    """Read the generations, one per row, of a table of the first format that the home lacks."""
     if table not in layout:
         return
     into = found.v1.descriptions if table == system_tables.DESCRIPTIONS_V1 else found.v1.streams
@@ -274,10 +275,7 @@ def _v1_streams(source: str, what: str, row: CqlRow) -> V1Generation:
 
 
 def _read_local_rows(live: ScyllaSession, layout: AvailableTables, found: ObservedGenerations) -> None:
-    """Read what every node that is up keeps of its CDC state, and note which nodes could not be asked.
-
-    The table is each node's own.
-    """
+    """Read each live node's own `cdc_local` rows, and record the nodes that could not be read."""
     if system_tables.LOCAL not in layout:
         return
     for member in live.members:
@@ -291,11 +289,11 @@ def _read_local_rows(live: ScyllaSession, layout: AvailableTables, found: Observ
             found.incomplete += [SkippedItem(who, str(error))] if member.is_up else []
             found.not_read.append(SkippedItem(who, "it did not answer"))
             continue
-        place = f"{live.name}, node {member.address}"
+        source = f"{live.name}, node {member.address}"
         for row in rows:
             if row["key"] in LOCAL_KEYS:
                 time, id_ = _optional_ms(row["streams_timestamp"]), row.get("uuid")
-                known = CdcLocalRow(place, str(member.host_id), row["key"], time, None if id_ is None else str(id_))
+                known = CdcLocalRow(source, str(member.host_id), row["key"], time, None if id_ is None else str(id_))
                 found.v1.local.append(known)
 
 
@@ -306,36 +304,36 @@ def _optional_ms(moment: datetime | None) -> Milliseconds | None:
 def read_stream_sets(
     live: ScyllaSession, layout: AvailableTables, known: Mapping[TableName, Collection[Milliseconds]]
 ) -> tuple[TabletExports, list[SkippedItem], dict[TableName, Milliseconds]]:
-    """The sets of every table that has one which the home has not, and which tables were left out and why.
+    """Return the stream sets of every table that has a set unknown to the home, and the tables left out.
 
-    `known`: the times (ms) that the home has with their streams. The sets of a table are one history, so a table is
-    read whole or not; of one that is not the first time that is lacking comes last.
+    `known` are the times (ms) that the home has with their streams. A table's sets form one history, so a table is
+    imported completely or not at all. The last result gives, for each table left out, the first missing time (ms).
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
     """
-    exports, incomplete, lacking = TabletExports({}, {}), list[SkippedItem](), dict[TableName, Milliseconds]()
+    exports, incomplete, missing = TabletExports({}, {}), list[SkippedItem](), dict[TableName, Milliseconds]()
     if system_tables.TABLET_TIMESTAMPS not in layout or system_tables.TABLET_STREAMS not in layout:
-        return exports, incomplete, lacking
+        return exports, incomplete, missing
     at = live.contact
     times: dict[TableName, list[Milliseconds]] = {}
     for row in live.select(system_tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", at=at):
         name = row["keyspace_name"], row["table_name"]
         times.setdefault(name, []).append(ms_from_datetime(row["timestamp"]))
     sets, listed = dict(exports.sets), dict(exports.times)
-    for name, of_table in sorted(times.items()):
-        if set(of_table) <= set(known.get(name, ())):
+    for name, listed_ms in sorted(times.items()):
+        if set(listed_ms) <= set(known.get(name, ())):
             continue
-        place = f"{live.name}: {system_tables.TABLET_STREAMS}"
+        source = f"{live.name}: {system_tables.TABLET_STREAMS}"
         try:
             check_table_name(*name)
-            rows = {time_ms: _read_states(live, name, time_ms, place) for time_ms in of_table}
+            rows = {time_ms: _read_states(live, name, time_ms, source) for time_ms in listed_ms}
             sets[name] = list(build_stream_sets(name, {time_ms: states for time_ms, states in rows.items() if states}))
-            listed[name] = dict.fromkeys(of_table, place)
+            listed[name] = dict.fromkeys(listed_ms, source)
         except InputError as error:
             incomplete.append(SkippedItem(f"table {'.'.join(name)}", str(error)))
-            lacking[name] = min(set(of_table) - set(known.get(name, ())))
-    return TabletExports(sets, listed), incomplete, lacking
+            missing[name] = min(set(listed_ms) - set(known.get(name, ())))
+    return TabletExports(sets, listed), incomplete, missing
 
 
 def _read_states(

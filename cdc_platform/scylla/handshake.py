@@ -22,18 +22,18 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a node supports. `shards` and `ignore_msb` are None where it says nothing: then it is no ScyllaDB."""
+    """The options that a node supports. `shards` and `ignore_msb` are None if the node is no ScyllaDB."""
 
     options: Mapping[str, tuple[str, ...]]
 
     @property
     def shards(self) -> int | None:
-        """Shards of the node."""
+        """Return the node's number of shards."""
         return self._number("SCYLLA_NR_SHARDS")
 
     @property
     def ignore_msb(self) -> int | None:
-        """Most significant bits of a token that its sharding ignores."""
+        """Return how many most significant bits of a token the node's sharding ignores."""
         return self._number("SCYLLA_SHARDING_IGNORE_MSB")
 
     def _number(self, name: str) -> int | None:
@@ -42,16 +42,16 @@ class NodeOptions:
 
 
 class _ConnectionClosed(Exception):
-    """The server closed the connection where it was to answer."""
+    """The server closed the connection instead of answering."""
 
 
 def probe_node(host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> NodeOptions:
-    """Ask a node what it supports; `timeout` in seconds for each step.
+    """Ask a node which options it supports; `timeout` is in seconds, for each step.
 
     Raises:
         Unreachable: nothing listens or nothing answers.
-        Refused: TLS or a certificate is in the way.
-        InputError: what answers is no CQL server.
+        Refused: TLS or a certificate prevents the connection.
+        InputError: the peer is no CQL server.
     """
     where = f"{host}:{port}"
     try:
@@ -63,7 +63,7 @@ def probe_node(host: str, port: int, tls: ssl.SSLContext | None, timeout: float)
     except _ConnectionClosed:
         if tls is None:
             raise Unreachable(f"{where}: the connection was closed at once; does it want TLS? then add --tls") from None
-        # In TLS 1.3 a server that misses a certificate says so when the client believes that all is agreed on.
+        # In TLS 1.3 a server that requires a certificate reports so after the client has completed the handshake.
         raise Refused(
             f"{where}: it closed the connection after TLS was agreed on; if it asks for a client's certificate, give "
             "--tls-cert and --tls-key"
@@ -76,7 +76,7 @@ def _request_options(connection: socket.socket, where: str) -> NodeOptions:
     connection.sendall(_HEAD.pack(_VERSION, 0, 0, _OPTIONS, 0))
     head = _receive_exactly(connection, _HEAD.size, where)
     version, _, _, opcode, length = _HEAD.unpack(head)
-    # A TLS server answers what is no TLS with an alert, whose first byte is 0x15.
+    # A TLS server answers a message that is not TLS with an alert, whose first byte is 0x15.
     if head[0] == 0x15 and head[1] == 3:
         raise Unreachable(f"{where}: it speaks TLS only; add --tls")
     if version & 0x80 == 0 or version & 0x7F not in range(3, 6) or not 0 <= length <= _MAX_BYTES:
@@ -88,21 +88,21 @@ def _request_options(connection: socket.socket, where: str) -> NodeOptions:
 
 
 def _receive_exactly(connection: socket.socket, count: int, where: str) -> bytes:
-    found = b""
-    while len(found) < count:
-        part = connection.recv(count - len(found))
+    received = b""
+    while len(received) < count:
+        part = connection.recv(count - len(received))
         if not part:
-            if found[:2] == b"\x15\x03":
+            if received[:2] == b"\x15\x03":
                 raise Unreachable(f"{where}: it speaks TLS only; add --tls")
-            if found:
+            if received:
                 raise InputError(f"{where}: what answers there is no CQL server; check the port, CQL's is 9042")
             raise _ConnectionClosed
-        found += part
-    return found
+        received += part
+    return received
 
 
 def _decode_multimap(body: bytes, where: str) -> dict[str, tuple[str, ...]]:
-    """CQL's [string multimap]: a count, and for each a name and a list of texts, all lengths of two bytes."""
+    """Decode CQL's [string multimap]: a count, then a name and a list of texts each, all with two-byte lengths."""
     at = 0
 
     def number() -> int:

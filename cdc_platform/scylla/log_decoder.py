@@ -46,14 +46,14 @@ from cdc_platform.tables import TIMESTAMP
 
 
 class OtherColumns(StateError):
-    """The log has other columns than its table was known to have: the table was altered meanwhile."""
+    """The log's columns differ from those of the known table: the table was altered meanwhile."""
 
     code = "other-columns"
 
 
 @dataclass
 class DecodedLogRows:
-    """Rows of a log. `unreadable` counts, by column, the values whose bytes are none of the column's type: null."""
+    """Rows of a log. `unreadable` counts, by column, values invalid for the column's type, now null."""
 
     rows: pa.Table
     unreadable: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class DecodedLogRows:
 
 @dataclass
 class _DecodedColumn:
-    """A column's values; `beside` has by row what only `exact` holds, as JSON."""
+    """A column's values; `beside` maps row numbers to out-of-range values, as JSON for the `exact` column."""
 
     values: pa.Array
     beside: Mapping[int, str] = field(default_factory=dict)
@@ -69,10 +69,12 @@ class _DecodedColumn:
 
 
 def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: bool = False) -> DecodedLogRows:
-    """The rows of pages of a table's log; with `exact`, or where a value needs it, with the column for such values.
+    """Return the rows in pages of a table's log.
+
+    With `exact`, or if a value needs it, the result includes the column for out-of-range values.
 
     Raises:
-        OtherColumns: a page has other columns than the schema's log.
+        OtherColumns: a page's columns differ from those of the schema's log.
     """
     named = {each.name for each in get_log_columns(schema)}
     for page in pages:
@@ -81,7 +83,7 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
                 f"the log of {schema.full_name} has columns {', '.join(sorted(set(page.names) ^ named))} more or less "
                 "than its table was known to have; observe the cluster again"
             )
-    found, count = DecodedLogRows(pa.table({})), sum(page.rows for page in pages)
+    decoded, count = DecodedLogRows(pa.table({})), sum(page.rows for page in pages)
     arrays: dict[str, pa.Array] = {}
     beside: dict[int, dict[str, str]] = {}
     for each, name in stored_columns(schema):
@@ -92,15 +94,15 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
         for row, text in column.beside.items():
             beside.setdefault(row, {})[name] = text
         if column.unreadable:
-            found.unreadable[each.name] += column.unreadable
+            decoded.unreadable[each.name] += column.unreadable
         if each.name == "cdc$time":
             arrays[WRITTEN_AT] = _decode_write_times(cells)
     fields = log_table(schema, exact=exact or bool(beside)).schema
     if EXACT in fields.names:
         pairs = [list(beside[row].items()) if row in beside else None for row in range(count)]
         arrays[EXACT] = pa.array(pairs, fields.field(EXACT).type)
-    found.rows = pa.table([arrays[field.name] for field in fields], schema=fields)
-    return found
+    decoded.rows = pa.table([arrays[field.name] for field in fields], schema=fields)
+    return decoded
 
 
 def _decode_column(kind: CqlType, cells: pa.BinaryArray) -> _DecodedColumn:
@@ -114,7 +116,7 @@ def _decode_column(kind: CqlType, cells: pa.BinaryArray) -> _DecodedColumn:
 
 
 def _decode_one_by_one(kind: CqlType, cells: pa.BinaryArray) -> _DecodedColumn:
-    kept, wide, beside, unreadable = stored_type(kind), may_be_out_of_range(kind), dict[int, str](), 0
+    arrow_kind, wide, beside, unreadable = stored_type(kind), may_be_out_of_range(kind), dict[int, str](), 0
     values: list[Any] = []
     for row, cell in enumerate(cells.to_pylist()):
         value = None
@@ -125,69 +127,69 @@ def _decode_one_by_one(kind: CqlType, cells: pa.BinaryArray) -> _DecodedColumn:
                 unreadable += 1
         if wide and is_out_of_range(kind, value):
             beside[row] = encode_exact_value(kind, value)
-        values.append(to_arrow_value(kept, value))
-    return _DecodedColumn(pa.array(values, arrow_type(kept)), beside, unreadable)
+        values.append(to_arrow_value(arrow_kind, value))
+    return _DecodedColumn(pa.array(values, arrow_type(arrow_kind)), beside, unreadable)
 
 
 def _fixed_width_cells(cells: pa.BinaryArray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Cells of one width as uint8[n, width], with where they are null (bool[n]); None where one has another width."""
+    """Return cells of one width as uint8[n, width], and which are null (bool[n]); None if a cell has another width."""
     _, offsets, data = cells.buffers()
     bounds = np.frombuffer(offsets, np.int32)[: len(cells) + 1]
     missing = np.asarray(cells.is_null()) if cells.null_count else np.zeros(len(cells), bool)
     if (np.diff(bounds)[~missing] != width).any():
         return None
-    given = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].reshape(-1, width)
+    packed = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].reshape(-1, width)
     if not cells.null_count:
-        return given, missing
+        return packed, missing
     out = np.zeros((len(cells), width), np.uint8)
-    out[~missing] = given
+    out[~missing] = packed
     return out, missing
 
 
 def _number_decoder(dtype: str) -> Callable[[pa.BinaryArray], _DecodedColumn | None]:
     def column(cells: pa.BinaryArray) -> _DecodedColumn | None:
-        found = _fixed_width_cells(cells, np.dtype(dtype).itemsize)
-        if found is None:
+        cells_and_nulls = _fixed_width_cells(cells, np.dtype(dtype).itemsize)
+        if cells_and_nulls is None:
             return None
-        native = found[0].view(dtype)[:, 0].astype(np.dtype(dtype).newbyteorder("="))
-        return _DecodedColumn(pa.array(native, mask=found[1]))
+        native = cells_and_nulls[0].view(dtype)[:, 0].astype(np.dtype(dtype).newbyteorder("="))
+        return _DecodedColumn(pa.array(native, mask=cells_and_nulls[1]))
 
     return column
 
 
 def _decode_booleans(cells: pa.BinaryArray) -> _DecodedColumn | None:
-    found = _fixed_width_cells(cells, 1)
-    return None if found is None else _DecodedColumn(pa.array(found[0][:, 0] != 0, mask=found[1]))
+    fixed = _fixed_width_cells(cells, 1)
+    return None if fixed is None else _DecodedColumn(pa.array(fixed[0][:, 0] != 0, mask=fixed[1]))
 
 
 def _decode_timestamps(cells: pa.BinaryArray) -> _DecodedColumn | None:
-    found = _fixed_width_cells(cells, 8)
-    if found is None:
+    fixed = _fixed_width_cells(cells, 8)
+    if fixed is None:
         return None
-    ms = found[0].view(">i8")[:, 0].astype(np.int64)
-    far = np.flatnonzero(((ms < FIRST_MS) | (ms > LAST_MS)) & ~found[1])
+    ms = fixed[0].view(">i8")[:, 0].astype(np.int64)
+    far = np.flatnonzero(((ms < FIRST_MS) | (ms > LAST_MS)) & ~fixed[1])
     us = np.clip(ms, FIRST_MS, LAST_MS) * MILLISECOND_US
-    return _DecodedColumn(pa.array(us, mask=found[1]).cast(TIMESTAMP), {row: str(ms[row]) for row in far.tolist()})
+    return _DecodedColumn(pa.array(us, mask=fixed[1]).cast(TIMESTAMP), {row: str(ms[row]) for row in far.tolist()})
 
 
 def _decode_dates(cells: pa.BinaryArray) -> _DecodedColumn | None:
-    found = _fixed_width_cells(cells, 4)
-    if found is None:
+    fixed = _fixed_width_cells(cells, 4)
+    if fixed is None:
         return None
-    days = found[0].view(">u4")[:, 0].astype(np.int64) - 2**31
-    far = np.flatnonzero(((days < FIRST_DAY) | (days > LAST_DAY)) & ~found[1])
+    days = fixed[0].view(">u4")[:, 0].astype(np.int64) - 2**31
+    far = np.flatnonzero(((days < FIRST_DAY) | (days > LAST_DAY)) & ~fixed[1])
     near = np.clip(days, FIRST_DAY, LAST_DAY).astype(np.int32)
     return _DecodedColumn(
-        pa.array(near, mask=found[1]).cast(pa.date32()), {row: str(days[row]) for row in far.tolist()}
+        pa.array(near, mask=fixed[1]).cast(pa.date32()), {row: str(days[row]) for row in far.tolist()}
     )
 
 
 def _decode_uuids(cells: pa.BinaryArray) -> _DecodedColumn | None:
-    found = _fixed_width_cells(cells, 16)
-    if found is None:
+    fixed = _fixed_width_cells(cells, 16)
+    if fixed is None:
         return None
-    texts = uuids_to_text(found[0])
-    return _DecodedColumn(texts.take(pa.array(np.arange(len(texts)), mask=found[1])) if found[1].any() else texts)
+    texts = uuids_to_text(fixed[0])
+    return _DecodedColumn(texts.take(pa.array(np.arange(len(texts)), mask=fixed[1])) if fixed[1].any() else texts)
 
 
 def _decode_texts(cells: pa.BinaryArray) -> _DecodedColumn | None:
@@ -198,11 +200,11 @@ def _decode_texts(cells: pa.BinaryArray) -> _DecodedColumn | None:
 
 
 def _decode_write_times(cells: pa.BinaryArray) -> pa.Array:
-    """The time in each timeuuid (16 bytes)."""
-    found = _fixed_width_cells(cells, 16)
-    if found is None:
+    """Return the time in each timeuuid (16 bytes)."""
+    fixed = _fixed_width_cells(cells, 16)
+    if fixed is None:
         return pa.nulls(len(cells), TIMESTAMP)
-    high = np.ascontiguousarray(found[0][:, :8]).view(">u8")[:, 0].astype(np.uint64)
+    high = np.ascontiguousarray(fixed[0][:, :8]).view(">u8")[:, 0].astype(np.uint64)
     return pa.array((ticks_from_high_half(high).astype(np.int64) - GREGORIAN_OFFSET) // 10).cast(TIMESTAMP)
 
 

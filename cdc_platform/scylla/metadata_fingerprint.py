@@ -27,10 +27,10 @@ TableKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class MetadataSnapshot:
-    """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are.
+    """A snapshot of a cluster's metadata. `mark` differs if nodes, generations, stream sets or the schema differ.
 
-    `times_ms` are the generations that are listed, `sets` the stream sets of each table. `changing` says what goes on
-    in a topology that is changing, `down` the addresses of nodes that do not answer.
+    `times_ms` are the listed generations, `sets` the stream sets of each table. `changing` describes a topology change
+    in progress; `down` are the addresses of nodes that do not answer.
     """
 
     identity: ClusterIdentity
@@ -42,11 +42,11 @@ class MetadataSnapshot:
 
 
 def take_metadata_snapshot(live: ScyllaSession) -> MetadataSnapshot:
-    """Look at the cluster: at what a node says of itself, the topology, the generations and the tablets.
+    """Take a snapshot of the contact's local row, the topology, the generations and the tablets.
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
-        InputError: the topology is in a transition state that is not known.
+        InputError: the topology's transition state is unknown.
     """
     local = require_row(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
     topology = _select_if_present(live, system_tables.TOPOLOGY, "*", "WHERE key = 'topology' LIMIT 1")
@@ -57,16 +57,16 @@ def take_metadata_snapshot(live: ScyllaSession) -> MetadataSnapshot:
     sets = _select_if_present(live, system_tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", "")
     hosts = tuple(sorted({member.host_id for member in live.members if member.host_id is not None}))
     listed = tuple(sorted(ms_from_datetime(row["time"]) for row in times or []))
-    of_tables: dict[TableKey, tuple[Milliseconds, ...]] = {}
+    sets_by_table: dict[TableKey, tuple[Milliseconds, ...]] = {}
     for row in sets or []:
         name = row["keyspace_name"], row["table_name"]
-        of_tables[name] = (*of_tables.get(name, ()), ms_from_datetime(row["timestamp"]))
-    seen = [
+        sets_by_table[name] = (*sets_by_table.get(name, ()), ms_from_datetime(row["timestamp"]))
+    facts = [
         (local["cluster_name"], local["schema_version"], sorted(local["tokens"] or ()), hosts),
         [(row["version"], row["transition_state"]) for row in topology or []],
         sorted((str(row["host_id"]), sorted(row["tokens"] or ())) for row in peers),
         list(listed),
-        sorted((*name, time_ms) for name, times_ms in of_tables.items() for time_ms in times_ms),
+        sorted((*name, time_ms) for name, times_ms in sets_by_table.items() for time_ms in times_ms),
         # Nodes use a generation before it is published.
         _committed_generations(live, topology or []),
     ]
@@ -74,14 +74,14 @@ def take_metadata_snapshot(live: ScyllaSession) -> MetadataSnapshot:
     transition = next((row["transition_state"] for row in topology or []), None)
     changing = transition if is_ring_changing(f"{live.name}: system.topology", transition) else None
     down = tuple(member.address for member in live.members if member.is_down)
-    mark = hashlib.sha256(repr(seen).encode()).hexdigest()
-    return MetadataSnapshot(identity, mark, listed, of_tables, changing, down)
+    mark = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return MetadataSnapshot(identity, mark, listed, sets_by_table, changing, down)
 
 
 def _committed_generations(live: ScyllaSession, topology: Sequence[CqlRow]) -> list[str]:
-    """The generations that nodes know, published or not: by the topology, or where it names none by each node."""
-    found = {str(each) for row in topology for each in committed_generations(row)}
-    for member in () if found else live.members:
+    """Return the generations that nodes know, published or not: from the topology if it names any, else from each node."""
+    committed = {str(generation) for row in topology for generation in committed_generations(row)}
+    for member in () if committed else live.members:
         if member.is_down:
             continue
         try:
@@ -90,12 +90,12 @@ def _committed_generations(live: ScyllaSession, topology: Sequence[CqlRow]) -> l
             break
         except Unreachable:
             continue
-        found |= {f"{row['streams_timestamp']} {row.get('uuid')}" for row in rows}
-    return sorted(found)
+        committed |= {f"{row['streams_timestamp']} {row.get('uuid')}" for row in rows}
+    return sorted(committed)
 
 
 def read_last_fingerprint(cluster: ScyllaCluster) -> str | None:
-    """The mark of the last glance of which all was taken in; None before the first."""
+    """Return the fingerprint of the last snapshot that was imported completely; None before the first."""
     try:
         return Path(cluster.home, _FILE).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
@@ -103,12 +103,12 @@ def read_last_fingerprint(cluster: ScyllaCluster) -> str | None:
 
 
 def store_fingerprint(cluster: ScyllaCluster, seen: MetadataSnapshot) -> None:
-    """Keep the mark: all that was seen at this glance was taken in."""
+    """Store a snapshot's fingerprint, once everything in the snapshot was imported."""
     atomic.write_text_atomically(cluster.home / _FILE, seen.mark)
 
 
 def _select_if_present(live: ScyllaSession, table: str, columns: str, where: str) -> list[CqlRow] | None:
-    """The rows of a table that a version may lack; None where it does."""
+    """Return the rows of a table; None if this version of the server lacks it."""
     try:
         return live.select(table, columns, where, at=system_tables.node_for_table(live, table))
     except NoTable:

@@ -1,8 +1,8 @@
-"""Observe a live cluster: bring its nodes, CDC-enabled tables, generations and stream sets into its home.
+"""Observe a live cluster: import its nodes, CDC-enabled tables, generations and stream sets into its home.
 
-Observing an unchanged cluster writes nothing. While the topology changes, which may take hours, the nodes stay as
-they were. Times that the home publishes and the cluster does not list are refused; removed generations expire by
-the purge plan.
+Observing an unchanged cluster writes nothing. While the topology changes, which may take hours, the nodes stay as they
+were. The observation fails if the home publishes times that the cluster does not list. Generations that the cluster has
+removed expire by the purge plan.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ from cdc_platform.tables import (
 
 @dataclass(frozen=True)
 class PublishedTimes:
-    """What a home publishes, in ms: generations that have not expired, and the stream sets of each table."""
+    """The times (ms) that a home publishes: generations that have not expired, and the stream sets of each table."""
 
     times_ms: tuple[Milliseconds, ...]
     sets: tuple[tuple[TableKey, Milliseconds], ...]
 
 
 def read_published_times(lake: Lake, clock: Clock) -> PublishedTimes:
-    """What a home publishes now. It is asked before the cluster is, since another process may take in more."""
+    """Return what a home publishes now. Call it before reading the cluster: another process may import meanwhile."""
     now_ms = clock.now_ms()
     rows = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
-    held = (row["time"] for row in rows if row["expired"] is None or ms_from_datetime(row["expired"]) > now_ms)
+    published = (row["time"] for row in rows if row["expired"] is None or ms_from_datetime(row["expired"]) > now_ms)
     return PublishedTimes(
-        tuple(sorted(map(ms_from_datetime, held))), tuple(sorted(tablets.read_listed_stream_sets(lake)))
+        tuple(sorted(map(ms_from_datetime, published))), tuple(sorted(tablets.read_listed_stream_sets(lake)))
     )
 
 
@@ -98,17 +98,17 @@ def assert_listed_by_cluster(
     there: MetadataSnapshot,
     may_be_gone: Callable[[], Collection[Milliseconds]] = frozenset,
 ) -> None:
-    """Hold that the home of the cluster `name` publishes nothing but what the cluster lists.
+    """Raise StateError if the home of the cluster `name` publishes a time that the cluster does not list.
 
-    What has expired may have gone from there, and so may stream sets before the first that is left. `may_be_gone` is
-    asked for more times (ms) of generations that may, where one has.
+    The cluster may have removed expired generations, and stream sets before the first that it lists. If a generation is
+    missing, `may_be_gone` returns further times (ms) that the cluster may have removed.
 
     Raises:
-        StateError: it does.
+        StateError: the home publishes a time that the cluster does not list.
     """
-    lacking = [time_ms for time_ms in here.times_ms if time_ms not in there.times_ms]
-    allowed = may_be_gone() if lacking else ()
-    for time_ms in lacking:
+    missing = [time_ms for time_ms in here.times_ms if time_ms not in there.times_ms]
+    allowed = may_be_gone() if missing else ()
+    for time_ms in missing:
         if time_ms not in allowed:
             raise _unlisted_error(name, f"generation {format_ms(time_ms)}")
     for table, time_ms in here.sets:
@@ -126,19 +126,19 @@ def _unlisted_error(name: str, what: str) -> StateError:
 
 
 def find_expired_times(lake: Lake, clock: Clock, settings: Settings) -> frozenset[Milliseconds]:
-    """The times (ms) of generations that no log can hold a row of by now, whoever still reads them here.
+    """Return the times (ms) of generations whose log rows have all expired, even if consumers here still read them.
 
-    A TTL that is not known is no sign that a generation was made up here: it is taken for the one that was seen next.
+    An unknown TTL does not mean that a generation was made up here: the TTL seen next stands in for it.
     """
     now_ms, plan = clock.now_ms(), expiry.plan_expiry(lake, clock, settings, as_seen=True)
-    return frozenset(each.time_ms for each in plan if each.expired_ms is not None and each.expired_ms <= now_ms)
+    return frozenset(item.time_ms for item in plan if item.expired_ms is not None and item.expired_ms <= now_ms)
 
 
 def follow_removals(lake: Lake, clock: Clock, settings: Settings, listed: Collection[Milliseconds]) -> str | None:
-    """Mark what has expired, and remove what the cluster does not list (`listed`, ms) and an earlier look marked.
+    """Mark expired generations, and remove those that the cluster no longer lists and an earlier observation marked.
 
-    Returns why nothing was marked and removed, None where that was not refused. A look that was killed is followed by
-    one that ends it, as of `expire`.
+    `listed` are the times (ms) that the cluster lists. Return why marking and removing was refused, or None. The next
+    observation completes one that was killed, as `expire` does.
     """
     here = metastore_generations.read_listed_times(lake)
     missing = here - set(listed)
@@ -148,7 +148,7 @@ def follow_removals(lake: Lake, clock: Clock, settings: Settings, listed: Collec
     try:
         lake, plan = expiry.read_verified_plan(lake, clock, settings)
         expiry.mark_expired(lake, clock, plan)
-        gone = [each for each in plan if each.time_ms in missing and each.action is ExpiryAction.REMOVE]
+        gone = [item for item in plan if item.time_ms in missing and item.action is ExpiryAction.REMOVE]
         begun = expiry.begin_removals(lake, clock, gone)
         for table in expiry.REMOVAL_TABLES:
             expiry.remove_generation_rows(lake, table, begun)
@@ -159,11 +159,12 @@ def follow_removals(lake: Lake, clock: Clock, settings: Settings, listed: Collec
 
 @dataclass
 class Observation:
-    """What was seen of a cluster, and what became of it. `tables_changed` are lines; `incomplete` was left out.
+    """What was seen of a cluster, and what was done with it.
 
-    `changing`: what goes on in a topology that is changing, whose nodes are as before; None: it has settled.
-    `changes` are those that were noted. `lacking_ms` is the first generation that is listed and was left out,
-    `lacking_sets_ms` of a table's stream sets.
+    `tables_changed` are lines; `incomplete` are the items left out. `changing` describes a topology change in progress,
+    during which the nodes stay as before; None if the topology has settled. `changes` are the changes recorded now.
+    `lacking_ms` is the first generation that the cluster lists and the observation left out; `lacking_sets_ms` is the
+    same for each table's stream sets.
     """
 
     cluster_name: str
@@ -178,27 +179,27 @@ class Observation:
     lacking_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
 
     def readable_us(self, table: str, horizon_us: Microseconds) -> Microseconds:
-        """Up to when (µs) rows of a table (`keyspace.table`) may be read: no streams that are listed are lacking."""
-        lacking = (self.lacking_ms, self.lacking_sets_ms.get(table))
-        ends = [us_from_ms(each) - ONE_US for each in lacking if each is not None]
+        """Return up to when (µs) rows of a table (`keyspace.table`) may be read, before the first set left out."""
+        omitted_ms = (self.lacking_ms, self.lacking_sets_ms.get(table))
+        ends = [us_from_ms(time_ms) - ONE_US for time_ms in omitted_ms if time_ms is not None]
         return Microseconds(min([horizon_us, *ends]))
 
 
 def run_observation(cluster: ScyllaCluster, clock: Clock) -> Observation:
-    """Look at a cluster once and take in what is new; answers with what was seen.
+    """Observe a cluster once and import what is new; return what was seen.
 
     Raises:
-        EnvironmentProblem: it cannot be reached, or does not let us in.
-        NotGranted: a table that tells of CDC may not be read.
-        StateError: it is another cluster than before, or has no CDC; or its home publishes what it does not list.
-        InputError: it says something else about a generation than it did before.
+        EnvironmentProblem: the cluster cannot be reached, or refuses the login.
+        NotGranted: a table with CDC metadata may not be read.
+        StateError: it is not the cluster observed before, or has no CDC; or its home publishes what it does not list.
+        InputError: it contradicts what it said about a generation before.
     """
     with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
         return observe_session(live, cluster, clock)
 
 
 def refresh_if_changed(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock) -> Observation | None:
-    """Observe a cluster that is connected to, where a glance says that anything changed; None where nothing did.
+    """Observe a connected cluster if its metadata fingerprint changed; return None if it did not.
 
     Raises:
         As `run_observation`.
@@ -212,15 +213,13 @@ def refresh_if_changed(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock
 def observe_session(
     live: ScyllaSession, cluster: ScyllaCluster, clock: Clock, seen_before: MetadataSnapshot | None = None
 ) -> Observation:
-    """As `run_observation`, of a cluster that is connected to. `seen_before` is the glance that it was looked at
-    for.
-    """
+    """Observe a connected cluster, as `run_observation` does; `seen_before` is the snapshot that prompted it."""
     with allow_mirror_writes():
         return _observe(live, cluster, clock, seen_before)
 
 
 def _take_checked_snapshot(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock) -> MetadataSnapshot:
-    """A glance, by which it is the cluster of before, and its home's generations and stream sets are its own."""
+    """Return a snapshot, after checking that it is the known cluster and that it lists what its home publishes."""
     home = cluster.open_home()
     lake = Lake(home.lake)
     here = read_published_times(lake, clock)
@@ -242,19 +241,21 @@ def _observe(
     _assert_has_cdc(live, layout, topology)
     times = generations.read_generation_timestamps(live, layout)
     registry.assert_same_cluster(cluster, topology.identity, list(times))
-    found = generations.read_generations(live, layout, topology, times, _known_generations(lake))
+    observed = generations.read_generations(live, layout, topology, times, _known_generations(lake))
     sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
     logged = read_logged_tables(live, layout)
-    not_whole = [*found.incomplete, *without]
+    not_whole = [*observed.incomplete, *without]
     seen = Observation(topology.cluster_name, topology.version, incomplete=not_whole, changing=topology.changing)
-    seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
+    seen.lacking_ms = min(set(times) - set(observed.timestamps), default=None)
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
-    held = frozenset(name.rpartition(".")[2] for name in layout.present)
-    known_there = TopologyExport(committed=_unpublished_generations(topology, found))
-    exports = CqlshExports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held, known_there)
+    table_names = frozenset(name.rpartition(".")[2] for name in layout.present)
+    known_there = TopologyExport(committed=_unpublished_generations(topology, observed))
+    exports = CqlshExports(
+        observed.descriptions, observed.streams, observed.timestamps, observed.v1, sets, table_names, known_there
+    )
     changes.record_initial_state(lake, clock)
     _record_tables(cluster, lake, clock, logged, seen)
-    # It is the cluster itself that says so, and the next look may find it mended.
+    # The cluster itself is the source here, and the next observation may find the issue resolved.
     sources = ImportSources(
         list(topology.nodes) or None, exports, None, [], flaws=ImportIssues(as_is=True, marks=False)
     )
@@ -266,10 +267,10 @@ def _observe(
     )
     cluster_changes.store_omitted_items(lake, clock, [each.line for each in not_whole])
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
-    newest = max(found.timestamps, default=None)
+    newest = max(observed.timestamps, default=None)
     registry.store_identity(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
-    seen.changes = changes.record_changes(lake, clock, not_whole, topology.changing, found.not_read)
-    # What is changing by the glance too has another mark when it has settled.
+    seen.changes = changes.record_changes(lake, clock, not_whole, topology.changing, observed.not_read)
+    # A change in progress that the snapshot has seen too gets another fingerprint when it has settled.
     if not not_whole and (topology.changing is None or first.changing is not None):
         store_fingerprint(cluster, first)
     return seen
@@ -278,7 +279,7 @@ def _observe(
 def _unpublished_generations(
     topology: ClusterTopology, found: generations.ObservedGenerations
 ) -> dict[Milliseconds, str]:
-    """The UUIDs of the generations that nodes know and clients cannot read yet, by their times (ms).
+    """Return the UUIDs of the generations that nodes know and clients cannot read yet, by their times (ms).
 
     Readers wait at the start of such a generation: its rows lie in its own streams from then on. Without Raft each
     node's `cdc_local` names the newest generation that it knows.
@@ -302,45 +303,46 @@ def _assert_has_cdc(live: ScyllaSession, layout: AvailableTables, topology: Clus
 
 def _known_generations(lake: Lake) -> generations.KnownGenerations:
     ids = lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist()
-    # Of a generation that has gone from the list rows may be left elsewhere: they would bring half of it back.
+    # Rows of a removed generation may remain in other tables; importing them would restore half of it.
     gone = metastore_generations.read_removed_generations(lake)
-    times = {each.time_ms for each in gone}
+    times = {generation.time_ms for generation in gone}
     return generations.KnownGenerations(
         metastore_generations.read_row_times(lake, STREAMS_DESCRIPTIONS_V2),
-        {*ids, *(each.id for each in gone if each.id is not None)},
+        {*ids, *(generation.id for generation in gone if generation.id is not None)},
         metastore_generations.read_row_times(lake, GENERATION_DESCRIPTIONS) | times,
         metastore_generations.read_row_times(lake, STREAMS_DESCRIPTIONS) | times,
     )
 
 
 def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
-    found: dict[tuple[str, str], set[Milliseconds]] = {}
+    sets: dict[tuple[str, str], set[Milliseconds]] = {}
     for name, time_ms in tablets.read_listed_stream_sets(lake) & tablets.read_stream_sets_with_rows(lake):
-        found.setdefault(name, set()).add(time_ms)
-    return found
+        sets.setdefault(name, set()).add(time_ms)
+    return sets
 
 
 def _record_tables(
     cluster: ScyllaCluster, lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation
 ) -> None:
-    """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew; by one commit.
+    """Bring the home's registered tables in line with the cluster (added, altered, dropped, recreated), by one commit.
 
-    What is refused of a table is a warning, and keeps no other back.
+    A refused change is a warning and does not prevent the others.
     """
-    # Who died behind a log's end and its new beginning has said both, and they are not to be said again.
+    # A process that died between a log's end and its recreation has recorded both; complete them, and do not repeat
+    # them.
     cdc_tables.complete_cdc_tables(lake)
-    there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.read_cdc_tables(lake)}
-    sayings: list[tuple[TableChangeRequest, str]] = []
+    existing = {(table.keyspace_name, table.table_name): table for table in cdc_tables.read_cdc_tables(lake)}
+    requests: list[tuple[TableChangeRequest, str]] = []
     for table in logged:
         try:
-            for news in _table_changes(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen):
-                sayings.append(news)
+            for change in _table_changes(cluster, lake, clock, table, existing.get((table.keyspace, table.name)), seen):
+                requests.append(change)
         except InputError as refusal:
             seen.warnings.append(str(refusal))
-    for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
-        sayings.append((cdc_tables.request_drop(lake, clock, *gone), f"{'.'.join(gone)} dropped"))
-    outcomes = cdc_tables.record_table_changes_separately(lake, [saying for saying, _ in sayings])
-    for outcome, (_, line) in zip(outcomes, sayings, strict=True):
+    for gone in sorted(existing.keys() - {(table.keyspace, table.name) for table in logged}):
+        requests.append((cdc_tables.request_drop(lake, clock, *gone), f"{'.'.join(gone)} dropped"))
+    outcomes = cdc_tables.record_table_changes_separately(lake, [request for request, _ in requests])
+    for outcome, (_, line) in zip(outcomes, requests, strict=True):
         if isinstance(outcome, InputError):
             seen.warnings.append(str(outcome))
         else:
@@ -350,7 +352,7 @@ def _record_tables(
 def _table_changes(
     cluster: ScyllaCluster, lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation
 ) -> Iterator[tuple[TableChangeRequest, str]]:
-    """What is to be said of a table that has a log in the cluster, each with the line that tells of it."""
+    """Yield the changes to record for a table that has a log in the cluster, each with its line for the report."""
     name = f"{table.keyspace}.{table.name}"
     if table.unknown is not None:
         seen.warnings.append(f"{name}: {table.unknown}: its CDC counts as on")
@@ -361,13 +363,14 @@ def _table_changes(
         or created_ms == registry.read_future_logs(cluster).get(name)
     )
     if not same and created_ms is not None and created_ms > clock.now_ms():
-        # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
+        # No time later than now is stored. That the stored time differs from the cluster's does not make it another
+        # log.
         registry.store_future_log(cluster, name, created_ms)
         created_ms = clock.now_ms()
     if there is not None and not same:
         yield cdc_tables.request_drop(lake, clock, table.keyspace, table.name), f"{name} dropped"
         there = None
-    ddl, told = _readable_ddl(table, seen), None if there is None else without_unchanged_until(there.ddl)
+    ddl, existing_ddl = _readable_ddl(table, seen), None if there is None else without_unchanged_until(there.ddl)
     options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
         options |= {
@@ -379,9 +382,9 @@ def _table_changes(
         return
     if there.created_at_ms is None and created_ms is not None:
         options["created_at_ms"] = min(created_ms, clock.now_ms())
-    elif (there.ttl_seconds, there.enabled, told) == (table.ttl_seconds, table.enabled, ddl or told):
+    elif (there.ttl_seconds, there.enabled, existing_ddl) == (table.ttl_seconds, table.enabled, ddl or existing_ddl):
         return
-    # Each ingest looks before it reads on: up to where it has read, nothing was altered.
+    # Each ingest observes the cluster before it reads on, so nothing was altered up to where it has read.
     read_us = _read_up_to_us(lake, table)
     options |= {"ddl": ddl if ddl is None or read_us is None else with_unchanged_until(ddl, read_us)}
     options |= {"stood_until_us": read_us, "seen": True}
@@ -389,11 +392,11 @@ def _table_changes(
 
 
 _ONE_STATEMENT_MS = SECOND_MS
-"""A table that was written to the schema no later than this after its log was created was written by that statement."""
+"""A schema write at most this long after the log's creation belongs to the statement that created the log."""
 
 
 def _unaltered_since_ms(clock: Clock, table: LoggedTable, created_ms: Milliseconds | None) -> Milliseconds | None:
-    """Since when (ms) the options of a table are as they are, by the time at which its schema was written last."""
+    """Return since when (ms) a table's options are unchanged, by the last write of its schema; None if unknown."""
     noted = parse_alteration(table.ddl)
     if noted is None:
         return None
@@ -402,7 +405,7 @@ def _unaltered_since_ms(clock: Clock, table: LoggedTable, created_ms: Millisecon
 
 
 def _read_up_to_us(lake: Lake, table: LoggedTable) -> Microseconds | None:
-    """Up to when (µs) the log of a table was read from the cluster; None where it was not."""
+    """Return up to when (µs) a table's log was read from the cluster; None if it never was."""
     try:
         return consumers.find_consumer(lake, FROM_CLUSTER, table.keyspace, table.name).position_us
     except NotFound:
@@ -410,7 +413,7 @@ def _read_up_to_us(lake: Lake, table: LoggedTable) -> Microseconds | None:
 
 
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
-    """The definition, if the platform's own CQL understands it."""
+    """Return the definition if the platform's CQL parser understands it; otherwise warn and return None."""
     try:
         load_table_schemas(Catalog(), [table.as_told()])
     except StateError as error:

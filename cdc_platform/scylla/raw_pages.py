@@ -20,14 +20,14 @@ from cdc_platform.delta import binaries_from_buffer
 
 _LENGTH_BYTES = 4
 _FIRST_PROBE, _PROBE_GROWTH = 64, 8
-"""So many rows are looked at, whether they are cut as the first of them is; where all are, so many times as many."""
+"""How many rows to compare with the first row's cell lengths, and that number's growth while all are alike."""
 _MAX_RUNS, _ROWS_PER_RUN = 4, 32
-"""What has more runs than so many, and less rows in each, the driver is faster at."""
+"""Beyond this many runs with fewer rows than this in each, the driver is faster."""
 
 
 @dataclass(frozen=True)
 class SplitPage:
-    """The cells (binary) of each column, all of `rows` cells."""
+    """The cells (binary) of each column, `rows` in each."""
 
     columns: list[pa.BinaryArray]
     rows: int
@@ -35,13 +35,13 @@ class SplitPage:
 
 @dataclass
 class _UniformRun:
-    """Rows that follow each other and are cut alike: uint8[n, width], each cell behind its length."""
+    """Consecutive rows with equal cell lengths: uint8[n, width], each cell after its length."""
 
     lengths: list[int]
     rows: np.ndarray
 
     def columns(self) -> Iterator[pa.BinaryArray]:
-        """The cells of each column."""
+        """Yield the cells of each column."""
         count, at = len(self.rows), 0
         for length in self.lengths:
             at += _LENGTH_BYTES
@@ -53,43 +53,43 @@ class _UniformRun:
 
 
 def split_page(body: bytes, columns: int) -> SplitPage | None:
-    """The rows of a page, whose body begins with their number; None where few that follow are cut alike.
+    """Split a page, whose body begins with its row count, into columns.
 
-    None as well where the body does not have them all.
+    Return None if too few consecutive rows have equal cell lengths, or if the body is truncated.
     """
     count = int.from_bytes(body[:_LENGTH_BYTES], "big", signed=True)
-    raw, left, look = np.frombuffer(body, np.uint8)[_LENGTH_BYTES:], count, _FIRST_PROBE
+    raw, remaining, probe = np.frombuffer(body, np.uint8)[_LENGTH_BYTES:], count, _FIRST_PROBE
     runs: list[_UniformRun] = []
-    while left > 0:
-        if len(runs) > _MAX_RUNS + (count - left) // _ROWS_PER_RUN:
+    while remaining > 0:
+        if len(runs) > _MAX_RUNS + (count - remaining) // _ROWS_PER_RUN:
             return None
         lengths = _cell_lengths(raw, columns)
         width = sum(_LENGTH_BYTES + max(length, 0) for length in lengths)
-        most = min(left, look, len(raw) // width if width else 0)
-        if not most:
+        count_probed = min(remaining, probe, len(raw) // width if width else 0)
+        if not count_probed:
             return None
-        rows = raw[: most * width].reshape(most, width)
+        rows = raw[: count_probed * width].reshape(count_probed, width)
         alike = _count_alike(rows, lengths)
         runs.append(_UniformRun(lengths, rows[:alike]))
-        look = look * _PROBE_GROWTH if alike == look else _FIRST_PROBE
-        raw, left = raw[alike * width :], left - alike
+        probe = probe * _PROBE_GROWTH if alike == probe else _FIRST_PROBE
+        raw, remaining = raw[alike * width :], remaining - alike
     if not runs:
         return SplitPage([pa.nulls(0, pa.binary())] * columns, 0)
     parts = zip(*(run.columns() for run in runs), strict=True)
-    return SplitPage([each[0] if len(each) == 1 else pa.concat_arrays(each) for each in parts], count)
+    return SplitPage([arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in parts], count)
 
 
 def _cell_lengths(raw: np.ndarray, columns: int) -> list[int]:
-    """The lengths of the cells of the first row, as far as it is there."""
-    found, at = list[int](), 0
+    """Return the lengths of the first row's cells; a truncated row gives wrong lengths, which the caller detects."""
+    lengths, at = list[int](), 0
     for _ in range(columns):
-        found.append(int.from_bytes(raw[at : at + _LENGTH_BYTES].tobytes(), "big", signed=True))
-        at += _LENGTH_BYTES + max(found[-1], 0)
-    return found
+        lengths.append(int.from_bytes(raw[at : at + _LENGTH_BYTES].tobytes(), "big", signed=True))
+        at += _LENGTH_BYTES + max(lengths[-1], 0)
+    return lengths
 
 
 def _count_alike(rows: np.ndarray, lengths: list[int]) -> int:
-    """How many rows from the first on have cells of these lengths."""
+    """Return how many leading rows have cells of these lengths."""
     differs, at = np.zeros(len(rows), bool), 0
     for length in lengths:
         differs |= rows[:, at : at + _LENGTH_BYTES].view(">i4")[:, 0] != length
@@ -106,33 +106,33 @@ class RawPage:
     rows: int
 
 
-# As the driver was built: with an extension in C, or without one.
+# The driver's classes as built: with or without the C extension.
 _Protocol: Any = ProtocolHandler
 _Result: Any = _Protocol.message_types_by_opcode[ResultMessage.opcode]
 
 
 class _RawResult(_Result):
-    """A result whose rows stay bytes: the driver, in C where it has that, is told that all columns are blobs."""
+    """A result whose rows stay bytes: all columns appear as blobs to the driver, including its C extension."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
-        """Read the head of a page as the driver does, and take every type for a blob's."""
+        """Read a page's metadata as the driver does, and replace every type by blob."""
         super().recv_results_metadata(f, user_type_map)
         columns: list[tuple[Any, ...]] = self.column_metadata or []
         self.column_metadata = [(*column[:3], BytesType) for column in columns]
 
     def recv_results_rows(self, f: Any, protocol_version: Any, user_type_map: Any, *known: Any) -> None:
-        """Take a page's rows apart by whole columns; where they are too much unlike, let the driver do it."""
+        """Split a page's rows by columns; if they are too heterogeneous, let the driver decode them."""
         begun = f.tell()
         self.recv_results_metadata(f, user_type_map)
         columns = self.column_metadata or known[0]
-        found = split_page(f.read(), len(columns))
-        if found is None:
+        page = split_page(f.read(), len(columns))
+        if page is None:
             f.seek(begun)
             super().recv_results_rows(f, protocol_version, user_type_map, *known)
             return
         self.column_names = [column[2] for column in columns]
         self.column_types = [column[3] for column in columns]
-        self.parsed_rows: Any = found
+        self.parsed_rows: Any = page
 
 
 class RawProtocol(_Protocol):
@@ -145,7 +145,7 @@ class RawProtocol(_Protocol):
 
 
 def build_raw_pages(names: Sequence[str], rows: SplitPage | Sequence[tuple[bytes | None, ...]]) -> list[RawPage]:
-    """What an execution profile has as its row factory, where answers stay bytes."""
+    """Build pages of raw bytes; the row factory of an execution profile."""
     if isinstance(rows, SplitPage):
         return [RawPage(tuple(names), rows.columns, rows.rows)]
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
@@ -153,7 +153,7 @@ def build_raw_pages(names: Sequence[str], rows: SplitPage | Sequence[tuple[bytes
 
 
 def iter_pages(future: ResponseFuture) -> Iterator[RawPage]:
-    """The pages of an answer, each asked for when it is wanted; raises what the driver raises."""
+    """Yield an answer's pages, fetching each on demand; raise what the driver raises."""
     answer: Any = future.result()
     yield from answer.current_rows
     while answer.has_more_pages:

@@ -39,15 +39,15 @@ from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_pat
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 RENEWED_FILE = "renewed.json"
-"""The file by which the home of a cluster in a store says which took its place."""
+"""The file by which a cluster's home in a store names its successor."""
 _FUTURE_LOGS_FILE = "logs-ahead.json"
 SHARED_FILES = (MIRROR_MARK_FILE, CLUSTER_IDENTITY_FILE, _FUTURE_LOGS_FILE)
-"""What lies beside the tables of a home and is every machine's."""
+"""Files beside a home's tables that belong to the home, not to one machine."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class ClusterIdentity(BaseModel):
-    """Which cluster it is: its name for itself, its hosts, and the newest generation's time (ms) that was seen."""
+    """A cluster's identity: the name it gives itself, its hosts, and the time (ms) of the newest generation seen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class ClusterIdentity(BaseModel):
 
 
 class _Successor(BaseModel):
-    """Which folder beside a home in a store has the cluster that goes by its name now."""
+    """The folder, beside a home in a store, of the cluster that has its name now."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,7 +65,7 @@ class _Successor(BaseModel):
 
 
 class _MirrorMarker(BaseModel):
-    """Of which cluster a home is the mirror, by its name."""
+    """The name of the cluster that a home mirrors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,9 +80,9 @@ class _FutureLogs(BaseModel):
 
 @dataclass(frozen=True)
 class ScyllaCluster:
-    """A cluster by its name. `home` is the folder of its own home; of one in a store (`address`) this machine's part.
+    """A cluster by its name. `home` is the folder of its own home; for a home in a store (`address`), its local part.
 
-    `identity` is None until it was looked at.
+    `identity` is None until the cluster was observed.
     """
 
     name: str
@@ -93,11 +93,11 @@ class ScyllaCluster:
 
     @property
     def at(self) -> str:
-        """What its home is called by: a path or an address."""
+        """Return the path or address of its home."""
         return self.address or str(self.home)
 
     def open_home(self) -> Home:
-        """Its home, made where it is not there yet."""
+        """Open its home, creating it if necessary."""
         return open_home(self.at)
 
     def node_addresses(self) -> list[str]:
@@ -107,11 +107,12 @@ class ScyllaCluster:
 
 
 def add_cluster(home: Home, name: str, connection: Connection) -> ScyllaCluster:
-    """Keep the way to a cluster under a name. The same again changes nothing; `remove_cluster` it to give it another
-    way.
+    """Register a connection to a cluster under a name; registering the same connection again changes nothing.
+
+    To change a cluster's connection, call `remove_cluster` first.
 
     Raises:
-        InputError: the name or the connection breaks a rule, or the name is taken by another way.
+        InputError: the name or the connection is invalid, or the name is registered with another connection.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -138,11 +139,11 @@ def add_cluster(home: Home, name: str, connection: Connection) -> ScyllaCluster:
 
 
 def find_cluster(home: Home, name: str) -> ScyllaCluster:
-    """The cluster of this name.
+    """Return the cluster of this name.
 
     Raises:
-        NotFound: there is none.
-        EnvironmentProblem: a file of it is damaged.
+        NotFound: no cluster of this name is registered.
+        EnvironmentProblem: one of its files is damaged.
     """
     if _NAME.fullmatch(name):
         _complete_renewal(home, name)
@@ -153,25 +154,25 @@ def find_cluster(home: Home, name: str) -> ScyllaCluster:
     if connection is None:
         raise _unknown_cluster_error(home, name)
     address = _store_address(home, name)
-    place = parse_path(address or folder)
+    home_path = parse_path(address or folder)
     return ScyllaCluster(
         name,
-        local_state_folder(place),
+        local_state_folder(home_path),
         connection,
-        _read_model(place / CLUSTER_IDENTITY_FILE, ClusterIdentity),
+        _read_model(home_path / CLUSTER_IDENTITY_FILE, ClusterIdentity),
         address,
     )
 
 
 def _unknown_cluster_error(home: Home, name: str) -> NotFound:
-    place = parse_path(home.name)
-    around = get_registering_home(place)
-    if around is not None and read_mirrored_cluster(place) == name:
+    home_path = parse_path(home.name)
+    around = get_registering_home(home_path)
+    if around is not None and read_mirrored_cluster(home_path) == name:
         return NotFound(
             f"this is the home of {name} itself, and ways to clusters are known in the one that it lies in; run it"
             f" with: --home {around}"
         )
-    names = ", ".join(each.name for each in list_clusters(home)) or "none is"
+    names = ", ".join(cluster.name for cluster in list_clusters(home)) or "none is"
     return NotFound(
         f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
         " --contact HOST:PORT"
@@ -179,18 +180,18 @@ def _unknown_cluster_error(home: Home, name: str) -> NotFound:
 
 
 def list_clusters(home: Home) -> list[ScyllaCluster]:
-    """All of them, by name."""
+    """Return all registered clusters, by name."""
     for ready in (home.path / CLUSTERS_FOLDER).glob(".*.renewed"):
         _complete_renewal(home, ready.name.removeprefix(".").removesuffix(".renewed"))
-    places = sorted((home.path / CLUSTERS_FOLDER).glob(f"*/{CLUSTER_CONNECTION_FILE}"))
-    return [find_cluster(home, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
+    paths = sorted((home.path / CLUSTERS_FOLDER).glob(f"*/{CLUSTER_CONNECTION_FILE}"))
+    return [find_cluster(home, path.parent.name) for path in paths if _NAME.fullmatch(path.parent.name)]
 
 
 def remove_cluster(home: Home, name: str) -> ScyllaCluster:
-    """Forget how a cluster is reached. What was observed of it stays in its home.
+    """Forget a cluster's connection; its home keeps what was observed.
 
     Raises:
-        NotFound: there is none of this name.
+        NotFound: no cluster of this name is registered.
     """
     with _clusters_lock(home):
         known = find_cluster(home, name)
@@ -199,13 +200,13 @@ def remove_cluster(home: Home, name: str) -> ScyllaCluster:
 
 
 def renew_cluster(home: Home, name: str, clock: Clock) -> str | None:
-    """Say that another cluster goes by this name now: what was observed of the one before is moved aside.
+    """Declare that another cluster has this name now, and move the home of the previous cluster aside.
 
-    In a store it stays, and another place is for the new one. Answers where the one before is, None where nothing was
-    observed.
+    A home in a store stays where it is, and the new cluster gets another folder. Return where the previous home is, or
+    None if nothing was observed.
 
     Raises:
-        NotFound: there is none of this name.
+        NotFound: no cluster of this name is registered.
     """
     with _clusters_lock(home):
         known = find_cluster(home, name)
@@ -218,43 +219,43 @@ def renew_cluster(home: Home, name: str, clock: Clock) -> str | None:
             _write_model(parse_path(known.address) / RENEWED_FILE, _Successor(folder=fresh))
             return known.address
         aside = known.home.with_name(f"{name}.until-{stamp}")
-        # The new home is ready before the old one goes: a process that dies in between leaves what
-        # `_complete_renewal` ends.
+        # Create the new home before moving the old one: `_complete_renewal` completes a renewal whose process died in
+        # between.
         _write_model(
             parse_path(_make_mirror(str(_renewed_folder(home, name)), name).path / CLUSTER_CONNECTION_FILE),
             known.connection,
         )
         known.home.rename(aside)
         _complete_renewal(home, name)
-        # What lies aside is a home still, and no longer a cluster that is known by name.
+        # The folder moved aside is still a home, but no longer a registered cluster.
         (aside / CLUSTER_CONNECTION_FILE).unlink()
         return str(aside)
 
 
 def get_own_hosts(home: Home) -> tuple[UUID, ...]:
-    """The hosts of the cluster that this home itself is of; none where it is no observed cluster's home."""
+    """Return the hosts of the cluster that this home mirrors; empty if it mirrors none."""
     seen = _read_model(parse_path(home.name) / CLUSTER_IDENTITY_FILE, ClusterIdentity)
     return () if seen is None else seen.host_ids
 
 
 def list_observed_hosts(home: Home) -> dict[UUID, str]:
-    """The hosts of every cluster that was observed from this home, or beside it, with the name that it had then.
+    """Return the hosts of every cluster observed from this home or beside it, with the cluster's name then.
 
-    Those count too of which the home was moved aside, or which are known by name no more.
+    This includes clusters whose home was moved aside, and those that are no longer registered.
     """
     mine = parse_path(home.name)
     around = [mine / CLUSTERS_FOLDER, parse_path(home.path / CLUSTERS_FOLDER)]
     if mine.folder.name == CLUSTERS_FOLDER:
         around.append(mine.folder)
-    found: dict[UUID, str] = {}
-    for each in (place for folder in around for place in folder.folders()):
-        seen = _read_model(each / CLUSTER_IDENTITY_FILE, ClusterIdentity)
-        found |= dict.fromkeys(seen.host_ids if seen else (), each.name)
-    return found
+    names_by_host: dict[UUID, str] = {}
+    for path in (subfolder for folder in around for subfolder in folder.folders()):
+        seen = _read_model(path / CLUSTER_IDENTITY_FILE, ClusterIdentity)
+        names_by_host |= dict.fromkeys(seen.host_ids if seen else (), path.name)
+    return names_by_host
 
 
 def _store_address(home: Home, name: str) -> str | None:
-    """Where a cluster's home in a store is; None where it is a folder, as it was of all homes once."""
+    """Return where a cluster's home in a store is; None if its home is a local folder, as in early releases."""
     if home.address is None or (home.path / CLUSTERS_FOLDER / name / "lake").exists():
         return None
     folder = name
@@ -264,16 +265,16 @@ def _store_address(home: Home, name: str) -> str | None:
 
 
 def find_successor(place: StoragePath) -> str | None:
-    """The name of the folder beside a home in a store that took its place; None where it is the newest."""
+    """Return the name of the folder that succeeds a home in a store; None if the home is the newest."""
     after = _read_model(place / RENEWED_FILE, _Successor)
     return None if after is None else after.folder
 
 
 def _make_mirror(at: str, name: str) -> Home:
-    """The home of what will be seen of a cluster, marked so that nothing else ever gets in."""
-    made = open_home(at)
-    _write_model(parse_path(made.name) / MIRROR_MARK_FILE, _MirrorMarker(cluster=name))
-    return made
+    """Create the home for observations of a cluster, marked as a mirror so that other writes are refused."""
+    mirror = open_home(at)
+    _write_model(parse_path(mirror.name) / MIRROR_MARK_FILE, _MirrorMarker(cluster=name))
+    return mirror
 
 
 def _renewed_folder(home: Home, name: str) -> Path:
@@ -281,10 +282,10 @@ def _renewed_folder(home: Home, name: str) -> Path:
 
 
 def _complete_renewal(home: Home, name: str) -> None:
-    """Give a cluster its new home, if that is ready and the old one has gone."""
-    place = home.path / CLUSTERS_FOLDER / name
-    if (_renewed_folder(home, name) / CLUSTER_CONNECTION_FILE).exists() and not place.exists():
-        _renewed_folder(home, name).rename(place)
+    """Move a cluster's new home into place if it is ready and the old one is gone."""
+    target = home.path / CLUSTERS_FOLDER / name
+    if (_renewed_folder(home, name) / CLUSTER_CONNECTION_FILE).exists() and not target.exists():
+        _renewed_folder(home, name).rename(target)
 
 
 def _clusters_lock(home: Home) -> AbstractContextManager[None]:
@@ -294,12 +295,12 @@ def _clusters_lock(home: Home) -> AbstractContextManager[None]:
 def assert_same_cluster(
     known: ScyllaCluster, seen: ClusterIdentity, times_ms: Sequence[Milliseconds] | None = None
 ) -> None:
-    """Hold that what was seen now is the cluster that was seen before.
+    """Raise StateError if this is not the cluster that was observed before.
 
-    `times_ms` are its published generations; None where they were not read.
+    `times_ms` are its published generations; None if they were not read.
 
     Raises:
-        StateError: it is another one: what was read before says nothing about it.
+        StateError: it is another cluster, so what was read before does not apply to it.
     """
     before = known.identity
     if before is None:
@@ -326,20 +327,20 @@ def assert_same_cluster(
 
 
 def store_identity(known: ScyllaCluster, seen: ClusterIdentity) -> None:
-    """Keep which cluster it is. Times never go back."""
+    """Store a cluster's identity. The time of its newest generation never decreases."""
     before = None if known.identity is None else known.identity.newest_ms
     newest = max((ms for ms in (before, seen.newest_ms) if ms is not None), default=None)
     _write_model(parse_path(known.at) / CLUSTER_IDENTITY_FILE, seen.model_copy(update={"newest_ms": newest}))
 
 
 def read_future_logs(known: ScyllaCluster) -> dict[str, Milliseconds]:
-    """The logs (`keyspace.table`) that were newer than this machine's clock said as they were seen: when made (ms)."""
-    kept = _read_model(parse_path(known.at) / _FUTURE_LOGS_FILE, _FutureLogs)
-    return {} if kept is None else dict(kept.made_ms)
+    """Return the logs (`keyspace.table`) created (ms) later than this machine's clock when they were seen."""
+    stored = _read_model(parse_path(known.at) / _FUTURE_LOGS_FILE, _FutureLogs)
+    return {} if stored is None else dict(stored.made_ms)
 
 
 def store_future_log(known: ScyllaCluster, table: str, made_ms: Milliseconds) -> None:
-    """Keep when a log was made by the cluster's clock, which is later than this machine's: it is the same one later."""
+    """Store when a log was created by the cluster's clock, ahead of this machine's, to recognise the same log later."""
     _write_model(
         parse_path(known.at) / _FUTURE_LOGS_FILE, _FutureLogs(made_ms={**read_future_logs(known), table: made_ms})
     )
@@ -365,40 +366,40 @@ def _read_model(path: StoragePath, kind: type[_Model]) -> _Model | None:
 
 
 MACHINE_LOCAL_FIELDS = ("user_env", "password_env", "credentials_file", "tls_ca", "tls_cert", "tls_key")
-"""What of a connection names a variable or a file."""
+"""Fields of a connection that name a variable or a file of one machine."""
 SETTINGS_FILE = "settings.toml"
 
 
 def list_cluster_homes(home: Home, to: StoragePath | None = None) -> dict[str, StoragePath]:
-    """The homes of clusters below a home, by their paths below it; or below its copy, where there is to be one."""
-    list_clusters(home)  # ends a renewal whose process died
+    """Return the homes of clusters below a home by relative path, or with their paths in a copy at `to`."""
+    list_clusters(home)  # completes a renewal whose process died
     clusters = parse_path(home.name) / CLUSTERS_FOLDER
-    found = {place.name: place for place in clusters.folders() if not place.name.startswith(".")}
+    homes = {path.name: path for path in clusters.folders() if not path.name.startswith(".")}
     if isinstance(clusters, ObjectStorePath) and to is not None and to.here is not None:
-        found = _rename_for_folder(found)
-    for place in _machine_local_homes(home):
-        found.setdefault(place.name, place)
-    return {f"{CLUSTERS_FOLDER}/{name}": place for name, place in sorted(found.items())}
+        homes = _rename_for_folder(homes)
+    for path in _machine_local_homes(home):
+        homes.setdefault(path.name, path)
+    return {f"{CLUSTERS_FOLDER}/{name}": path for name, path in sorted(homes.items())}
 
 
 def list_homes_left_behind(home: Home, carried: Collection[StoragePath]) -> list[StoragePath]:
-    """Homes that stay where they are: on this machine, while those of their names lie in the store."""
-    return [place for place in _machine_local_homes(home) if place not in carried]
+    """Return the homes that a copy leaves on this machine, because the store has homes of the same names."""
+    return [path for path in _machine_local_homes(home) if path not in carried]
 
 
 def list_extra_files(path: str, to: StoragePath) -> tuple[str, ...]:
-    """What goes along beside the tables of a home, which has this path below the copy.
+    """Return the files to copy beside a home's tables; `path` is the home's path below the copy.
 
-    The copy of a cluster's own home lies below none, and mirrors nothing.
+    The copy of a cluster's own home has no such path, and is no mirror.
     """
     of_clusters = (*SHARED_FILES, *([RENEWED_FILE] if isinstance(to, ObjectStorePath) else ())) if path else ()
     return (SETTINGS_FILE, *of_clusters)
 
 
 def copy_connections(home: Home, to: str) -> list[ScyllaCluster]:
-    """Tell the copy of a home of the ways to its clusters, but for those that are only this machine's: answers them.
+    """Copy the connections of a home's clusters into its copy; return the clusters whose connection is machine-local.
 
-    A cluster that the copy knows already is left as it is.
+    A cluster that the copy has already stays as it is.
     """
     stay = []
     for cluster in list_clusters(home):
@@ -414,12 +415,12 @@ def copy_connections(home: Home, to: str) -> list[ScyllaCluster]:
 
 
 def get_machine_local_options(connection: Connection) -> list[str]:
-    """What of a way is this machine's alone, by its names."""
+    """Return the names of a connection's options that apply only to this machine."""
     return [name for name in MACHINE_LOCAL_FIELDS if getattr(connection, name) is not None]
 
 
 def connection_options(connection: Connection) -> Iterator[str]:
-    """The options of `cluster add` that tell of a way."""
+    """Yield the options of `cluster add` that describe a connection."""
     for contact in connection.contacts:
         yield from ("--contact", contact)
     for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts"}).items():
@@ -431,13 +432,13 @@ def connection_options(connection: Connection) -> Iterator[str]:
 
 
 def _machine_local_homes(home: Home) -> list[StoragePath]:
-    """Homes of clusters that lie on this machine though the home is in a store, as those of all once did."""
+    """Return homes of clusters on this machine although the home is in a store, as in early releases."""
     folders = [] if home.address is None else sorted((home.path / CLUSTERS_FOLDER).glob("*/lake"))
     return [parse_path(folder.parent) for folder in folders if not folder.parent.name.startswith(".")]
 
 
 def _rename_for_folder(found: Mapping[str, StoragePath]) -> dict[str, StoragePath]:
-    """Homes in a store by their names in a folder: the newest is its cluster's, others say until when they were."""
+    """Return homes in a store by their names in a folder: the newest has its cluster's name, others say until when."""
     names = {}
     for cluster in (name for name in found if "." not in name):
         at = cluster
@@ -445,4 +446,4 @@ def _rename_for_folder(found: Mapping[str, StoragePath]) -> dict[str, StoragePat
             names[at] = f"{cluster}.until-{after.rpartition('.since-')[2]}"
             at = after
         names[at] = cluster
-    return {names.get(name, name): place for name, place in found.items()}
+    return {names.get(name, name): path for name, path in found.items()}

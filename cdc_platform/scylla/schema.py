@@ -27,17 +27,17 @@ from cdc_platform.scylla.system_tables import AvailableTables
 TableName = tuple[str, str]
 """Keyspace and name of a table."""
 _IGNORED_PROPERTIES = frozenset({"id", "cdc", "version", "committed_by_group0"})
-"""What is no property of a table, or told of apart from the others."""
+"""Fields of a schema row that are no table properties, or that are reported separately."""
 
 
 def table_name_from_row(row: CqlRow) -> TableName:
-    """The table that a row of the schema is of."""
+    """Return the table that a row of the schema belongs to."""
     return row["keyspace_name"], row["table_name"]
 
 
 @dataclass(frozen=True)
 class SchemaAlterations:
-    """The times (µs) at which rows of all tables were written, and what each table is, by name."""
+    """Write times (µs) of the schema rows of all tables, and each table's other schema rows, by table name."""
 
     written: Mapping[TableName, Microseconds]
     dropped: Mapping[TableName, Microseconds]
@@ -47,7 +47,9 @@ class SchemaAlterations:
     def read(
         live: ScyllaSession, of_tables: Mapping[TableName, CqlRow], more: Mapping[TableName, CqlRow]
     ) -> SchemaAlterations:
-        """Those of a cluster, of whose tables these rows are known.
+        """Read the alteration times of a cluster's tables, whose rows of `system_schema.tables` are `of_tables`.
+
+        `more` are their rows of `system_schema.scylla_tables`.
 
         Raises:
             NotGranted, Unreachable, Refused: the schema could not be read.
@@ -57,7 +59,7 @@ class SchemaAlterations:
         beside: dict[TableName, list[CqlRow]] = {}
         for name, row in (*of_tables.items(), *more.items()):
             beside.setdefault(name, []).append(row)
-        # An index and a view write the row of their base table as well.
+        # Creating an index or a view also writes the row of its base table.
         for row in live.select("system_schema.indexes", "keyspace_name, table_name, index_name, options"):
             beside.setdefault(table_name_from_row(row), []).append(row)
         for row in live.select("system_schema.views", "keyspace_name, base_table_name, view_name"):
@@ -65,7 +67,9 @@ class SchemaAlterations:
         return SchemaAlterations(_newest_by_table(written), _newest_by_table(dropped), beside)
 
     def note(self, name: TableName, columns: Iterable[CqlRow]) -> str | None:
-        """What stands behind the definition of a table with these columns; None where the schema does not tell."""
+        """Return the comment to append to the definition of a table with these columns; None if its write time is
+        unknown.
+        """
         at = self.written.get(name)
         if at is None:
             return None
@@ -76,15 +80,17 @@ class SchemaAlterations:
 
 
 def _newest_by_table(rows: Iterable[CqlRow]) -> dict[TableName, Microseconds]:
-    found: dict[TableName, Microseconds] = {}
+    newest: dict[TableName, Microseconds] = {}
     for row in rows:
         if row["written"] is not None:
-            found[table_name_from_row(row)] = Microseconds(max(row["written"], found.get(table_name_from_row(row), 0)))
-    return found
+            newest[table_name_from_row(row)] = Microseconds(
+                max(row["written"], newest.get(table_name_from_row(row), 0))
+            )
+    return newest
 
 
 def _stable_text(value: Any) -> str:
-    """A value such that equal ones are equal texts; of CDC's own options there is nothing in it."""
+    """Return a text that is equal for equal values, without CDC's own options."""
     if isinstance(value, Mapping):
         pairs = sorted(
             (str(name), _stable_text(inner)) for name, inner in value.items() if name not in _IGNORED_PROPERTIES
@@ -100,7 +106,7 @@ _KIND_ORDER = {"partition_key": 0, "clustering": 1, "static": 2, "regular": 3}
 
 @dataclass(frozen=True)
 class LoggedTable:
-    """A base table with a log. `created_at_ms` is when its log was made, None where its ID does not tell."""
+    """A base table with a log. `created_at_ms` is when its log was created, None if the log's ID is no timeuuid."""
 
     keyspace: str
     name: str
@@ -108,26 +114,26 @@ class LoggedTable:
     created_at_ms: Milliseconds | None
     ddl: str
     unknown: str | None = None
-    """What of its options or indexes is not known: the log counts as one that is written, and whose rows stay."""
+    """Why its options or indexes are not understood; CDC then counts as enabled, and its log rows as never expiring."""
 
     @property
     def enabled(self) -> bool:
-        """Whether CDC is on, or may be."""
+        """Return True if CDC is enabled, or may be."""
         return _is_on(self.options) or self.unknown is not None
 
     @property
     def ttl_seconds(self) -> int:
-        """How long log rows live; 0: for ever."""
+        """Return how long log rows live (s); 0 means for ever."""
         text = self.options.get("ttl", str(_DEFAULT_TTL))
         return int(text) if text.isascii() and text.isdigit() else 0
 
     def as_told(self) -> CdcTable:
-        """The table as a home is told of it."""
+        """Return the table as a home registers it."""
         return CdcTable(self.keyspace, self.name, self.enabled, self.ttl_seconds, self.created_at_ms, self.ddl)
 
 
 def read_logged_tables(live: ScyllaSession, layout: AvailableTables) -> list[LoggedTable]:
-    """Every table whose log is in the schema, by name, whether its CDC is on or was turned off.
+    """Return every table whose log is in the schema, by name, even if its CDC was disabled.
 
     Raises:
         NotGranted, Unreachable, Refused: the schema could not be read.
@@ -136,29 +142,29 @@ def read_logged_tables(live: ScyllaSession, layout: AvailableTables) -> list[Log
     more = _read_scylla_tables(live, layout)
     times = SchemaAlterations.read(live, by_name, more)
     indexes = _read_indexes(live)
-    found = []
+    tables = []
     for keyspace, name in sorted(by_name):
         log = by_name.get((keyspace, name + _LOG_SUFFIX))
         if log is None:
             continue
-        given = dict(more.get((keyspace, name), {}).get("cdc") or ()) or _options_from_extension(
+        raw_options = dict(more.get((keyspace, name), {}).get("cdc") or ()) or _options_from_extension(
             by_name[keyspace, name]["extensions"]
         )
-        said = given or {}
-        unknown = "its CDC options cannot be read" if given is None else explain_unknown_option(said)
+        options = raw_options or {}
+        unknown = "its CDC options cannot be read" if raw_options is None else explain_unknown_option(options)
         mine = indexes.get((keyspace, name), [])
-        searches = [each for each in mine if each.class_name in SEARCH_INDEX_CLASSES]
-        by_index = any(SEARCH_INDEX_CLASSES[each.class_name] for each in searches) and not _is_on(said)
-        said = said | {"enabled": "true"} if by_index else said
-        strange = next((each.class_name for each in mine if not is_known_index_class(each.class_name)), None)
-        if strange is not None and not _is_on(said):
+        searches = [index for index in mine if index.class_name in SEARCH_INDEX_CLASSES]
+        by_index = any(SEARCH_INDEX_CLASSES[index.class_name] for index in searches) and not _is_on(options)
+        options = options | {"enabled": "true"} if by_index else options
+        strange = next((index.class_name for index in mine if not is_known_index_class(index.class_name)), None)
+        if strange is not None and not _is_on(options):
             unknown = unknown or f"its index class {strange!r} is not known"
         columns = _read_columns(live, keyspace, name)
         note = times.note((keyspace, name), columns)
-        ddl = _build_ddl(live, keyspace, name, columns, said) + (f"\n{note}" if note else "")
+        ddl = _build_ddl(live, keyspace, name, columns, options) + (f"\n{note}" if note else "")
         ddl += "".join(f"\n{line}" for line in format_index_comments(searches, by_index=by_index))
-        found.append(LoggedTable(keyspace, name, said, created_ms_from_id(log["id"]), ddl, unknown))
-    return found
+        tables.append(LoggedTable(keyspace, name, options, created_ms_from_id(log["id"]), ddl, unknown))
+    return tables
 
 
 def _is_on(options: Mapping[str, str]) -> bool:
@@ -166,33 +172,33 @@ def _is_on(options: Mapping[str, str]) -> bool:
 
 
 def _read_indexes(live: ScyllaSession) -> dict[TableName, list[SearchIndex]]:
-    """The indexes that have a class, by the name of their table."""
-    found: dict[TableName, list[SearchIndex]] = {}
+    """Return the indexes that have a class, by table name."""
+    by_table: dict[TableName, list[SearchIndex]] = {}
     for row in sorted(live.select("system_schema.indexes", "*"), key=lambda row: row["index_name"]):
         class_name = (row["options"] or {}).get("class_name")
         if class_name:
-            found.setdefault(table_name_from_row(row), []).append(SearchIndex(row["index_name"], class_name.lower()))
-    return found
+            by_table.setdefault(table_name_from_row(row), []).append(SearchIndex(row["index_name"], class_name.lower()))
+    return by_table
 
 
 def created_ms_from_id(id_: UUID | None) -> Milliseconds | None:
-    """When a table was made (ms), which a timeuuid as its ID tells."""
+    """Return when a table was created (ms), from the timeuuid that is its ID; None for other IDs."""
     if id_ is None or id_.version != 1:
         return None
     return ms_from_us(us_from_timeuuid(id_))
 
 
 def _read_scylla_tables(live: ScyllaSession, layout: AvailableTables) -> dict[TableName, CqlRow]:
-    """What ScyllaDB has of tables beside what Cassandra has, by name."""
+    """Return ScyllaDB's own properties of tables, which Cassandra's schema lacks, by table name."""
     if system_tables.SCYLLA_TABLES not in layout:
         return {}
     return {table_name_from_row(row): row for row in live.select(system_tables.SCYLLA_TABLES, "*", at=live.contact)}
 
 
 def _options_from_extension(extensions: Mapping[str, bytes] | None) -> dict[str, str] | None:
-    """The options in the blob that clients read: a count, then texts with their lengths, little-endian.
+    """Decode the CDC options from the schema's `cdc` extension blob.
 
-    None where they cannot be read.
+    The blob is a count followed by length-prefixed texts, little-endian. Return None if it cannot be decoded.
     """
     blob = (extensions or {}).get("cdc", b"")
     try:
@@ -212,7 +218,7 @@ def _extension_texts(blob: bytes) -> Iterator[str]:
 
 
 def _read_columns(live: ScyllaSession, keyspace: str, name: str) -> list[CqlRow]:
-    """A table's columns in their order, with when each became what it is."""
+    """Return a table's columns in order, each with the write time of its type (µs)."""
     where = "WHERE keyspace_name = %s AND table_name = %s"
     names = "column_name, kind, position, type, clustering_order, writetime(type) AS written"
     columns = live.select("system_schema.columns", names, where, [keyspace, name])
@@ -224,18 +230,20 @@ def _build_ddl(
 ) -> str:
     fields = "type_name, field_names, field_types"
     types = live.select("system_schema.types", fields, "WHERE keyspace_name = %s", [keyspace])
-    made = [_type_ddl(keyspace, row) for row in _needed_types(types, columns)]
-    partition = ", ".join(quote_name(each["column_name"]) for each in columns if each["kind"] == "partition_key")
-    clustering = [each for each in columns if each["kind"] == "clustering"]
-    listed = "".join(f"    {_column_ddl(each)},\n" for each in columns)
-    after = "".join(f", {quote_name(each['column_name'])}" for each in clustering)
-    order = ", ".join(f"{quote_name(each['column_name'])} {each['clustering_order'].upper()}" for each in clustering)
-    said = ", ".join(f"'{key}': '{value}'" for key, value in options.items() if key in _CDC_OPTIONS)
-    made.append(
-        f"CREATE TABLE {quote_name(keyspace)}.{quote_name(name)} (\n{listed}    PRIMARY KEY (({partition}){after})\n) "
-        f"WITH cdc = {{{said}}}{f' AND CLUSTERING ORDER BY ({order})' if order else ''};"
+    statements = [_type_ddl(keyspace, row) for row in _needed_types(types, columns)]
+    partition = ", ".join(quote_name(column["column_name"]) for column in columns if column["kind"] == "partition_key")
+    clustering = [column for column in columns if column["kind"] == "clustering"]
+    listed = "".join(f"    {_column_ddl(column)},\n" for column in columns)
+    after = "".join(f", {quote_name(column['column_name'])}" for column in clustering)
+    order = ", ".join(
+        f"{quote_name(column['column_name'])} {column['clustering_order'].upper()}" for column in clustering
     )
-    return "\n".join(made)
+    cdc_options = ", ".join(f"'{key}': '{value}'" for key, value in options.items() if key in _CDC_OPTIONS)
+    statements.append(
+        f"CREATE TABLE {quote_name(keyspace)}.{quote_name(name)} (\n{listed}    PRIMARY KEY (({partition}){after})\n) "
+        f"WITH cdc = {{{cdc_options}}}{f' AND CLUSTERING ORDER BY ({order})' if order else ''};"
+    )
+    return "\n".join(statements)
 
 
 _CDC_OPTIONS = ("enabled", "preimage", "postimage", "delta", "ttl")
@@ -252,7 +260,7 @@ def _type_ddl(keyspace: str, row: CqlRow) -> str:
 
 
 def _needed_types(types: Sequence[CqlRow], columns: Sequence[CqlRow]) -> list[CqlRow]:
-    """The types that the columns use, each behind those that it is made of."""
+    """Return the user types that the columns use, each after the types that it contains."""
     by_name: dict[str, CqlRow] = {row["type_name"]: row for row in types}
     seen: dict[str, Any] = {}
 

@@ -39,7 +39,7 @@ from cdc_platform.scylla.raw_pages import RawPage, RawProtocol, build_raw_pages,
 
 
 class SingleNodePolicy(RoundRobinPolicy):
-    """Lets the driver connect to one node; in the local datacenter, where one is named and has nodes that are up."""
+    """Restricts the driver to one node, in the local datacenter if one is configured and has live nodes."""
 
     def __init__(self, number: int, datacenter: str | None) -> None:
         super().__init__()
@@ -47,25 +47,28 @@ class SingleNodePolicy(RoundRobinPolicy):
         self._cluster: Any = None
 
     def populate(self, cluster: Any, hosts: Iterable[Host]) -> None:
-        """Take the nodes, which the driver has from a contact point."""
+        """Accept the nodes, which the driver has from a contact point."""
         self._cluster = cluster
         super().populate(cluster, hosts)
 
     def distance(self, host: Host) -> Any:
-        """To all others nothing is opened."""
+        """Ignore all nodes but the chosen one, so that the driver opens no connection to them."""
         return HostDistance.LOCAL if host == self.chosen else HostDistance.IGNORED
 
     def make_query_plan(self, working_keyspace: str | None = None, query: Any = None) -> list[Host]:
-        """The one, then the others: they have no connection, but the driver asks one of them who is there."""
+        """Return the chosen node, then the others.
+
+        The others have no connection, but the driver reads the node list from one of them.
+        """
         return self._in_order()
 
     @property
     def chosen(self) -> Host | None:
-        """The node; None where none is up."""
+        """Return the chosen node; None if no node is up."""
         return next(iter(self._in_order()), None)
 
     def leave(self, address: str | None) -> None:
-        """Let it be the next one's turn, if this is the node; None: whichever it is."""
+        """Choose the next node, if this one is the current choice; None always chooses the next."""
         chosen = self.chosen
         if address is None or (chosen is not None and str(chosen.address) == address):
             self._number += 1
@@ -77,25 +80,25 @@ class SingleNodePolicy(RoundRobinPolicy):
             return []
         near = [host for host in hosts if self._datacenter in (None, host.datacenter)] or hosts
         first = self._number % len(near)
-        found = [*near[first:], *near[:first], *(host for host in hosts if host not in near)]
-        return [host for host in found if host in self._live_hosts]
+        ordered = [*near[first:], *near[:first], *(host for host in hosts if host not in near)]
+        return [host for host in ordered if host in self._live_hosts]
 
 
 READ_ATTEMPTS = 3
-"""How often a read is tried that ran into a node that is slow or down."""
+"""How often to try a read that hits a slow or dead node."""
 _PROTOCOL = 4
 _EVERY_NODE = 1_000_000
 _RAW_PROFILE = "raw"
 _POLL_SECONDS = 0.02
 _SILENT_SECONDS = 5.0
-"""How long a node may take to its first connection, before it is asked all the same."""
+"""How long to wait for a node's first connection before sending the request anyway."""
 
 CqlRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """A node as the cluster's own tables name it. One that is not known to be up need not be down."""
+    """A node as the cluster's own tables name it. A node that is not known to be up need not be down."""
 
     address: str
     host_id: UUID | None
@@ -105,7 +108,7 @@ class ClusterMember:
 
 
 def retry_unreachable() -> Retrying:
-    """How a read that ran into a slow or dead node is tried again."""
+    """Return the retry policy for reads that hit a slow or dead node."""
     return Retrying(
         retry=retry_if_exception_type(Unreachable),
         stop=stop_after_attempt(READ_ATTEMPTS),
@@ -115,9 +118,9 @@ def retry_unreachable() -> Retrying:
 
 
 class ScyllaSession:
-    """A cluster that is connected to. Made by `open_session`.
+    """A session with a cluster, created by `open_session`.
 
-    `connection` has the contact points that answered. `role` is None where no user is configured.
+    `connection` has the contact points that answered. `role` is None if no user is configured.
     """
 
     def __init__(
@@ -140,25 +143,25 @@ class ScyllaSession:
 
     @property
     def _hosts(self) -> dict[str, Host]:
-        """The nodes by address, as the driver knows them now: a session may see a cluster grow."""
+        """Return the nodes by address, as the driver knows them now: a cluster may grow during a session."""
         metadata = self._cluster.metadata
         return {str(host.address): host for host in (metadata.all_hosts() if metadata else ())}
 
     @property
     def contact(self) -> str:
-        """Address of the node that is asked what every node knows."""
+        """Return the address of the node to read cluster-wide state from."""
         if self._one is None:
             self._contact = self._cluster.get_control_connection_host() or self._contact
         return str(self._contact.address)
 
     @property
     def node(self) -> str | None:
-        """Address of the node that is asked for rows, where that is one alone; None: any is."""
+        """Return the address of the only node to read rows from; None if any node may serve them."""
         chosen = None if self._one is None else self._one.chosen
         return None if chosen is None else str(chosen.address)
 
     def leave(self, node: str | None) -> None:
-        """Turn to the next node, if the one that is asked alone is still the one that failed; wait for a connection."""
+        """Switch to the next node if the failed one is still the current single node, and wait for a connection."""
         if self._one is None:
             return
         self._one.leave(node)
@@ -166,9 +169,9 @@ class ScyllaSession:
         _wait_until(lambda: self._is_open(self.node), self.connection.connect_timeout)
 
     def _await_first_connection(self, host: Host) -> None:
-        """Wait for one to a node that is asked by itself, once a session: the driver's is there with one to any.
+        """Wait, once per session and node, for a connection to the node; the driver only waits for one to any node.
 
-        A node that is known to be down is not waited for, and one that stays silent not for long.
+        Do not wait for a node that is known to be down, and only briefly for a silent one.
         """
         address = str(host.address)
         if self._one is not None or address in self._awaited:
@@ -179,14 +182,14 @@ class ScyllaSession:
         )
 
     def _is_open(self, address: str | None) -> bool:
-        """Whether a connection is open to a node."""
+        """Return True if a connection to a node is open."""
         state = self._session.get_pool_state()
-        found = {str(host.address): each for host, each in state.items()}.get(address or "")
-        return found is not None and not found["shutdown"] and found["open_count"] > 0
+        pool = {str(host.address): pool_state for host, pool_state in state.items()}.get(address or "")
+        return pool is not None and not pool["shutdown"] and pool["open_count"] > 0
 
     @property
     def members(self) -> list[ClusterMember]:
-        """The nodes, by address."""
+        """Return the nodes, by address."""
         return [
             ClusterMember(address, host.host_id, host.datacenter or "", bool(host.is_up), host.is_up is False)
             for address, host in sorted(self._hosts.items())
@@ -194,17 +197,17 @@ class ScyllaSession:
 
     @cached_property
     def is_scylla(self) -> bool:
-        """Whether the contact says of its shards, as ScyllaDB does: only it knows BYPASS CACHE."""
+        """Return True if the contact reports its shards, as ScyllaDB does; only ScyllaDB supports BYPASS CACHE."""
         return self.greeting(self.contact).shards is not None
 
     @property
     def driver(self) -> DriverSession:
-        """The driver's session, which takes every statement: for `writing`."""
+        """Return the driver's session, which accepts every statement; only `export` uses it."""
         return self._session
 
     @property
     def consistency(self) -> int:
-        """What metadata is read at: ONE in a cluster of one node, else QUORUM, as the server writes it."""
+        """Return the level for metadata reads: ONE in a cluster of one node, else QUORUM, as the server writes it."""
         return ConsistencyLevel.ONE if len(self._hosts) == 1 else ConsistencyLevel.QUORUM
 
     def select(
@@ -216,13 +219,13 @@ class ScyllaSession:
         *,
         at: str | None = None,
     ) -> list[CqlRow]:
-        """The rows of `SELECT columns FROM table where`, read page by page.
+        """Return the rows of `SELECT columns FROM table where`, read page by page.
 
-        Asked of the node with address `at`, at ONE, since tables that are local to a node are that node's; without it
-        of any node at `consistency`. A read that ran into a slow or dead node is tried again, three times in all.
+        With `at` the query goes to the node of that address, at ONE, since node-local tables differ by node. Without it
+        the query goes to any node at `consistency`. A read that hits a slow or dead node is tried three times in all.
 
         Raises:
-            NoTable, NotGranted, Refused, Unreachable: the cluster's answer was no rows, or it has no such node.
+            NoTable, NotGranted, Refused, Unreachable: the cluster returned an error, or has no such node.
         """
         level = self.consistency if at is None else ConsistencyLevel.ONE
         statement = SimpleStatement(
@@ -242,20 +245,20 @@ class ScyllaSession:
     def ask_raw(
         self, table: str, statement: str, page_rows: int, values: Sequence[bytes] | None = None
     ) -> Callable[[], Iterator[RawPage]]:
-        """Send a SELECT on a table's rows, at LOCAL_QUORUM; what is answered with gives its pages, a try of each.
+        """Send a SELECT on a table's rows, at LOCAL_QUORUM; return a function that yields the pages, for one attempt.
 
-        Between the two the cluster works on it, so that several can be under way. `values` are the bytes of what the
-        statement has question marks for.
+        The cluster works on the request meanwhile, so several requests can be in flight. `values` are the bytes for the
+        statement's question marks.
 
         Raises:
-            NoTable, NotGranted, Refused, Unreachable: when a page is asked for and the answer was no rows.
+            NoTable, NotGranted, Refused, Unreachable: as pages are fetched, if the cluster returned an error.
         """
-        asked = self._statement(table, statement, page_rows, values)
-        # A future takes the session's protocol as it is made; one thread makes them all.
+        bound = self._statement(table, statement, page_rows, values)
+        # A future takes the session's protocol when it is created; one thread creates them all.
         usual = self._session.client_protocol_handler
         self._session.client_protocol_handler = RawProtocol  # pyrefly: ignore[bad-assignment]
         try:
-            future = self._session.execute_async(asked, execution_profile=_RAW_PROFILE)
+            future = self._session.execute_async(bound, execution_profile=_RAW_PROFILE)
         except DRIVER_ERRORS as error:
             raise translate_error(error, self.name, table, self.role) from None
         finally:
@@ -280,14 +283,15 @@ class ScyllaSession:
                 self._prepared[text] = self._session.prepare(text)
             except DRIVER_ERRORS as error:
                 raise translate_error(error, self.name, table, self.role) from None
-            # With it the server would leave the columns' names out, and the driver would read them as their types.
+            # With this metadata the server would omit the columns' names, and the driver would read them with their
+            # types.
             self._prepared[text].update_result_metadata(None, None)
         bound = BoundStatement(self._prepared[text], consistency_level=level, fetch_size=page_rows)
         bound.values, bound.is_idempotent = list(values), True
         return bound
 
     def greeting(self, address: str) -> NodeOptions:
-        """What a node supports, over a short connection of its own.
+        """Return the options that a node supports, over a short connection of its own.
 
         Raises:
             Unreachable, Refused: it did not answer.
@@ -305,7 +309,7 @@ class ScyllaSession:
 
 
 def _wait_until(happens: Callable[[], bool], seconds: float) -> None:
-    """Wait until something has happened, or for so long."""
+    """Wait until a condition holds, at most for this time (s)."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not happens():
         time.sleep(_POLL_SECONDS)
@@ -318,20 +322,20 @@ def open_session(
     one_node: int | None = None,
     known_nodes: Callable[[], Sequence[str]] = lambda: (),
 ) -> Iterator[ScyllaSession]:
-    """A session with the cluster called `name`, closed at the end.
+    """Open a session with the cluster `name`, and close it when the block exits.
 
-    With the number `one_node` it has one connection, to the node whose turn that is: enough for `ask_raw`. Where no
-    contact point can be reached, `known_nodes` gives the addresses of other nodes, which are tried in their order.
+    With the number `one_node` the session has one connection, to the node that the number selects; that suffices for
+    `ask_raw`. If no contact point is reachable, the addresses of `known_nodes` are tried in order.
 
     Raises:
-        EnvironmentProblem: no contact point and no known node can be reached, or none lets us in.
-        InputError: what answers is no CQL server.
-        StateError: the local datacenter is none of the cluster's.
+        EnvironmentProblem: no contact point and no known node is reachable, or all reject the login.
+        InputError: the peer is no CQL server.
+        StateError: the cluster has no such local datacenter.
     """
     secret = resolve_credentials(connection)
     role = None if secret is None else secret.user
     reachable, connection = _reachable_contacts(connection, known_nodes)
-    # The driver logs each failure that it also raises, with stacks; what is raised is told once, by the caller.
+    # The driver logs each failure that it also raises, with stack traces; the caller reports what is raised, once.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
     one = None if one_node is None else SingleNodePolicy(one_node, connection.datacenter)
     driver = Cluster(
@@ -344,7 +348,7 @@ def open_session(
         schema_metadata_enabled=False,
         token_metadata_enabled=False,
         shard_aware_options={"disable": True},
-        connect_timeout=connection.connect_timeout,  # seconds, a part of one too
+        connect_timeout=connection.connect_timeout,  # seconds, fractions allowed
         control_connection_timeout=connection.request_timeout,
         reconnection_policy=ExponentialReconnectionPolicy(1, 60, None),
         executor_threads=2,
@@ -365,27 +369,27 @@ def open_session(
         live = ScyllaSession(name, connection, driver, session, contact, role, one)
         _check_datacenter(live)
         if one is not None and driver.control_connection is not None:
-            # It has told who is there; that a node is lost is seen by the connection to it.
+            # It has delivered the node list; the connection to a node itself detects the node's loss.
             driver.control_connection.shutdown()
         yield live
     finally:
         driver.shutdown()
-        # What the driver was connecting to meanwhile it has waited for, and keeps open.
+        # The driver waits for pools that it was connecting meanwhile, and leaves them open.
         for ended in tuple(driver.sessions or ()):
             for pool in tuple(ended.get_pools()):
                 pool.shutdown()
 
 
 def _open_driver_session(driver: Cluster, one: SingleNodePolicy | None) -> DriverSession:
-    """The driver's session; where the node that is asked alone takes no connection, with the next one."""
+    """Return the driver's session; if the single node accepts no connection, try the next one."""
     failed = 0
     while True:
         try:
             return driver.connect()
         except NoHostAvailable:
             failed += 1
-            there = driver.metadata.all_hosts() if driver.metadata else []
-            if one is None or driver.is_shutdown or failed >= len(there):
+            hosts = driver.metadata.all_hosts() if driver.metadata else []
+            if one is None or driver.is_shutdown or failed >= len(hosts):
                 raise
             one.leave(None)
 
@@ -396,7 +400,7 @@ def _profile(
     balancing = one or (
         RoundRobinPolicy()
         if connection.datacenter is None
-        # Every node is connected to, also far ones: each is asked for the tables that are its own.
+        # Connect to every node, even remote ones: node-local tables are read from each.
         else DCAwareRoundRobinPolicy(connection.datacenter, used_hosts_per_remote_dc=_EVERY_NODE)
     )
     return ExecutionProfile(
@@ -410,7 +414,7 @@ def _profile(
 def _reachable_contacts(
     connection: Connection, known_nodes: Callable[[], Sequence[str]]
 ) -> tuple[list[str], Connection]:
-    """Return the hosts that answer, and the connection with a way to them, which tasks on other machines take."""
+    """Return the hosts that answer, and a connection that leads to them; tasks on other machines use it."""
     try:
         return _first_contacts(connection), connection
     except Unreachable as refusal:
@@ -427,7 +431,7 @@ def _reachable_contacts(
 
 
 def _first_contacts(connection: Connection) -> list[str]:
-    """The contact points that a CQL server answers at; the driver would hide in one error why the others do not."""
+    """Return the contact points where a CQL server answers; one error of the driver would hide why the others do not."""
     tls = create_tls_context(connection)
     reachable: list[str] = []
     failures: list[PlatformError] = []
@@ -454,10 +458,10 @@ def _check_datacenter(live: ScyllaSession) -> None:
 
 
 def require_row(rows: Sequence[CqlRow], what: str) -> CqlRow:
-    """The one row that a table must have.
+    """Return the single row that a table must have.
 
     Raises:
-        InputError: it has none.
+        InputError: the table has none.
     """
     if not rows:
         raise InputError(f"{what} has no row, which no running server shows; is a proxy in between?")

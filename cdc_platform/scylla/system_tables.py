@@ -1,6 +1,6 @@
-"""ScyllaDB's system tables about CDC, and which of them a cluster has and lets us read.
+"""ScyllaDB's system tables about CDC, and which of them a cluster has and lets this role read.
 
-There is no list of versions: each table is queried, and a server without it says so.
+There is no list of versions: each table is queried, and a server that lacks it answers with an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLET_TIMESTAMPS = "system.cdc_timestamps"
 TABLET_STREAMS = "system.cdc_streams"
 SCYLLA_TABLES = "system_schema.scylla_tables"
 
-# A key each that costs nothing to look for: a scan could be long, and some tables are made up as they are read.
+# One cheap key for each table: a scan could be long, and some tables are virtual, computed as they are read.
 _PROBES = {
     TOPOLOGY: ("key", "key = 'topology' LIMIT 1"),
     VERSIONS: ("key", "key = 'local'"),
@@ -48,7 +48,7 @@ NODE_LOCAL_TABLES = frozenset(
 
 @dataclass(frozen=True)
 class AvailableTables:
-    """Which tables a cluster has. `refused` are those that it has and does not let us read, by name."""
+    """The tables that a cluster has. `refused` are existing tables that the role may not read, by name."""
 
     present: frozenset[str]
     refused: Mapping[str, NotGranted]
@@ -57,7 +57,7 @@ class AvailableTables:
         return table in self.present
 
     def assert_readable(self) -> None:
-        """Refuse to go on where a part could not be read: what is missing would look like what is not there.
+        """Raise if a table could not be read, because its content would look absent.
 
         Raises:
             NotGranted: a table may not be read.
@@ -67,12 +67,12 @@ class AvailableTables:
 
 
 def node_for_table(live: ScyllaSession, table: str) -> str | None:
-    """Whom to ask for a table that every node has for itself or by Raft; None: any node, at the metadata's level."""
+    """Return the node to query for a node-local or Raft-managed table; None for any node, at the metadata's level."""
     return live.contact if table in NODE_LOCAL_TABLES else None
 
 
 def detect_tables(live: ScyllaSession) -> AvailableTables:
-    """Ask for every table, a row at most of each.
+    """Query every table, for one row at most.
 
     Raises:
         Unreachable, Refused: the cluster stopped answering.

@@ -20,11 +20,11 @@ _MAX_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class ClusterTopology:
-    """The cluster at one moment. `nodes` are its members, with tokens or without; `committed` its generations.
+    """The cluster at one moment. `nodes` are its members, with or without tokens; `committed` are its generations.
 
-    A generation is its time in ms and its UUID. `committed` is empty where generations are not kept by Raft. While the
-    topology is `changing`, which says what goes on, it comes without nodes: a ring in the middle of a change would be
-    one that never was.
+    A generation is its time in ms and its UUID. `committed` is empty if Raft does not manage generations. `changing`
+    describes a topology change in progress; `nodes` is empty then, since a ring read in the middle of a change may
+    never have existed.
     """
 
     cluster_name: str
@@ -36,22 +36,22 @@ class ClusterTopology:
 
     @property
     def identity(self) -> ClusterIdentity:
-        """Which cluster it is, without its generations."""
+        """Return the cluster's identity, without its generations."""
         return ClusterIdentity(cluster_name=self.cluster_name, host_ids=self.host_ids)
 
 
 def read_topology(live: ScyllaSession, layout: AvailableTables, known: Mapping[UUID, Node]) -> ClusterTopology:
-    """The nodes as the cluster has them now; `known` are the home's, for the sharding of a node that is down.
+    """Read the current nodes; `known` are the home's nodes, for the sharding of a node that is down.
 
     Raises:
-        StateError: the sharding of a node cannot be learned.
-        InputError: the nodes make no ring.
+        StateError: the sharding of a node cannot be determined.
+        InputError: the nodes form no valid ring.
     """
     local = require_row(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
     peers = live.select("system.peers", "*", at=live.contact)
     addresses = {row["host_id"]: str(row["rpc_address"]) for row in (local, *peers) if row["host_id"] is not None}
-    found = _read_raft_nodes(live, addresses) if TOPOLOGY in layout else None
-    nodes, committed, changing = found or (_read_gossip_nodes(live, layout, [local, *peers], known), (), None)
+    raft_state = _read_raft_nodes(live, addresses) if TOPOLOGY in layout else None
+    nodes, committed, changing = raft_state or (_read_gossip_nodes(live, layout, [local, *peers], known), (), None)
     if changing is None:
         Ring.of(nodes)
     _assert_printable(live, local["cluster_name"], nodes)
@@ -62,14 +62,18 @@ def read_topology(live: ScyllaSession, layout: AvailableTables, known: Mapping[U
 
 
 def _assert_printable(live: ScyllaSession, cluster_name: str, nodes: Iterable[Node]) -> None:
-    """Hold that what the cluster calls itself and its nodes can be shown: no control character, no terminal's escape.
+    """Raise unless the names of the cluster and its nodes are printable: no control characters, no terminal escapes.
 
     Raises:
-        InputError: a name cannot.
+        InputError: a name is not printable.
     """
     words = [("cluster_name", join_request.validate_label, cluster_name)]
     for node in nodes:
-        named = ("datacenter", node.datacenter), ("rack", node.rack), *(("feature", each) for each in node.features)
+        named = (
+            ("datacenter", node.datacenter),
+            ("rack", node.rack),
+            *(("feature", feature) for feature in node.features),
+        )
         words += [(f"node {node.host_id}: {what}", join_request.validate_label, word) for what, word in named if word]
         words += (
             [(f"node {node.host_id}: address", join_request.validate_address, node.address)] if node.address else []
@@ -92,10 +96,10 @@ def _version(live: ScyllaSession, layout: AvailableTables, local: CqlRow) -> str
 def _read_raft_nodes(
     live: ScyllaSession, addresses: Mapping[UUID, str]
 ) -> tuple[list[Node], tuple[tuple[Milliseconds, UUID], ...], str | None] | None:
-    """Nodes and generations as the group has agreed, and what is changing; None where it does not yet lead.
+    """Return the nodes and generations that Raft has, and the change in progress; None if Raft does not manage them.
 
-    Tablets migrate for hours, and each step of it is another version of the topology: two reads that agree in what
-    makes the ring are one state, whatever their versions.
+    Tablets migrate for hours, and each step creates a new version of the topology. Two reads that agree in the ring's
+    facts are one state, whatever their versions.
     """
     changing, first, before = "", CqlRow(), None
     for _ in range(_MAX_ATTEMPTS):
@@ -103,10 +107,10 @@ def _read_raft_nodes(
         first = rows[0] if rows else CqlRow()
         if not rows or first.get("upgrade_state") not in (None, "done") or all(not row["tokens"] for row in rows):
             return None
-        again = live.select(TOPOLOGY, "version, transition_state", "WHERE key = 'topology' LIMIT 1", at=live.contact)
-        under_way = _pending_change(live, rows) or _transition(live, again)
+        reread = live.select(TOPOLOGY, "version, transition_state", "WHERE key = 'topology' LIMIT 1", at=live.contact)
+        under_way = _pending_change(live, rows) or _transition(live, reread)
         if under_way is None:
-            if (again and again[0]["version"] == first["version"]) or before == _ring_facts(rows):
+            if (reread and reread[0]["version"] == first["version"]) or before == _ring_facts(rows):
                 return (
                     [_raft_node(row, first, addresses) for row in rows if _membership(live, row).in_ring],
                     committed_generations(first),
@@ -118,7 +122,7 @@ def _read_raft_nodes(
 
 
 def _pending_change(live: ScyllaSession, rows: Sequence[CqlRow]) -> str | None:
-    """What changes nodes or generations by the topology's own state, or by a node that joins or leaves; else None."""
+    """Describe a change in progress, by the topology's state or by a joining or leaving node; else return None."""
     moving = [row for row in rows if not _membership(live, row).at_rest]
     return _transition(live, rows) or next((f"node {row['host_id']} is {row['node_state']}" for row in moving), None)
 
@@ -133,7 +137,7 @@ def _membership(live: ScyllaSession, row: CqlRow) -> Membership:
 
 
 def _ring_facts(rows: Sequence[CqlRow]) -> list[tuple[str, ...]]:
-    """What rows say of the ring and its generations, in an order of their own."""
+    """Return what rows say about the ring and its generations, in canonical order."""
     columns = ("host_id", "node_state", "tokens", "shard_count", "ignore_msb", "committed_cdc_generations")
     return sorted(tuple(repr(_sorted_if_set(row.get(name))) for name in columns) for row in rows)
 
@@ -159,20 +163,20 @@ def _raft_node(row: CqlRow, first: CqlRow, addresses: Mapping[UUID, str]) -> Nod
 
 
 def committed_generations(row: CqlRow) -> tuple[tuple[Milliseconds, UUID], ...]:
-    """The generations (time in ms, UUID) that a row of `system.topology` names, oldest first, published or not."""
-    found = {(ms_from_datetime(time), id_) for time, id_ in row.get("committed_cdc_generations") or ()}
-    found |= {(ms_from_datetime(time), id_) for time, id_ in row.get("unpublished_cdc_generations") or ()}
+    """Return the generations (time in ms, UUID) that a row of `system.topology` names, published or not, oldest first."""
+    generations = {(ms_from_datetime(time), id_) for time, id_ in row.get("committed_cdc_generations") or ()}
+    generations |= {(ms_from_datetime(time), id_) for time, id_ in row.get("unpublished_cdc_generations") or ()}
     # ScyllaDB 5.4 names the newest one in two columns of its own.
     newest = row.get("current_cdc_generation_timestamp"), row.get("current_cdc_generation_uuid")
     if newest[0] is not None and newest[1] is not None:
-        found.add((ms_from_datetime(newest[0]), newest[1]))
-    return tuple(sorted(found))
+        generations.add((ms_from_datetime(newest[0]), newest[1]))
+    return tuple(sorted(generations))
 
 
 def _read_gossip_nodes(
     live: ScyllaSession, layout: AvailableTables, rows: list[CqlRow], known: Mapping[UUID, Node]
 ) -> list[Node]:
-    """The nodes as versions without a topology table tell of them: tokens by every node, sharding by each itself."""
+    """Read the nodes in versions without a topology table: tokens from any node, sharding from each node itself."""
     enabled = _enabled_features(live, layout)
     return [_gossip_node(live, row, enabled, known) for row in rows if row.get("tokens")]
 
@@ -193,7 +197,7 @@ def _gossip_node(live: ScyllaSession, row: CqlRow, enabled: tuple[str, ...], kno
 
 
 def _sharding(live: ScyllaSession, host: UUID, address: str, known: Mapping[UUID, Node]) -> tuple[int, int]:
-    """Shards and ignore_msb by the node itself; of one that is down what the home knows."""
+    """Return shards and ignore_msb from the node itself; if it is down, from the home."""
     try:
         greeting = live.greeting(address)
     except Unreachable as error:

@@ -1,4 +1,4 @@
-"""Watch a live cluster: compare what its home holds from one look to the next, over sessions that stay open."""
+"""Watch a live cluster: compare successive states of its home, over sessions that stay open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cdc_platform.scylla.session import ScyllaSession, open_session
 
 
 class SessionPool:
-    """One session a cluster. One that fails is closed, and opened anew at the next look; all end with the process."""
+    """One session per cluster. A failed session is closed and reopened at the next use; all close with the process."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Connection, ScyllaSession, ExitStack]] = {}
@@ -35,11 +35,11 @@ class SessionPool:
         atexit.register(self.close)
 
     def glance(self, cluster: ScyllaCluster) -> MetadataSnapshot:
-        """A glance at a cluster.
+        """Take a metadata snapshot of a cluster.
 
         Raises:
-            EnvironmentProblem: it cannot be reached, or does not let us in.
-            StateError: it is another cluster than before.
+            EnvironmentProblem: the cluster cannot be reached, or rejects the login.
+            StateError: it is not the cluster observed before.
         """
         with self._lock:
             try:
@@ -51,36 +51,36 @@ class SessionPool:
         return seen
 
     def close(self) -> None:
-        """End all of them."""
+        """Close all sessions."""
         with self._lock:
             for name in list(self._open):
                 self._end(name)
 
     def _session(self, cluster: ScyllaCluster) -> ScyllaSession:
-        standing = self._open.get(cluster.name)
-        if standing is not None and standing[0] != cluster.connection:
+        existing = self._open.get(cluster.name)
+        if existing is not None and existing[0] != cluster.connection:
             self._end(cluster.name)
-            standing = None
-        if standing is None:
+            existing = None
+        if existing is None:
             stack = ExitStack()
             live = stack.enter_context(
                 open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses)
             )
             self._open[cluster.name] = (cluster.connection, live, stack)
             return live
-        return standing[1]
+        return existing[1]
 
     def _end(self, name: str) -> None:
-        standing = self._open.pop(name, None)
-        if standing is not None:
-            standing[2].close()
+        existing = self._open.pop(name, None)
+        if existing is not None:
+            existing[2].close()
 
 
 @dataclass(frozen=True)
 class WatchedChange:
-    """What became other in a cluster: `who` is a node, a generation, a table or the cluster.
+    """A change in a cluster: `who` is a node, a generation, a table or the cluster.
 
-    One that is not `fresh` was there before the watch began.
+    A change that is not `fresh` describes the state when the watch began.
     """
 
     at_us: Microseconds
@@ -90,15 +90,15 @@ class WatchedChange:
     fresh: bool = True
 
     def document(self) -> dict[str, str]:
-        """As JSON has it, and a hook."""
+        """Return the change as JSON output and hooks have it."""
         return {"at": format_us(self.at_us), "cluster": self.cluster, "who": self.who, "what": self.what}
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """What a cluster's home holds, `state`, and what stands in the way of more, `problems`: a line each.
+    """A cluster's home at one time: its `state`, and the `problems` that keep it from importing more, a line each.
 
-    Positions are how far (µs) each log was brought in.
+    `positions` are how far (µs) each log was ingested.
     """
 
     at_us: Microseconds
@@ -107,7 +107,7 @@ class ClusterView:
     positions: dict[str, Microseconds] = field(default_factory=dict)
 
     def named(self, kind: str) -> dict[str, str]:
-        """The nodes, tables or generations by name, each with the line that says how it is."""
+        """Return the nodes, tables or generations by name, each with the first line of its state."""
         return {
             who.removeprefix(f"{kind} "): how.partition("\n")[0]
             for (who, aspect), how in self.state.items()
@@ -116,23 +116,23 @@ class ClusterView:
 
 
 def read_cluster_view(lake: Lake, now_us: Microseconds, problems: dict[AspectKey, str] | None = None) -> ClusterView:
-    """What is in a home now."""
+    """Return the current view of a home."""
     positions = {
-        f"{each.keyspace_name}.{each.table_name}": each.position_us
-        for each in consumers.read_consumers(lake)
-        if each.name == FROM_CLUSTER
+        f"{consumer.keyspace_name}.{consumer.table_name}": consumer.position_us
+        for consumer in consumers.read_consumers(lake)
+        if consumer.name == FROM_CLUSTER
     }
     return ClusterView(now_us, telling.read_cluster_state(lake), problems or {}, positions)
 
 
 def diff_views(name: str, before: ClusterView, after: ClusterView) -> list[WatchedChange]:
-    """What became other in a cluster between two looks, nodes first."""
-    found = telling.diff_states(before.state | before.problems, after.state | after.problems, after.at_us)
-    return [WatchedChange(after.at_us, name, each.who, each.what) for each in found]
+    """Return what changed in a cluster between two views, nodes first."""
+    differences = telling.diff_states(before.state | before.problems, after.state | after.problems, after.at_us)
+    return [WatchedChange(after.at_us, name, change.who, change.what) for change in differences]
 
 
 def problems_after_failure(problems: dict[AspectKey, str], error: PlatformError) -> dict[AspectKey, str]:
-    """What stands in the way after a look that failed: the rest is as it was when it was seen last."""
+    """Return the problems after a failed observation; all others stay as last seen."""
     if isinstance(error, (Unreachable, Refused)):
         return problems | {(CLUSTER_SUBJECT, REACH): str(error)}
     return _without_reach_problem(problems) | {(CLUSTER_SUBJECT, LOOK): str(error)}
@@ -145,30 +145,30 @@ def _without_reach_problem(problems: dict[AspectKey, str]) -> dict[AspectKey, st
 def watch_cluster(
     home: Home, name: str, clock: Clock, every_seconds: float, pause: Callable[[float], None] = time.sleep
 ) -> Generator[tuple[ClusterView, list[WatchedChange]], None, None]:
-    """Look at a cluster again and again, and observe it when a glance says so; never ends by itself.
+    """Take a snapshot of a cluster periodically, and observe it if its fingerprint changed; never return.
 
-    A cluster that cannot be reached is a change like others, and asked again. The first look tells all that there is.
+    An unreachable cluster is reported as a change and retried. The first view reports everything that the home has.
 
     Raises:
-        NotFound: no cluster of this name is known.
+        NotFound: no cluster of this name is registered.
     """
     sessions = SessionPool()
     try:
         before = _initial_view(Lake(registry.find_cluster(home, name).open_home().lake), clock)
-        there = [replace(each, fresh=False) for each in diff_views(name, ClusterView(before.at_us), before)]
+        initial = [replace(change, fresh=False) for change in diff_views(name, ClusterView(before.at_us), before)]
         while True:
             cluster = registry.find_cluster(home, name)
             problems = _find_problems(sessions, cluster, clock, before.problems)
             now = read_cluster_view(Lake(cluster.open_home().lake), clock.now_us(), problems)
-            yield now, [*there, *diff_views(name, before, now)]
-            before, there = now, []
+            yield now, [*initial, *diff_views(name, before, now)]
+            before, initial = now, []
             pause(every_seconds)
     finally:
         sessions.close()
 
 
 def _initial_view(lake: Lake, clock: Clock) -> ClusterView:
-    """What was known before the first look."""
+    """Return the view before the first observation."""
     changing = cluster_changes.read_topology_transition(lake)
     problems = {} if changing is None else {(CLUSTER_SUBJECT, TOPOLOGY_ASPECT): changing.transition}
     return read_cluster_view(lake, clock.now_us(), problems)
@@ -177,12 +177,12 @@ def _initial_view(lake: Lake, clock: Clock) -> ClusterView:
 def _find_problems(
     sessions: SessionPool, cluster: ScyllaCluster, clock: Clock, before: dict[AspectKey, str]
 ) -> dict[AspectKey, str]:
-    """Look at a cluster, and answer what stands in the way now."""
+    """Observe a cluster if its fingerprint changed, and return its current problems."""
     try:
-        at_a_glance = sessions.glance(cluster)
-        down = telling.down_nodes(at_a_glance.down)
-        if at_a_glance.mark == read_last_fingerprint(cluster):  # nothing was left out then
-            return telling.current_problems((), at_a_glance.changing) | down
+        snapshot = sessions.glance(cluster)
+        down = telling.down_nodes(snapshot.down)
+        if snapshot.mark == read_last_fingerprint(cluster):  # nothing was left out then
+            return telling.current_problems((), snapshot.changing) | down
         seen = run_observation(cluster, clock)
     except PlatformError as error:
         return problems_after_failure(before, error)
