@@ -376,10 +376,10 @@ def _marker_statement(keyspace: str) -> str:
 def _assert_other_cluster(home: Home, lake: Lake, live: ScyllaSession) -> None:
     """Refuse the cluster that the home belongs to: its hosts are in the ring, or in an observation's record."""
     mine = {UUID(item) for item in read_host_ids(lake)} | set(registry.get_own_hosts(home))
-    member = next((item for item in live.members if item.host_id in mine), None)
-    if member is not None:
+    node = next((item for item in live.members if item.host_id in mine), None)
+    if node is not None:
         raise StateError(
-            f"{live.name} is the cluster that this home is of: host {member.host_id} at {member.address} is in its ring; "
+            f"{live.name} is the cluster that this home is of: host {node.host_id} at {node.address} is in its ring; "
             "export into another one, which is not production"
         )
 
@@ -427,14 +427,14 @@ def _keyspace_state(live: ScyllaSession, keyspace: str) -> str:
 
 def _assert_columns(live: ScyllaSession, tables: Sequence[TableToWrite]) -> None:
     """Refuse existing tables with other columns, such as those of an export before an ALTER TABLE."""
-    for table in tables:
+    for item in tables:
         where = "WHERE keyspace_name = %s AND table_name = %s"
-        rows = live.select("system_schema.columns", "column_name", where, [table.keyspace, table.name])
-        server_columns, here = {row["column_name"] for row in rows}, {name for name, _ in table.columns}
-        if server_columns and not here <= server_columns:
+        rows = live.select("system_schema.columns", "column_name", where, [item.keyspace, item.name])
+        found, here = {row["column_name"] for row in rows}, {name for name, _ in item.columns}
+        if found and not here <= found:
             raise StateError(
-                f"{table.full_name} of {live.name} has no column {', '.join(sorted(here - server_columns))}, which the home has; "
-                f"drop it there, and export again: DROP TABLE {table.full_name};"
+                f"{item.full_name} of {live.name} has no column {', '.join(sorted(here - found))}, which the home has; "
+                f"drop it there, and export again: DROP TABLE {item.full_name};"
             )
 
 

@@ -79,7 +79,7 @@ def take_metadata_snapshot(live: ScyllaSession) -> MetadataSnapshot:
 
 
 def _committed_generations(live: ScyllaSession, topology: Sequence[CqlRow]) -> list[str]:
-    """Return the generations that nodes know, published or not: from the topology if it names any, else from each node."""
+    """Return the generations that nodes know, published or not: from the topology, else from each node."""
     committed = {str(generation) for row in topology for generation in committed_generations(row)}
     for member in () if committed else live.members:
         if member.is_down:

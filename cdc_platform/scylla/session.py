@@ -431,7 +431,7 @@ def _reachable_contacts(
 
 
 def _first_contacts(connection: Connection) -> list[str]:
-    """Return the contact points where a CQL server answers; one error of the driver would hide why the others do not."""
+    """Return the contact points where a CQL server answers; the driver's single error would hide each failure."""
     tls = create_tls_context(connection)
     reachable: list[str] = []
     failures: list[PlatformError] = []

@@ -163,7 +163,7 @@ def _raft_node(row: CqlRow, first: CqlRow, addresses: Mapping[UUID, str]) -> Nod
 
 
 def committed_generations(row: CqlRow) -> tuple[tuple[Milliseconds, UUID], ...]:
-    """Return the generations (time in ms, UUID) that a row of `system.topology` names, published or not, oldest first."""
+    """Return the generations (time in ms, UUID) in a row of `system.topology`, published or not, oldest first."""
     generations = {(ms_from_datetime(time), id_) for time, id_ in row.get("committed_cdc_generations") or ()}
     generations |= {(ms_from_datetime(time), id_) for time, id_ in row.get("unpublished_cdc_generations") or ()}
     # ScyllaDB 5.4 names the newest one in two columns of its own.
