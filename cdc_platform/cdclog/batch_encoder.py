@@ -59,19 +59,19 @@ _CANONICAL_PATTERNS: Mapping[str, str] = {
     "varint": "^-?[0-9]+$",
     "decimal": r"^-?[0-9]+(\.[0-9]+)?$",
 }
-"""Texts that are values without a second look."""
+"""Texts that match are valid values and need no parsing."""
 
 
 def validate_values(schema: TableSchema, columns: Mapping[str, pa.Array]) -> None:
-    """Hold the columns of typed writes (`log_table.writes_schema`) against their types.
+    """Validate the columns of typed writes (`typed_writes_schema`) against their types.
 
     Raises:
-        InputError: a value is none of its column's type, or none that a typed write can carry.
+        InputError: a value is not of its column's type, or typed writes cannot carry it.
     """
-    for each in get_log_columns(schema):
-        values = columns.get(each.name)
-        if each.role in ("key", "value", "deleted_elements") and values is not None:
-            _validate_column(each.name, each.type, values)
+    for column in get_log_columns(schema):
+        values = columns.get(column.name)
+        if column.role in ("key", "value", "deleted_elements") and values is not None:
+            _validate_column(column.name, column.type, values)
     for key in schema.clustering_key:
         ends = columns.get(range_end_column(key.name))
         if ends is not None:
@@ -79,7 +79,7 @@ def validate_values(schema: TableSchema, columns: Mapping[str, pa.Array]) -> Non
 
 
 def validate_partition_keys(schema: TableSchema, keys: pa.Array) -> None:
-    """Hold that serialized partition keys (binary) are neither empty nor too long; raises InputError."""
+    """Raise InputError if a serialized partition key (binary) is empty or too long."""
     sizes = np.diff(np.asarray(_key_offsets(keys), dtype=np.int64))
     if np.any(sizes == 0):
         raise InputError(f"{np.count_nonzero(sizes == 0)} writes to {schema.full_name} have an empty partition key")
@@ -112,8 +112,10 @@ def _validate_column(name: str, kind: CqlType, values: Any) -> None:
         case ListType() | SetType():
             _validate_elements(name, kind.element, values.flatten())
         case _:
-            named = kind.field_names if isinstance(kind, UserType) else [f"_{n}" for n, _ in enumerate(kind.parts, 1)]
-            for field, part, inner in zip(named, kind.parts, values.flatten(), strict=True):
+            field_names = (
+                kind.field_names if isinstance(kind, UserType) else [f"_{n}" for n, _ in enumerate(kind.parts, 1)]
+            )
+            for field, part, inner in zip(field_names, kind.parts, values.flatten(), strict=True):
                 _validate_column(f"{name}.{field}", part, inner)
 
 
@@ -132,11 +134,11 @@ def _validate_scalar(name: str, kind: ScalarType, values: Any) -> None:
         _validate_texts(name, kind, values)
     elif kind.name in _SCALAR_CHECKS:
         wrong, rule = _SCALAR_CHECKS[kind.name]
-        found = np.asarray(compute.fill_null(wrong(values), False))
-        if found.any():
-            value = values.filter(pa.array(found))[:1].cast(_MESSAGE_TYPES.get(kind.name, values.type))[0].as_py()
+        invalid = np.asarray(compute.fill_null(wrong(values), False))
+        if invalid.any():
+            value = values.filter(pa.array(invalid))[:1].cast(_MESSAGE_TYPES.get(kind.name, values.type))[0].as_py()
             raise InputError(
-                f"column {name}: {shorten_value(value)} of {np.count_nonzero(found)} writes is no value of type"
+                f"column {name}: {shorten_value(value)} of {np.count_nonzero(invalid)} writes is no value of type"
                 f" {kind.name} here; it is {rule}"
             )
 
@@ -144,8 +146,8 @@ def _validate_scalar(name: str, kind: ScalarType, values: Any) -> None:
 def _validate_texts(name: str, kind: ScalarType, values: Any) -> None:
     texts: Iterable[str]
     if kind.name in _CANONICAL_PATTERNS:
-        good = compute.fill_null(compute.match_substring_regex(values, _CANONICAL_PATTERNS[kind.name]), True)
-        texts = compute.unique(values.filter(compute.invert(good))).to_pylist()
+        canonical = compute.fill_null(compute.match_substring_regex(values, _CANONICAL_PATTERNS[kind.name]), True)
+        texts = compute.unique(values.filter(compute.invert(canonical))).to_pylist()
     else:
         texts = compute.unique(values.drop_null()).to_pylist()
     for text in texts:
@@ -192,9 +194,9 @@ _RANGE_ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
 
 @dataclass(frozen=True)
 class RangeDeletions:
-    """What a batch of writes deletes by range: of each write (bool) whether the log tells of its start, of its end.
+    """The range deletions of a batch: which writes (bool) log a start of a range, and which log an end.
 
-    `ends` are the operations (int64) that tell of ends.
+    `ends` are the operations (int64) that log the ends.
     """
 
     told_start: np.ndarray
@@ -204,7 +206,7 @@ class RangeDeletions:
 
 @dataclass(frozen=True)
 class _RangeBounds:
-    """One bound of each of some ranges: the ranks of its values, how many there are, and whether it includes them."""
+    """One bound of each range: the ranks of its values, the number of values, and whether it is inclusive."""
 
     ranks: Sequence[np.ndarray]
     depth: np.ndarray
@@ -212,11 +214,11 @@ class _RangeBounds:
 
 
 def encode_range_deletions(schema: TableSchema, columns: Mapping[str, Any], operations: np.ndarray) -> RangeDeletions:
-    """The ranges of a batch of typed writes (`log_table.writes_schema`, in `stored` names).
+    """Return the ranges of a batch of typed writes (`typed_writes_schema`, in stored names).
 
     Raises:
-        InputError: a bound has a value behind a column without one, or excludes what it does not name; or what is none
-            of a range has the end of one.
+        InputError: a bound has a value after a column without one, or excludes a key without naming one; or a write
+            that is not a range deletion has the end of a range.
     """
     size = len(operations)
     chosen = np.isin(operations, _RANGE_STARTS)
@@ -228,18 +230,18 @@ def encode_range_deletions(schema: TableSchema, columns: Mapping[str, Any], oper
         if not schema.clustering_key:
             raise InputError(f"{schema.full_name} has no clustering column; operation 4 deletes its rows, not a range")
         start, end = _range_bounds(schema, columns, rows, operations, ends)
-        there = _start_before_end(schema.clustering_key, start, end)
+        not_empty = _start_before_end(schema.clustering_key, start, end)
         end_alone = _is_implied_bound(start, end)
         start_alone = _is_implied_bound(end, start) & ~end_alone
-        told_start[rows], told_end[rows] = there & ~end_alone, there & ~start_alone
+        told_start[rows], told_end[rows] = not_empty & ~end_alone, not_empty & ~start_alone
     return RangeDeletions(told_start, told_end, ends)
 
 
 def _end_operations(columns: Mapping[str, Any], size: int) -> np.ndarray:
-    given = columns.get(RANGE_END)
-    if given is None:
+    values = columns.get(RANGE_END)
+    if values is None:
         return np.full(size, Operation.RANGE_END_INCLUSIVE, dtype=np.int64)
-    ends = np.asarray(compute.fill_null(given, int(Operation.RANGE_END_INCLUSIVE)).cast(pa.int64()))
+    ends = np.asarray(compute.fill_null(values, int(Operation.RANGE_END_INCLUSIVE)).cast(pa.int64()))
     wrong = ~np.isin(ends, _RANGE_ENDS)
     if wrong.any():
         raise InputError(f"{RANGE_END} {ends[wrong][0]} of {np.count_nonzero(wrong)} writes is out of bounds; 7 or 8")
@@ -248,10 +250,10 @@ def _end_operations(columns: Mapping[str, Any], size: int) -> np.ndarray:
 
 def _refuse_stray_ends(schema: TableSchema, columns: Mapping[str, Any], chosen: np.ndarray) -> None:
     for name in (RANGE_END, *(range_end_column(key.name) for key in schema.clustering_key)):
-        given = columns.get(name)
-        spare = 0 if given is None else np.count_nonzero(_is_valid(given) & ~chosen)
-        if spare:
-            raise InputError(f"{spare} writes have a {name}, and are of no range (operation 5 or 6)")
+        values = columns.get(name)
+        count = 0 if values is None else np.count_nonzero(_is_valid(values) & ~chosen)
+        if count:
+            raise InputError(f"{count} writes have a {name}, and are of no range (operation 5 or 6)")
 
 
 def _range_bounds(
@@ -260,18 +262,18 @@ def _range_bounds(
     size = len(rows)
     ranked: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     depths = np.zeros((2, size), dtype=np.int64)
-    taken = pa.array(rows)
-    for place, key in enumerate(schema.clustering_key):
-        given = [columns.get(name) for name in (key.name, range_end_column(key.name))]
-        of_column = [None if each is None else each.take(taken) for each in given]
-        there = [np.zeros(size, dtype=bool) if each is None else _is_valid(each) for each in of_column]
+    indices = pa.array(rows)
+    for index, key in enumerate(schema.clustering_key):
+        pair = [columns.get(name) for name in (key.name, range_end_column(key.name))]
+        bounds = [None if values is None else values.take(indices) for values in pair]
+        present = [np.zeros(size, dtype=bool) if values is None else _is_valid(values) for values in bounds]
         for side in (0, 1):
-            skipped = there[side] & (depths[side] < place)
+            skipped = present[side] & (depths[side] < index)
             if skipped.any():
                 raise InputError(f"{np.count_nonzero(skipped)} bounds have a {key.name}, and lack a column before it")
-            depths[side] += there[side]
-        for side, found in enumerate(_rank_bounds(key, of_column, there)):
-            ranked[side].append(found)
+            depths[side] += present[side]
+        for side, ranks in enumerate(_rank_bounds(key, bounds, present)):
+            ranked[side].append(ranks)
     inclusive = operations[rows] == _RANGE_STARTS[0], ends[rows] == _RANGE_ENDS[0]
     for side in (0, 1):
         empty = (depths[side] == 0) & ~inclusive[side]
@@ -282,47 +284,47 @@ def _range_bounds(
 
 
 def _rank_bounds(key: Column, given: Sequence[Any], there: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The ranks of the values of both bounds, in one order; 0 where there is none."""
-    parts = [None if each is None else each.drop_null() for each in given]
-    whole = pa.concat_arrays([each for each in parts if each is not None])
+    """Return the ranks of the values of both bounds, in one order; 0 if there is no value."""
+    parts = [None if values is None else values.drop_null() for values in given]
+    whole = pa.concat_arrays([values for values in parts if values is not None])
     order = rank_values(key.type, encode_column(key.type, whole)) if len(whole) else np.zeros(0, dtype=np.int64)
-    found, at = [], 0
+    ranks, offset = [], 0
     for mask in there:
         count = int(np.count_nonzero(mask))
-        out = np.zeros(len(mask), dtype=np.int64)
-        out[mask] = order[at : at + count]
-        found.append(out)
-        at += count
-    return found
+        bound_ranks = np.zeros(len(mask), dtype=np.int64)
+        bound_ranks[mask] = order[offset : offset + count]
+        ranks.append(bound_ranks)
+        offset += count
+    return ranks
 
 
 def _start_before_end(keys: Sequence[Column], start: _RangeBounds, end: _RangeBounds) -> np.ndarray:
-    """Which starts (bool) lie before their ends, so that something can lie between them."""
-    # An edge lies before all rows that begin with its values, or behind them.
+    """Return which starts (bool) are before their ends, so that rows can lie between them."""
+    # An edge lies before or after all rows that begin with its values.
     sides = np.where(start.inclusive, -1, 1), np.where(end.inclusive, 1, -1)
-    before, open_ = np.zeros(len(start.depth), dtype=bool), np.ones(len(start.depth), dtype=bool)
-    for place, key in enumerate(keys):
-        told = [bound.depth > place for bound in (start, end)]
-        # A value lies between the edges before and behind all that have the values in front of it.
-        level = [np.where(each, 0, side) for each, side in zip(told, sides, strict=True)]
-        both = told[0] & told[1]
-        one, other = start.ranks[place], end.ranks[place]
+    before, undecided = np.zeros(len(start.depth), dtype=bool), np.ones(len(start.depth), dtype=bool)
+    for index, key in enumerate(keys):
+        has_value = [bound.depth > index for bound in (start, end)]
+        # A value lies between the edges before and after all rows with the preceding values.
+        level = [np.where(has_side_value, 0, side) for has_side_value, side in zip(has_value, sides, strict=True)]
+        both = has_value[0] & has_value[1]
+        one, other = start.ranks[index], end.ranks[index]
         less = np.where(both, (one > other) if key.descending else (one < other), level[0] < level[1])
         same = np.where(both, one == other, level[0] == level[1])
-        before |= open_ & less
-        open_ &= same
-        # Beyond the last value of either nothing more is compared.
-        open_ &= both
-    whole = open_ & (start.depth == len(keys)) & (end.depth == len(keys))
+        before |= undecided & less
+        undecided &= same
+        # Do not compare beyond the last value of either bound.
+        undecided &= both
+    whole = undecided & (start.depth == len(keys)) & (end.depth == len(keys))
     return before | (whole & (sides[0] < sides[1]))
 
 
 def _is_implied_bound(bound: _RangeBounds, other: _RangeBounds) -> np.ndarray:
-    """Whether a bound (bool) is the one that a range has on the side that is not told, given the other one."""
-    found = (other.depth > 0) & (bound.depth == other.depth - 1) & bound.inclusive
-    for place, (mine, its) in enumerate(zip(bound.ranks, other.ranks, strict=True)):
-        found &= (bound.depth <= place) | (mine == its)
-    return found
+    """Return which bounds (bool) follow from the other bound, so that the log omits them."""
+    implied = (other.depth > 0) & (bound.depth == other.depth - 1) & bound.inclusive
+    for index, (ranks, other_ranks) in enumerate(zip(bound.ranks, other.ranks, strict=True)):
+        implied &= (bound.depth <= index) | (ranks == other_ranks)
+    return implied
 
 
 def _is_valid(column: Any) -> np.ndarray:
@@ -335,7 +337,7 @@ _SIGN_BITS = np.uint64(0x8080808080808080)
 class LogRowSlot:
     """The log rows that one write can have, in their order; `NONE` is no row.
 
-    They are plain numbers: numpy takes a member of an enum for one of eight bytes, and widens what it is held against.
+    They are plain integers: numpy treats an enum member as 8 bytes, and widens arrays that are compared with it.
     """
 
     NONE = -1
@@ -352,7 +354,7 @@ class LogRowSlot:
 
 @dataclass(frozen=True)
 class _ColumnWrites:
-    """What the writes of a batch do to one column: in which piece its value goes, and in which its deletions."""
+    """The changes of a batch's writes to one column: the slots of its values and of its deletions."""
 
     column: Column
     value: pa.Array
@@ -363,14 +365,14 @@ class _ColumnWrites:
 
 
 def encode_log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamFinder) -> pa.RecordBatch:
-    """The log rows of a batch of typed writes, in the columns of the log's Delta table.
+    """Return the log rows of a batch of typed writes, in the columns of the log's Delta table.
 
-    Rows of one write stand together, in the order of `cdc$batch_seq_no`. The low half of `cdc$time` is a hash of all
-    that is written, so that the same writes always have the same rows; of several writes to a partition at one time
-    the hashes are put into the order of the batch.
+    Rows of one write are together, in the order of `cdc$batch_seq_no`. The low half of `cdc$time` is a hash of the
+    whole write, so that equal writes always have equal rows. The hashes of several writes to a partition at one time
+    are put in the order of the batch.
 
     Raises:
-        InputError: a write is none that the table can have, or no generation operates at its time.
+        InputError: a write is invalid for the table, or no generation operates at its time.
     """
     batch, _, streams, low = _validate_writes(with_stored_names(schema), writes, streams_of)
     return batch.log(streams, _timeuuid_texts(batch.timestamps, low))
@@ -379,9 +381,9 @@ def encode_log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: St
 def validate_batch(
     schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamFinder
 ) -> tuple[pa.Array, pa.Array, np.ndarray]:
-    """Hold that all writes of a batch are ones that the table can have: see `encode_log_batch`.
+    """Validate all writes of a batch; see `encode_log_batch`.
 
-    Returns of each its serialized partition key (binary), its stream (binary) and the low half of its `cdc$time`
+    Returns for each write its serialized partition key (binary), its stream (binary) and the low half of its `cdc$time`
     (uint64).
     """
     _, keys, streams, low = _validate_writes(with_stored_names(schema), writes, streams_of)
@@ -405,24 +407,24 @@ def _validate_writes(
 
 
 def _hash_writes(schema: TableSchema, keys: Hashes, columns: Mapping[str, pa.Array], rows: int) -> np.ndarray:
-    """A hash (uint64) of each write; the ends of ranges count for writes that have them alone."""
-    of_ranges = {name: columns[name] for name in range_end_columns(schema) if name in columns}
-    found = fingerprint_rows([keys, *(values for name, values in columns.items() if name not in of_ranges)], rows)
-    if all(values.null_count == rows for values in of_ranges.values()):
-        return found
-    ended = _any_mask([_valid_mask(values) for values in of_ranges.values()], rows)
-    return np.where(ended, fingerprint_rows([pa.array(found), *of_ranges.values()], rows), found)
+    """Hash (uint64) each write; the ends of ranges only affect the hashes of writes that have them."""
+    end_columns = {name: columns[name] for name in range_end_columns(schema) if name in columns}
+    hashes = fingerprint_rows([keys, *(values for name, values in columns.items() if name not in end_columns)], rows)
+    if all(values.null_count == rows for values in end_columns.values()):
+        return hashes
+    has_end = _any_mask([_valid_mask(values) for values in end_columns.values()], rows)
+    return np.where(has_end, fingerprint_rows([pa.array(hashes), *end_columns.values()], rows), hashes)
 
 
 def _order_low_halves(writes: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Low halves (uint64) that ascend, as timeuuids do, by place in the batch among the rows that are one in `writes`.
+    """Return low halves (uint64) that ascend as timeuuids in batch order among rows that are equal in `writes`.
 
-    Writes to one partition at one time would else be in no order, and the same one twice would be one.
+    Otherwise writes to one partition at one time would have no order, and equal writes would be one.
     """
-    # Most have no other one: those whose last bits are theirs alone are not sorted.
+    # Most rows are unique: do not sort those whose last bits are unique.
     bits = (writes & np.uint64((16 << len(writes).bit_length()) - 1)).view(np.int64)
-    maybe = np.flatnonzero(np.bincount(bits).take(bits) > 1)
-    order = maybe[np.argsort(writes[maybe], kind="stable")]
+    candidates = np.flatnonzero(np.bincount(bits).take(bits) > 1)
+    order = candidates[np.argsort(writes[candidates], kind="stable")]
     ascending = writes[order]
     if not np.any(ascending[1:] == ascending[:-1]):
         return low
@@ -431,15 +433,15 @@ def _order_low_halves(writes: np.ndarray, low: np.ndarray) -> np.ndarray:
     for begin, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
         if end - begin > 1:
             group = order[begin:end]
-            # Timeuuids compare these bytes as signed ones.
-            places = np.arange(len(group), dtype=np.uint64)
-            ranked = np.maximum(np.sort(low[group] ^ _SIGN_BITS), places)
-            low[group] = (np.maximum.accumulate(ranked - places) + places) ^ _SIGN_BITS
+            # Timeuuids compare these bytes as signed.
+            positions = np.arange(len(group), dtype=np.uint64)
+            ranked = np.maximum(np.sort(low[group] ^ _SIGN_BITS), positions)
+            low[group] = (np.maximum.accumulate(ranked - positions) + positions) ^ _SIGN_BITS
     return low
 
 
 class _WriteBatch:
-    """A batch of typed writes, of which each is taken apart into its pieces."""
+    """A batch of typed writes, each split into its slots."""
 
     def __init__(self, schema: TableSchema, columns: Mapping[str, pa.Array], rows: int) -> None:
         self._schema = schema
@@ -456,18 +458,18 @@ class _WriteBatch:
         self._check_kinds()
 
     def log(self, streams: pa.Array, times: pa.Array) -> pa.RecordBatch:
-        """The log rows, given the stream (binary) and `cdc$time` (text) of each write."""
+        """Return the log rows, given the stream (binary) and `cdc$time` (text) of each write."""
         source, piece = self._pieces()
         firsts = np.flatnonzero(np.diff(source, prepend=-1))
         numbers = np.arange(len(source)) - np.repeat(firsts, np.diff(firsts, append=len(source)))
         last = np.diff(source, append=-1) != 0
         same = np.array_equal(source, np.arange(self._rows))
-        keep, rows = (None, slice(None)) if same else (pa.array(source), source)
+        indices, rows = (None, slice(None)) if same else (pa.array(source), source)
         expiring = _equals_either(piece, LogRowSlot.STATIC_EXPIRING, LogRowSlot.UPDATE_EXPIRING)
         expiring |= (piece == LogRowSlot.INSERT) & self._expiring[rows]
-        found = {
-            "cdc$stream_id": _take(streams, keep),
-            "cdc$time": _take(times, keep),
+        arrays = {
+            "cdc$stream_id": _take(streams, indices),
+            "cdc$time": _take(times, indices),
             "cdc$batch_seq_no": pa.array(numbers.astype(np.int32)),
             "cdc$operation": pa.array(self._shown_operations(source, piece)),
             "cdc$ttl": pa.array(self._ttls[rows], mask=~expiring),
@@ -475,25 +477,25 @@ class _WriteBatch:
             WRITTEN_AT: pa.array(self.timestamps[rows]).cast(TIMESTAMP),
         }
         for key in self._schema.partition_key:
-            found[key.name] = _take(self._columns[key.name], keep)
+            arrays[key.name] = _take(self._columns[key.name], indices)
         keyed = piece >= LogRowSlot.INSERT
         for key in self._schema.clustering_key:
-            found[key.name] = _null_unless(keyed, self._clustering(key.name, piece, keep))
-        # No column is written to in the piece of a deletion, so that there none is shown.
-        told = piece if self._schema.cdc.delta == "full" else np.full_like(piece, LogRowSlot.DELETE)
+            arrays[key.name] = _null_unless(keyed, self._clustering(key.name, piece, indices))
+        # The slot of a deletion has no column values, so that a keys-only log has none.
+        value_slots = piece if self._schema.cdc.delta == "full" else np.full_like(piece, LogRowSlot.DELETE)
         for written in self._written:
-            found |= _encode_column(written, rows, told, keep)
+            arrays |= _encode_column(written, rows, value_slots, indices)
         fields = log_table(self._schema).schema
-        return pa.RecordBatch.from_arrays([found[field.name].cast(field.type) for field in fields], schema=fields)
+        return pa.RecordBatch.from_arrays([arrays[field.name].cast(field.type) for field in fields], schema=fields)
 
     def _clustering(self, name: str, piece: np.ndarray, keep: pa.Array | None) -> pa.Array:
-        """A clustering column of each log row, at the end of a range the one that it ends with."""
+        """Return a clustering column of each log row; rows of range ends have the end's value."""
         values, ends = _take(self._columns[name], keep), self._columns.get(range_end_column(name))
-        ended = piece == LogRowSlot.RANGE_END
-        if not ended.any():
+        is_end = piece == LogRowSlot.RANGE_END
+        if not is_end.any():
             return values
-        told = pa.nulls(len(piece), values.type) if ends is None else _take(ends, keep)
-        return compute.if_else(pa.array(ended), told, values)
+        end_values = pa.nulls(len(piece), values.type) if ends is None else _take(ends, keep)
+        return compute.if_else(pa.array(is_end), end_values, values)
 
     def _check(self) -> None:
         always = ["operation", "timestamp", *(key.name for key in self._schema.partition_key)]
@@ -518,49 +520,53 @@ class _WriteBatch:
             raise InputError(f"{self._schema.full_name} has no clustering column; operation 4 deletes its rows, not 3")
 
     def _check_kinds(self) -> None:
-        """Hold keys and columns against the operation."""
+        """Check keys and columns against the operation."""
         deletes = self._operations >= Operation.ROW_DELETE
-        places = [each for written in self._written for each in (written.live, written.gone)]
+        slots = [slot for written in self._written for slot in (written.live, written.gone)]
         touched = (
-            np.any([place != LogRowSlot.NONE for place in places], axis=0) if places else np.zeros(self._rows, bool)
+            np.any([slots_of_column != LogRowSlot.NONE for slots_of_column in slots], axis=0)
+            if slots
+            else np.zeros(self._rows, bool)
         )
         if np.any(touched & deletes):
             raise InputError(f"{np.count_nonzero(touched & deletes)} deletions (operation 3 to 6) also write a column")
         clustered = (
-            np.any([place >= LogRowSlot.INSERT for place in places], axis=0) if places else np.zeros(self._rows, bool)
+            np.any([slots_of_column >= LogRowSlot.INSERT for slots_of_column in slots], axis=0)
+            if slots
+            else np.zeros(self._rows, bool)
         )
-        needed = clustered | self._inserted | (self._operations == Operation.ROW_DELETE)
+        requires_key = clustered | self._inserted | (self._operations == Operation.ROW_DELETE)
         for key in self._schema.clustering_key:
-            missing = needed & ~_valid_mask(self._columns[key.name])
+            missing = requires_key & ~_valid_mask(self._columns[key.name])
             if missing.any():
                 raise InputError(
                     f"{np.count_nonzero(missing)} writes to a row have no {key.name}; it is a clustering column"
                 )
 
     def _places(self) -> list[_ColumnWrites]:
-        """Every column with the pieces that its values and deletions go to; see `split` for why."""
+        """Return every column with the slots of its values and deletions; see `encoder.split_mutation` for why."""
         schema = self._schema
         static = [self._parts(column) for column in schema.statics]
         regular = [self._parts(column) for column in schema.regulars]
-        # Of rows with a marker: whether the whole mutation is taken apart, so that elements alone leave the insert.
-        apart = _any_mask([live | gone for _, live, gone, _ in static], self._rows)
-        apart |= _any_mask([live for column, live, _, _ in regular if column.type.multicell], self._rows)
-        apart |= self._expiring & _any_mask([gone for _, _, gone, _ in regular], self._rows)
-        placed = []
+        # For rows with a marker: whether the mutation is split, so that element-only changes leave the insert.
+        is_split = _any_mask([live | gone for _, live, gone, _ in static], self._rows)
+        is_split |= _any_mask([live for column, live, _, _ in regular if column.type.multicell], self._rows)
+        is_split |= self._expiring & _any_mask([gone for _, _, gone, _ in regular], self._rows)
+        writes = []
         for column, live, gone, _ in static:
             expiring = _select_codes(self._expiring, LogRowSlot.STATIC_EXPIRING, LogRowSlot.STATIC)
-            placed.append(self._written_to(column, live, gone, expiring, LogRowSlot.STATIC))
+            writes.append(self._written_to(column, live, gone, expiring, LogRowSlot.STATIC))
         update = _select_codes(self._expiring, LogRowSlot.UPDATE_EXPIRING, LogRowSlot.UPDATE)
         for column, live, gone, overwritten in regular:
-            with_marker = self._inserted & ~(apart & ~overwritten) if column.type.multicell else self._inserted
+            with_marker = self._inserted & ~(is_split & ~overwritten) if column.type.multicell else self._inserted
             live_in = with_marker & ~(self._expiring & column.type.multicell)
             live_piece = _select_codes(live_in, LogRowSlot.INSERT, update)
             gone_piece = _select_codes(with_marker & ~self._expiring, LogRowSlot.INSERT, LogRowSlot.UPDATE)
-            placed.append(self._written_to(column, live, gone, live_piece, gone_piece))
-        return placed
+            writes.append(self._written_to(column, live, gone, live_piece, gone_piece))
+        return writes
 
     def _parts(self, column: Column) -> tuple[Column, np.ndarray, np.ndarray, np.ndarray]:
-        """Of a column in every write: something alive, something dead, the tombstone of a whole collection."""
+        """Return a column with masks of the writes with live values, with deletions, and with whole overwrites."""
         value, deleted, elements = self._arrays(column)
         overwritten = _true_mask(deleted)
         if not column.type.multicell:
@@ -583,40 +589,38 @@ class _WriteBatch:
         gone_piece: np.ndarray | int,
     ) -> _ColumnWrites:
         value, deleted, elements = self._arrays(column)
-        places = (
-            _select_codes(there, piece, LogRowSlot.NONE) for there, piece in ((live, live_piece), (gone, gone_piece))
-        )
-        return _ColumnWrites(column, value, deleted, elements, *places)
+        slots = (_select_codes(mask, slot, LogRowSlot.NONE) for mask, slot in ((live, live_piece), (gone, gone_piece)))
+        return _ColumnWrites(column, value, deleted, elements, *slots)
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every log row its write (int64), ascending, and its piece (int8), ascending in each write."""
+        """Return for every log row its write (int64, ascending) and its slot (int8, ascending in each write)."""
         exists = np.zeros((LogRowSlot.COUNT, self._rows), dtype=bool)
         exists[LogRowSlot.INSERT] = self._inserted
         exists[LogRowSlot.DELETE] = _equals_either(self._operations, Operation.ROW_DELETE, Operation.PARTITION_DELETE)
         exists[LogRowSlot.RANGE_START] = self._ranges.told_start
         exists[LogRowSlot.RANGE_END] = self._ranges.told_end
         for written in self._written:
-            for place in (written.live, written.gone):
-                for piece in range(place.min(initial=LogRowSlot.DELETE), place.max(initial=LogRowSlot.NONE) + 1):
+            for slots in (written.live, written.gone):
+                for piece in range(slots.min(initial=LogRowSlot.DELETE), slots.max(initial=LogRowSlot.NONE) + 1):
                     if piece != LogRowSlot.NONE:
-                        exists[piece] |= place == piece
+                        exists[piece] |= slots == piece
         source, piece = np.nonzero(np.ascontiguousarray(exists.T))
         return source, piece.astype(np.int8)
 
     def _shown_operations(self, source: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        shown = _select_codes(piece == LogRowSlot.INSERT, Operation.INSERT, Operation.UPDATE)
+        operations = _select_codes(piece == LogRowSlot.INSERT, Operation.INSERT, Operation.UPDATE)
         if np.any(piece >= LogRowSlot.DELETE):
-            shown = np.where(
-                _equals_either(piece, LogRowSlot.DELETE, LogRowSlot.RANGE_START), self._operations[source], shown
+            operations = np.where(
+                _equals_either(piece, LogRowSlot.DELETE, LogRowSlot.RANGE_START), self._operations[source], operations
             )
-            shown = np.where(piece == LogRowSlot.RANGE_END, self._ranges.ends[source], shown).astype(np.int8)
-        return shown
+            operations = np.where(piece == LogRowSlot.RANGE_END, self._ranges.ends[source], operations).astype(np.int8)
+        return operations
 
 
 def _encode_column(
     written: _ColumnWrites, rows: np.ndarray | slice, piece: np.ndarray, keep: pa.Array | None
 ) -> dict[str, pa.Array]:
-    """The two or three columns of the log that a column has."""
+    """Return the two or three columns of the log for a column."""
     name = written.column.name
     live = written.live[rows] == piece
     gone = written.gone[rows] == piece
@@ -625,7 +629,7 @@ def _encode_column(
         value = _encode_user_type(value, live, live | gone)
     else:
         value = _null_unless(live, value)
-    shown = {
+    arrays = {
         name: value,
         f"cdc$deleted_{name}": _null_unless(
             gone & _true_mask(_take(written.deleted, keep)), _take(written.deleted, keep)
@@ -633,12 +637,12 @@ def _encode_column(
     }
     if written.elements is not None:
         elements = _take(written.elements, keep)
-        shown[f"cdc$deleted_elements_{name}"] = _null_unless(gone & _non_empty_list_mask(elements), elements)
-    return shown
+        arrays[f"cdc$deleted_elements_{name}"] = _null_unless(gone & _non_empty_list_mask(elements), elements)
+    return arrays
 
 
 def _encode_user_type(value: Any, live: np.ndarray, touched: np.ndarray) -> pa.Array:
-    """A user type's fields: those that are alive, and a value without any where all that happened are deletions."""
+    """Return the live fields of a user type; a write with only deletions has a value without fields."""
     fields = [_null_unless(live, part) for part in value.flatten()]
     return pa.StructArray.from_arrays(fields, fields=list(value.type), mask=pa.array(~touched))
 
@@ -648,7 +652,7 @@ def _take(column: pa.Array, keep: pa.Array | None) -> pa.Array:
 
 
 def _null_unless(chosen: np.ndarray, column: pa.Array) -> pa.Array:
-    """The column, null where it is not chosen."""
+    """Return the column, null where it is not chosen."""
     if chosen.all():
         return column
     if not chosen.any():
@@ -671,7 +675,7 @@ def _true_mask(column: pa.Array) -> np.ndarray:
 
 
 def _non_empty_mask(column: Column, value: Any) -> np.ndarray:
-    """Where a collection has an element, or a user type a field that is not null."""
+    """Return where a collection has an element, or a user type a non-null field."""
     if isinstance(column.type, UserType):
         return _any_mask([_valid_mask(part) for part in value.flatten()], len(value))
     return _non_empty_list_mask(value)
@@ -684,7 +688,7 @@ def _non_empty_list_mask(value: Any) -> np.ndarray:
 
 
 def _select_codes(chosen: np.ndarray, there: np.ndarray | int, else_: np.ndarray | int) -> np.ndarray:
-    """Pieces or operations (int8): one where it is chosen, and the other where not."""
+    """Return slots or operations (int8): the first where chosen, otherwise the second."""
     return np.where(chosen, np.asarray(there, dtype=np.int8), np.asarray(else_, dtype=np.int8))
 
 
@@ -709,7 +713,7 @@ def _refuse_out_of_bounds(wrong: np.ndarray, values: np.ndarray, name: str, rule
 
 
 def _timeuuid_texts(timestamps: np.ndarray, low: np.ndarray) -> pa.Array:
-    """Version 1 UUIDs as text, of times (int64, µs) and low halves (uint64)."""
+    """Return version 1 UUIDs as text, from times (int64, µs) and low halves (uint64)."""
     ticks = (timestamps * 10 + GREGORIAN_OFFSET).astype(np.uint64)
     words = np.empty((len(ticks), 2), dtype=">u8")
     words[:, 0] = timeuuid_high_half(ticks)

@@ -56,10 +56,10 @@ _LENGTH_BYTES = 4
 
 
 def encode_column(kind: CqlType, values: Any) -> pa.Array:
-    """A column of `arrow_type(kind)`, none null, as bytes of the protocol (binary).
+    """Encode a column of `arrow_type(kind)` without nulls as bytes of the protocol (binary).
 
     Raises:
-        InputError: a text is none of a value of the type.
+        InputError: a text is not a value of the type.
     """
     name = kind.name if isinstance(kind, ScalarType) else ""
     if name in _NUMBER_DTYPES:
@@ -74,10 +74,10 @@ def encode_column(kind: CqlType, values: Any) -> pa.Array:
 
 
 def decode_column(kind: CqlType, data: Any) -> pa.Array:
-    """The column of `arrow_type(kind)` that bytes of the protocol (binary) hold, null where they are null.
+    """Decode bytes of the protocol (binary) into a column of `arrow_type(kind)`; null stays null.
 
-    Dates and timestamps that not every reader has are the nearest of those that it has. Bytes of another width than
-    all values of a type have, as no bytes at all, are null.
+    Dates and timestamps that not every reader supports become the nearest supported ones. Bytes of a wrong width for a
+    fixed-width type, also no bytes at all, become null.
     """
     name = kind.name if isinstance(kind, ScalarType) else ""
     if name in _TEXT_TYPES:
@@ -89,22 +89,21 @@ def decode_column(kind: CqlType, data: Any) -> pa.Array:
         if name in _UUID_TYPES:
             return _with_nulls(uuids_to_text(raw.reshape(-1, 16)), null)
         return _to_native_array(name, raw.view(_NUMBER_DTYPES[name]), null)
-    found = [None if each is None else to_arrow_value(kind, value_from_bytes(kind, each)) for each in data.to_pylist()]
-    return pa.array(found, arrow_type(kind))
+    values = [None if item is None else to_arrow_value(kind, value_from_bytes(kind, item)) for item in data.to_pylist()]
+    return pa.array(values, arrow_type(kind))
 
 
 def has_unique_encoding(kind: CqlType) -> bool:
-    """Whether each value of a type has one form as bytes: those that `encode_column` makes of what `decode_column`
-    made of them.
+    """Return True if each value of a type has one encoding, so that `encode_column` reverses `decode_column`.
 
-    Bytes that `decode_column` has no value for, or but the nearest of a date or timestamp, are apart.
+    This excludes bytes that `decode_column` turns into null, or into the nearest date or timestamp.
     """
     name = kind.name if isinstance(kind, ScalarType) else ""
     return name in _UNIQUELY_ENCODED
 
 
 def decode_exact_integers(kind: CqlType, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The integers (int64) of dates, as days, or timestamps, as ms, whatever they are; and which are null (bool)."""
+    """Decode dates (days) or timestamps (ms) into integers (int64), in range or not, and which are null (bool)."""
     assert isinstance(kind, ScalarType)
     dtype = np.dtype(_NUMBER_DTYPES[kind.name])
     raw, null = _fixed_width_bytes(data, dtype.itemsize)
@@ -113,55 +112,55 @@ def decode_exact_integers(kind: CqlType, data: Any) -> tuple[np.ndarray, np.ndar
 
 
 def rank_values(kind: CqlType, data: Any) -> np.ndarray:
-    """Integers (int64) that stand in the order of the values whose bytes (binary, none null) are given.
+    """Return integers (int64) in the order of the encoded values (binary, none null).
 
-    Values that are one in that order have one rank.
+    Values that are equal in that order have one rank.
     """
     name = kind.name if isinstance(kind, ScalarType) else ""
     if name in _NUMBER_DTYPES:
         raw, bounds = get_binary_buffers(data)
-        found = raw[bounds[0] : bounds[-1]].view(_NUMBER_DTYPES[name])
+        numbers = raw[bounds[0] : bounds[-1]].view(_NUMBER_DTYPES[name])
         if name in ("float", "double"):
-            return _rank_floats(found)
-        return found.astype(np.int64)
+            return _rank_floats(numbers)
+        return numbers.astype(np.int64)
     if name == "timeuuid":
         return _rank_timeuuids(data)
     encoded = data.dictionary_encode()
-    places = np.asarray(encoded.indices, dtype=np.int64)
+    codes = np.asarray(encoded.indices, dtype=np.int64)
     if name in (*_TEXT_TYPES, "blob", "inet"):
         order = np.asarray(compute.sort_indices(encoded.dictionary), dtype=np.int64)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        return rank[places]
-    keys = [kind.sort_key(value_from_bytes(kind, each)) for each in encoded.dictionary.to_pylist()]
+        return rank[codes]
+    keys = [kind.sort_key(value_from_bytes(kind, item)) for item in encoded.dictionary.to_pylist()]
     rank = np.zeros(len(keys), dtype=np.int64)
     last, number = None, -1
-    for place in sorted(range(len(keys)), key=keys.__getitem__):
-        number += number < 0 or keys[place] != last
-        rank[place], last = number, keys[place]
-    return rank[places]
+    for index in sorted(range(len(keys)), key=keys.__getitem__):
+        number += number < 0 or keys[index] != last
+        rank[index], last = number, keys[index]
+    return rank[codes]
 
 
 def parse_uuids(texts: Any) -> np.ndarray:
-    """UUIDs in text, none null, as uint8[n, 16]; raises ValueError for a text that is none."""
+    """Parse UUID texts, none null, into uint8[n, 16]; raise ValueError for an invalid one."""
     raw, bounds = get_binary_buffers(texts.cast(pa.binary()))
     if len(texts) and bounds[-1] - bounds[0] == 36 * len(texts) and np.all(np.diff(bounds) == 36):
         written = raw[bounds[0] : bounds[-1]].reshape(-1, 36)
         digits = _HEX_VALUES[written[:, _DIGIT_POSITIONS]]
         if digits.max() < 16 and np.all(written[:, _HYPHEN_POSITIONS] == ord("-")):
             return np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
-    found = b"".join(UUID(text).bytes for text in texts.to_pylist())
-    return np.frombuffer(found, dtype=np.uint8).reshape(-1, 16)
+    encoded = b"".join(UUID(text).bytes for text in texts.to_pylist())
+    return np.frombuffer(encoded, dtype=np.uint8).reshape(-1, 16)
 
 
 def split_timeuuids(uuids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of timeuuids (uint8[n, 16]): their times (int64, 100 ns since 1582), and what orders those of one (uint64)."""
+    """Split timeuuids (uint8[n, 16]) into times (int64, 100 ns since 1582) and order within a time (uint64)."""
     words = np.ascontiguousarray(uuids).view(">u8").reshape(-1, 2).astype(np.uint64)
     return ticks_from_high_half(words[:, 0]).astype(np.int64), words[:, 1] ^ _SIGN_BITS
 
 
 def join_components(components: Sequence[Any], rows: int) -> pa.Array:
-    """Columns of bytes (binary) as one: each value behind its length (uint32, big-endian); without columns empty."""
+    """Join columns of bytes (binary): each value after its length (uint32, big-endian); empty without columns."""
     parts = []
     for component in components:
         _, bounds = get_binary_buffers(component)
@@ -172,20 +171,20 @@ def join_components(components: Sequence[Any], rows: int) -> pa.Array:
 
 
 def split_components(data: Any, count: int, header: int = _LENGTH_BYTES, trailer: int = 0) -> list[pa.Array]:
-    """The columns of which `join_components` has made one, all whole; or that `composite_column` has, with 2 and 1."""
+    """Split the result of `join_components` without nulls; or, with 2 and 1, of `composite_keys_to_arrow`."""
     raw, bounds = get_binary_buffers(data)
-    at = np.asarray(bounds[:-1], dtype=np.int64)
-    found = []
+    offsets = np.asarray(bounds[:-1], dtype=np.int64)
+    columns = []
     for _ in range(count):
-        lengths = _byte_windows(raw, at, header).view(f">u{header}")[:, 0].astype(np.int64)
-        at = at + header
-        found.append(_slice_binaries(raw, at, lengths))
-        at = at + lengths + trailer
-    return found
+        lengths = _byte_windows(raw, offsets, header).view(f">u{header}")[:, 0].astype(np.int64)
+        offsets = offsets + header
+        columns.append(_slice_binaries(raw, offsets, lengths))
+        offsets = offsets + lengths + trailer
+    return columns
 
 
 def _byte_windows(raw: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
-    """So many bytes from each place on (uint8[n, width])."""
+    """Return `width` bytes from each start (uint8[n, width])."""
     if not len(starts):
         return np.empty((0, width), dtype=np.uint8)
     return np.lib.stride_tricks.sliding_window_view(raw, width)[starts]
@@ -196,8 +195,8 @@ def _slice_binaries(raw: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
         return fixed_width_to_arrow(_byte_windows(raw, starts, int(lengths[0])).view(f"V{lengths[0]}")[:, 0])
     ends = np.zeros(len(starts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=ends[1:])
-    taken = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
-    return binaries_from_buffer(raw[taken], ends)
+    indices = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])
+    return binaries_from_buffer(raw[indices], ends)
 
 
 def _to_numbers(name: str, values: Any) -> np.ndarray:
@@ -207,15 +206,15 @@ def _to_numbers(name: str, values: Any) -> np.ndarray:
         return values.cast(pa.int32()).to_numpy(zero_copy_only=False) + np.int64(_DATE_ZERO)
     if name == "timestamp":
         return ms_from_us(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
-    found = values.to_numpy(zero_copy_only=False)
+    numbers = values.to_numpy(zero_copy_only=False)
     if name in ("float", "double"):
-        # There is one NaN.
-        return np.where(np.isnan(found), found.dtype.type(np.nan), found)
-    return found
+        # All NaNs have one encoding.
+        return np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers)
+    return numbers
 
 
 def _fixed_width_bytes(data: Any, width: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The bytes (uint8[]) of values of one width, 0 for null; and which are null (bool), None where none is."""
+    """Return the bytes (uint8[]) of values of one width, 0 for null, and which are null (bool); None if none."""
     null = np.asarray(compute.is_null(data)) if data.null_count else None
     other = np.diff(get_binary_buffers(data)[1]) != width
     if null is not None or other.any():
@@ -242,7 +241,7 @@ def _with_nulls(values: pa.Array, null: np.ndarray | None) -> pa.Array:
 
 
 def _rank_floats(found: np.ndarray) -> np.ndarray:
-    """-0.0 in front of 0.0, NaN behind all."""
+    """Rank -0.0 before 0.0, and NaN last."""
     bits = found.astype(">f8").view(">i8").astype(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
@@ -264,7 +263,7 @@ _KEY_DATE_ZERO = 2**31
 
 
 def encode_partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
-    """The serialized partition keys (binary) of columns, one a partition key column, none null.
+    """Return the serialized partition keys (binary) of the partition key columns, none null.
 
     Raises:
         InputError: the partition key has a type that typed writes cannot have.
@@ -278,22 +277,22 @@ def encode_partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> p
 def encode_canonical_partition_keys(
     schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None
 ) -> pa.Array:
-    """As `encode_partition_keys`, value by value: for all types, and the same for every form that Arrow may have of a
-    value.
+    """Do as `encode_partition_keys`, value by value, for all types and all Arrow forms of a value.
 
-    `exact`: the log's column of values that the others have but nearly, see `exact`; None where it has none.
+    `exact` is the log's column of exact values that other columns only approximate; None if it has none.
 
     Raises:
-        InputError: a text is none of a value of its column's type.
+        InputError: a text is not a value of its column's type.
     """
     values = [
-        to_canonical_values(column.type, each) for column, each in zip(schema.partition_key, columns, strict=True)
+        to_canonical_values(column.type, column_values)
+        for column, column_values in zip(schema.partition_key, columns, strict=True)
     ]
-    for number, beside in enumerate([] if exact is None else exact.to_pylist()):
-        said = dict(beside or ())
-        for column, each in zip(schema.partition_key, values, strict=True):
-            if column.name in said:
-                each[number] = decode_exact_value(column.type, said[column.name])
+    for number, pairs in enumerate([] if exact is None else exact.to_pylist()):
+        exact_values = dict(pairs or ())
+        for column, column_values in zip(schema.partition_key, values, strict=True):
+            if column.name in exact_values:
+                column_values[number] = decode_exact_value(column.type, exact_values[column.name])
     return pa.array([schema.partition_bytes(key) for key in zip(*values, strict=True)], pa.binary())
 
 

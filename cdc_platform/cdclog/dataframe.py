@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 _ORDER = (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")
 
-# Of a file that is larger, parts of this size lie in any order.
+# A larger file is only sorted within parts of this size.
 _SORTED_BYTES = 1 << 25
 
 ROWS_PER_FILE = 250_000
-"""Of a log's files, each of which covers a time of its own: a reader of 1 % of 50 million rows reads two or three."""
+"""Rows per file of a log, each of its own time interval: reading 1 % of 50 million rows opens two or three files."""
 
 
 def encode_dataframe(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
-    """The log rows of typed writes (`log_table.writes_schema`; columns that are left out are null), in their streams.
+    """Return the log rows of typed writes (`typed_writes_schema`; missing columns are null), in their streams.
 
-    The streams are those of the table's tablets, or of the generations that the lake knows; whether a coordinator
-    would have accepted a write is not asked, since the past is looked up; one whose generation an undecided switch may
-    still change fails the job with a StateError. Rows of one write stand together, and a
-    partition of `writes` stays one. A write that the table cannot have fails the job with an InputError.
+    The streams are those of the table's tablets, or of the generations in the lake. A coordinator's acceptance rule is
+    not applied, since the writes are in the past. A write whose generation an undecided switch may still change fails
+    the job with a StateError, and an invalid write with an InputError. Rows of one write are together, and partitions
+    of `writes` are kept.
 
-    Images of a table that has any are those on the state that its log tells when this is called, see `imaged_volume`;
-    then partitions of the base table come together, and `writes` is parted anew.
+    Images use the state of the log at the time of the call, see `encode_dataframe_with_images`; then `writes` is
+    repartitioned by partition key.
 
     Raises:
         InputError: the writes have other columns.
@@ -65,14 +65,14 @@ def encode_dataframe(lake: Lake, schema: TableSchema, writes: DataFrame) -> Data
         return encode_dataframe_with_images(
             lake, schema, _align_columns(schema, writes), get_stream_lookup(lake, schema)
         )
-    given, logged = _batch_encoder(lake, schema, writes)
-    return given.mapInArrow(lambda batches: map(logged, batches), arrow_to_spark_schema(log_table(schema).schema))
+    inputs, encode = _batch_encoder(lake, schema, writes)
+    return inputs.mapInArrow(lambda batches: map(encode, batches), arrow_to_spark_schema(log_table(schema).schema))
 
 
 def partition_by_time(rows: DataFrame, files: int) -> DataFrame:
-    """Log rows in `files` parts, each of a time of its own and in its order, so that readers of a window skip most."""
-    parted = rows.repartitionByRange(files, quote_spark_name(WRITTEN_AT))
-    return parted.sortWithinPartitions(*map(quote_spark_name, _ORDER))
+    """Partition log rows into `files` sorted time intervals, so that readers of a window skip most files."""
+    partitioned = rows.repartitionByRange(files, quote_spark_name(WRITTEN_AT))
+    return partitioned.sortWithinPartitions(*map(quote_spark_name, _ORDER))
 
 
 def append_log_rows(
@@ -80,11 +80,11 @@ def append_log_rows(
 ) -> None:
     """Append log rows to the log's Delta table, by time in `files` files.
 
-    With a `transaction` (application and its number) the rows go in at most once: a number that the table has already
-    seen, or a lower one, is passed over.
+    With a `transaction` (application and number) rows are appended at most once: a number not above the table's last
+    one is ignored.
 
     Raises:
-        InputError: the rows break the table's schema.
+        InputError: the rows do not fit the table's schema.
         ConflictError: other writers kept winning.
     """
     table = log_table(schema, exact=EXACT in rows.columns)
@@ -95,50 +95,50 @@ def append_log_rows(
 def append_writes(
     lake: Lake, schema: TableSchema, writes: DataFrame, *, files: int, transaction: tuple[str, int] | None = None
 ) -> None:
-    """Append the log rows of typed writes, as `append` does it with rows.
+    """Append the log rows of typed writes; see `append_log_rows`.
 
-    Those without images are written by the tasks that make them, and parted and sorted before as the writes that they
-    are made of: as a DataFrame they would go through the JVM once more, and be sorted there with all of their columns.
+    Without images, the tasks that encode the rows also write them, and Spark partitions and sorts the writes. A
+    DataFrame of log rows would pass through the JVM once more, and Spark would sort it with all columns.
 
     Raises:
-        InputError: the writes have other columns, or one of them is none that the table can have.
-        ConflictError, StateError: as `append` and `encode_dataframe`.
+        InputError: the writes have other columns, or one of them is invalid for the table.
+        ConflictError, StateError: as `append_log_rows` and `encode_dataframe`.
     """
     if schema.cdc.has_images:
         append_log_rows(lake, schema, encode_dataframe(lake, schema, writes), files=files, transaction=transaction)
         return
-    given, logged = _batch_encoder(lake, schema, writes)
-    parted = given.repartitionByRange(files, "timestamp").sortWithinPartitions("timestamp")
+    inputs, encode = _batch_encoder(lake, schema, writes)
+    partitioned = inputs.repartitionByRange(files, "timestamp").sortWithinPartitions("timestamp")
     table = log_table(schema)
-    _append_frame(lake, table, FrameRows(parted, _encode_in_order(logged, table.full_name)), transaction)
+    _append_frame(lake, table, FrameRows(partitioned, _encode_in_order(encode, table.full_name)), transaction)
 
 
 def _batch_encoder(
     lake: Lake, schema: TableSchema, writes: DataFrame
 ) -> tuple[DataFrame, Callable[[pa.RecordBatch], pa.RecordBatch]]:
-    """The columns of typed writes that go to workers, and what makes log rows without images of a batch of them."""
+    """Return the columns of typed writes to send to workers, and a function from a batch to log rows without images."""
     rows = _align_columns(schema, writes)
     streams_of = get_stream_lookup(lake, schema)
     schema = with_stored_names(schema)
     whole = pa.schema([typed_writes_schema(schema).field(name) for name in rows.columns])
-    # To a worker goes what is there; columns that are null in every write it makes itself.
+    # Send only the given columns; workers create the columns that are null in every write.
     given = [name for name in rows.columns if name in writes.columns]
 
     def logged(batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(given, batch.columns, strict=True))
-        filled = [columns[each.name] if each.name in columns else pa.nulls(len(batch), each.type) for each in whole]
+        filled = [columns[field.name] if field.name in columns else pa.nulls(len(batch), field.type) for field in whole]
         return encode_log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
 
     return rows.select(*map(quote_spark_name, given)), logged
 
 
 def _encode_in_order(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: str) -> Callable[[Batches], Batches]:
-    """What makes log rows of the log `name`, in their order, of writes that come in that of their times."""
+    """Return a function that encodes time-ordered writes as log rows of the log `name`, in order."""
 
     def timed(batches: Batches) -> Batches:
         for batch in batches:
             if batch.column("timestamp").null_count:
-                logged(batch)  # which refuses it
+                logged(batch)  # raises InputError
             yield batch
 
     def ordered(batches: Batches) -> Batches:
@@ -152,7 +152,7 @@ def _encode_in_order(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: s
 
 
 def _file_batches(batches: Batches) -> Batches:
-    """The rows of a file, as one batch where they are not too many for that."""
+    """Yield the rows of a file, as one batch unless they are too many."""
     yield from coalesce_batches(batches, _SORTED_BYTES)
     freeze_worker_heap()
 
@@ -166,12 +166,12 @@ def append_log_parts(
     *,
     exact: bool = False,
 ) -> None:
-    """Append log rows as `append` does, without Spark: one part, a file, is in this process's memory at a time.
+    """Append log rows as `append_log_rows` does, without Spark; one part, a file, is in memory at a time.
 
-    `exact`: whether any of them has a column for values that no native column holds.
+    `exact`: some part has the column for values that native columns cannot hold.
 
     Raises:
-        As `append`.
+        As `append_log_rows`.
     """
     table = log_table(schema, exact=exact)
 
@@ -209,41 +209,43 @@ def _sort_by_time(rows: _Rows) -> _Rows:
 
 def _append_frame(lake: Lake, table: Table, rows: FrameRows, transaction: tuple[str, int] | None) -> None:
     session = rows.frame.sparkSession
-    # A value may be a megabyte long.
+    # A value may have a megabyte.
     with limit_batch_bytes(session):
         frames.append_to_table(TaskRunner(lambda: session), lake, table, rows, transaction)
 
 
 def _align_columns(schema: TableSchema, writes: DataFrame) -> DataFrame:
-    """The writes with all columns that typed writes can have, in order."""
+    """Return the writes with all columns of typed writes, in order."""
     from pyspark.sql import functions as F
 
     if not schema.cdc.enabled:
         raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
     schema = with_stored_names(schema)
     expected = arrow_to_spark_schema(typed_writes_schema(schema))
-    door = IncomingFrameSchema(f"typed writes to {schema.full_name}", expected, optional=expected.names, strict=True)
-    misfits = door.misfits(writes)
-    unknown = sorted(each.column for each in misfits if each.due is None)
+    incoming = IncomingFrameSchema(
+        f"typed writes to {schema.full_name}", expected, optional=expected.names, strict=True
+    )
+    misfits = incoming.misfits(writes)
+    unknown = sorted(misfit.column for misfit in misfits if misfit.due is None)
     if unknown:
-        raise InputError(f"{door.name} have no column {', '.join(unknown)}")
-    for each in misfits:
-        raise InputError(f"column {each.column} of {door.name} is {each.found}; it has to be {each.due}")
-    given = set(writes.columns)
-    # What no write needs is not carried: most have no ranges.
-    spare = set(range_end_columns(schema)) - given
+        raise InputError(f"{incoming.name} have no column {', '.join(unknown)}")
+    for misfit in misfits:
+        raise InputError(f"column {misfit.column} of {incoming.name} is {misfit.found}; it has to be {misfit.due}")
+    present = set(writes.columns)
+    # Omit missing columns for ranges, since most writes have no ranges.
+    unused = set(range_end_columns(schema)) - present
     columns = [
         F.col(quote_spark_name(field.name))
-        if field.name in given
+        if field.name in present
         else F.lit(None).cast(field.dataType).alias(field.name)
         for field in expected
-        if field.name not in spare
+        if field.name not in unused
     ]
     return writes.select(*columns)
 
 
 def get_stream_lookup(lake: Lake, schema: TableSchema) -> StreamFinder:
-    """What gives a table's writes their streams.
+    """Return the lookup from a table's writes to their streams.
 
     Raises:
         StateError: a generation has no ID, or a stream set is damaged.

@@ -15,52 +15,52 @@ from cdc_platform.metastore import CdcTable, TableChange, cdc_table_from_change,
 
 
 def read_table_schema(lake: Lake, keyspace: str, table: str) -> TableSchema:
-    """The schema of a table that the platform was told of.
+    """Return the schema of a registered table.
 
     Raises:
-        NotFound: it was not, or not with its definition.
+        NotFound: the table is not registered, or its definition is unknown.
     """
-    found = load_table_schemas(Catalog(), [cdc_tables.find_cdc_table(lake, keyspace, table)])
-    if not found:
-        do = choose_remedy(lake, "make the table with: cdc-platform log FILE.cql --keep")
-        raise UnknownTable(f"the definition of {keyspace}.{table} is not known; {do}")
-    return found[0]
+    schemas = load_table_schemas(Catalog(), [cdc_tables.find_cdc_table(lake, keyspace, table)])
+    if not schemas:
+        remedy = choose_remedy(lake, "make the table with: cdc-platform log FILE.cql --keep")
+        raise UnknownTable(f"the definition of {keyspace}.{table} is not known; {remedy}")
+    return schemas[0]
 
 
 def load_table_schemas(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSchema]:
-    """Put the tables whose definition is known into a catalog, which has none of their types or has the same.
+    """Add the tables with a known definition to a catalog whose types, if any, are the same.
 
     Raises:
         StateError: a definition is damaged.
     """
-    found = []
-    for known in tables:
-        if known.ddl is None:
+    schemas = []
+    for table in tables:
+        if table.ddl is None:
             continue
         try:
-            for statement in parse_statements(known.ddl):
-                _define_statement(catalog, statement.body, us_from_ms(known.oldest_ms))
+            for statement in parse_statements(table.ddl):
+                _define_statement(catalog, statement.body, us_from_ms(table.oldest_ms))
             schema = with_comment_options(
-                catalog.table(s.QualifiedName(known.keyspace_name, known.table_name)), known.ddl
+                catalog.table(s.QualifiedName(table.keyspace_name, table.table_name)), table.ddl
             )
             catalog.put(schema)
-            found.append(schema)
+            schemas.append(schema)
         except (NotFound, ValueError) as error:
             raise StateError(
-                f"the definition of {known.full_name} in platform.cdc_tables cannot be read: {error}; write it"
-                f" anew with: cdc-platform tables alter {known.full_name}"
+                f"the definition of {table.full_name} in platform.cdc_tables cannot be read: {error}; write it"
+                f" anew with: cdc-platform tables alter {table.full_name}"
             ) from None
-    return found
+    return schemas
 
 
 def with_comment_options(schema: TableSchema, ddl: str) -> TableSchema:
-    """The table with what its definition says in comments, for which CQL has no words."""
-    found = {name: parse_time_us(time) for name, time in _TIME_COMMENT.findall(ddl)}
+    """Return the table with the options in its definition's comments, which CQL cannot express."""
+    times = {name: parse_time_us(time) for name, time in _TIME_COMMENT.findall(ddl)}
     options = set(_CDC_COMMENT.findall(ddl))
     return replace(
         schema,
-        truncated_us=found.get("truncated"),
-        log_since_us=found.get("log made anew"),
+        truncated_us=times.get("truncated"),
+        log_since_us=times.get("log made anew"),
         search_indexes=tuple(SearchIndex(name, class_name) for class_name, name in _INDEX_COMMENT.findall(ddl)),
         cdc_by_index="on by a search index" in options,
         cdc_turned_off="turned off" in options,
@@ -68,7 +68,7 @@ def with_comment_options(schema: TableSchema, ddl: str) -> TableSchema:
 
 
 def schema_from_change(change: TableChange) -> TableSchema | None:
-    """The table as it was told to be by a change; None where that was without its definition."""
+    """Return the table as a change defined it; None if the change has no definition."""
     return next(iter(load_table_schemas(Catalog(), [cdc_table_from_change(change)])), None)
 
 

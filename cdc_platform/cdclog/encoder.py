@@ -1,7 +1,7 @@
 """Encode a mutation as the rows of its CDC log, one batch per timestamp, with pre-images and post-images.
 
-A mutation is split as in cdc/split.cc. For images, as in cdc/log.cc, the values of a row are read once and each
-change is applied to them in the order of the log, without regard to earlier timestamps or expiry.
+A mutation is split as in cdc/split.cc. For images, as in cdc/log.cc, the values of a row are read once and each change
+is applied to them in the order of the log, without regard to earlier timestamps or expiry.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Upsert:
 
 @dataclass(slots=True)
 class TimestampChanges:
-    """All that a mutation does at one timestamp (µs), in the order in which the log tells it.
+    """The changes of a mutation at one timestamp (µs), in the order of the log.
 
-    `deletions_first` says that row deletions come in front of the upserts, not behind them.
+    `deletions_first`: row deletions come before the upserts, not after them.
     """
 
     timestamp: Microseconds
@@ -64,11 +64,11 @@ class TimestampChanges:
 
 
 def split_mutation(mutation: Mutation) -> list[TimestampChanges]:
-    """The changes of a mutation, one a timestamp, in ascending order; none for a mutation that does nothing.
+    """Split a mutation into changes, one per timestamp, in ascending order; [] for an empty mutation.
 
-    At one timestamp come static cells, inserts, other updates, row deletions, ranges, the partition; parts of a row by
-    ascending TTL. A tombstone of a collection belongs to the microsecond after it, without TTL. A mutation that needs
-    no splitting keeps its rows in clustering order: deleted, inserted or not.
+    The order at one timestamp is static cells, inserts, other updates, row deletions, ranges, the partition; parts of a
+    row by ascending TTL. A tombstone of a collection belongs to the following microsecond, without TTL. A mutation that
+    needs no splitting keeps its rows in clustering order, inserted or not, after its row deletions.
     """
     ranges = normalize_ranges(mutation.schema, mutation.range_tombstones)
     times = _write_times(mutation, ranges)
@@ -78,11 +78,11 @@ def split_mutation(mutation: Mutation) -> list[TimestampChanges]:
 
 
 def _should_split(mutation: Mutation, ranges: list[RangeTombstone], times: set[_WriteTime]) -> bool:
-    """Whether a mutation is more than one timestamp, one TTL and one kind of change; `ranges` in normal form.
+    """Return True if a mutation has several timestamps, TTLs or kinds of changes; `ranges` in normal form.
 
-    Rows are looked at in clustering order: deletions of rows may stand in front of what is written to others, but not
-    behind it; live elements of a collection are a reason as soon as a row before them, or their own, has a marker,
-    since only a whole overwrite can be an INSERT (cdc/split.cc, should_split_visitor).
+    Rows are visited in clustering order. Row deletions may come before writes to other rows, but not after them. Live
+    elements of a collection require a split if their row or an earlier one has a marker, since only a whole overwrite
+    can be an INSERT (cdc/split.cc, should_split_visitor).
     """
     if len(times) > 1:
         return True
@@ -92,7 +92,7 @@ def _should_split(mutation: Mutation, ranges: list[RangeTombstone], times: set[_
 
 
 def _has_late_row_deletion(mutation: Mutation) -> bool:
-    """Whether a row is deleted that does not lie before all rows that are written to."""
+    """Return True if a deleted row is not before all written rows."""
     if not mutation.rows or not mutation.row_tombstones:
         return False
     order = mutation.schema.clustering_order
@@ -117,7 +117,7 @@ def _adds_elements(columns: ColumnChanges) -> bool:
 
 
 def _write_times(mutation: Mutation, ranges: list[RangeTombstone]) -> set[_WriteTime]:
-    """The (timestamp, TTL) of everything in a mutation."""
+    """Return the (timestamp, TTL) of everything in a mutation."""
     times = {(timestamp, 0) for timestamp in mutation.row_tombstones.values()}
     times.update((tombstone.timestamp, 0) for tombstone in ranges)
     if mutation.partition_tombstone is not None:
@@ -147,7 +147,7 @@ def _cell_time(cell: Cell) -> _WriteTime:
 def _unsplit_changes(
     mutation: Mutation, ranges: list[RangeTombstone], times: set[_WriteTime]
 ) -> list[TimestampChanges]:
-    """The changes of a mutation of one timestamp and TTL."""
+    """Return the changes of a mutation of one timestamp and TTL."""
     if not times:
         return []
     ((timestamp, ttl),) = times
@@ -189,7 +189,7 @@ _TimedUpserts = list[tuple[Microseconds, Upsert]]
 
 
 def _split_upserts(mutation: Mutation) -> tuple[_TimedUpserts, _TimedUpserts, _TimedUpserts]:
-    """The static updates, the inserts and the other updates of a mutation, each in the order of the log."""
+    """Return the static updates, the inserts and the other updates of a mutation, each in log order."""
     static = [(time, Upsert(None, ttl, False, part)) for (time, ttl), part in _columns_by_time(mutation.static, None)]
     inserts: _TimedUpserts = []
     updates: _TimedUpserts = []
@@ -201,23 +201,23 @@ def _split_upserts(mutation: Mutation) -> tuple[_TimedUpserts, _TimedUpserts, _T
             if time != inserted:
                 updates.append((timestamp, Upsert(key, ttl, False, columns)))
                 continue
-            apart = {name: change for name, change in columns.items() if _only_elements(change)}
-            with_marker = {name: change for name, change in columns.items() if name not in apart}
+            element_changes = {name: change for name, change in columns.items() if _only_elements(change)}
+            with_marker = {name: change for name, change in columns.items() if name not in element_changes}
             inserts.append((timestamp, Upsert(key, ttl, True, with_marker)))
-            if apart:
-                updates.append((timestamp, Upsert(key, ttl, False, apart)))
+            if element_changes:
+                updates.append((timestamp, Upsert(key, ttl, False, element_changes)))
     return static, inserts, updates
 
 
 def _only_elements(change: ColumnChange) -> bool:
-    """Whether it is what no INSERT can do: elements of a collection without the collection's tombstone."""
+    """Return True if no INSERT can make the change: elements of a collection without its tombstone."""
     return isinstance(change, CollectionChange) and change.tombstone is None
 
 
 def _columns_by_time(
     columns: ColumnChanges, marker: RowMarker | None
 ) -> list[tuple[_WriteTime, dict[str, ColumnChange]]]:
-    """The columns of a row by ascending (timestamp, TTL); the marker's has a part even if it is empty."""
+    """Return the columns of a row by ascending (timestamp, TTL), with an entry for the marker even if empty."""
     parts: dict[_WriteTime, dict[str, ColumnChange]] = {}
     if marker is not None:
         parts[marker.timestamp, marker.ttl] = {}
@@ -239,17 +239,17 @@ def _change_by_time(change: ColumnChange) -> dict[_WriteTime, ColumnChange]:
 
 
 RowImage = tuple[KeyValues | None, dict[str, Value | None]]
-"""The clustering key of a row (None: the static row), and the values of its columns, None where there is none."""
+"""The clustering key of a row (None: the static row) and the values of its columns, None if absent."""
 
 _RowValues = dict[str, Value | None]
-"""What is known of a row: its values, and None for columns that a change has emptied."""
+"""The known values of a row, None for columns that a change has emptied."""
 
 
 class PartitionImages:
-    """The running state of the rows that a mutation touches while its changes go over them."""
+    """The running state of the rows that a mutation touches while its changes are applied."""
 
     def __init__(self, mutation: Mutation, state: Mutation | None, now_us: Microseconds | None) -> None:
-        """`state` is what the partition held, None for nothing; `now_us` says what of it has expired."""
+        """`state` is the previous state of the partition, None if empty; cells expired at `now_us` are ignored."""
         schema = mutation.schema
         self._schema = schema
         self._rows: dict[KeyValues, _RowValues] = {}
@@ -265,29 +265,33 @@ class PartitionImages:
             self._static = dict(partition.static())
 
     def before(self, changes: TimestampChanges) -> Iterator[RowImage]:
-        """The pre-images: rows that are known, static one first, then in clustering order.
+        """Yield the pre-images of known rows, static first, then in clustering order.
 
-        They have the touched columns alone, unless the table wants them in full or the whole row is deleted.
+        They have only the touched columns, unless the table has full pre-images or the whole row is deleted.
         """
         return self._images(changes, full=self._schema.cdc.preimage == "full")
 
     def after(self, changes: TimestampChanges) -> Iterator[RowImage]:
-        """The post-images, always in full, of the rows that were not deleted; also of those that hold nothing."""
+        """Yield the full post-images of the rows that were not deleted, including empty ones."""
         return self._images(changes, full=True)
 
     def apply(self, changes: TimestampChanges) -> None:
-        """Let the changes of one timestamp take effect, in the order in which the log tells them.
+        """Apply the changes of one timestamp, in the order of the log.
 
-        A range or a partition's deletion takes its rows; the static row outlives even the latter here (cdc/log.cc,
-        process_change_visitor).
+        A deletion of a range or of the partition removes its rows. Here the static row survives even the latter
+        (cdc/log.cc, process_change_visitor).
         """
         for upsert in changes.upserts:
             self._apply(upsert)
         for key in changes.row_deletions:
             self._rows.pop(key, None)
         if changes.ranges:
-            kept = [key for key in self._rows if not any(each.covers(self._schema, key) for each in changes.ranges)]
-            self._rows = {key: self._rows[key] for key in kept}
+            remaining = [
+                key
+                for key in self._rows
+                if not any(tombstone.covers(self._schema, key) for tombstone in changes.ranges)
+            ]
+            self._rows = {key: self._rows[key] for key in remaining}
         if changes.partition_deleted:
             self._rows = {}
 
@@ -302,7 +306,7 @@ class PartitionImages:
 
     def _images(self, changes: TimestampChanges, *, full: bool) -> Iterator[RowImage]:
         static, touched = self._touched(changes)
-        # A static row that holds nothing is told of once something was done to it (cdc/log.cc, generate_image).
+        # An empty static row has an image once it was changed (cdc/log.cc, generate_image).
         if static and (self._static or self._static_touched):
             yield None, _image_values(self._schema.statics, self._static, None if full else static)
         for key in sorted(touched, key=self._schema.clustering_order):
@@ -310,27 +314,28 @@ class PartitionImages:
                 yield key, _image_values(self._schema.regulars, self._rows[key], None if full else touched[key])
 
     def _touched(self, changes: TimestampChanges) -> tuple[set[str], dict[KeyValues, set[str]]]:
-        """The touched columns of the static row, and of each clustered row; ranges and partitions touch none.
+        """Return the touched columns of the static row, and of each clustered row; ranges touch none.
 
-        But for a table without clustering columns, where the partition is the row.
+        A partition deletion touches none either, except in a table without clustering columns, where the partition is
+        the row.
         """
         static: set[str] = set()
         rows: dict[KeyValues, set[str]] = {}
         for upsert in changes.upserts:
             (static if upsert.key is None else rows.setdefault(upsert.key, set())).update(upsert.columns)
-        whole = {column.name for column in self._schema.regulars}
-        gone = [
+        all_columns = {column.name for column in self._schema.regulars}
+        deleted = [
             *changes.row_deletions,
             *([()] if changes.partition_deleted and not self._schema.clustering_key else []),
         ]
-        rows.update(dict.fromkeys(gone, whole))
+        rows.update(dict.fromkeys(deleted, all_columns))
         return static, rows
 
 
 def _named_keys(mutation: Mutation) -> set[KeyValues]:
-    """The keys of the rows that a mutation names one by one, which are the rows that are read for it."""
+    """Return the keys of the rows that a mutation names individually, which are read for images."""
     named = {*mutation.rows, *mutation.row_tombstones}
-    # Without clustering columns the partition is one row, and its deletion names it.
+    # Without clustering columns the partition is one row, which its deletion names.
     if not mutation.schema.clustering_key and mutation.partition_tombstone is not None:
         named.add(())
     return named
@@ -341,11 +346,11 @@ def _image_values(columns: tuple[Column, ...], values: _RowValues, names: set[st
 
 
 def _value_after(kind: CqlType, before: Value | None, change: ColumnChange) -> Value | None:
-    """The value of a column behind a change of it, whatever the timestamps are.
+    """Return the value of a column after a change, regardless of timestamps.
 
-    A collection that lost its last element is an empty value; one that was never filled, or deleted as a whole, is
-    none. A user type is never none once it was written to. A change that touches no element at all leaves none, which
-    is how ScyllaDB has it.
+    A collection that lost its last element is an empty value; one that was never filled, or that was deleted as a
+    whole, is None. A user type is never None once it was written. A change that touches no element leaves None, as in
+    ScyllaDB.
     """
     if isinstance(change, Cell):
         return None if change.dead else change.value
@@ -363,7 +368,7 @@ def _is_dead_element(change: CollectionChange, key: Value) -> bool:
 
 
 def _elements_by_key(kind: CqlType, value: Value | None) -> Mapping[Value, Value]:
-    """The elements of a value as the log has it, by the keys of their cells."""
+    """Return the elements of a logged value by the keys of their cells."""
     if value is None:
         return {}
     if isinstance(kind, UserType):
@@ -372,7 +377,7 @@ def _elements_by_key(kind: CqlType, value: Value | None) -> Mapping[Value, Value
 
 
 LogRow = dict[str, Value]
-"""A row of the log: all columns of the log by name, None where there is nothing."""
+"""A row of the log: all columns of the log by name, None if there is no value."""
 
 
 class Operation(IntEnum):
@@ -396,25 +401,25 @@ class Operation(IntEnum):
 class LogMutation:
     """The rows of one mutation at one timestamp (µs), in the order of `cdc$batch_seq_no`.
 
-    They go to one stream, the one of the partition key at the timestamp; `cdc$stream_id` is left None.
+    They belong to one stream, that of the partition key at the timestamp; `cdc$stream_id` is None.
     """
 
     timestamp: Microseconds
     rows: list[LogRow]
 
     def in_stream(self, stream_id: bytes) -> list[LogRow]:
-        """The rows with their stream."""
+        """Return the rows with their stream."""
         return [{**row, "cdc$stream_id": stream_id} for row in self.rows]
 
 
 def encode_mutation(
     mutation: Mutation, state: Mutation | None = None, *, now_us: Microseconds | None = None, identity: bytes = b""
 ) -> list[LogMutation]:
-    """What a mutation leaves in the log of its table, one log mutation a timestamp, ascending; none if it does nothing.
+    """Return the log mutations of a mutation, one per timestamp, ascending; [] if it is empty.
 
-    `state` is what was in the partition before (None: nothing), of which images are made where the table has any;
-    `now_us` is the time (µs) at which it is read, by which cells may have expired (None: none has). The low half of
-    `cdc$time` is a hash of table, partition key, rows and `identity`, which tells apart writes that are else the same.
+    `state` is the previous state of the partition (None: empty), the base of images if the table has any. `now_us` is
+    the time (µs) at which it is read, by which cells may have expired (None: none has). The low half of `cdc$time` is a
+    hash of table, partition key, rows and `identity`, which distinguishes otherwise equal writes.
     """
     schema = mutation.schema
     images = PartitionImages(mutation, state, now_us) if schema.cdc.has_images else None
@@ -449,7 +454,7 @@ class _LogRowBuilder:
         self._rows: list[LogRow] = []
 
     def changes(self, changes: TimestampChanges) -> None:
-        """One row an upsert, a row deletion and the deletion of the partition; one or two a range."""
+        """Add a row per upsert, row deletion and partition deletion, and one or two per range."""
         if changes.deletions_first:
             self._delete_rows(changes)
         for upsert in changes.upserts:
@@ -467,7 +472,7 @@ class _LogRowBuilder:
             self._row(Operation.ROW_DELETE, key)
 
     def image(self, operation: Operation, key: KeyValues | None, columns: dict[str, Value | None]) -> None:
-        """A row as it is before or after: a column without a value is shown as deleted, before and not after."""
+        """Add an image of a row; a column without a value is marked as deleted in pre-images only."""
         row = self._row(operation, key)
         for name, value in columns.items():
             if value is not None:
@@ -476,7 +481,7 @@ class _LogRowBuilder:
                 row[f"cdc$deleted_{name}"] = True
 
     def finished(self, timestamp: Microseconds, identity: bytes) -> list[LogRow]:
-        """The rows with `cdc$time`, their numbers and the end of the batch."""
+        """Return the rows with `cdc$time`, their numbers and the end of the batch."""
         for number, row in enumerate(self._rows):
             row["cdc$batch_seq_no"] = number
         self._rows[-1]["cdc$end_of_batch"] = True
@@ -504,7 +509,7 @@ class _LogRowBuilder:
 
 
 def _write_column(row: LogRow, column: Column, change: ColumnChange) -> None:
-    """What a change of a column leaves in its two or three columns of the log."""
+    """Write a change of a column into its two or three columns of the log."""
     if isinstance(change, Cell):
         if change.dead:
             row[f"cdc$deleted_{column.name}"] = True
@@ -522,15 +527,15 @@ def _write_column(row: LogRow, column: Column, change: ColumnChange) -> None:
 
 
 def _range_bounds(ranges: Sequence[RangeTombstone]) -> Iterator[list[tuple[Operation, KeyValues]]]:
-    """The bounds of ranges in clustering order as (operation, prefix): two a range, one where it is open on a side.
+    """Yield the bounds of ranges in clustering order as (operation, prefix): two per range, one if a side is open.
 
-    A side is open where the range goes on to the end of what the columns before the last one of the other bound
-    have in common; that bound follows from the other. An open end in front of an open start is told after all, lest
-    the two be read as one range.
+    A side is open if the range extends to the end of the rows that share all columns but the last of the other bound;
+    it follows from that bound. An open end before a range with an open start is logged after all, since the two would
+    otherwise be read as one range.
     """
-    for place, tombstone in enumerate(ranges):
+    for index, tombstone in enumerate(ranges):
         start, end = tombstone.start, tombstone.end
-        follower = ranges[place + 1] if place + 1 < len(ranges) else None
+        follower = ranges[index + 1] if index + 1 < len(ranges) else None
         if _is_implied(start, end):
             yield [_end_bound(end)]
         elif _is_implied(end, start) and not (follower is not None and _is_implied(follower.start, follower.end)):
@@ -540,12 +545,12 @@ def _range_bounds(ranges: Sequence[RangeTombstone]) -> Iterator[list[tuple[Opera
 
 
 def _is_implied(bound: RangeBound | None, other: RangeBound | None) -> bool:
-    """Whether a bound is the one that a range has on the side that is not told, given the other one."""
+    """Return True if a bound follows from the other bound, so that the log omits it."""
     return other is not None and bound == implied_bound(other)
 
 
 def implied_bound(bound: RangeBound) -> RangeBound | None:
-    """The other bound of a range of which this one alone is told: where the columns before its last one change."""
+    """Return the omitted bound of a range with one logged bound: where the columns before its last one change."""
     return RangeBound(bound.prefix[:-1], True) if len(bound.prefix) > 1 else None
 
 
@@ -562,11 +567,11 @@ def _end_bound(bound: RangeBound | None) -> tuple[Operation, KeyValues]:
 
 
 def _identity_parts(schema: TableSchema, partition_key: KeyValues, rows: Iterable[LogRow]) -> list[bytes]:
-    """What tells a log mutation from others, as bytes."""
-    found = [schema.keyspace.encode(), schema.log_name.encode(), schema.partition_bytes(partition_key)]
+    """Return the bytes that distinguish a log mutation from others."""
+    parts = [schema.keyspace.encode(), schema.log_name.encode(), schema.partition_bytes(partition_key)]
     columns = schema.logged
     for row in rows:
         for (name, kind, *_), value in zip(columns, row.values(), strict=True):
             if value is not None:
-                found += (name.encode(), kind.to_bytes(value))
-    return found
+                parts += (name.encode(), kind.to_bytes(value))
+    return parts

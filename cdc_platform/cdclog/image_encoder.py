@@ -1,7 +1,7 @@
 """Encode typed writes to tables with images, each on the state of its partition, in process or on Spark.
 
-Writes to one partition take effect by timestamp, and in the given order at equal timestamps. An image expires as of
-the time of its write. On Spark one task receives whole partitions.
+Writes to one partition take effect by timestamp, and in the given order at equal timestamps. Images omit cells that
+have expired by the time of their write. On Spark one task receives whole partitions.
 """
 
 from __future__ import annotations
@@ -51,65 +51,65 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 StateLookup = Callable[[bytes], Mutation | None]
-"""What a partition had come to before a batch of writes, by its serialized key; None for nothing."""
+"""Returns the state of a partition before a batch of writes, by serialized key; None if it is empty."""
 _INCLUSIVE_OPERATIONS = (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_END_INCLUSIVE)
 
 
 def encode_batch_with_images(
     schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamFinder, before: StateLookup, *, exact: bool = False
 ) -> pa.Table:
-    """The log rows of a batch of typed writes, as `columns.log_batch` has them, with their images.
+    """Return the log rows of a batch of typed writes, as `encode_log_batch`, with their images.
 
-    Rows stand in the order of the writes. `exact`: with the log's column of values that no native column holds; it is
-    there as well where a value needs it.
+    Rows are in the order of the writes. The log's column of exact values is included with `exact`, or if a value needs
+    it.
 
     Raises:
-        InputError: as `columns.log_batch`.
+        InputError: as `encode_log_batch`.
     """
     keys, streams, lows = validate_batch(schema, writes, streams_of)
     states: dict[bytes, Mutation | None] = {}
-    found: list[list[LogRow]] = [[] for _ in range(len(writes))]
+    rows_by_write: list[list[LogRow]] = [[] for _ in range(len(writes))]
     partitions, mutations = keys.to_pylist(), list(mutations_from_writes(schema, writes))
     timestamps = np.asarray(writes.column("timestamp").cast(pa.int64()))
-    for place in np.argsort(timestamps, kind="stable").tolist():
-        key, mutation, at_us = partitions[place], mutations[place], Microseconds(int(timestamps[place]))
+    for index in np.argsort(timestamps, kind="stable").tolist():
+        key, mutation, at_us = partitions[index], mutations[index], Microseconds(int(timestamps[index]))
         if key not in states:
             states[key] = before(key)
         state = states[key]
-        stream, time = streams[place].as_py(), make_timeuuid(at_us, int(lows[place]))
-        # All that a typed write does has one timestamp.
+        stream, time = streams[index].as_py(), make_timeuuid(at_us, int(lows[index]))
+        # A typed write has one timestamp.
         for part in encode_mutation(mutation, state, now_us=at_us):
-            found[place] = [row | {"cdc$stream_id": stream, "cdc$time": time} for row in part.rows]
+            rows_by_write[index] = [row | {"cdc$stream_id": stream, "cdc$time": time} for row in part.rows]
         states[key] = mutation if state is None else merge_mutations([state, mutation])
-    return log_rows_to_arrow(schema, [row for rows in found for row in rows], exact=exact)
+    return log_rows_to_arrow(schema, [row for rows in rows_by_write for row in rows], exact=exact)
 
 
 def mutations_from_writes(schema: TableSchema, writes: pa.RecordBatch) -> Iterator[Mutation]:
-    """What each of some typed writes, which are ones that the table can have, does to its partition."""
+    """Yield the mutation of each valid typed write."""
     columns = _canonical_columns(schema, writes)
-    for place in range(len(writes)):
-        yield _mutation_from_write(schema, {name: values[place] for name, values in columns.items()})
+    for index in range(len(writes)):
+        yield _mutation_from_write(schema, {name: values[index] for name, values in columns.items()})
 
 
 def _canonical_columns(schema: TableSchema, writes: pa.RecordBatch) -> Mapping[str, list[Any]]:
-    """The columns of typed writes as canonical values, by their names in CQL."""
-    given = dict(zip(writes.schema.names, writes.columns, strict=True))
-    found: dict[str, list[Any]] = {
-        name: given[name].to_pylist() for name in ("operation", "timestamp", "ttl", RANGE_END) if name in given
+    """Return the columns of typed writes as canonical values, by their CQL names."""
+    arrays = dict(zip(writes.schema.names, writes.columns, strict=True))
+    values: dict[str, list[Any]] = {
+        name: arrays[name].to_pylist() for name in ("operation", "timestamp", "ttl", RANGE_END) if name in arrays
     }
-    for column, shown in zip(schema.columns, with_stored_names(schema).columns, strict=True):
+    for column, stored in zip(schema.columns, with_stored_names(schema).columns, strict=True):
         kind = stored_type(get_logged_type(column.type))
-        found[column.name] = to_canonical_values(kind, given[shown.name])
-        if column.kind == "clustering" and range_end_column(shown.name) in given:
-            found[range_end_column(column.name)] = to_canonical_values(kind, given[range_end_column(shown.name)])
+        values[column.name] = to_canonical_values(kind, arrays[stored.name])
+        if column.kind == "clustering" and range_end_column(stored.name) in arrays:
+            values[range_end_column(column.name)] = to_canonical_values(kind, arrays[range_end_column(stored.name)])
         if not column.is_key:
-            deleted = given[f"cdc$deleted_{shown.name}"]
-            found[f"cdc$deleted_{column.name}"] = compute.fill_null(deleted, False).to_pylist()
+            deleted = arrays[f"cdc$deleted_{stored.name}"]
+            values[f"cdc$deleted_{column.name}"] = compute.fill_null(deleted, False).to_pylist()
         if not column.is_key and column.type.multicell:
             elements = SetType(get_element_key_type(column.type).frozen(), True)
-            gone = given[f"cdc$deleted_elements_{shown.name}"]
-            found[f"cdc$deleted_elements_{column.name}"] = to_canonical_values(elements, gone)
-    return found
+            deleted_elements = arrays[f"cdc$deleted_elements_{stored.name}"]
+            values[f"cdc$deleted_elements_{column.name}"] = to_canonical_values(elements, deleted_elements)
+    return values
 
 
 def _mutation_from_write(schema: TableSchema, write: Mapping[str, Any]) -> Mutation:
@@ -134,12 +134,12 @@ def _mutation_from_write(schema: TableSchema, write: Mapping[str, Any]) -> Mutat
 
 
 def _key_prefix(values: Iterator[Value | None]) -> KeyValues:
-    found: list[Value] = []
+    prefix: list[Value] = []
     for value in values:
         if value is None:
             break
-        found.append(value)
-    return tuple(found)
+        prefix.append(value)
+    return tuple(prefix)
 
 
 def _bound(prefix: KeyValues, operation: int) -> RangeBound | None:
@@ -159,20 +159,20 @@ def _column_change(column: Column, write: Mapping[str, Any], at_us: Microseconds
         if deleted:
             return Cell(at_us, dead=True)
         return None if value is None else Cell(at_us, value, ttl)
-    elements = {key: Cell(at_us, each, ttl) for key, each in _iter_elements(column, value)}
-    gone = write[f"cdc$deleted_elements_{column.name}"] or ()
-    elements |= {key: Cell(at_us, dead=True) for key in gone}
+    elements = {key: Cell(at_us, element, ttl) for key, element in _iter_elements(column, value)}
+    deleted_keys = write[f"cdc$deleted_elements_{column.name}"] or ()
+    elements |= {key: Cell(at_us, dead=True) for key in deleted_keys}
     # The log shows the tombstone of a collection one microsecond late.
     tombstone = Microseconds(at_us - ONE_US) if deleted else None
     return CollectionChange(tombstone, elements) if deleted or elements else None
 
 
 def _iter_elements(column: Column, value: Any) -> Iterator[tuple[Value, Value | None]]:
-    """The elements of a collection as the log shows it, by the keys of their cells."""
+    """Yield the elements of a logged collection, with the keys of their cells."""
     if value is None:
         return
     if isinstance(column.type, UserType):
-        yield from ((place, part) for place, part in enumerate(value) if part is not None)
+        yield from ((index, part) for index, part in enumerate(value) if part is not None)
     elif isinstance(column.type, SetType):
         yield from ((part, None) for part in value)
     else:
@@ -183,10 +183,10 @@ _KEY_COLUMN = "cdc$partition_key"
 
 
 def read_states_before(lake: Lake, schema: TableSchema) -> StateLookup:
-    """What partitions of a table have come to, as its log in the lake tells it now.
+    """Return a lookup of the partitions' states according to the current log in the lake.
 
     Raises:
-        InputError: a row of the log is none, or a batch of it is not complete.
+        InputError: a row of the log is invalid, or a batch of it is incomplete.
     """
     return _state_lookup(schema, read_state(lake, schema, lake.version(log_table(schema))))
 
@@ -194,10 +194,10 @@ def read_states_before(lake: Lake, schema: TableSchema) -> StateLookup:
 def encode_dataframe_with_images(
     lake: Lake, schema: TableSchema, writes: DataFrame, streams_of: StreamFinder
 ) -> DataFrame:
-    """The log rows, with images, of writes in all columns of `log_table.writes_schema`, on what the log tells now.
+    """Return log rows with images of writes (all columns of `typed_writes_schema`) on the state of the current log.
 
-    Writes to one partition take effect by their timestamps, and at one time in an order that only they themselves
-    decide. A task holds the writes of one partition at a time, and a batch.
+    Writes to one partition take effect by timestamp, and at one time in an order that depends only on the writes. A
+    task holds the writes of one partition and one batch at a time.
     """
     from pyspark.sql import functions as F
 
@@ -209,11 +209,11 @@ def encode_dataframe_with_images(
 
     def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         before = _state_lookup(schema, _cached_state(root, schema, version))
-        for whole in group_batches_by_key(batches, _KEY_COLUMN):
-            rows = encode_batch_with_images(schema, _sort_writes(whole), streams_of, before, exact=exact)
+        for partition in group_batches_by_key(batches, _KEY_COLUMN):
+            rows = encode_batch_with_images(schema, _sort_writes(partition), streams_of, before, exact=exact)
             yield from rows.select(columns.names).combine_chunks().to_batches()
 
-    # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
+    # The stubs only accept a function type argument, which pyspark warns about.
     arrow_udf: Any = F.arrow_udf
     key = arrow_udf(keys, "binary")(
         *(quote_spark_name(column.name) for column in with_stored_names(schema).partition_key)
@@ -227,7 +227,7 @@ def encode_dataframe_with_images(
 
 
 def _sort_writes(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The writes of whole partitions in an order that does not depend on how they came."""
+    """Sort the writes of whole partitions in an order that does not depend on their arrival."""
     writes = pa.Table.from_batches(batches).drop_columns([_KEY_COLUMN]).combine_chunks().to_batches()[0]
     return writes.take(pa.array(np.argsort(fingerprint_rows(writes.columns, len(writes)), kind="stable")))
 
@@ -241,7 +241,7 @@ def _state_lookup(schema: TableSchema, state: StoredState) -> StateLookup:
 
 @lru_cache(maxsize=2)
 def _cached_state(root: str, schema: TableSchema, version: int | None) -> StoredState:
-    """The state at a version of the log, opened once a worker."""
+    """Return the state at a version of the log, opened once per worker."""
     return read_state(Lake(root), schema, version)
 
 

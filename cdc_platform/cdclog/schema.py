@@ -29,26 +29,26 @@ from cdc_platform.cql import (
 from cdc_platform.tables import TIMESTAMP, Table, array_type, column
 
 WRITTEN_AT = "cdc$timestamp"
-"""The one column that ScyllaDB's log never has: the time in `cdc$time` as a timestamp, by which files are skipped."""
+"""The only column that ScyllaDB's log lacks: the time in `cdc$time` as a timestamp, used to skip files."""
 EXACT = "cdc$exact"
-"""A column that a log has once a value was kept that no native column holds: see `exact`."""
+"""A column of logs with values that native columns cannot hold; see `values`."""
 
 GENERATION = "cdc$generation"
-"""A column of sinks: when the generation or stream set began of which a reader has read the row."""
+"""A column of sinks: the start of the generation or stream set from which a reader read the row."""
 
 INEXACT = "cdc$inexact"
-"""A column of a live cluster's table that is kept: whether some of a row rests on what CQL does not tell exactly."""
+"""A column of an ingested live table: whether part of a row relies on data that CQL returns inexactly."""
 AS_OF_APPLICATION, INEXACT_APPLICATION = "current:as-of", "current:inexact"
 """The applications under which such a table notes as of when (µs) it is, and how many of its rows are inexact."""
 
 
 GAP_APPLICATION = "ingest:gap"
-"""The application under which a log notes up to when (µs) rows of it may have died unread; see `records.log_gaps`."""
+"""The application under which a log records up to when (µs) rows may have expired unread; see `metastore.log_gaps`."""
 
 
 @lru_cache(maxsize=512)
 def with_stored_names(schema: TableSchema) -> TableSchema:
-    """The schema with the names that its log has in Delta; itself where no names differ by case alone."""
+    """Return the schema with the names of its log in Delta; unchanged if no names differ by case alone."""
     heads = [each.name for each in get_log_columns(schema) if each.base is None]
     names = _distinct_names([column.name for column in schema.columns], taken=(WRITTEN_AT, EXACT, GENERATION, *heads))
     columns = tuple(
@@ -58,7 +58,7 @@ def with_stored_names(schema: TableSchema) -> TableSchema:
 
 
 def stored_type(kind: CqlType) -> CqlType:
-    """The type with the names that fields of user types have in Delta."""
+    """Return the type with the Delta names of user type fields."""
     match kind:
         case MapType():
             return replace(kind, key=stored_type(kind.key), value=stored_type(kind.value))
@@ -73,27 +73,33 @@ def stored_type(kind: CqlType) -> CqlType:
 
 
 def candidate_names(name: str) -> tuple[str, ...]:
-    """The names under which a column or field may be in a table that was written when it had other neighbours."""
+    """Return the names that a column or field may have in a table written when it had other neighbours."""
     return name, case_marked_name(name)
 
 
 def case_marked_name(name: str) -> str:
-    """A name with which of its letters are capitals."""
-    return f"{name}${sum(1 << place for place, letter in enumerate(name) if letter != letter.lower()):x}"
+    """Return a name with a mask of its capitals."""
+    return f"{name}${sum(1 << position for position, letter in enumerate(name) if letter != letter.lower()):x}"
 
 
 def stored_columns(schema: TableSchema) -> list[tuple[LogColumn, str]]:
-    """The columns of a table's log in the order of its Delta table, each with its name there."""
+    """Return the columns of a table's log in the order of its Delta table, each with its Delta name."""
     names = dict(zip((column.name for column in with_stored_names(schema).columns), schema.columns, strict=True))
-    by_role = {(each.base.name if each.base else each.name, each.role): each for each in get_log_columns(schema)}
+    by_role = {
+        (log_column.base.name if log_column.base else log_column.name, log_column.role): log_column
+        for log_column in get_log_columns(schema)
+    }
     return [
-        (by_role[names[each.base.name].name if each.base else each.name, each.role], each.name)
-        for each in get_log_columns(with_stored_names(schema))
+        (
+            by_role[names[log_column.base.name].name if log_column.base else log_column.name, log_column.role],
+            log_column.name,
+        )
+        for log_column in get_log_columns(with_stored_names(schema))
     ]
 
 
 def find_stored_name(each: LogColumn, name: str, present: Collection[str]) -> str | None:
-    """The name that a column has among those of a table, which may be of a time when other columns were beside it."""
+    """Return a column's name in a table that may have been written when it had other columns; None if absent."""
     if each.base is None or name in present:
         return name if name in present else None
     prefix = each.name.removesuffix(each.base.name)
@@ -128,7 +134,7 @@ _SCALARS: dict[str, pa.DataType] = {
     "timestamp": TIMESTAMP,
     "tinyint": pa.int8(),
 }
-"""What is not here is text, in the form that JSON has: UUIDs, addresses, decimals, integers of any size, durations."""
+"""Other types are text, in their JSON form: UUIDs, addresses, decimals, varints, durations."""
 _COMMENTS = {
     "stream_id": "stream of the row: that of the base row's partition key at the time of the write",
     "time": "timeuuid of the write; rows of one batch share it",
@@ -145,7 +151,7 @@ _NEVER_NULL = ("stream_id", "time", "batch_seq_no", "operation")
 
 
 def arrow_type(kind: CqlType) -> pa.DataType:
-    """The Arrow type that values of a CQL type have in a log's Delta table."""
+    """Return the Arrow type of a CQL type's values in a log's Delta table."""
     match kind:
         case ScalarType():
             return _SCALARS.get(kind.name, pa.string())
@@ -156,7 +162,9 @@ def arrow_type(kind: CqlType) -> pa.DataType:
         case UserType():
             return pa.struct([pa.field(name, arrow_type(part)) for name, part in kind.fields])
         case TupleType():
-            return pa.struct([pa.field(f"_{place}", arrow_type(part)) for place, part in enumerate(kind.components, 1)])
+            return pa.struct(
+                [pa.field(f"_{position}", arrow_type(part)) for position, part in enumerate(kind.components, 1)]
+            )
     raise AssertionError(f"unreachable: {kind}")
 
 
@@ -167,20 +175,20 @@ def has_same_order(kind: CqlType) -> bool:
 
 @lru_cache(maxsize=512)
 def log_table(schema: TableSchema, *, exact: bool = False) -> Table:
-    """The Delta table of a base table's log: the log's columns, with the time of the write behind its own ones.
+    """Return the Delta table of a base table's log, with the time of the write after the log's own metadata columns.
 
-    Columns have the names that Delta can tell apart, see `stored_names`. With `exact` there is a last one for values
-    that no native column holds.
+    Columns have names that Delta can distinguish, see `with_stored_names`. With `exact` the last column is for values
+    that native columns cannot hold.
     """
     schema = with_stored_names(schema)
     fields = [_log_field(each) for each in get_log_columns(schema)]
-    when = column(WRITTEN_AT, TIMESTAMP, "time of the write, µs; cdc$time holds the same")
-    # Delta keeps the bounds of the first 32 columns of a file only.
+    written_at = column(WRITTEN_AT, TIMESTAMP, "time of the write, µs; cdc$time holds the same")
+    # Delta stores bounds only for the first 32 columns of a file.
     head = sum(each.base is None for each in get_log_columns(schema))
     return Table(
         schema.keyspace,
         schema.log_name,
-        pa.schema([*fields[:head], when, *fields[head:], *([EXACT_COLUMN] if exact else [])]),
+        pa.schema([*fields[:head], written_at, *fields[head:], *([EXACT_COLUMN] if exact else [])]),
         keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
         comment=f"CDC log of {schema.full_name}",
     )
@@ -199,32 +207,36 @@ def _log_field(each: LogColumn) -> pa.Field:
 
 
 def typed_writes_schema(schema: TableSchema) -> pa.Schema:
-    """The columns of typed writes to a table, by their names in Delta, a row a write, as `volume` takes them.
+    """Return the columns of typed writes to a table, by their Delta names, one row per write.
 
     `operation` (int8) is 1 to update, 2 to insert, 3 to delete the row, 4 to delete the partition, 5 or 6 to delete a
-    range of rows; `timestamp` (int64, µs); `ttl` (int64, s; 0: none, null: that of the table). The columns behind are
+    range of rows; `timestamp` (int64, µs); `ttl` (int64, s; 0: none, null: that of the table). The other columns are
     those of the log: a key, a value (null: not written), `cdc$deleted_X` (the column is set to null, or the collection
     overwritten), `cdc$deleted_elements_X`.
 
-    A range begins with the row of the clustering columns that are given (5) or behind it (6), and ends with that of
-    their `cdc$range_end_X` (`cdc$range_end` int8 7, or null) or before it (8); of either the first columns may be given
-    alone, or none of them. Only tables with clustering columns have these columns.
+    A range begins with the row of the given clustering columns (5) or after it (6). It ends with that of their
+    `cdc$range_end_X` (`cdc$range_end` int8 7, or null) or before it (8). Each bound may have only the first columns, or
+    none. Only tables with clustering columns have these columns.
     """
     schema = with_stored_names(schema)
     head = [pa.field("operation", pa.int8()), pa.field("timestamp", pa.int64()), pa.field("ttl", pa.int64())]
     roles = ("key", "value", "deleted", "deleted_elements")
-    rest = [each for each in get_log_columns(schema) if each.role in roles]
+    rest = [log_column for log_column in get_log_columns(schema) if log_column.role in roles]
     return pa.schema(
-        [*head, *(pa.field(each.name, arrow_type(each.type)) for each in rest), *_range_end_fields(schema)]
+        [
+            *head,
+            *(pa.field(log_column.name, arrow_type(log_column.type)) for log_column in rest),
+            *_range_end_fields(schema),
+        ]
     )
 
 
 RANGE_END = "cdc$range_end"
-"""A column of typed writes: how a range of rows ends, 7 with the row that is named or 8 before it."""
+"""A column of typed writes: a range of rows ends with the named row (7) or before it (8)."""
 
 
 def range_end_column(name: str) -> str:
-    """The column of typed writes with the value of a clustering column at the end of a range."""
+    """Return the column of typed writes with a clustering column's value at the end of a range."""
     return f"{RANGE_END}_{name}"
 
 
@@ -236,5 +248,5 @@ def _range_end_fields(schema: TableSchema) -> list[pa.Field]:
 
 
 def range_end_columns(schema: TableSchema) -> list[str]:
-    """The columns of typed writes that only deletions of ranges have."""
+    """Return the columns of typed writes that only range deletions use."""
     return [field.name for field in _range_end_fields(with_stored_names(schema))]

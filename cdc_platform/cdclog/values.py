@@ -51,10 +51,10 @@ from cdc_platform.tables import TIMESTAMP
 
 FIRST_DAY = days_from_date(1, 1, 1)
 LAST_DAY = days_from_date(9999, 12, 31)
-"""The days (since 1970) that every reader of Delta tables has."""
+"""The last day (since 1970) that every reader of Delta tables supports."""
 LAST_MS = Milliseconds((2**63 - 1) // MILLISECOND_NS)
 FIRST_MS = -LAST_MS
-"""The milliseconds (since 1970) that every reader has: from 1677-09-21 to 2262-04-11."""
+"""The first millisecond (since 1970) that every reader supports; the range is 1677-09-21 to 2262-04-11."""
 TEXT_PARSERS: Mapping[str, Callable[[str], Any]] = {
     "decimal": Decimal,
     "duration": parse_duration,
@@ -63,28 +63,28 @@ TEXT_PARSERS: Mapping[str, Callable[[str], Any]] = {
     "uuid": UUID,
     "varint": parse_integer,
 }
-"""The types whose values are text in Delta, and how they are read back from it."""
+"""The types whose values are text in Delta, with their parsers."""
 _BOUNDS = {"date": (FIRST_DAY, LAST_DAY), "timestamp": (FIRST_MS, LAST_MS)}
 
 
 def clamp_value(kind: ScalarType, value: int) -> int:
-    """The nearest date (days) or timestamp (ms) that a native column holds."""
+    """Return the nearest date (days) or timestamp (ms) that a native column holds."""
     low, high = _BOUNDS[kind.name]
     return min(max(value, low), high)
 
 
 def clamp_values(name: str, values: np.ndarray) -> np.ndarray:
-    """As `clamp_value`, of many (int64), by the type's name."""
+    """Do as `clamp_value` for many values (int64), by the type's name."""
     return np.clip(values, *_BOUNDS[name])
 
 
 def may_be_out_of_range(kind: CqlType) -> bool:
-    """Whether a type is, or has in it, dates or timestamps."""
+    """Return True if a type is, or contains, a date or timestamp."""
     return (isinstance(kind, ScalarType) and kind.name in _BOUNDS) or any(map(may_be_out_of_range, kind.parts))
 
 
 def is_out_of_range(kind: CqlType, value: Value | None) -> bool:
-    """Whether a canonical value is, or has in it, one that no native column holds."""
+    """Return True if a canonical value is, or contains, a value that no native column holds."""
     if value is None:
         return False
     match kind:
@@ -98,17 +98,17 @@ def is_out_of_range(kind: CqlType, value: Value | None) -> bool:
 
 
 def value_to_text(name: str, value: Value) -> str:
-    """A value of one of the types in `TEXT_PARSERS` as Delta has it."""
+    """Return a value of one of the types in `TEXT_PARSERS` as Delta stores it."""
     return format_integer(value) if name == "varint" else str(value)
 
 
 def encode_exact_value(kind: CqlType, value: Value) -> str:
-    """A canonical value as JSON: dates and timestamps as integers, blobs in hexadecimal, what has parts as arrays."""
+    """Encode a canonical value as JSON: dates and timestamps as integers, blobs as hex, composites as arrays."""
     return json.dumps(_to_json(kind, value))
 
 
 def decode_exact_value(kind: CqlType, text: str) -> Value:
-    """The canonical value of what `encode_exact_value` made."""
+    """Decode the canonical value from the result of `encode_exact_value`."""
     return _from_json(kind, json.loads(text))
 
 
@@ -147,19 +147,20 @@ LogRowMapping = Mapping[str, Value | None]
 
 
 def log_rows_to_arrow(schema: TableSchema, rows: Sequence[LogRowMapping], *, exact: bool = False) -> pa.Table:
-    """Log rows, each with its stream, in the columns of the log's Delta table.
+    """Return log rows, each with its stream, in the columns of the log's Delta table.
 
-    Dates and timestamps that not every reader has are the nearest of those that it has, and as they are in a column of
-    their own, which there is where a value needs it, or with `exact`.
+    Dates and timestamps that not every reader supports become the nearest supported ones. A separate column has their
+    exact values; it exists if a value needs it, or with `exact`.
     """
     columns = stored_columns(schema)
-    beside = _out_of_range_values(columns, rows)
-    fields = log_table(schema, exact=exact or any(beside)).schema
+    exact_values = _out_of_range_values(columns, rows)
+    fields = log_table(schema, exact=exact or any(exact_values)).schema
     arrays = {
-        name: _to_arrow_values(stored_type(each.type), [row[each.name] for row in rows]) for each, name in columns
+        name: _to_arrow_values(stored_type(log_column.type), [row[log_column.name] for row in rows])
+        for log_column, name in columns
     }
     arrays[WRITTEN_AT] = [us_from_timeuuid(_row_timeuuid(row)) for row in rows]
-    arrays[EXACT] = [list(found.items()) or None for found in beside]
+    arrays[EXACT] = [list(values.items()) or None for values in exact_values]
     return pa.table([pa.array(arrays[field.name], field.type) for field in fields], schema=fields)
 
 
@@ -172,15 +173,15 @@ def _to_arrow_values(kind: CqlType, values: list[Value | None]) -> list[Any]:
 def _out_of_range_values(
     columns: Sequence[tuple[LogColumn, str]], rows: Sequence[LogRowMapping]
 ) -> list[dict[str, str]]:
-    """Of each row, the values that its native columns do not hold, by the names of those."""
-    wide = [(each, name) for each, name in columns if may_be_out_of_range(each.type)]
+    """Return for each row the values that its native columns cannot hold, by the columns' names."""
+    wide = [(log_column, name) for log_column, name in columns if may_be_out_of_range(log_column.type)]
     if not wide:
         return [{}] * len(rows)
     return [
         {
-            name: encode_exact_value(each.type, row[each.name])
-            for each, name in wide
-            if is_out_of_range(each.type, row[each.name])
+            name: encode_exact_value(log_column.type, row[log_column.name])
+            for log_column, name in wide
+            if is_out_of_range(log_column.type, row[log_column.name])
         }
         for row in rows
     ]
@@ -194,53 +195,55 @@ def _row_timeuuid(row: LogRowMapping) -> UUID:
 
 
 def log_rows_from_arrow(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Value | None]]:
-    """The log rows of a log's Delta table, with values in canonical form; columns that it lacks are null."""
+    """Yield the log rows of a log's Delta table, with canonical values; missing columns are null."""
     table = convert_log_rows(schema, table)
     columns, present = stored_columns(schema), set(table.schema.names)
-    places = [find_stored_name(each, name, present) for each, name in columns]
+    stored_names = [find_stored_name(log_column, name, present) for log_column, name in columns]
     lists = [
-        [None] * table.num_rows if place is None else to_canonical_values(stored_type(each.type), table.column(place))
-        for (each, _), place in zip(columns, places, strict=True)
+        [None] * table.num_rows
+        if stored_name is None
+        else to_canonical_values(stored_type(log_column.type), table.column(stored_name))
+        for (log_column, _), stored_name in zip(columns, stored_names, strict=True)
     ]
-    by_place = {place: index for index, place in enumerate(places) if place is not None}
-    for number, beside in _iter_exact_values(table):
-        for place, text in beside:
-            if place in by_place:
-                index = by_place[place]
+    indices = {stored_name: index for index, stored_name in enumerate(stored_names) if stored_name is not None}
+    for number, exact_values in _iter_exact_values(table):
+        for stored_name, text in exact_values:
+            if stored_name in indices:
+                index = indices[stored_name]
                 lists[index][number] = decode_exact_value(columns[index][0].type, text)
-    names = [each.name for each, _ in columns]
+    names = [log_column.name for log_column, _ in columns]
     for values in zip(*lists, strict=True):
         yield dict(zip(names, values, strict=True))
 
 
 def read_exact_values(table: pa.Table | pa.RecordBatch) -> dict[str, dict[int, str]]:
-    """By column of a log's Delta table and by row, the values as JSON of which the column has but the nearest."""
-    found: dict[str, dict[int, str]] = {}
+    """Return by column and row of a log's Delta table the exact values, as JSON, that the columns approximate."""
+    by_column: dict[str, dict[int, str]] = {}
     if EXACT in table.schema.names and table.column(EXACT).null_count < table.num_rows:
-        for number, beside in _iter_exact_values(table):
-            for place, text in beside:
-                found.setdefault(place, {})[number] = text
-    return found
+        for number, values in _iter_exact_values(table):
+            for name, text in values:
+                by_column.setdefault(name, {})[number] = text
+    return by_column
 
 
 def _iter_exact_values(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     if EXACT in table.schema.names:
-        for number, beside in enumerate(table.column(EXACT).to_pylist()):
-            if beside:
-                yield number, list(beside.items() if isinstance(beside, dict) else beside)
+        for number, values in enumerate(table.column(EXACT).to_pylist()):
+            if values:
+                yield number, list(values.items() if isinstance(values, dict) else values)
 
 
 def to_canonical_values(kind: CqlType, values: pa.ChunkedArray | pa.Array) -> list[Value | None]:
-    """The canonical forms of a column of `arrow_type(kind)`.
+    """Return the canonical values of a column of `arrow_type(kind)`.
 
     Raises:
-        InputError: a text is none of a value of the type.
+        InputError: a text is not a value of the type.
     """
     return [None if value is None else to_canonical_value(kind, value) for value in _to_python(values)]
 
 
 def _to_python(values: pa.ChunkedArray | pa.Array) -> list[Any]:
-    # Timestamps and dates that Python's datetime cannot hold are read as the integers that they are.
+    # Read timestamps and dates as integers, since Python's datetime cannot hold all of them.
     if values.type == TIMESTAMP:
         return values.cast(pa.int64()).to_pylist()
     if values.type == pa.date32():
@@ -249,7 +252,7 @@ def _to_python(values: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 
 def to_arrow_value(kind: CqlType, value: Value | None) -> Any:
-    """A canonical value as what Arrow takes for `arrow_type(kind)`."""
+    """Convert a canonical value to the form that Arrow accepts for `arrow_type(kind)`."""
     if value is None:
         return None
     match kind:
@@ -261,9 +264,12 @@ def to_arrow_value(kind: CqlType, value: Value | None) -> Any:
             return [to_arrow_value(kind.element, part) for part in value]
         case UserType():
             parts = zip(kind.fields, (*value, *[None] * (len(kind.fields) - len(value))), strict=True)
-            return {name: to_arrow_value(of, part) for (name, of), part in parts}
+            return {name: to_arrow_value(part_type, part) for (name, part_type), part in parts}
         case TupleType():
-            return {f"_{place}": to_arrow_value(of, value[place - 1]) for place, of in enumerate(kind.components, 1)}
+            return {
+                f"_{position}": to_arrow_value(part_type, value[position - 1])
+                for position, part_type in enumerate(kind.components, 1)
+            }
     raise AssertionError(f"unreachable: {kind}")
 
 
@@ -276,7 +282,7 @@ def _scalar_to_arrow(kind: ScalarType, value: Value) -> Any:
 
 
 def to_canonical_value(kind: CqlType, value: Any) -> Value | None:
-    """The canonical form of what Arrow has for a value of `arrow_type(kind)`."""
+    """Convert an Arrow value of `arrow_type(kind)` to its canonical form."""
     if value is None:
         return None
     match kind:
@@ -290,19 +296,24 @@ def to_canonical_value(kind: CqlType, value: Any) -> Value | None:
         case ListType() | SetType():
             return kind.canonical([to_canonical_value(kind.element, part) for part in value])
         case UserType():
-            # By their places: a field may have been written under another name, or when it was not there yet.
+            # Match by position: a field may have been renamed, or added later.
             parts = (*value.values(), *[None] * (len(kind.fields) - len(value)))
-            return tuple(to_canonical_value(of, part) for (_, of), part in zip(kind.fields, parts, strict=True))
+            return tuple(
+                to_canonical_value(part_type, part) for (_, part_type), part in zip(kind.fields, parts, strict=True)
+            )
         case TupleType():
-            return tuple(to_canonical_value(of, value[f"_{place}"]) for place, of in enumerate(kind.components, 1))
+            return tuple(
+                to_canonical_value(part_type, value[f"_{position}"])
+                for position, part_type in enumerate(kind.components, 1)
+            )
     raise AssertionError(f"unreachable: {kind}")
 
 
 def find_field_name(names: Collection[str], name: str) -> str | None:
-    """The name that a field of a user type has in values that were written at any time; None: they have none."""
+    """Return a user type field's name in values written at any time; None if they lack it."""
     plain = name.rpartition("$")[0]
-    other = plain if plain and case_marked_name(plain) == name else case_marked_name(name)
-    return name if name in names else other if other in names else None
+    alternative = plain if plain and case_marked_name(plain) == name else case_marked_name(name)
+    return name if name in names else alternative if alternative in names else None
 
 
 def _scalar_to_canonical(kind: ScalarType, value: Any) -> Value:
