@@ -226,7 +226,7 @@ def _build_removal_op(table: Table) -> OpDefinition:
             )
             files = maintenance.vacuum_table(lake, table)
         context.add_output_metadata({"rows": rows, "vacuumed_files": files})
-        if rows and table not in (UNORDERED_RANGES, EXPIRY_MARKS):  # which are no assets
+        if rows and table not in (UNORDERED_RANGES, EXPIRY_MARKS):  # these two are not assets
             metadata = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
             context.log_event(
                 AssetObservation(

@@ -41,7 +41,7 @@ def initialize_dagster_storage(folder: Path) -> None:
                 slots = tables.get_concurrency_info(pool)
                 for run_id in slots.active_run_ids | slots.pending_run_ids:
                     tables.free_concurrency_slots_for_run(run_id)
-    except Exception as error:  # noqa: BLE001 whatever it is that Dagster, its database or its disk says
+    except Exception as error:  # noqa: BLE001 any error of Dagster, its database or its disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise EnvironmentProblem(
             f"Dagster cannot work in {folder} ({reason}); mend that, or name another home"
@@ -62,7 +62,7 @@ def serve_code_location() -> None:
     try:
         initialize_dagster_storage(Path(os.environ["DAGSTER_HOME"]))
     except PlatformError as error:
-        sys.exit(str(error))  # `up` shows the last line of the log of a part that has ended
+        sys.exit(str(error))  # `up` shows the last log line of a service that has ended
     if sys.platform == "linux":
         fork_runs()
     sys.argv[:1] = ["dagster", "api", "grpc"]
