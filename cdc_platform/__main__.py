@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # that of typing would take longer to import than all the rest
+TYPE_CHECKING = False  # importing it from typing would take longer than everything else
 if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
@@ -22,7 +22,8 @@ _FLUSH_FAILED = 120
 
 def main() -> NoReturn:
     """Run the command from the process's arguments and exit with its code."""
-    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background does not
+    # A background process of a shell ignores SIGINT.
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, _exit_interrupted)
     _open_standard_files()
@@ -32,7 +33,7 @@ def main() -> NoReturn:
     from cdc_platform.cli import program
 
     exit_hook = _ExitWithoutTeardown()
-    atexit.register(exit_hook)  # before all but logging's own; who registers last is called first
+    atexit.register(exit_hook)  # runs after all handlers but logging's: the last registered runs first
     try:
         program.main(interruptible=interruptible)
     except SystemExit as left:

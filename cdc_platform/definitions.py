@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_platform.runtime import gc_paused_for_imports
 
-with gc_paused_for_imports():  # else to look for garbage is a third of the time, behind any door
+with gc_paused_for_imports():  # garbage collection would take a third of the import time in every process
     from dagster import Definitions, in_process_executor
 
     from assets import expiry, maintenance, repair, switch, tables, v1_rewrite

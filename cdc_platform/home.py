@@ -173,7 +173,7 @@ def _open_store_home(place: ObjectStorePath, *, create: bool) -> Home:
         what = f"home {place}" if place.has_bucket() else f"the bucket {place.root}"
         raise EnvironmentProblem(f"{what} does not exist; {mend}") from None
     except PlatformError:
-        raise  # of the store, not of what the file holds; some are ValueErrors
+        raise  # an error of the store and not of the file's content; some are ValueErrors
     except (ValueError, KeyError, TypeError):
         raise _damaged_marker_error(marker, mend) from None
     _refuse_newer_layout(place, layout, mend)

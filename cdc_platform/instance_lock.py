@@ -1,7 +1,7 @@
 """Locks that let one `up` run per home, and that end its processes with it.
 
-The operating system releases them when a process dies. `up.lock` belongs to the one `up`, `up/parts.lock` to every
-process that works in the home, and `up/alive-...` to `up` alone, so each of its processes sees it end.
+The operating system releases the locks when a process dies. `up.lock` belongs to the one `up`, `up/parts.lock` to every
+process that works in the home, and `up/alive-...` to `up` alone, so that each of its processes detects its end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cdc_platform.errors import StateError
 from cdc_platform.home import Home, home_exists, make_private_folder, open_home
 
 UP_VARIABLE = "CDC_PLATFORM_UP"
-"""In the environment of the parts of an `up`: the file that it holds as long as it lives."""
+"""The environment variable of an `up`'s processes: the path of the file that the `up` locks as long as it lives."""
 PARTS_WAIT_SECONDS = 60.0
-"""How long an `up` waits for what an earlier one has left behind, which is about to end."""
+"""How long an `up` waits for the remaining processes of an earlier one to end."""
 LOCK_WAIT_SECONDS = 5.0
-"""How long `up.lock` may be held by a process of which nothing else is seen: it starts, ends or has just looked."""
+"""How long another process may hold `up.lock` without an `up` being alive: it starts, ends or has just checked."""
 _PARTS_LOCK = "parts.lock"
 _ALIVE_PREFIX = "alive-"
 _POLL_SECONDS = 0.1
@@ -36,9 +36,10 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class InstanceLock:
-    """A home that an `up` holds. `parts` is inherited by whatever works for it: the home is free when all have ended.
+    """The lock of an `up` on its home. Its processes inherit `parts`, so the home is free when all of them have ended.
 
-    `opened` is a file descriptor of the folder, by which it has a short name on Linux: paths of sockets have a bound.
+    `opened` is a file descriptor of the folder. On Linux it gives the folder a short name, because socket paths are
+    limited in length.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class InstanceLock:
     _lock: TextIO
 
     def note(self, pids: list[int]) -> None:
-        """Write down who holds the home: whoever finds it held can end them."""
+        """Write the IDs of the processes that hold the home, so that a person who finds it locked can end them."""
         self._lock.truncate(0)
         self._lock.write(" ".join(map(str, pids)))
         self._lock.flush()
@@ -56,10 +57,10 @@ class InstanceLock:
 
 @contextmanager
 def lock_home_exclusively(home: Home) -> Iterator[InstanceLock]:
-    """Hold a home as its one `up`. Nothing of `<home>/up` outlasts it, not even after a kill: the next one sweeps.
+    """Lock a home as its one `up`. The content of `<home>/up` is temporary: after a kill the next `up` removes it.
 
     Raises:
-        StateError: another `up` holds it, or a Dagster that was started by hand works in it.
+        StateError: another `up` holds the home, or a manually started Dagster works in it.
     """
     folder = make_private_folder(home.path / "up")
     with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
@@ -83,12 +84,13 @@ def lock_home_exclusively(home: Home) -> Iterator[InstanceLock]:
 
 
 def bind_to_up() -> None:
-    """Bind this process to what it works for, when it is one of Dagster's servers or runs; any other is left alone.
+    """Bind a server or run of Dagster to the `up` or home that it works for; do nothing in any other process.
 
-    A part of an `up` ends at once when that `up` has ended, however. Another's holds its home, if there is one yet.
+    A process of an `up` ends immediately when that `up` ends, for whatever reason. A process of a manually started
+    Dagster takes a shared lock on its home, if the home exists.
 
     Raises:
-        StateError: the process is no part of the `up` that holds the home.
+        StateError: the process does not belong to the `up` that holds the home.
     """
     alive = os.environ.get(UP_VARIABLE)
     if _binding_disabled_depth:
@@ -101,7 +103,7 @@ def bind_to_up() -> None:
 
 @contextmanager
 def binding_disabled() -> Iterator[None]:
-    """Bind this process to nothing meanwhile: others are forked from it, each of which binds itself."""
+    """Disable `bind_to_up` inside the block, because the processes forked from this one bind themselves."""
     _binding_disabled_depth.append(True)
     try:
         yield
@@ -110,7 +112,7 @@ def binding_disabled() -> Iterator[None]:
 
 
 def lock_home_shared(home: Home) -> None:
-    """Work in a home as a Dagster that somebody has started by hand; parts of an `up` and other programs just may.
+    """Lock a home for a manually started Dagster; do nothing in processes of an `up` and in other programs.
 
     Raises:
         StateError: an `up` holds the home: two daemons would start every join twice.
@@ -129,7 +131,7 @@ def lock_home_shared(home: Home) -> None:
 
 _binding_disabled_depth: list[bool] = []
 _locks: dict[Path, TextIO] = {}
-"""What this process holds until it ends."""
+"""The locks that this process holds until it ends."""
 
 
 def _bind_to_alive_file(alive: Path) -> None:
@@ -147,7 +149,7 @@ def _bind_to_alive_file(alive: Path) -> None:
 
 
 def _kill_when_released(mark: TextIO) -> None:
-    """Wait until nobody holds the file any more. A kill, because nothing that runs on may write into the home."""
+    """Wait until no process holds the file, then kill this process, because it must not write to the home any more."""
     fcntl.flock(mark, fcntl.LOCK_SH)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -159,12 +161,12 @@ def _exit(reason: str) -> NoReturn:
 
 
 def _is_dagster_process() -> bool:
-    """Whether this is a code server of Dagster, as `dagster dev` starts them, or one of its runs."""
+    """Return True if this is a code server of Dagster, as `dagster dev` starts them, or one of its runs."""
     return "dagster" in Path(sys.argv[0]).parts[-2:] and bool({"grpc", "code-server"} & set(sys.argv[1:3]))
 
 
 def _open_parts_lock(folder: Path) -> TextIO | None:
-    """The parts' lock, held together with other parts; None while an `up` starts, which waits until nobody has it."""
+    """Take the shared lock of the parts, or return None while an `up` is starting, which waits for an exclusive one."""
     parts = (folder / _PARTS_LOCK).open("a+", encoding="utf-8")
     if _try_lock(parts, fcntl.LOCK_SH):
         return parts
@@ -173,10 +175,10 @@ def _open_parts_lock(folder: Path) -> TextIO | None:
 
 
 def _await_parts(home: Home, parts: TextIO) -> None:
-    """Wait until nothing of an earlier `up` works in the home.
+    """Wait until no process of an earlier `up` works in the home.
 
     Raises:
-        StateError: it goes on, or a Dagster that was started by hand works there.
+        StateError: one does not end in time, or a manually started Dagster works there.
     """
     deadline = time.monotonic() + PARTS_WAIT_SECONDS
     while not _try_lock(parts, fcntl.LOCK_EX):
@@ -204,7 +206,7 @@ def _already_up_error(home: Home, lock: TextIO) -> StateError:
 
 
 def _try_lock_with_wait(lock: TextIO, how: int, folder: Path) -> bool:
-    """Take `up.lock`, also from an `up` that is about to have ended: the system lets its locks go in no given order."""
+    """Take `up.lock`, and wait for an `up` that is ending: the system releases its locks in no given order."""
     deadline = time.monotonic() + LOCK_WAIT_SECONDS
     while not _try_lock(lock, how):
         if _is_up_alive(folder) or time.monotonic() > deadline:
@@ -214,7 +216,7 @@ def _try_lock_with_wait(lock: TextIO, how: int, folder: Path) -> bool:
 
 
 def _is_up_alive(folder: Path) -> bool:
-    """Whether an `up` holds its file now."""
+    """Return True if an `up` holds its file now."""
     for path in folder.glob(f"{_ALIVE_PREFIX}*"):
         with suppress(FileNotFoundError), path.open(encoding="utf-8") as mark:
             if not _try_lock(mark, fcntl.LOCK_SH):
@@ -236,12 +238,12 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is there, and somebody else's
+        pass  # it exists and belongs to another user
     return True
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what an `up` has made for its time; the lock stays, others may be about to open it."""
+    """Remove the temporary files of an `up`. The lock file stays, because other processes may be about to open it."""
     for entry in folder.iterdir():
         if entry.name == _PARTS_LOCK:
             continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """One thing that was looked at: what was found and, where it must be mended, how."""
+    """One checked prerequisite: what was found and, if it must be fixed, how."""
 
     check: str
     ok: bool

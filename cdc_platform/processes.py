@@ -23,12 +23,12 @@ from typing import Protocol
 from cdc_platform.errors import PlatformError
 
 GRACE_SECONDS = 10.0
-"""How long a group may take to end after TERM, before KILL."""
+"""How long a process group may take to end after TERM, before KILL."""
 MAX_RESTARTS = 10
 RESTART_WINDOW_SECONDS = 600.0
-"""A server that ends more often than that in this time has a reason that another start does not mend."""
+"""A server that ends more than `MAX_RESTARTS` times in this period has a problem that a restart does not fix."""
 _MAX_LOG_LINE = 500
-"""So much of the last line of a log is told."""
+"""The most characters of a log's last line that messages quote."""
 _POLL_SECONDS = 0.5
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -36,35 +36,35 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServiceDied(PlatformError):
-    """A service ended that should have gone on; or it did not answer in time."""
+    """A service ended unexpectedly, or did not answer in time."""
 
     code = "service-died"
     exit_code = 1
 
 
 class StopRequested(BaseException):
-    """A signal asks for the end while something starts and waits. No error: nothing but `supervise` catches it."""
+    """A signal requests the end while a service starts and waits. Not an error: only `supervise` catches it."""
 
 
 class SelfStartingServer(Protocol):
-    """A process that starts, waits and ends by itself, as the Spark Connect server does."""
+    """A process that starts, waits and ends by its own methods, like the Spark Connect server."""
 
     @property
     def pid(self) -> int | None:
-        """The process, None while it does not run."""
+        """Return the process ID, or None if it does not run."""
         ...
 
     def stop(self) -> None:
-        """End it with everything it has started."""
+        """End the process and all of its children."""
         ...
 
 
 @dataclass(frozen=True)
 class Service:
-    """One process: what it is called, how it is started, where its output goes, and whether it answers by now.
+    """One process: its name, command, environment, log, and a check whether it answers yet.
 
-    `answers` is called repeatedly until it returns True; an error of the operating system means not yet. `keeps_open`:
-    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes.
+    `answers` is called repeatedly until it returns True; an `OSError` means not yet. `keeps_open` lists file
+    descriptors that the process inherits, for example for a lock that lasts as long as any of the processes.
     """
 
     name: str
@@ -88,7 +88,7 @@ class _AdoptedServer:
 
 
 class Supervisor:
-    """Starts services and ends them all. Use `supervise` around it, so that nothing is left behind."""
+    """Starts services and ends them all. Create it by `supervise`, so that no process is left behind."""
 
     def __init__(self) -> None:
         self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
@@ -98,16 +98,16 @@ class Supervisor:
 
     @property
     def ending(self) -> bool:
-        """Whether a signal has asked for the end."""
+        """Return True if a signal has requested the end."""
         return self._ending.is_set()
 
     @property
     def pids(self) -> list[int]:
-        """The processes that were started and not ended yet; each is the group of its children too."""
+        """Return the IDs of the started processes that have not been ended. Each leads the group of its children."""
         return [process.pid for _, process in self._running]
 
     def start(self, service: Service) -> None:
-        """Start a service; it may take a while until it answers."""
+        """Start a service. It may take a while to answer."""
         service.log.parent.mkdir(parents=True, exist_ok=True)
         with service.log.open("wb") as log:
             process = subprocess.Popen(
@@ -132,13 +132,14 @@ class Supervisor:
         told: Callable[[str], object] | None = None,
         needed: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Start a server that waits for itself, and end it with the others. A signal breaks the wait off.
+        """Start a server that waits for itself, and end it with the others. A signal interrupts the wait.
 
-        `told` makes it one that is started again when it has ended by itself, and hears about it. One that is not
-        `needed`, which is asked twice a second, sleeps: it is ended, and started again when it is.
+        With `told` the supervisor restarts the server after it has ended by itself, and passes messages about it to
+        `told`. `needed` is called twice a second; the supervisor stops a server that is not needed, and starts it again
+        when it is.
 
         Raises:
-            EndAsked: a signal asked for the end meanwhile.
+            StopRequested: a signal requested the end meanwhile.
         """
         self._adopted.append(_AdoptedServer(name, log, server, start, told, needed))
         self._start_adopted(start)
@@ -147,8 +148,8 @@ class Supervisor:
         """Wait until every service answers.
 
         Raises:
-            EndAsked: a signal asked for the end meanwhile.
-            ServiceDied: one has ended, or does not answer within `seconds`.
+            StopRequested: a signal requested the end meanwhile.
+            ServiceDied: a service has ended, or does not answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
         silent = [service for service, _ in self._running]
@@ -161,7 +162,7 @@ class Supervisor:
                 raise StopRequested
 
     def await_end(self, may_go_on: Callable[[], object] = lambda: None) -> None:
-        """Wait until a signal asks for the end; what `may_go_on`, which is asked twice a second, raises, is raised.
+        """Wait until a signal requests the end. Call `may_go_on` twice a second and propagate what it raises.
 
         Raises:
             ServiceDied: a service ended by itself.
@@ -178,7 +179,7 @@ class Supervisor:
                     self._tell(adopted, f"{adopted.name} sleeps until somebody wants it")
 
     def stop(self) -> None:
-        """End every service with all of its children: TERM first, KILL for what is left after some seconds."""
+        """End every service with all of its children: TERM first, then KILL after `GRACE_SECONDS`."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for _, process in self._running:
                 _signal_group(process.pid, number)
@@ -191,7 +192,7 @@ class Supervisor:
         self._adopted.clear()
 
     def end(self, _number: int = 0, _frame: FrameType | None = None) -> None:
-        """Ask for the end, as a signal handler does."""
+        """Request the end, as a signal handler does."""
         self._ending.set()
         if self._may_interrupt:
             self._may_interrupt = False
@@ -207,11 +208,11 @@ class Supervisor:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
 
     def _keep_running(self, adopted: _AdoptedServer) -> None:
-        """Wake a server that sleeps, and start one again that has ended by itself, at the next look too if it fails.
+        """Wake a sleeping server, and restart one that has ended by itself; repeat a failed restart at the next check.
 
         Raises:
-            EndAsked: a signal asked for the end meanwhile.
-            ServiceDied: it ends again and again.
+            StopRequested: a signal requested the end meanwhile.
+            ServiceDied: the server keeps ending.
         """
         if adopted.asleep:
             adopted.asleep = False
@@ -247,7 +248,7 @@ class Supervisor:
 
 @contextmanager
 def supervise() -> Iterator[Supervisor]:
-    """A supervisor that Ctrl-C, TERM and a closed terminal ask for the end; on the way out all of its services end.
+    """Yield a supervisor that Ctrl-C, TERM and a closed terminal end; all of its services end when the block exits.
 
     `StopRequested` ends the block quietly.
     """
@@ -258,7 +259,7 @@ def supervise() -> Iterator[Supervisor]:
     except StopRequested:
         pass
     finally:
-        # The handlers stay while the services end: an impatient second Ctrl-C must not leave half of them behind.
+        # The handlers stay while the services end, so that a second Ctrl-C does not leave some of them running.
         supervisor.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -266,54 +267,55 @@ def supervise() -> Iterator[Supervisor]:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Let Ctrl-C take effect behind a block, which has to come to its end. Other threads are never interrupted."""
+    """Defer Ctrl-C until the block has ended. Other threads are never interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(came[0], None)
+        if received and callable(before):
+            before(received[0], None)
 
 
 def kill_process_tree(pid: int) -> None:
-    """Kill a process and all that it has started, which is known of on Linux; none of them starts more meanwhile."""
+    """Kill a process and, on Linux, its descendants. Stop them first, so that they cannot start more."""
     stopped: list[int] = []
-    while due := [each for each in _process_tree(pid) if each not in stopped]:
-        for each in due:
+    while due := [process for process in _process_tree(pid) if process not in stopped]:
+        for process in due:
             with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGSTOP)
+                os.kill(process, signal.SIGSTOP)
         stopped += due
-    for each in stopped:
+    for process in stopped:
         with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
 
 
 def _process_tree(pid: int) -> list[int]:
-    children, found = _children_by_parent(), [pid]
-    for each in found:
-        found += children.get(each, ())
-    return found
+    children, tree = _children_by_parent(), [pid]
+    for process in tree:
+        tree += children.get(process, ())
+    return tree
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """The processes that each process has started, by its ID."""
-    found: dict[int, list[int]] = {}
+    """Return the IDs of each process's children, by its own ID."""
+    children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
             parent = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-            found.setdefault(int(parent), []).append(int(entry.parent.name))
-    return found
+            children.setdefault(int(parent), []).append(int(entry.parent.name))
+    return children
 
 
 def get_death_signal_setter() -> Callable[[], None] | None:
-    """What a child runs before it becomes another program, so that the system ends it when its parent is killed.
+    """Return a function that a child calls before exec, so that the system ends the child if its parent is killed.
 
-    None but on Linux, where nothing does that. The signal is TERM, which a program can answer by ending its children.
+    Return None except on Linux, because no other system does this. The signal is TERM, so that a program can end its
+    children.
     """
     if sys.platform != "linux":
         return None
@@ -321,28 +323,28 @@ def get_death_signal_setter() -> Callable[[], None] | None:
 
 
 def kill_when_parent_dies() -> None:
-    """Let the system kill this process, a fork of its parent, when that has ended; only on Linux."""
+    """Have the system kill this process, a fork of its parent, when the parent has ended; only on Linux."""
     if sys.platform == "linux":
         _set_death_signal(ctypes.CDLL(None, use_errno=True), os.getppid(), signal.SIGKILL)
 
 
 def _set_death_signal(libc: ctypes.CDLL, parent: int, number: signal.Signals) -> None:
-    """Ask the system for a signal when the parent ends; one that has ended meanwhile is not waited for."""
+    """Request a signal for the parent's end from the system. Exit if the parent has already ended."""
     libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def describe_exit(name: str, code: int, log: Path) -> str:
-    """What is told of a process with this exit code, negative of one that a signal has ended, and the log."""
+    """Describe the end of a process by its exit code, which is negative for a signal, and name its log."""
     if code < 0:
         return f"{name} was killed by {signal.Signals(-code).name}; its log is {log}"
-    said = _last_log_line(log)
-    return f"{name} ended with exit code {code}; its log is {log}{said and f' and ends with: {said}'}"
+    last_line = _last_log_line(log)
+    return f"{name} ended with exit code {code}; its log is {log}{last_line and f' and ends with: {last_line}'}"
 
 
 def _last_log_line(log: Path) -> str:
-    """The last line in a log, as far as it is told; empty without one."""
+    """Return the last non-empty line of a log, truncated to `_MAX_LOG_LINE`, or an empty string."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8 * _MAX_LOG_LINE))
@@ -365,13 +367,13 @@ def _signal_group(group: int, number: int) -> None:
     except ProcessLookupError:
         pass
     except PermissionError:
-        if sys.platform != "darwin":  # macOS says this of a group of which only zombies are left
+        if sys.platform != "darwin":  # macOS raises this for a group of zombies
             raise
 
 
 def _is_alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether anything of a process's group still runs."""
-    process.poll()  # takes the leader's zombie away
+    """Return True if any process of the group still runs."""
+    process.poll()  # reaps the leader if it is a zombie
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):
@@ -380,11 +382,11 @@ def _is_alive(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _running_groups() -> set[int]:
-    """The groups of all processes that are no zombies: in a container, nobody may take orphans' zombies away."""
+    """Return the groups of all processes except zombies: in a container no process may reap the zombies of orphans."""
     groups = set()
     for entry in _PROC.glob("[0-9]*/stat"):
         try:
-            # After the name, which may hold anything: state, parent, group.
+            # After the name, which may contain any characters: state, parent, group.
             state, _, group = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue  # it has ended meanwhile

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 REDACTED = "***"
-# Before a container of Azure's (abfss://container@account) there is no colon.
+# A container of Azure (abfss://container@account) has no colon before it.
 _PASSWORD = r"(?<=://)[^/\s@:]*:[^/\s@]*(?=@)"
 _PASSWORDS = re.compile(_PASSWORD)
 _SECRET_WORD = (
@@ -17,8 +17,7 @@ _SECRET_WORD = (
     r"|(?:api|access|account|private|shared)[_-]?key(?:[_-]?id)?)"
 )
 _QUOTED = r"\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'"
-# What is behind such a word, as a setting or an option; the user in a URL; a private key; long runs of what only tokens
-# are made of.
+# Covers the value after such a word, as a setting or an option; the user in a URL; a private key; and bearer tokens.
 _SECRETS = re.compile(
     rf"(?is)(?P<word>{_SECRET_WORD}\w*[\"']?\s*[=:]\s*(?:bearer\s+|basic\s+)?)(?:(?P<quoted>{_QUOTED})|(?P<open>[\"'])[^\n]+|[^\s\"'&,;]+)"
     rf"|(?P<option>(?<![\w-])--?[\w-]*{_SECRET_WORD}[\w-]*\s+)(?:{_QUOTED}|[^\s\"']+)"
@@ -29,11 +28,11 @@ _END_OF_KEY = re.compile(r"-----(?P<which>BEGIN|END) [A-Z ]*PRIVATE KEY-----")
 _SECRET_NAME = re.compile(rf"(?i){_SECRET_WORD}")
 _NUMBER = re.compile(r"-?\d+")
 _MIN_SUBSTRING_LENGTH = 8
-"""Characters of a secret that is found within words too; a shorter one would be found in many."""
+"""The shortest secret, in characters, that is also redacted within words. A shorter one would match in too many."""
 
 
 def redact_secrets(text: str) -> str:
-    """A text of any kind without secrets, and without users of addresses."""
+    """Return a text without secrets, and without the users in addresses."""
     first = _END_OF_KEY.search(text)
     if first is not None and first["which"] == "END":  # the text begins within a key
         text = f"{REDACTED}{text[first.end() :]}"
@@ -41,12 +40,12 @@ def redact_secrets(text: str) -> str:
 
 
 def redact_url_passwords(text: str) -> str:
-    """A message without the users and passwords of addresses: of rows and names, which it tells, all is left."""
+    """Return a message without the users and passwords in addresses. Rows and names in it stay."""
     return _PASSWORDS.sub(REDACTED, text)
 
 
 class Redactor:
-    """Blots secrets out of texts and documents: those that are announced, and some that are known by their values."""
+    """Redacts secrets in texts and documents: those that a name announces, and the given ones by their values."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = {form for secret in secrets if secret.strip() for form in _spellings(secret)}
@@ -54,11 +53,11 @@ class Redactor:
         self._known = re.compile("|".join(patterns)) if patterns else None
 
     def text(self, text: str) -> str:
-        """Return a text without them."""
+        """Return a text without secrets."""
         return redact_secrets(text if self._known is None else self._known.sub(REDACTED, text))
 
     def document(self, document: Any) -> Any:
-        """Return plain values, as JSON has them, without secrets: what a field is called announces one as well."""
+        """Return a JSON document without secrets. The name of a field can also mark its value as a secret."""
         if isinstance(document, dict):
             return {
                 self.text(name): REDACTED if _is_secret_field(name, value) else self.document(value)
@@ -70,12 +69,12 @@ class Redactor:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what a variable or a field is called announces a secret."""
+    """Return True if the name of a variable or field indicates a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
 def _is_secret_field(name: str, value: object) -> bool:
-    """Whether a field holds a secret; a number, as a token of the ring, is none."""
+    """Return True if a field holds a secret. A number, such as a token of the ring, is not a secret."""
     return isinstance(value, str) and bool(value) and is_secret_name(name) and not _NUMBER.fullmatch(value)
 
 
@@ -86,7 +85,7 @@ def _replacement(found: re.Match[str]) -> str:
 
 
 def _spellings(secret: str) -> set[str]:
-    """A secret as texts may have it: as it is, without blanks around, in JSON, in an address."""
+    """Return the forms in which a text may contain a secret: as it is, stripped, in JSON and URL-encoded."""
     forms = {secret, secret.strip(), json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     return forms | {quote(secret, safe=""), quote(secret)}
 

@@ -15,7 +15,7 @@ BLAS_THREADS_VARIABLE = "OPENBLAS_NUM_THREADS"
 
 
 def tune_short_process() -> None:
-    """Have OpenBLAS start no threads in this process and its children, unless the environment says how many.
+    """Prevent OpenBLAS from starting threads in this process and its children, unless the environment sets a number.
 
     Call it before numpy is imported.
     """

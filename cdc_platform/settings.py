@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 Policy = Literal["strict", "recent-past"]
 
-# Settings of earlier versions that homes may still name.
+# Settings of earlier versions, which existing homes may still contain.
 _REMOVED_SETTINGS = ("generation_retry_ms",)
 
 _log = logging.getLogger(__name__)
 
 
 def _bounded_field(default: Any, **bounds: Any) -> Any:
-    """A setting whose value in a file is held to bounds, which are those of pydantic's fields."""
+    """Return a setting whose value in a file must be within bounds, given as constraints of pydantic's fields."""
     return field(default=default, metadata=bounds)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one home; times in milliseconds. What a file says is judged by `load_settings`."""
+    """Settings of one home; times in milliseconds. `load_settings` validates the values of a file."""
 
     ring_delay_ms: Milliseconds = _bounded_field(DEFAULT_RING_DELAY_MS, ge=0, le=HOUR_MS)
-    """How long gossip is given to reach every node."""
+    """How long gossip may take to reach every node."""
     generation_leeway_ms: Milliseconds = _bounded_field(DEFAULT_LEEWAY_MS, ge=0, le=HOUR_MS)
     """How far into the future a write's timestamp may lie, and the last part of a generation's delay."""
     first_generation_delay: bool = True
@@ -52,57 +52,57 @@ class Settings:
     policy: Policy = "strict"
     """Which writes are accepted: `strict` is [T, C + leeway) of the documents, `recent-past` the rule of 2024."""
     use_creation_time: bool = False
-    """Whether the rewrite also leaves V1 generations out that were superseded before the oldest log was created."""
+    """Whether the rewrite also skips V1 generations that were superseded before the oldest log was created."""
     clock_margin_ms: Milliseconds = _bounded_field(Milliseconds(0), ge=0, le=HOUR_MS)
-    """How far other clocks may be off when the rewrite leaves V1 generations out; servers that have it take 10 s."""
+    """How far other clocks may be off when the rewrite skips V1 generations. Servers with this setting use 10 s."""
     dont_rewrite_streams: bool = False
-    """Keeps the rewrite of V1 tables from doing anything; an administrator has to see to them."""
+    """Disables the rewrite of V1 tables. An administrator must then handle them."""
     rewrite_attempts: int = _bounded_field(5, ge=1, le=1000)
-    """How often the rewrite tries a read that fails before it leaves the node unmarked and the rest to the next run."""
+    """How often the rewrite tries a failing read before it leaves the node unmarked and the rest to the next run."""
     rewrite_retry_ms: Milliseconds = _bounded_field(SECOND_MS * 2, ge=0, le=HOUR_MS)
-    """How long the rewrite waits before it tries a read again."""
+    """How long the rewrite waits before it repeats a read."""
     repair_strict: bool = False
-    """Whether a repair also mends what is only a warning: sharding that is not the owners', misplaced streams."""
+    """Whether a repair also fixes mere warnings: sharding that differs from the owners', and misplaced streams."""
     expiry_grace_ms: Milliseconds = _bounded_field(HOUR_MS, ge=0, le=DAY_MS * 30)
-    """How long an expired generation is kept for readers in the middle of it: their longest window at least."""
+    """How long an expired generation stays for readers that are in the middle of it: at least their longest window."""
     expiry_skew_margin_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=0, le=HOUR_MS)
-    """How far the clocks of nodes may be off where it is told when the last row of a generation was written."""
+    """The assumed clock skew of nodes when the time of a generation's last row is computed."""
     two_phase_switch: bool = False
-    """Whether a generation is switched to in two phases, or (the documents) by gossip and a timestamp in good time."""
+    """Whether a generation switch takes two phases, or (the documents) relies on gossip and an early timestamp."""
     switch_lease_ms: Milliseconds = _bounded_field(MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
-    """How long, beyond the leeway, a participant of a switch goes on without knowing the decision."""
+    """How long, beyond the leeway, a participant of a switch continues without knowing the decision."""
     switch_deadline_ms: Milliseconds = _bounded_field(SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
-    """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
+    """How long participants of a switch may take to answer. Below the lease, or an abort would reach some too late."""
     switch_margin_ms: Milliseconds = _bounded_field(SECOND_MS * 5, ge=0, le=HOUR_MS)
-    """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
+    """The assumed clock skew: a generation starts this long after the last lease. Below the lease."""
     spark_sleep_ms: Milliseconds = _bounded_field(MINUTE_MS * 15, ge=0, le=DAY_MS * 30)
-    """How long Spark in `up` waits for a client before it is ended, until one comes; 0: it never sleeps."""
+    """How long Spark in `up` runs without a client before it is stopped until the next one; 0: it never sleeps."""
     cluster_hook: str = _bounded_field("", max_length=4096)
-    """The program that Dagster's sensor of live clusters tells of changes, see docs/cluster.md; empty: none."""
+    """The program that Dagster's sensor of live clusters runs for each change, see docs/cluster.md; empty: none."""
     cluster_hook_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=100, le=MINUTE_MS * 5)
-    """How long a hook may take for one change before it is ended."""
+    """How long the hook may run for one change before it is killed."""
     user_header: str = _bounded_field("", pattern=r"^[A-Za-z0-9-]{0,100}$")
-    """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
+    """The header in which the proxy before the UI (`up --public-url`) names the user; empty: users are unknown."""
 
 
 def redacted_settings(settings: Settings) -> dict[str, Any]:
-    """The settings as others may see them: of a text that anybody could have written, only whether there is one."""
+    """Return the settings in a form fit for others. For a free text it shows only whether there is one."""
     hints = get_type_hints(Settings)
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     return {name: (REDACTED if value else "") if hints[name] is str else value for name, value in values.items()}
 
 
 def load_settings(path: StoragePath) -> Settings:
-    """Read `settings.toml`; a missing file means the defaults. A setting that is no longer one is left out, and said.
+    """Read `settings.toml`; a missing file means the defaults. Ignore removed settings with a warning.
 
     Raises:
-        InputError: the file is no TOML, has an unknown key or a value out of bounds.
+        InputError: the file is not TOML, has an unknown key or a value out of bounds.
     """
     try:
         text = path.read()
     except FileNotFoundError:
         return Settings()
-    # Not before there is a file: to import pydantic's models and make one takes as long as a look-up.
+    # Imported only if there is a file: importing pydantic's models and building one takes as long as a look-up.
     import tomllib
 
     from pydantic import ValidationError
@@ -123,11 +123,12 @@ def load_settings(path: StoragePath) -> Settings:
 
 @cache
 def _settings_model() -> type[BaseModel]:
-    """The settings as a model of pydantic, which judges their types and bounds."""
+    """Return the settings as a pydantic model, which validates their types and bounds."""
     from pydantic import ConfigDict, Field, create_model
 
     hints = get_type_hints(Settings)
     declared: dict[str, Any] = {
-        each.name: (hints[each.name], Field(default=each.default, **each.metadata)) for each in fields(Settings)
+        setting.name: (hints[setting.name], Field(default=setting.default, **setting.metadata))
+        for setting in fields(Settings)
     }
     return create_model("Settings", __config__=ConfigDict(extra="forbid", strict=True), **declared)

@@ -1,6 +1,6 @@
 """The file with the address and token of the Connect server of `cdc-platform up`, and the request to wake it.
 
-Its lines are shell variables. A sleeping server leaves a file that names only itself; a command then requests the
+Its lines are shell variables. While the server sleeps, the file names only its own path. A command then requests the
 server and waits until the file is complete.
 """
 
@@ -15,55 +15,55 @@ from cdc_platform.storage import atomic
 
 REMOTE_VARIABLE = "SPARK_REMOTE"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-"""Spark's own names of where a Connect server is and of the token that it wants."""
+"""Spark's own names for the address of a Connect server and for the token that it requires."""
 SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
-"""The path of such a file: `cdc-platform up` starts a server anew if it has died, and wakes one that sleeps."""
+"""The path of such a file. `cdc-platform up` restarts a server that has died, and wakes a sleeping one."""
 
 
 def list_variables_to_unset() -> str:
-    """The variables by which this process goes to a server, in words; without them it has a session of its own."""
+    """Return, in words, the variables that direct this process to a server. Without them it creates its own session."""
     return " and ".join(name for name in (REMOTE_VARIABLE, SERVER_VARIABLE) if os.environ.get(name)) or REMOTE_VARIABLE
 
 
 @dataclass(frozen=True)
 class ServerFile:
-    """The file at `path`, which is its owner's alone."""
+    """The file at `path`, which only its owner can read."""
 
     path: Path
 
     def tell(self, environment: Mapping[str, str]) -> None:
-        """Tell where the server is that answers now: what a client has in its environment."""
+        """Publish the running server's address: the environment variables of a client."""
         self._write({**environment, SERVER_VARIABLE: str(self.path)})
 
     def withdraw(self) -> None:
-        """Tell that no server answers now."""
+        """Publish that no server is available now."""
         self._write({SERVER_VARIABLE: str(self.path)})
 
     def read(self) -> dict[str, str]:
-        """What a client needs in its environment.
+        """Return the environment variables that a client needs.
 
         Raises:
-            FileNotFoundError: nobody has written there yet.
-            ConnectionRefusedError: the server sleeps, or is being started.
+            FileNotFoundError: no `up` has written the file yet.
+            ConnectionRefusedError: the server sleeps or is starting.
         """
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        told = dict(line.split("=", 1) for line in lines if "=" in line)
-        if REMOTE_VARIABLE not in told:
+        variables = dict(line.split("=", 1) for line in lines if "=" in line)
+        if REMOTE_VARIABLE not in variables:
             raise ConnectionRefusedError(f"no server answers by {self.path} now")
-        return told
+        return variables
 
     def want(self) -> None:
-        """Say that the server is wanted, before it is looked for: it does not fall asleep then, or wakes.
+        """Request the server before looking it up, so that it does not fall asleep, or wakes.
 
         Raises:
-            FileNotFoundError: there is no `up` whose server it could be.
+            FileNotFoundError: there is no `up` that could run the server.
         """
         if not self.path.exists():
             raise FileNotFoundError(f"no cdc-platform up has written {self.path}")
         self._wish.touch(mode=atomic.OWNER_ONLY_MODE)
 
     def wanted(self) -> int:
-        """When it was last wanted: a number that grows with each wish; 0 without one."""
+        """Return the time of the last request, as a number that grows with each one; 0 without one."""
         try:
             return self._wish.stat().st_mtime_ns
         except FileNotFoundError:
