@@ -1,6 +1,6 @@
 """Files and folders on local file systems and in object stores, atomic writes, leases and input limits.
 
-The package knows files by name and no table. A folder in a store exists as soon as an object lies in it.
+The package knows files by name and no tables. A folder in a store exists as soon as an object lies in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Write files and folders atomically: each is a draft until one rename gives it its name.
 
 The owner of a draft holds a file lock on it, which the system releases when the process ends. The next writer in the
-same folder sweeps drafts that no process holds; it never touches a locked one, however old.
-`new_file` and `new_folder` write what a user named: the name gets all of it or nothing, and one of several concurrent
-writers wins.
+same folder sweeps drafts that no process has locked; it never touches a locked one, however old.
+
+`new_file` and `new_folder` write to a path that a user named: the name gets all of it or nothing, and one of several
+concurrent writers wins.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ OWNER_ONLY_MODE = 0o600
 _SUFFIX = ".draft"
 _DRAFT_NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft", re.DOTALL)
 _LONGEST_NAME = 120
-"""Bytes of a name that a draft repeats: a file system takes 255, and the draft adds 40."""
+"""Bytes of a name that a draft repeats: a file system allows 255, and the draft adds 40."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-"""What a file system says that has no hard links."""
+"""The errors of file systems without hard links."""
 _NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
-# What earlier releases made beside tables, and nobody could hold.
+# Drafts of earlier releases beside tables, which have no locks.
 _LEGACY_DRAFT_NAME = re.compile(r"\.[^.]+\.[0-9a-f]{32}")
 
 _locked_drafts: dict[Path, int] = {}
@@ -40,7 +41,7 @@ _locked_drafts_guard = threading.Lock()
 
 
 def make_draft_folder(parent: Path, name: str, *, mode: int = 0o777) -> Path:
-    """A new folder in `parent`, hidden and named after what it is to become; `discard_draft` it in the end."""
+    """Make and lock a new hidden folder in `parent`, named after `name`; the caller must `discard_draft` it."""
     while True:
         draft = _draft_path(parent, name)
         parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def make_draft_folder(parent: Path, name: str, *, mode: int = 0o777) -> Path:
 
 
 def sweep_drafts(parent: Path) -> None:
-    """Remove the drafts in a folder that nobody holds."""
+    """Remove the drafts in a folder that no process has locked."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _DRAFT_NAME.fullmatch(entry.name):
@@ -59,7 +60,7 @@ def sweep_drafts(parent: Path) -> None:
 
 
 def sweep_legacy_drafts(parent: Path) -> None:
-    """Remove what earlier releases left in a folder of tables, whose drafts nobody could hold: a day later."""
+    """Remove drafts of earlier releases, which have no locks, from a folder of tables after a day."""
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _LEGACY_DRAFT_NAME.fullmatch(entry.name):
@@ -67,15 +68,15 @@ def sweep_legacy_drafts(parent: Path) -> None:
 
 
 def write_text_atomically(target: Path, text: str, *, mode: int = 0o666) -> None:
-    """Give a file this text at once: whoever reads it finds what it was before, or all of it.
+    """Replace a file's content at once: a reader sees the old content or all of the new.
 
-    It has this mode from its first byte on, but for what the process's own mask takes away.
+    The file has this mode, less the process's umask, from its first byte on.
     """
     write_bytes_atomically(target, text.encode(), mode=mode)
 
 
 def write_bytes_atomically(target: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """As `write_text_atomically`, of bytes."""
+    """Write bytes like `write_text_atomically`."""
     draft = _make_draft_file(_draft_path(target.parent, target.name), mode)
     try:
         draft.write_bytes(content)
@@ -85,75 +86,77 @@ def write_bytes_atomically(target: Path, content: bytes, *, mode: int = 0o666) -
 
 
 def assert_path_free(target: Path, home: Path | None = None, *, folder: bool = False) -> Path:
-    """Return a new file of the user's by its whole path, or a new `folder`, whose parents are made; `~` is expanded.
+    """Return the absolute path of a new file of the user's; `~` is expanded.
+
+    The parent folder must exist. With `folder` the path is that of a new folder, whose parents may be missing.
 
     Raises:
         InputError: the name is taken, there is no folder for it, or it lies in the home.
     """
     try:
-        place = target.expanduser().absolute()
+        path = target.expanduser().absolute()
     except RuntimeError:
         raise InputError(f"{target}: there is no such user; write the path in full") from None
-    if home is not None and place.resolve().is_relative_to(home.resolve()):
+    if home is not None and path.resolve().is_relative_to(home.resolve()):
         raise InputError(f"{target} lies in the home {home}, which only the platform writes to; name another")
-    if os.path.lexists(place):
+    if os.path.lexists(path):
         raise InputError(f"{target} is there already; name another, or move it away")
-    beside = next(parent for parent in place.parents if os.path.lexists(parent)) if folder else place.parent
-    if not beside.is_dir():
-        raise InputError(f"{target}: {beside} is no folder; make it, or name another")
-    return place
+    parent_folder = next(parent for parent in path.parents if os.path.lexists(parent)) if folder else path.parent
+    if not parent_folder.is_dir():
+        raise InputError(f"{target}: {parent_folder} is no folder; make it, or name another")
+    return path
 
 
 @contextmanager
 def new_file(target: Path, *, home: Path | None = None, mode: int = 0o666) -> Iterator[Path]:
-    """Yield a draft to write, which gets the name `target` as the block ends; an error in the block leaves nothing.
+    """Yield a draft that becomes `target` when the block exits; an error in the block leaves nothing.
 
-    Killed anywhere, the name has all of the file or is free. Of writers at the same time one wins, where the file
-    system has hard links. `home` is the one that it must not lie in.
+    If the process is killed at any point, the name has all of the file or is free. One of several concurrent writers
+    wins if the file system has hard links. The file must not lie in `home`.
 
     Raises:
-        InputError: as `assert_path_free`, also where somebody else was faster.
+        InputError: as `assert_path_free`, also if another process was faster.
     """
-    place = assert_path_free(target, home)
-    draft = _draft_path(place.parent, place.name)
+    path = assert_path_free(target, home)
+    draft = _draft_path(path.parent, path.name)
     try:
         draft = _make_draft_file(draft, mode)
         yield draft
-        _link_name(draft, place, target)
+        _link_name(draft, path, target)
     except OSError as error:
-        raise _error_for_target(error, draft, place) from None
+        raise _error_for_target(error, draft, path) from None
     finally:
         discard_draft(draft)
 
 
 @contextmanager
 def new_folder(target: Path, *, home: Path | None = None) -> Iterator[Path]:
-    """As `new_file`, of a folder with all that is in it; the folders that it lies in are made.
+    """Yield a draft folder like `new_file`; missing parents of `target` are made.
 
     Raises:
-        InputError: as `assert_path_free`, also where somebody else was faster.
+        InputError: as `assert_path_free`, also if another process was faster.
     """
-    place = assert_path_free(target, home, folder=True)
-    beside = next(parent for parent in place.parents if parent.is_dir())
-    draft = make_draft_folder(beside, place.name)
+    path = assert_path_free(target, home, folder=True)
+    existing_parent = next(parent for parent in path.parents if parent.is_dir())
+    draft = make_draft_folder(existing_parent, path.name)
     try:
         yield draft
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            draft.rename(place)
+            draft.rename(path)
         except OSError as error:
             if error.errno in _NAME_TAKEN:
                 raise _name_taken_error(target) from None
             raise
     except OSError as error:
-        raise _error_for_target(error, draft, place) from None
+        raise _error_for_target(error, draft, path) from None
     finally:
         discard_draft(draft)
 
 
 @contextmanager
 def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder for the length of a block, its owner's alone, in `parent` or where temporary files are."""
+    """Yield a folder for the block that only its owner can enter, in `parent` or with the temporary files."""
     folder = make_draft_folder(parent or Path(tempfile.gettempdir()), name, mode=0o700)
     try:
         yield folder
@@ -162,7 +165,7 @@ def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def discard_draft(draft: Path) -> None:
-    """Remove a draft, or what is left of it; nothing is no error."""
+    """Remove and unlock a draft, or what is left of it; do nothing if it does not exist."""
     _remove(draft)
     with _locked_drafts_guard:
         descriptor = _locked_drafts.pop(draft, None)
@@ -171,7 +174,7 @@ def discard_draft(draft: Path) -> None:
 
 
 def _make_draft_file(draft: Path, mode: int) -> Path:
-    """Make a draft, with nothing in it, and hold it."""
+    """Make an empty draft and lock it."""
     while True:
         draft.touch(mode=mode, exist_ok=False)
         if _lock_draft(draft):
@@ -180,7 +183,7 @@ def _make_draft_file(draft: Path, mode: int) -> Path:
 
 
 def _link_name(draft: Path, place: Path, target: Path) -> None:
-    """Give a file its name unless that is taken, which a rename would not see."""
+    """Give a draft its name unless the name is taken, which a rename would not detect."""
     try:
         os.link(draft, place, follow_symlinks=False)
     except FileExistsError:
@@ -198,7 +201,7 @@ def _name_taken_error(target: Path) -> InputError:
 
 
 def _error_for_target(error: OSError, draft: Path, place: Path) -> OSError:
-    """The error with the user's name where it has the draft's."""
+    """Return the error with the user's path instead of the draft's."""
     named = str(error.filename or "")
     if not named.startswith(str(draft)):
         return error
@@ -211,13 +214,13 @@ def _draft_path(parent: Path, name: str) -> Path:
 
 
 def _lock_draft(draft: Path) -> bool:
-    """Lock a draft; whether it is there still: somebody may have swept it before it was locked."""
+    """Lock a draft; return False if another process has swept it before it was locked."""
     try:
         descriptor = os.open(draft, os.O_RDONLY)
     except FileNotFoundError:
         return False
-    with suppress(OSError):  # on a file system without locks nobody sweeps by them either
-        # Shared, since a folder can only be read, and some file systems lock for writing what is open for it alone.
+    with suppress(OSError):  # without locks on this file system, no process sweeps either
+        # A shared lock: a folder opens for reading only, and some file systems need write access to lock exclusively.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     if not draft.exists():
         os.close(descriptor)
@@ -238,7 +241,7 @@ def _remove_unlocked(draft: Path) -> None:
 
 
 def _remove_old(draft: Path, beside: Path) -> None:
-    """By the clock of the file system, on which somebody has just made a draft beside it."""
+    """Remove a draft if it is a day older than its folder, whose time a new draft in it has just updated."""
     with suppress(OSError):
         if beside.stat().st_mtime - draft.stat().st_mtime > DAY_SECONDS:
             _remove(draft)

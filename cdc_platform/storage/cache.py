@@ -1,6 +1,6 @@
 """A block-scoped cache of small files fetched from an object store.
 
-A file is identified by its address and the version mark (ETag) of the store. The cache holds 8 MiB; a later block
+A file is identified by its address and the version mark (ETag) of the store. The cache holds 8 MiB. A later block
 reuses a file only if its store lists the file with the same mark.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from cdc_platform.storage.context import set_for_block
 
 SMALL_BYTES = 4 << 20
-"""A file of so many bytes is fetched by one request, and kept as long as there is room."""
+"""The largest file (bytes) that one request fetches whole and the cache may hold."""
 _CACHE_BYTES = 8 << 20
 
 
 class SmallFileCache:
-    """Small files by address and mark; those that were not asked for the longest go first."""
+    """An LRU cache of small files by address and mark."""
 
     def __init__(self) -> None:
         self._contents: dict[tuple[str, str], bytes] = {}
@@ -28,7 +28,7 @@ class SmallFileCache:
         self._changing = threading.Lock()
 
     def get(self, address: str, mark: str) -> bytes | None:
-        """What is in a file with this mark; None where it is not kept."""
+        """Return the content of a file with this mark; None if it is not cached."""
         with self._changing:
             content = self._contents.pop((address, mark), None)
             if content is not None:
@@ -36,7 +36,7 @@ class SmallFileCache:
             return content
 
     def put(self, address: str, mark: str, content: bytes) -> None:
-        """Keep a file."""
+        """Store a file, and evict the least recently used ones."""
         with self._changing:
             self._bytes += len(content) - len(self._contents.pop((address, mark), b""))
             self._contents[address, mark] = content
@@ -46,9 +46,9 @@ class SmallFileCache:
 
 @dataclass
 class _FetchScope:
-    """The files that were fetched or put in a block, by their addresses; the marks of those that were listed in it.
+    """The state of a block: the contents fetched or put in it by address, and the marks listed in it.
 
-    `kept` are those of earlier blocks.
+    `kept` is the cache of earlier blocks.
     """
 
     kept: SmallFileCache
@@ -62,10 +62,9 @@ _fetch_scope: ContextVar[_FetchScope | None] = ContextVar("block", default=None)
 
 @contextmanager
 def cache_fetches(kept: SmallFileCache | None = None) -> Iterator[None]:
-    """Fetch each small file that Parquet is read from once in a block: a data file never changes. Some MB are kept.
+    """Fetch each small Parquet file only once in the block, because a data file never changes; cache some MB.
 
-    One that is kept from an earlier block, where it was fetched or put, is fetched again unless it is listed in this
-    one with its mark.
+    The block reuses a file that an earlier block fetched or put only if a listing in this block shows the same mark.
     """
     if _fetch_scope.get() is not None:
         yield
@@ -75,13 +74,13 @@ def cache_fetches(kept: SmallFileCache | None = None) -> Iterator[None]:
 
 
 def bypass_fetch_cache() -> AbstractContextManager[None]:
-    """Fetch what is read in a block from its store, whatever earlier ones kept: to see that it can be read there."""
+    """Ignore the files of earlier blocks in this block, to verify that the store can still be read."""
     block = _fetch_scope.get()
     return set_for_block(_fetch_scope, None if block is None else replace(block, kept=SmallFileCache()))
 
 
 def get_cached_content(address: str) -> bytes | None:
-    """What is in a file as this block knows it; None where it has to be fetched."""
+    """Return the content of a file that is cached for this block; None if it must be fetched."""
     block = _fetch_scope.get()
     if block is None:
         return None
@@ -92,13 +91,13 @@ def get_cached_content(address: str) -> bytes | None:
 
 
 def get_cached_version(address: str, mark: str) -> bytes | None:
-    """What is in a file that was just seen with a mark; None where it has to be fetched."""
+    """Return the cached content of a file that was just seen with a mark; None if it must be fetched."""
     block = _fetch_scope.get()
     return None if block is None else block.kept.get(address, mark)
 
 
 def cache_content(address: str, mark: str | None, content: bytes) -> None:
-    """Keep what was fetched or put, if it is small."""
+    """Cache content that was fetched or put, if it is small."""
     block = _fetch_scope.get()
     if block is None or len(content) > SMALL_BYTES:
         return
@@ -110,7 +109,7 @@ def cache_content(address: str, mark: str | None, content: bytes) -> None:
 
 
 def record_listed_marks(marks: Mapping[str, str]) -> None:
-    """Note the marks with which a store lists files, for this block."""
+    """Record the marks of a store's listing for this block."""
     block = _fetch_scope.get()
     if block is not None:
         block.marks.update(marks)

@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 
 @contextmanager
 def set_for_block(variable: ContextVar[_Value], value: _Value) -> Iterator[None]:
-    """Let a variable with a default have a value in a block, and then the one before, in whatever context that ends."""
+    """Set a variable for the block and restore it afterwards, in whatever context the block ends."""
     before = variable.get()
     variable.set(value)
     try:
@@ -26,7 +26,7 @@ _Output = TypeVar("_Output")
 
 
 def map_in_threads(work: Callable[[_Item], _Output], parts: Iterable[_Item], at_once: int) -> list[_Output]:
-    """What the work makes of each part, in their order, on so many threads; raises what the first failure raised."""
+    """Return the work's results in the order of the parts, on `at_once` threads; raise the first failure."""
     from concurrent.futures import ThreadPoolExecutor
 
     contexts = [(copy_context(), part) for part in parts]

@@ -1,8 +1,8 @@
 """Leases in an object store, which has no locks and no notion of an owner.
 
-A lease is an object that its holder rewrites every 5 s. A waiting process takes it over when it has not changed for
-20 s by its own clock, so no two clocks are compared. A holder that was suspended for longer finds out at its next
-renewal and may write until then, so a commit decides again whatever a lease decided. Leases change hands by
+A lease is an object that its holder rewrites every 5 s. A waiting process takes it over when it has not changed for 20
+s by its own clock, so no two clocks are compared. A holder that was suspended for longer finds out at its next renewal
+and may write until then, so every commit decides again, whatever a lease decided. Leases change hands by
 compare-and-set alone. A release marks the lease as free instead of deleting it: a delete is unconditional, and a late
 retry of one would remove the lease of the next holder.
 """
@@ -23,14 +23,17 @@ from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.storage.object_store import ObjectStorePath
 
 RENEWAL_SECONDS, STALE_SECONDS = 5.0, 20.0
-"""How often a lease is put anew, and for how long it has to be as it was before another takes it over."""
+"""How often a holder renews its lease, and how long a lease must stay unchanged before another takes it over."""
 _POLL_SECONDS = 0.5
 _REMEMBERED_RELEASES = 16
-"""How many who gave it back a lease tells of: of so many turns one may learn late that its own had ended well."""
+"""The number of released holders that a lease records.
+
+A holder can thus learn, up to that many changes of hands later, that its own release succeeded.
+"""
 
 
 class LeaseLost(PlatformError):
-    """What a process had alone in a store has gone to another, or was taken away, while it did not keep it."""
+    """A process failed to renew an exclusive lease in time: another process took it over, or it was removed."""
 
     code = "lease-lost"
     exit_code = 1
@@ -38,7 +41,7 @@ class LeaseLost(PlatformError):
 
 @contextmanager
 def try_lease(place: ObjectStorePath) -> Iterator[StoreLease | None]:
-    """Try to have a lease for a block; None where it is another's. It is given back at the block's end."""
+    """Yield a lease, or None if another process holds it; release it when the block exits."""
     lease = StoreLease(place)
     if not lease.take():
         yield None
@@ -52,10 +55,10 @@ def try_lease(place: ObjectStorePath) -> Iterator[StoreLease | None]:
 
 @contextmanager
 def acquire_lease(place: ObjectStorePath, what: str) -> Iterator[StoreLease]:
-    """Have a lease for a block or be refused: one that is put anew is another's, one that is not is waited for.
+    """Yield a lease for the block; wait for a stale lease, and raise if its holder renews it.
 
     Raises:
-        StateError: somebody else keeps it; `what` is what they have.
+        StateError: another process holds the lease; `what` names what it protects.
     """
     while True:
         with try_lease(place) as lease:
@@ -73,9 +76,9 @@ def acquire_lease(place: ObjectStorePath, what: str) -> Iterator[StoreLease]:
 
 
 def is_any_lease_renewed(folder: ObjectStorePath) -> bool:
-    """Whether any lease in a folder is put anew still: one look, then another where there is one, some seconds later.
+    """Return True if any lease in a folder is still renewed; remove the leases that are not.
 
-    Those that nobody keeps any more are taken away.
+    The check lists the folder, and lists it again 7.5 s later if it has any lease.
     """
     before = dict(folder.files())
     if not before:
@@ -90,7 +93,10 @@ def is_any_lease_renewed(folder: ObjectStorePath) -> bool:
 
 @dataclass(frozen=True)
 class _LeaseRecord:
-    """A lease as it is in the store: whose it is, "" of a free one; and who gave it back last, the newest behind."""
+    """A lease as stored: its version mark, its holder's identity ("" if free), and who that is.
+
+    `given_back` lists the identities of earlier holders that released it, newest last.
+    """
 
     mark: str
     identity: str
@@ -99,20 +105,20 @@ class _LeaseRecord:
 
     @classmethod
     def at(cls, place: ObjectStorePath) -> _LeaseRecord | None:
-        """The lease in a place, if there is one; one that cannot be read is somebody's."""
+        """Read the lease at a path; None if there is none. An unreadable lease counts as held."""
         try:
             content, mark = place.read_marked()
         except FileNotFoundError:
             return None
         try:
-            told = json.loads(content)
-            return cls(mark, str(told["id"]), str(told["who"]), tuple(told.get("given_back", ())))
+            fields = json.loads(content)
+            return cls(mark, str(fields["id"]), str(fields["who"]), tuple(fields.get("given_back", ())))
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls(mark, "unknown")
 
 
 class LeaseWait:
-    """What one who waits for a lease has seen of it."""
+    """The observations of a process that waits for a lease."""
 
     def __init__(self, place: ObjectStorePath) -> None:
         self._place = place
@@ -121,34 +127,34 @@ class LeaseWait:
 
     @property
     def is_kept(self) -> bool:
-        """Whether somebody has put it anew meanwhile."""
+        """Return True if the holder has renewed the lease since the wait began."""
         return len(self._marks) > 1
 
     def is_over(self) -> bool:
-        """Whether the lease is free, or its holder is gone: then it is freed, if it still is as it was."""
-        found = _LeaseRecord.at(self._place)
-        if found is None or not found.identity:
+        """Return True if the lease is free; free it first if its holder is gone and it is still unchanged."""
+        record = _LeaseRecord.at(self._place)
+        if record is None or not record.identity:
             return True
-        if found.mark not in self._marks[-1:]:
-            self._marks.append(found.mark)
+        if record.mark not in self._marks[-1:]:
+            self._marks.append(record.mark)
             self._since = time.monotonic()
             return False
         if time.monotonic() - self._since < STALE_SECONDS:
             return False
-        self._place.replace(_encode_lease(found.given_back), found.mark)
+        self._place.replace(_encode_lease(record.given_back), record.mark)
         return True
 
     def holder(self) -> str:
-        """Who has it."""
+        """Return the name of the holder."""
         try:
-            found = _LeaseRecord.at(self._place)
+            record = _LeaseRecord.at(self._place)
         except PlatformError:
-            found = None
-        return "unknown" if found is None else found.who
+            record = None
+        return "unknown" if record is None else record.who
 
 
 class StoreLease:
-    """A lease that is had, as long as it `is_lost` not."""
+    """A lease that this process holds until `is_lost`."""
 
     def __init__(self, place: ObjectStorePath) -> None:
         self._place = place
@@ -160,14 +166,16 @@ class StoreLease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was found gone, or another's. Who has given it back knows for certain."""
+        """Return True if the lease was found missing or taken over; after `give_back` this is certain."""
         return self._lost.is_set()
 
     def assert_had(self, what: str) -> None:
-        """Hold that it is not lost; `what` ends where it is.
+        """Raise if the lease is lost.
+
+        `what` is the start of the message.
 
         Raises:
-            LeaseLost: it is, with who has it.
+            LeaseLost: the lease is lost; the message names the new holder.
         """
         if self.is_lost:
             raise LeaseLost(
@@ -177,38 +185,38 @@ class StoreLease:
             )
 
     def take(self) -> bool:
-        """Have it, if nobody has; whether it is had."""
-        found = _LeaseRecord.at(self._place)
-        if found is None:
+        """Acquire the lease if it is free; return True if this process holds it now."""
+        record = _LeaseRecord.at(self._place)
+        if record is None:
             self._mark = self._place.create(self._written(0)) or self._mark_of_mine()
-        elif not found.identity:
-            self._given_back = found.given_back
-            self._mark = self._place.replace(self._written(0), found.mark) or self._mark_of_mine()
+        elif not record.identity:
+            self._given_back = record.given_back
+            self._mark = self._place.replace(self._written(0), record.mark) or self._mark_of_mine()
         return self._mark is not None
 
     def keep(self) -> None:
-        """Put it anew from now on."""
+        """Start to renew the lease in a thread."""
         self._keeper.start()
 
     def give_back(self) -> None:
-        """Let others have it."""
+        """Stop the renewals and release the lease."""
         self._ended.set()
         self._keeper.join()
         try:
             self._free()
         except PlatformError:
-            return  # it is taken over in a while
+            return  # another process takes it over when it is stale
 
     def _free(self) -> None:
-        """Say that it is free, if it is this one's; a store may have done so when it says it could not."""
+        """Mark the lease as free if this process holds it; check whether a put that failed took effect."""
         free = _encode_lease((*self._given_back, self._id)[-_REMEMBERED_RELEASES:])
         while self._mark is not None:
             if self._place.replace(free, self._mark) is not None:
                 return
-            found = _LeaseRecord.at(self._place)
-            if found is not None and self._id in found.given_back:
+            record = _LeaseRecord.at(self._place)
+            if record is not None and self._id in record.given_back:
                 return
-            self._mark = found.mark if found is not None and found.identity == self._id else None
+            self._mark = record.mark if record is not None and record.identity == self._id else None
         self._lost.set()
 
     def _renew(self) -> None:
@@ -223,14 +231,14 @@ class StoreLease:
             self._lost.set()
 
     def _mark_of_mine(self) -> str | None:
-        """The mark of the lease as it is, if it is this one: a store may have done what it says it could not."""
-        found = _LeaseRecord.at(self._place)
-        return found.mark if found is not None and found.identity == self._id else None
+        """Return the lease's mark if this process holds it: a put that failed may have taken effect."""
+        record = _LeaseRecord.at(self._place)
+        return record.mark if record is not None and record.identity == self._id else None
 
     def _written(self, number: int) -> bytes:
         return _encode_lease(self._given_back, self._id, number, f"{os.getpid()} on {socket.gethostname()}")
 
 
 def _encode_lease(given_back: tuple[str, ...], identity: str = "", number: int = 0, who: str = "nobody") -> bytes:
-    told = {"id": identity, "number": number, "who": who, "given_back": given_back}
-    return json.dumps(told).encode() + b"\n"
+    fields = {"id": identity, "number": number, "who": who, "given_back": given_back}
+    return json.dumps(fields).encode() + b"\n"

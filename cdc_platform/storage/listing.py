@@ -1,6 +1,6 @@
 """A cache of object store listings, so that one request serves all folders that its page covers.
 
-The Delta logs of a small home are thus checked by one request.
+One request thus checks the Delta logs of a small home.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cdc_platform.storage.object_store import ObjectStorePath
 from cdc_platform.storage.path import FileStat
 
 _AFTER_ALL_NAMES = "\U0010ffff"
-"""What comes after every name."""
+"""A name that sorts after every other."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Page:
-    """The files below a place whose paths in the store come after `first`, up to `last`; None: all that follow."""
+    """The files below a path whose store paths come after `first`, up to `last`; None for all that follow."""
 
     within: ObjectStorePath
     first: str
@@ -28,20 +28,20 @@ class _Page:
     seen: list[FileStat]
 
     def holds(self, within: ObjectStorePath, begin: str, end: str) -> bool:
-        """Whether all files between two paths are in it."""
+        """Return True if the page covers all files between two paths."""
         return self.within == within and self.first <= begin and (self.last is None or end <= self.last)
 
     def is_within(self, folder: ObjectStorePath) -> bool:
-        """Whether it is full, and with what lies below a folder in which it begins."""
+        """Return True if the page is full and does not reach beyond a folder in which it begins."""
         return self.last is not None and self.last.startswith(f"{folder.path}/")
 
 
 class ListingCache:
-    """The pages that were listed since it was told to look anew.
+    """Cached pages of listings, until `look_anew` invalidates them.
 
-    Where a page does not hold all of a place, it is remembered from which folders on the others begin, and which of
-    those shared their page with no other folder that is asked for: such a one is listed alone from then on, however
-    many files lie behind it.
+    If one page does not cover a path, the cache remembers at which folders further pages begin. It also remembers
+    folders that shared their page with no other requested folder, and lists those alone from then on, however many
+    files they precede.
     """
 
     def __init__(self) -> None:
@@ -51,38 +51,38 @@ class ListingCache:
         self._alone: set[ObjectStorePath] = set()
 
     def files(self, folder: ObjectStorePath, within: ObjectStorePath, after: str = "") -> list[tuple[str, FileStat]]:
-        """The files in a folder whose names come after one, by name, out of a page of all that is below `within`."""
+        """Return the files in a folder whose names come after `after`, by name, from a page of all below `within`."""
         inside = f"{folder.path}/"
         page = self._page(folder, within, inside + _AFTER_ALL_NAMES)
         if page is None:
             return folder.files(after)
-        found: list[tuple[str, FileStat]] = []
-        for place in range(bisect_right(page.paths, inside + after), len(page.paths)):
-            path = page.paths[place]
+        files: list[tuple[str, FileStat]] = []
+        for index in range(bisect_right(page.paths, inside + after), len(page.paths)):
+            path = page.paths[index]
             if not path.startswith(inside):
                 break
             if "/" not in path[len(inside) :]:
-                found.append((path[len(inside) :], page.seen[place]))
-        return found
+                files.append((path[len(inside) :], page.seen[index]))
+        return files
 
     def look_anew(self, *folders: ObjectStorePath) -> None:
-        """Forget what was listed of these folders; of all, if none is named."""
+        """Invalidate the listings of these folders; of all folders if none is given."""
         self._stale.update(folders)
         if not folders:
             self._pages.clear()
             self._stale.clear()
 
     def _page(self, folder: ObjectStorePath, within: ObjectStorePath, end: str) -> _Page | None:
-        """The page that holds all files of a folder; None where it is better listed alone, or the store lists none."""
+        """Return a page that covers a folder; None if it is better listed alone, or the store supports no pages."""
         begins = self._begins.setdefault(within, [f"{within.path}/"])
         if folder in self._stale:
             if not self._is_small(within):
                 return None
             self.look_anew()
         begin = f"{folder.path}/"
-        found = next((page for page in self._pages if page.holds(within, begin, end)), None)
-        if found is not None or not within.lists_from_anywhere:
-            return found
+        cached = next((page for page in self._pages if page.holds(within, begin, end)), None)
+        if cached is not None or not within.lists_from_anywhere:
+            return cached
         if folder in self._alone:
             return self._kept(_make_page(within, begin, end, [(begin + name, seen) for name, seen in folder.files()]))
         first = begins[bisect_right(begins, begin) - 1]
@@ -94,24 +94,26 @@ class ListingCache:
         return self._shared(page, folder) if page is not None and page.holds(within, begin, end) else None
 
     def _shared(self, page: _Page | None, folder: ObjectStorePath) -> _Page | None:
-        """A page, of which is remembered whether it is of use for this folder alone."""
+        """Return the page, and note the folder if the page serves this folder alone."""
         if page is not None and page.first == f"{folder.path}/" and page.is_within(folder.folder):
             self._alone.add(folder)
         return page
 
     def _is_small(self, within: ObjectStorePath) -> bool:
-        """Whether one page holds all of a place, as far as it was listed."""
+        """Return True if every page listed below a path so far covers all that follows it."""
         return all(page.last is None for page in self._pages if page.within == within)
 
     def _listed(self, within: ObjectStorePath, first: str) -> _Page | None:
-        """A page that begins behind a path; None of a store that does not list in the order of names."""
+        """List a page that begins after a path; None if the store does not list in the order of names."""
         files, is_all = within.page(first)
         paths = [path for path, _ in files]
         if paths != sorted(paths):
             return None
         page = self._kept(_make_page(within, first, None if is_all else paths[-1], files))
-        left = [each for each in self._begins[within] if each < first or not (page.last is None or each <= page.last)]
-        self._begins[within] = sorted([*left, first])
+        remaining = [
+            begin for begin in self._begins[within] if begin < first or not (page.last is None or begin <= page.last)
+        ]
+        self._begins[within] = sorted([*remaining, first])
         return page
 
     def _kept(self, page: _Page) -> _Page:

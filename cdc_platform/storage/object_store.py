@@ -1,7 +1,7 @@
 """Paths in an object store (through obstore): connections, credentials and error messages.
 
-Credentials come from the store's own environment variables or from an AWS profile, which boto3 reads and whose
-credentials it refreshes as they expire. The platform stores none, and no path contains any.
+Credentials come from the store's own environment variables or from an AWS profile. boto3 reads the profile and
+refreshes its credentials as they expire. The platform stores no credentials, and no path contains any.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _CONNECTION_VARIABLES = (
     *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"),
     "GOOGLE_SERVICE_ACCOUNT",
 )
-# Emulators on loopback have no TLS.
+# Variables that allow HTTP, for emulators on loopback, which have no TLS.
 _ALLOW_HTTP_VARIABLES = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
 
 
 @dataclass(frozen=True)
 class _AwsProfile:
-    """What a profile says, outdone by variables; obstore asks `credentials` for them."""
+    """The settings of an AWS profile after overrides by variables; obstore calls `credentials` for credentials."""
 
     region: str | None
     endpoint: str | None
@@ -69,20 +69,20 @@ class _AwsProfile:
 
 
 def _read_connection_variables() -> tuple[str | None, ...]:
-    """What a connection depends on: with another environment it is another one."""
+    """Return the environment variables that identify a connection; it is cached by them."""
     return tuple(os.environ.get(name) for name in _CONNECTION_VARIABLES)
 
 
 def _allows_http() -> bool:
-    """Whether stores may be spoken to without TLS."""
+    """Return True if the environment allows connections to stores without TLS."""
     return any(os.environ.get(name, "").lower() in ("true", "1") for name in _ALLOW_HTTP_VARIABLES)
 
 
 def _assert_endpoints() -> None:
-    """Hold that endpoints are addresses with nothing secret in them: who cannot reach one tells where it was.
+    """Raise unless all endpoint variables hold addresses without secrets, because error messages repeat them.
 
     Raises:
-        EnvironmentProblem: one is none, or has a user or a password in it.
+        EnvironmentProblem: a variable holds no address, or one with a user, a password or a query.
     """
     for name in _ENDPOINT_VARIABLES:
         if os.environ.get(name) is not None:
@@ -90,10 +90,10 @@ def _assert_endpoints() -> None:
 
 
 def _read_aws_profile(root: str) -> _AwsProfile | None:
-    """The profile by which a bucket is reached; None where keys are named, no profile is, or the store is none of S3's.
+    """Return the AWS profile of an S3 bucket; None for other stores, without a profile, or if keys are set directly.
 
     Raises:
-        EnvironmentProblem: it is not there, cannot be read, or has no credentials, or boto3 is not there.
+        EnvironmentProblem: the profile is missing, unreadable or without credentials, or boto3 is not installed.
     """
     name = os.environ.get("AWS_PROFILE")
     if not name or os.environ.get("AWS_ACCESS_KEY_ID") or not root.startswith("s3://"):
@@ -102,9 +102,9 @@ def _read_aws_profile(root: str) -> _AwsProfile | None:
 
 
 def _load_obstore() -> None:
-    """Import the library of stores, before any part of it is.
+    """Import obstore before any of its submodules.
 
-    Its parts import each other and the whole: threads that begin with different ones at once meet half of it.
+    The submodules import each other and the package: threads that start with different ones at once see half of it.
     """
     import_module("obstore")
 
@@ -131,7 +131,7 @@ def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsPr
         if session.get_credentials() is None:
             raise EnvironmentProblem(f"AWS_PROFILE is {name}, which has no credentials; {mend}")
         credentials = Boto3CredentialProvider(session)
-        credentials()  # that of a role or a program is asked for once, so that it is told here why it gives none
+        credentials()  # a role or a credential process runs once here, to report here why it fails
         settings = ConfiguredEndpointProvider(core.full_config, core.get_scoped_config(), "s3")
         endpoint = settings.provide()
     except BotoCoreError as error:
@@ -139,7 +139,7 @@ def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsPr
     if endpoint is not None:
         _assert_endpoint(f"the endpoint_url of AWS_PROFILE {name}", endpoint)
     region = os.environ.get("AWS_REGION") or session.region_name
-    credentials.config = {}  # the region is said once
+    credentials.config = {}  # `region` is passed separately
     return _AwsProfile(region, endpoint, credentials)
 
 
@@ -157,28 +157,28 @@ def _assert_endpoint(name: str, text: str) -> None:
         raise EnvironmentProblem(f"{name} is {text!r}; it is an address, as https://host:port, or not set")
 
 
-# deltalake draws a tree of causes, in colours.
+# deltalake prints a coloured tree of causes.
 _TERMINAL_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 _STATUS = re.compile(r"status code:? (\d{3} [A-Z][A-Za-z ]*)")
-# What a store may say another time: of a file that is not there, or shorter than it was, it tells no such thing.
+# Statuses of the store itself, which may change; a missing or truncated file never yields one of them.
 _TRANSIENT_STATUS = re.compile(r"40[1378]|429|5\d\d")
 _CLOCK_SKEW = "RequestTimeTooSkewed"
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
-# The same, of a bucket whose region is another one: of a redirect, and of a signature for that region.
+# The bucket is in another region: errors of a redirect, and of a signature for that region.
 _WRONG_REGION = re.compile(r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed")
 _REGION = re.compile(r"expecting '([a-z0-9-]+)'|<Region>([a-z0-9-]+)</Region>")
-# What obstore says of an address without TLS that it has not been told to use.
+# obstore's error for an address without TLS unless HTTP is allowed.
 _PLAIN_HTTP_REFUSED = re.compile(r" http://\S+ in \S+ - HTTP error: builder error")
-# Who has no credentials asks the machine's own service for some, at this address.
+# Without credentials, the client asks the machine's metadata service for some, at the address below.
 _ACCESS_DENIED = re.compile(
     r"status code:? 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId|//169\.254\.169\.254/", flags=re.IGNORECASE
 )
 
 
 def classify_store_error(text: str, place: str = "the store") -> Unavailable | None:
-    """What is told of an answer: what was asked is in it, what it was asked with is not.
+    """Return the error for a store's response; it names the request, never its credentials.
 
-    None where it is none, or one about a file, which may be damaged.
+    Return None if the text is no store's response, or one about a file, which may be damaged.
     """
     text = clean_message(text)
     if is_store_full(text):
@@ -200,7 +200,7 @@ def classify_store_error(text: str, place: str = "the store") -> Unavailable | N
 
 
 def unexpected_response_error(text: str, place: str) -> Unavailable:
-    """What is told of an answer that says nothing else: its status, or its first words."""
+    """Return the error for any other response: its status, or its first words."""
     text = clean_message(text)
     if _PLAIN_HTTP_REFUSED.search(text):
         return Unavailable(
@@ -208,33 +208,33 @@ def unexpected_response_error(text: str, place: str) -> Unavailable:
             "loopback, set AWS_ALLOW_HTTP=true"
         )
     status = _STATUS.search(text)
-    said = status[1].strip() if status else text[:200]
+    detail = status[1].strip() if status else text[:200]
     kind = NotLetIn if _ACCESS_DENIED.search(text) else Unavailable
     return kind(
-        f"{place} does not answer as a store does ({said}); check that the bucket is there, the endpoint and the "
+        f"{place} does not answer as a store does ({detail}); check that the bucket is there, the endpoint and the "
         "credentials in the environment, and run it again"
     )
 
 
 def clean_message(text: str) -> str:
-    """A foreign message without decoration, backtraces, line breaks and passwords of addresses."""
+    """Return a foreign message without decoration, backtraces, line breaks and passwords in addresses."""
     return redact_url_passwords(to_one_line(_TERMINAL_DECORATION.sub("", text)))
 
 
-# How often, and for how long, a request is tried again that a store did not answer or said it could not.
+# How often and for how long to retry a request that a store does not answer or rejects for the moment.
 _RETRIES, _RETRY_SECONDS, _CONNECT_SECONDS = 8, 60, 5
-# So many files are named by one request.
+# The number of files that one listing request returns.
 _PAGE_SIZE = 1000
 
 
 def format_object_key(path: PurePosixPath) -> str:
-    """A path in a store as its objects are named: nothing stands for the bucket itself."""
+    """Return the object key of a path in a store; empty for the bucket itself."""
     return "" if path == PurePosixPath() else str(path)
 
 
 @dataclass(frozen=True)
 class ObjectStorePath(StoragePath):
-    """A place in a store: `root` is the address of the bucket, `path` the path in it, without a slash at either end.
+    """A path in a store: `root` is the address of the bucket, `path` the path in it, without leading or trailing slash.
 
     The bucket itself has an empty path.
     """
@@ -271,23 +271,23 @@ class ObjectStorePath(StoragePath):
         return self.read_marked()[0]
 
     def read_marked(self) -> tuple[bytes, str]:
-        """What is in the file, and its mark, by one request.
+        """Return the content of the file and its mark, with one request.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
         with self._asked():
-            found = self._store.get(self.path)
-            return bytes(found.bytes()), self._of_meta(found.meta).mark
+            response = self._store.get(self.path)
+            return bytes(response.bytes()), self._of_meta(response.meta).mark
 
     def is_folder(self) -> bool:
         with self._asked():
-            return any(True for some in self._store.list(self.path or None, chunk_size=1) for _ in some)
+            return any(True for page in self._store.list(self.path or None, chunk_size=1) for _ in page)
 
     def folders(self) -> list[StoragePath]:
         with self._asked():
-            found = self._store.list_with_delimiter(self.path or None)["common_prefixes"]
-        return [ObjectStorePath(self.root, path.rstrip("/")) for path in sorted(found)]
+            prefixes = self._store.list_with_delimiter(self.path or None)["common_prefixes"]
+        return [ObjectStorePath(self.root, path.rstrip("/")) for path in sorted(prefixes)]
 
     def names(self) -> list[str]:
         return [name for name, _ in self.files()]
@@ -295,52 +295,49 @@ class ObjectStorePath(StoragePath):
     def files(self, after: str = "") -> list[tuple[str, FileStat]]:
         with self._asked():
             if after:
-                found = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
+                objects = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
             else:
-                found = self._store.list_with_delimiter(self.path or None)["objects"]
-        named = [(PurePosixPath(each["path"]), self._of_meta(each)) for each in found]
+                objects = self._store.list_with_delimiter(self.path or None)["objects"]
+        named = [(PurePosixPath(meta["path"]), self._of_meta(meta)) for meta in objects]
         return sorted((path.name, seen) for path, seen in named if format_object_key(path.parent) == self.path)
 
     def page(self, after: str) -> tuple[list[tuple[str, FileStat]], bool]:
-        """The files below it, in whatever folder, whose paths in the store come after one, and whether these are all.
-
-        They are as many as a store names by one request.
-        """
+        """Return one request's files below this path, at any depth, after a store path, and True if no more follow."""
         with self._asked():
             pages = self._store.list(self.path or None, offset=after or None, chunk_size=_PAGE_SIZE)
-            found = next(iter(pages), [])
-        return [(each["path"], self._of_meta(each)) for each in found], len(found) < _PAGE_SIZE
+            objects = next(iter(pages), [])
+        return [(meta["path"], self._of_meta(meta)) for meta in objects], len(objects) < _PAGE_SIZE
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of all files below it, in whatever folder, by their paths in the store."""
+        """Return the size in bytes of every file below this path, at any depth, by its path in the store."""
         with self._asked():
-            return {each["path"]: each["size"] for each in self._store.list(self.path or None).collect()}
+            return {meta["path"]: meta["size"] for meta in self._store.list(self.path or None).collect()}
 
     def fetch(self, mark: str) -> bytes:
-        """What is in the file, which was seen with this mark in a list; it is fetched if nobody here has.
+        """Return the content of the file, which a listing showed with this mark; fetch it unless it is cached.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
-        kept = cache.get_cached_version(str(self), mark)
-        if kept is not None:
-            return kept
+        cached = cache.get_cached_version(str(self), mark)
+        if cached is not None:
+            return cached
         with self._asked():
-            found = self._store.get(self.path)
-            content = bytes(found.bytes())
-        cache.cache_content(str(self), found.meta["e_tag"], content)
+            response = self._store.get(self.path)
+            content = bytes(response.bytes())
+        cache.cache_content(str(self), response.meta["e_tag"], content)
         return content
 
     def create(self, content: bytes) -> str | None:
-        """Make the file unless it is there; its mark if it was made. Of any number at once one makes it."""
+        """Create the file unless it exists; return its mark if created. One of several concurrent writers wins."""
         return self._put(content, "create")
 
     def replace(self, content: bytes, mark: str) -> str | None:
-        """Put another file in place of the one with this mark; its mark, or None where that one is there no more."""
+        """Replace the file if it still has this mark; return the new mark, or None if it has changed."""
         return self._put(content, {"version": mark} if self._goes_by_versions else {"e_tag": mark})
 
     def put(self, content: bytes) -> None:
-        """Make the file, in place of any that is there."""
+        """Write the file, and replace any existing one."""
         with self._asked():
             self._store.put(self.path, content)
 
@@ -362,21 +359,21 @@ class ObjectStorePath(StoragePath):
     def source(self) -> Any:
         from pyarrow import BufferReader, PythonFile
 
-        kept = cache.get_cached_content(str(self))
-        if kept is not None:
-            return BufferReader(kept)
+        cached = cache.get_cached_content(str(self))
+        if cached is not None:
+            return BufferReader(cached)
         with self._asked():
-            found = self._store.get(self.path)
-            size = found.meta["size"]
-            # Of a larger one its end tells which parts are of use.
+            response = self._store.get(self.path)
+            size = response.meta["size"]
+            # The end of a larger file tells the reader which parts it needs.
             if size <= cache.SMALL_BYTES:
-                content = bytes(found.bytes())
-                cache.cache_content(str(self), found.meta["e_tag"], content)
+                content = bytes(response.bytes())
+                cache.cache_content(str(self), response.meta["e_tag"], content)
                 return BufferReader(content)
         return PythonFile(_RangeReader(self, size), mode="r")
 
     def has_bucket(self) -> bool:
-        """Whether the bucket is there."""
+        """Return True if the bucket exists."""
         try:
             with self._asked():
                 next(iter(self._store.list(chunk_size=1)), None)
@@ -385,7 +382,7 @@ class ObjectStorePath(StoragePath):
         return True
 
     def read_range(self, start: int, end: int) -> bytes:
-        """The bytes of the file from one place up to another."""
+        """Return the bytes of the file from `start` to before `end`."""
         with self._asked():
             return bytes(self._store.get_range(self.path, start=start, end=end))
 
@@ -402,18 +399,18 @@ class ObjectStorePath(StoragePath):
 
     @property
     def lists_from_anywhere(self) -> bool:
-        """Whether the store itself begins a list behind a name; of another all before it would be fetched."""
+        """True if the store can start a listing after a name; others would list everything before it."""
         return self.root.startswith(("s3://", "gs://"))
 
     @property
     def _goes_by_versions(self) -> bool:
-        """Whether the store tells an object from another in its place by its version alone, as Google's does."""
+        """True if only the version, not the ETag, distinguishes an object from its replacement (Google)."""
         return self.root.startswith("gs://")
 
     def _of_meta(self, meta: Any) -> FileStat:
-        # A list does not say versions: its marks are compared with those of lists.
-        told = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
-        return FileStat(meta["size"], str(told), meta["last_modified"].timestamp())
+        # Listings have no versions, so a mark from a listing is compared only with marks from listings.
+        mark = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
+        return FileStat(meta["size"], str(mark), meta["last_modified"].timestamp())
 
     @property
     def _store(self) -> ObjectStore:
@@ -421,7 +418,7 @@ class ObjectStorePath(StoragePath):
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """What a store says of itself, in one line; that a file is not there is left to who asks."""
+        """Convert a store's errors to one line in the block; let FileNotFoundError pass to the caller."""
         _load_obstore()
         from obstore.exceptions import BaseError
 
@@ -434,7 +431,7 @@ class ObjectStorePath(StoragePath):
 
 
 class _RangeReader(io.RawIOBase):
-    """A file of a store, read where it is asked for; a request a read."""
+    """A file of a store that is read with one range request per read."""
 
     def __init__(self, place: ObjectStorePath, size: int) -> None:
         self._place, self._size, self._at = place, size, 0
@@ -462,7 +459,7 @@ class _RangeReader(io.RawIOBase):
 
 @lru_cache(maxsize=16)
 def _connect_store(root: str, _process: int, _environment: tuple[str | None, ...]) -> ObjectStore:
-    """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
+    """Connect to a bucket as the environment says; a forked process makes its own connections."""
     _load_obstore()
     from obstore.store import from_url
 
@@ -484,14 +481,14 @@ def _connect_store(root: str, _process: int, _environment: tuple[str | None, ...
 
 
 def get_storage_options(name: str) -> dict[str, str] | None:
-    """What deltalake is told of a table's store: to be as patient as the platform itself; nothing of a folder.
+    """Return deltalake's options for a table's store, with the platform's own retries and timeouts; None for a folder.
 
-    By a profile, also which credentials to look up, where they are to be used.
+    With an AWS profile, the options also make deltalake look up its credentials.
     """
     if "://" not in name:
         return None
     _assert_endpoints()
-    told = {
+    options = {
         **({"allow_http": "true"} if _allows_http() else {}),
         "max_retries": str(_RETRIES),
         "retry_timeout": f"{_RETRY_SECONDS}s",
@@ -499,13 +496,13 @@ def get_storage_options(name: str) -> dict[str, str] | None:
         "timeout": f"{_RETRY_SECONDS}s",
     }
     if (profile := _read_aws_profile(name)) is not None:
-        told["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
-        of_profile = (("AWS_REGION", profile.region), ("AWS_ENDPOINT_URL", profile.endpoint))
-        told |= {name: value for name, value in of_profile if value}
-    return told
+        options["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
+        profile_options = (("AWS_REGION", profile.region), ("AWS_ENDPOINT_URL", profile.endpoint))
+        options |= {name: value for name, value in profile_options if value}
+    return options
 
 
 def _store_error(place: ObjectStorePath, error: Exception) -> Unavailable:
-    """A store's answer in one line."""
+    """Return the error for a store's response, in one line."""
     text = str(error).split("Debug source")[0]
     return classify_store_error(text, place.root) or unexpected_response_error(text, place.root)

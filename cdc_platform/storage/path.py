@@ -14,9 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FileStat:
-    """A file that is there: its bytes, and a mark that another file in its place would not have.
+    """The state of an existing file: its size in bytes, and a mark that changes when the file is replaced.
 
-    `at`: when it was written (s), by the clock of where it lies.
+    `at` is the time of its last write (s) by the clock of its storage.
     """
 
     bytes: int
@@ -25,7 +25,7 @@ class FileStat:
 
 
 class StoragePath(ABC):
-    """A file or folder, there or not. Made by `place_of`; `str` of it is its path or its address."""
+    """A file or folder, existing or not. `resolve.parse_path` makes one; `str` of it is its path or its address."""
 
     @property
     @abstractmethod
@@ -35,72 +35,72 @@ class StoragePath(ABC):
     @property
     @abstractmethod
     def folder(self) -> StoragePath:
-        """The folder that it lies in."""
+        """Its parent folder."""
 
     @property
     @abstractmethod
     def here(self) -> Path | None:
-        """Its path, where it lies on a file system of this machine."""
+        """Its path on a file system of this machine; None in a store."""
 
     @abstractmethod
     def __truediv__(self, path: str) -> StoragePath:
-        """What has this path below it."""
+        """Return the path below this one."""
 
     @abstractmethod
     def seen(self) -> FileStat | None:
-        """The file as it is now; None where there is none."""
+        """Return the current state of the file; None if it does not exist."""
 
     def seen_in(self, name: str) -> FileStat | None:
-        """The file of this name in a folder as it is now; None where there is none."""
+        """Return the current state of a file in this folder; None if it does not exist."""
         return (self / name).seen()
 
     @abstractmethod
     def read(self) -> bytes:
-        """What is in the file.
+        """Return the content of the file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
 
     @abstractmethod
     def is_folder(self) -> bool:
-        """Whether it is a folder; in a store, whether anything lies in it."""
+        """Return True if it is a folder; in a store, if any object lies in it."""
 
     @abstractmethod
     def folders(self) -> list[StoragePath]:
-        """The folders in it, by name; none where it is none.
+        """Return the folders in it, by name; an empty list if it is no folder.
 
-        Where a store keeps what was removed it may name one in which nothing is any more, see `is_folder`.
+        A store that retains removed objects may list a folder that is now empty, see `is_folder`.
         """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names of the files in it; none where it is no folder."""
+        """Return the names of the files in it; an empty list if it is no folder."""
 
     @abstractmethod
     def files(self, after: str = "") -> list[tuple[str, FileStat]]:
-        """The files in it whose names come after one, by name; none where it is no folder."""
+        """Return the files in it whose names come after `after`, by name; an empty list if it is no folder."""
 
     @abstractmethod
     def receive(self, written: Path) -> None:
-        """Bring a file of this machine here, whole or not at all; it need not stay where it was."""
+        """Move or copy a local file here, whole or not at all; the source file may disappear."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove the file; nothing is no error."""
+        """Remove the file; do nothing if it does not exist."""
 
     @abstractmethod
     def source(self) -> Any:
-        """The file as pyarrow reads it, in parts as they are asked for: a path, or an open file.
+        """Return the file as a source that pyarrow reads in parts: a path, or an open file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the file does not exist.
         """
 
 
 @dataclass(frozen=True)
 class LocalPath(StoragePath):
-    """On a file system of this machine."""
+    """A file or folder on a file system of this machine."""
 
     path: Path
 
@@ -129,7 +129,7 @@ class LocalPath(StoragePath):
             return None
 
     def seen_in(self, name: str) -> FileStat | None:
-        # Of a log it is asked so often that making the path would take as long as the look.
+        # Delta logs call this so often that making a `Path` would take as long as the stat.
         try:
             return _file_stat(os.stat(f"{self.path}/{name}"))  # noqa: PTH116 see above
         except (FileNotFoundError, NotADirectoryError):
@@ -144,26 +144,30 @@ class LocalPath(StoragePath):
     def folders(self) -> list[StoragePath]:
         try:
             with os.scandir(self.path) as entries:
-                return [LocalPath(self.path / name) for name in sorted(each.name for each in entries if each.is_dir())]
+                return [
+                    LocalPath(self.path / name) for name in sorted(entry.name for entry in entries if entry.is_dir())
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def names(self) -> list[str]:
         try:
             with os.scandir(self.path) as entries:
-                return sorted(each.name for each in entries if each.is_file())
+                return sorted(entry.name for entry in entries if entry.is_file())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def files(self, after: str = "") -> list[tuple[str, FileStat]]:
         try:
             with os.scandir(self.path) as entries:
-                found = [
-                    (each.name, _file_stat(each.stat())) for each in entries if each.name > after and each.is_file()
+                files = [
+                    (entry.name, _file_stat(entry.stat()))
+                    for entry in entries
+                    if entry.name > after and entry.is_file()
                 ]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(found, key=lambda each: each[0])
+        return sorted(files, key=lambda each: each[0])
 
     def receive(self, written: Path) -> None:
         self.path.parent.mkdir(exist_ok=True)
@@ -172,9 +176,9 @@ class LocalPath(StoragePath):
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            beside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
-            shutil.copyfile(written, beside)
-            beside.rename(self.path)
+            draft = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+            shutil.copyfile(written, draft)
+            draft.rename(self.path)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

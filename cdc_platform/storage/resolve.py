@@ -12,24 +12,24 @@ from cdc_platform.storage.object_store import ObjectStorePath, format_object_key
 from cdc_platform.storage.path import LocalPath, StoragePath
 
 _STORE_SCHEMES = ("s3", "gs", "abfss", "az")
-"""The stores that are known, by how their addresses begin."""
+"""The URL schemes of the supported stores."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", flags=re.IGNORECASE)
 _MISSPELT_SCHEME = re.compile(rf"({'|'.join(_STORE_SCHEMES)}):", flags=re.IGNORECASE)
-# Tried out one by one: of these deltalake makes another name, or none, where other programs take them as they stand.
+# Found by trying characters one by one: deltalake changes or rejects them, while other programs use them unchanged.
 _AMBIGUOUS = re.compile(r"[\[\]\\^|?#\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}|(?<=/)\.{1,2}(?=/|$)")
 
 
 def is_store_address(name: str) -> bool:
-    """Whether this names a place in a store."""
+    """Return True if a name is the address of a path in a store."""
     return _ADDRESS.match(name) is not None
 
 
 @lru_cache(maxsize=1 << 10)
 def parse_path(name: str | Path) -> StoragePath:
-    """The place of a path, or of an address as `s3://bucket/prefix`.
+    """Parse a path, or an address such as `s3://bucket/prefix`.
 
     Raises:
-        InputError: an address of a store that is not known, with a password in it, or without a bucket.
+        InputError: the address has an unknown scheme, a password, or no bucket.
     """
     text = str(name)
     if not is_store_address(text):
@@ -45,10 +45,10 @@ def parse_path(name: str | Path) -> StoragePath:
 
 
 def parse_root(name: str | Path) -> StoragePath:
-    """The place of a home or of a lake as somebody names it; that of a folder does not hang on where a process runs.
+    """Parse the path or address of a home or a lake as a user writes it; a local path becomes absolute.
 
     Raises:
-        InputError: as `parse_path`, or an address of which not all programs make the same place.
+        InputError: as `parse_path`, or programs read the address in different ways.
     """
     text = str(name)
     if not is_store_address(text):
@@ -58,16 +58,16 @@ def parse_root(name: str | Path) -> StoragePath:
                 f"{text} is no address: a store is named as {scheme}://bucket/prefix, a folder of that name as ./{text}"
             )
         return LocalPath(Path(text).expanduser().absolute())
-    place = parse_path(text)
+    path = parse_path(text)
     misread = sorted(set(_AMBIGUOUS.findall(text)))
     if misread:
-        told = " ".join(each if each.isprintable() else repr(each) for each in misread)
+        characters = " ".join(character if character.isprintable() else repr(character) for character in misread)
         raise InputError(
-            f"{place} has {told} in its address, which programs read in different ways; name another prefix"
+            f"{path} has {characters} in its address, which programs read in different ways; name another prefix"
         )
-    return place
+    return path
 
 
 def format_uri(name: str) -> str:
-    """What a place is called everywhere: its address in a store, or its path as a `file:` one."""
+    """Return the URI of a path: its address in a store, or its `file:` URI."""
     return str(parse_path(name)) if is_store_address(name) else Path(name).as_uri()

@@ -17,25 +17,25 @@ from cdc_platform.errors import InputError, NotFound
 
 STANDARD_INPUT = "standard input"
 PIPE_SECONDS_VARIABLE = "CDC_PLATFORM_PIPE_SECONDS"
-"""How long (s) a pipe or device may take to yield something."""
+"""How long (s) to wait for data from a pipe or device."""
 _PIPE_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 20
 DEFAULT_MAX_BYTES = 64 << 20
-"""The size limit in bytes of a file whose caller names none."""
+"""The default size limit of a file, in bytes."""
 
 
 def read_user_bytes(path: Path, most: int = DEFAULT_MAX_BYTES, what: str = "") -> bytes:
-    """Return what a file holds, at most `most` bytes; `what` is its name in errors, by default the path.
+    """Return the content of a file of at most `most` bytes; errors name it `what`, by default its path.
 
-    A pipe or a device is read until it ends, or until nothing has come for `CDC_PLATFORM_PIPE_SECONDS`.
+    A pipe or device is read to its end. The read fails if no data arrives for `CDC_PLATFORM_PIPE_SECONDS`.
 
     Raises:
         NotFound: there is no such file.
-        InputError: it is no readable file, it is larger, or nothing comes.
+        InputError: it is no readable file, it is larger, or no data arrives.
     """
     source = what or str(path)
     try:
-        # Without blocking: to open a pipe that nobody writes to would wait for the first who does.
+        # Open without blocking: opening a pipe without a writer would wait for one.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             return _read_descriptor(descriptor, source, most)
@@ -50,20 +50,20 @@ def read_user_bytes(path: Path, most: int = DEFAULT_MAX_BYTES, what: str = "") -
 
 
 def read_user_text(path: Path, most: int = DEFAULT_MAX_BYTES) -> str:
-    """As `read_user_bytes`, of a text in UTF-8 with or without a byte order mark.
+    """Return the text of a file in UTF-8, with or without a byte order mark, like `read_user_bytes`.
 
     Raises:
         NotFound: there is no such file.
-        InputError: it is no readable file, not UTF-8, it is larger, or nothing comes.
+        InputError: it is no readable file, not UTF-8, it is larger, or no data arrives.
     """
     return _decode_utf8(read_user_bytes(path, most), str(path))
 
 
 def read_standard_input() -> str:
-    """Return the text on standard input, as `read_user_text` has that of a file; it is waited for as long as it takes.
+    """Return the text on standard input, like `read_user_text`; wait for it without a time limit.
 
     Raises:
-        InputError: there is none, it is not UTF-8, or larger than `DEFAULT_MAX_BYTES`.
+        InputError: standard input is closed, it is not UTF-8, or larger than `DEFAULT_MAX_BYTES`.
     """
     if sys.stdin is None:
         raise InputError("standard input is closed; name a file, or pipe one in")
@@ -74,7 +74,7 @@ def read_standard_input() -> str:
 
 
 def too_large_error(source: str, most: int) -> InputError:
-    """The refusal of a file or text that has more than `most` bytes."""
+    """Return the error for a file or text of more than `most` bytes."""
     bound = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
     return InputError(
         f"{source} has more than {bound}, which is the most that is read here at once; split it, or name another"
@@ -100,7 +100,7 @@ def _read_descriptor(descriptor: int, source: str, most: int) -> bytes:
 
 
 def _wait_for_data(descriptor: int, source: str) -> None:
-    """Wait until a pipe or a device has something to read, or its end."""
+    """Wait until a pipe or device has data or ends."""
     seconds = _pipe_seconds()
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
@@ -130,7 +130,7 @@ def _pipe_seconds() -> float:
 
 def _decode_utf8(content: bytes, source: str) -> str:
     try:
-        # Line ends stay as they are: a missing one shows that a file is cut.
+        # Preserve line ends: a missing one shows that the file is truncated.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{source} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None

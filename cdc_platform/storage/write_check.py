@@ -23,37 +23,39 @@ from cdc_platform.storage.object_store import ObjectStorePath
 from cdc_platform.storage.path import StoragePath
 
 _MIN_FREE_BYTES = 1024 * 1024
-"""Bytes that have to be free beside the rows: a commit, the files' footers, and what others write meanwhile."""
+"""Bytes that must be free besides the rows: for a commit, the files' footers, and other writers."""
 
 
 def _assert_disk_space(folder: Path, size: int, what: str) -> None:
-    """Hold that `size` bytes fit beside a folder that is there or will be; a file system that does not say has room.
+    """Raise unless `size` bytes fit on the disk of a folder that exists or will exist.
+
+    A file system that reports no size passes.
 
     Raises:
-        Unavailable: they do not.
+        Unavailable: the bytes do not fit.
     """
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        room = os.statvfs(there)
+        disk = os.statvfs(existing)
     except OSError:
         return
-    if room.f_blocks and room.f_bavail * room.f_frsize < size + _MIN_FREE_BYTES:
-        raise disk_full_error(there, what)
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < size + _MIN_FREE_BYTES:
+        raise disk_full_error(existing, what)
 
 
 PROBE_FOLDER = ".contract"
-"""The folder beside a lake in which a store is tried out; each try takes its objects away, unless it is killed."""
+"""The folder beside a lake for probes of its store; a probe removes its objects unless it is killed."""
 PROBE_KEYS, PROBE_WRITERS = 30, 2
-"""How many objects are put, and how many put each at once."""
+"""The number of objects that a probe puts, and the number of concurrent writers of each."""
 _SUPPORTED, _BROKEN = "kept", "broken"
 
 
 def assert_storage_writable(place: StoragePath, size: int, what: str) -> None:
-    """Hold that so many bytes can be written to a place: a disk has room, and a store keeps the contract.
+    """Raise unless so many bytes can be written to a path: enough disk space, or a store with conditional writes.
 
     Raises:
-        Unavailable: the disk has no room, or the store takes nothing.
-        NoConditionalWrites: the store does not keep it.
+        Unavailable: the disk has too little space, or the store refuses writes.
+        NoConditionalWrites: the store does not support conditional writes.
     """
     assert_conditional_writes(place, what)
     if place.here is not None:
@@ -61,20 +63,20 @@ def assert_storage_writable(place: StoragePath, size: int, what: str) -> None:
 
 
 def assert_conditional_writes(root: StoragePath, what: str) -> None:
-    """Hold that the store of a lake, if it lies in one, lets one of several writers win.
+    """Raise unless the store of a lake, if it lies in one, lets exactly one of several writers win.
 
     Raises:
-        NoConditionalWrites: it does not, or has not when it was tried out.
+        NoConditionalWrites: the store does not, now or in an earlier probe.
     """
     if isinstance(root, ObjectStorePath) and not has_conditional_writes(root):
         raise _no_conditional_writes_error(root, what)
 
 
 def assert_not_known_unsafe(root: ObjectStorePath, what: str) -> None:
-    """Hold that the store of a lake has not failed when it was tried out; it is asked for the note of that alone.
+    """Raise if the store of a lake has failed a probe; read only the recorded result.
 
     Raises:
-        NoConditionalWrites: it has.
+        NoConditionalWrites: the store has failed a probe.
     """
     with suppress(FileNotFoundError):
         if _get_stored_result_path(root).read() == _encode_probe_result(_BROKEN):
@@ -91,28 +93,28 @@ def _no_conditional_writes_error(root: ObjectStorePath, what: str) -> NoConditio
 
 @lru_cache(maxsize=64)
 def has_conditional_writes(root: ObjectStorePath) -> bool:
-    """Whether the store of a lake keeps the contract; a process asks once."""
+    """Return True if the store of a lake supports conditional writes; a process checks once."""
     note = _get_stored_result_path(root)
-    said = _read_probe_result(note)
-    # It is put again, which a store that keeps the contract refuses: of one that takes nothing now, or lets this
-    # process look alone, that is told before a table is touched. One that takes it has been changed since.
-    if said is None or (said == _SUPPORTED and note.create(_encode_probe_result(_SUPPORTED)) is not None):
-        # That one has put it, and was told by a store that failed that it has not, is no breach.
-        said = _SUPPORTED if max(count_put_winners(root.folder)) <= 1 else _BROKEN
-        note.create(_encode_probe_result(said))
-    return said == _SUPPORTED
+    result = _read_probe_result(note)
+    # Put the recorded result again. A store with conditional writes refuses the put. A store that accepts no writes
+    # now, or denies them to this process, raises before a table is touched. A store that accepts the put has changed.
+    if result is None or (result == _SUPPORTED and note.create(_encode_probe_result(_SUPPORTED)) is not None):
+        # Zero winners are no violation: a put may succeed although the store reports a failure.
+        result = _SUPPORTED if max(count_put_winners(root.folder)) <= 1 else _BROKEN
+        note.create(_encode_probe_result(result))
+    return result == _SUPPORTED
 
 
 def _read_probe_result(note: ObjectStorePath) -> str | None:
-    """What came of it when the store was tried out; None where nobody has."""
+    """Return the recorded result of the store's probe; None if there is none."""
     try:
-        said = json.loads(note.read())["put_if_absent"]
+        result = json.loads(note.read())["put_if_absent"]
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
         note.remove()
         return None
-    return _SUPPORTED if said == _SUPPORTED else _BROKEN
+    return _SUPPORTED if result == _SUPPORTED else _BROKEN
 
 
 def _encode_probe_result(said: str) -> bytes:
@@ -120,21 +122,23 @@ def _encode_probe_result(said: str) -> bytes:
 
 
 def count_put_winners(folder: ObjectStorePath) -> list[int]:
-    """Put objects into a folder of a store, each by several at once, and take them away; how many have put each.
+    """Put objects into a folder of a store, each by several writers at once; return the number of winners per object.
+
+    The objects are removed afterwards.
 
     Raises:
-        Unavailable: the store does not let them be put, or taken away.
+        Unavailable: the store refuses a put or a removal.
     """
-    tried = [folder / f"{PROBE_FOLDER}/{uuid.uuid4().hex}" for _ in range(PROBE_KEYS)]
+    probes = [folder / f"{PROBE_FOLDER}/{uuid.uuid4().hex}" for _ in range(PROBE_KEYS)]
     try:
-        found = _put_concurrently(tried)
+        winners = _put_concurrently(probes)
         failpoints.kill_if_selected(failpoints.AFTER_STORE_TRIED)
     except BaseException:
-        with suppress(PlatformError):  # of a store that has failed already, the first failure is told
-            _remove_probes(tried)
+        with suppress(PlatformError):  # report the store's first failure
+            _remove_probes(probes)
         raise
-    _remove_probes(tried)
-    return found
+    _remove_probes(probes)
+    return winners
 
 
 def _put_concurrently(tried: Sequence[ObjectStorePath]) -> list[int]:
@@ -144,17 +148,17 @@ def _put_concurrently(tried: Sequence[ObjectStorePath]) -> list[int]:
 
     def put(writer: int) -> list[bool]:
         try:
-            return [_try_put(place, writer, together) for place in tried]
+            return [_try_put(path, writer, together) for path in tried]
         except BaseException:
-            together.abort()  # nobody waits for one who comes no more
+            together.abort()  # release the other writer, which waits for this one
             raise
 
     with ThreadPoolExecutor(PROBE_WRITERS) as writers:
-        asked = [writers.submit(put, writer) for writer in range(PROBE_WRITERS)]
-    failures = [failure for each in asked if (failure := each.exception()) is not None]
+        futures = [writers.submit(put, writer) for writer in range(PROBE_WRITERS)]
+    failures = [failure for future in futures if (failure := future.exception()) is not None]
     if failures:
-        raise next((each for each in failures if not isinstance(each, BrokenBarrierError)), failures[0])
-    return [sum(each) for each in zip(*(each.result() for each in asked), strict=True)]
+        raise next((failure for failure in failures if not isinstance(failure, BrokenBarrierError)), failures[0])
+    return [sum(wins) for wins in zip(*(future.result() for future in futures), strict=True)]
 
 
 def _try_put(place: ObjectStorePath, writer: int, together: Barrier) -> bool:
@@ -163,20 +167,20 @@ def _try_put(place: ObjectStorePath, writer: int, together: Barrier) -> bool:
 
 
 def list_leftover_probes(root: StoragePath, age: timedelta = timedelta()) -> list[StoragePath]:
-    """What is there of tries of a lake's store, put so long ago at least by the store's clock: they last seconds."""
+    """Return probe objects of a lake's store that are at least `age` old by the store's clock (probes last seconds)."""
     if root.here is not None:
         return []
-    tried, before = root.folder / PROBE_FOLDER, time.time() - age.total_seconds()
-    return [tried / name for name, seen in tried.files() if not age or seen.at <= before]
+    folder, before = root.folder / PROBE_FOLDER, time.time() - age.total_seconds()
+    return [folder / name for name, seen in folder.files() if not age or seen.at <= before]
 
 
 def _remove_probes(places: Iterable[ObjectStorePath]) -> None:
-    for place in places:
-        place.remove()
+    for path in places:
+        path.remove()
 
 
 def get_probe_result_path(root: StoragePath) -> StoragePath:
-    """Where it is noted what came of trying out the store of a lake."""
+    """Return the path of the recorded probe result of a lake's store."""
     return root.folder / f".{root.name}.contract.json"
 
 
