@@ -459,30 +459,30 @@ class _WriteBatch:
 
     def log(self, streams: pa.Array, times: pa.Array) -> pa.RecordBatch:
         """Return the log rows, given the stream (binary) and `cdc$time` (text) of each write."""
-        source, piece = self._pieces()
+        source, slots = self._pieces()
         firsts = np.flatnonzero(np.diff(source, prepend=-1))
         numbers = np.arange(len(source)) - np.repeat(firsts, np.diff(firsts, append=len(source)))
         last = np.diff(source, append=-1) != 0
         same = np.array_equal(source, np.arange(self._rows))
         indices, rows = (None, slice(None)) if same else (pa.array(source), source)
-        expiring = _equals_either(piece, LogRowSlot.STATIC_EXPIRING, LogRowSlot.UPDATE_EXPIRING)
-        expiring |= (piece == LogRowSlot.INSERT) & self._expiring[rows]
+        expiring = _equals_either(slots, LogRowSlot.STATIC_EXPIRING, LogRowSlot.UPDATE_EXPIRING)
+        expiring |= (slots == LogRowSlot.INSERT) & self._expiring[rows]
         arrays = {
             "cdc$stream_id": _take(streams, indices),
             "cdc$time": _take(times, indices),
             "cdc$batch_seq_no": pa.array(numbers.astype(np.int32)),
-            "cdc$operation": pa.array(self._shown_operations(source, piece)),
+            "cdc$operation": pa.array(self._shown_operations(source, slots)),
             "cdc$ttl": pa.array(self._ttls[rows], mask=~expiring),
             "cdc$end_of_batch": pa.array(last, mask=~last),
             WRITTEN_AT: pa.array(self.timestamps[rows]).cast(TIMESTAMP),
         }
         for key in self._schema.partition_key:
             arrays[key.name] = _take(self._columns[key.name], indices)
-        keyed = piece >= LogRowSlot.INSERT
+        keyed = slots >= LogRowSlot.INSERT
         for key in self._schema.clustering_key:
-            arrays[key.name] = _null_unless(keyed, self._clustering(key.name, piece, indices))
+            arrays[key.name] = _null_unless(keyed, self._clustering(key.name, slots, indices))
         # The slot of a deletion has no column values, so that a keys-only log has none.
-        value_slots = piece if self._schema.cdc.delta == "full" else np.full_like(piece, LogRowSlot.DELETE)
+        value_slots = slots if self._schema.cdc.delta == "full" else np.full_like(slots, LogRowSlot.DELETE)
         for written in self._written:
             arrays |= _encode_column(written, rows, value_slots, indices)
         fields = log_table(self._schema).schema
@@ -623,21 +623,21 @@ def _encode_column(
     """Return the two or three columns of the log for a column."""
     name = written.column.name
     live = written.live[rows] == piece
-    gone = written.gone[rows] == piece
+    deleted = written.gone[rows] == piece
     value = _take(written.value, keep)
     if written.column.type.multicell and isinstance(written.column.type, UserType):
-        value = _encode_user_type(value, live, live | gone)
+        value = _encode_user_type(value, live, live | deleted)
     else:
         value = _null_unless(live, value)
     arrays = {
         name: value,
         f"cdc$deleted_{name}": _null_unless(
-            gone & _true_mask(_take(written.deleted, keep)), _take(written.deleted, keep)
+            deleted & _true_mask(_take(written.deleted, keep)), _take(written.deleted, keep)
         ),
     }
     if written.elements is not None:
         elements = _take(written.elements, keep)
-        arrays[f"cdc$deleted_elements_{name}"] = _null_unless(gone & _non_empty_list_mask(elements), elements)
+        arrays[f"cdc$deleted_elements_{name}"] = _null_unless(deleted & _non_empty_list_mask(elements), elements)
     return arrays
 
 

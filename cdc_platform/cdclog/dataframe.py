@@ -52,7 +52,7 @@ def encode_dataframe(lake: Lake, schema: TableSchema, writes: DataFrame) -> Data
     The streams are those of the table's tablets, or of the generations in the lake. A coordinator's acceptance rule is
     not applied, since the writes are in the past. A write whose generation an undecided switch may still change fails
     the job with a StateError, and an invalid write with an InputError. Rows of one write are together, and partitions
-    of `writes` are kept.
+    of `writes` stay.
 
     Images use the state of the log at the time of the call, see `encode_dataframe_with_images`; then `writes` is
     repartitioned by partition key.
@@ -122,14 +122,14 @@ def _batch_encoder(
     schema = with_stored_names(schema)
     whole = pa.schema([typed_writes_schema(schema).field(name) for name in rows.columns])
     # Send only the given columns; workers create the columns that are null in every write.
-    given = [name for name in rows.columns if name in writes.columns]
+    present = [name for name in rows.columns if name in writes.columns]
 
     def logged(batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = dict(zip(given, batch.columns, strict=True))
+        columns = dict(zip(present, batch.columns, strict=True))
         filled = [columns[field.name] if field.name in columns else pa.nulls(len(batch), field.type) for field in whole]
         return encode_log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
 
-    return rows.select(*map(quote_spark_name, given)), logged
+    return rows.select(*map(quote_spark_name, present)), logged
 
 
 def _encode_in_order(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: str) -> Callable[[Batches], Batches]:
@@ -187,17 +187,17 @@ def append_log_parts(
 
 
 def replace_log(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: tuple[str, int]) -> None:
-    """Put log rows that are in this process's memory, and their columns, in place of all that the log has.
+    """Replace all rows and columns of the log with log rows in memory.
 
     Raises:
-        As `append`.
+        As `append_log_rows`.
     """
     table = log_table(schema, exact=EXACT in rows.column_names)
     frames.replace_all_rows(TaskRunner.alone(), lake, table, _split_by_file(rows), transaction)
 
 
 def _split_by_file(rows: pa.Table) -> TaskRows:
-    """A part a file, each of a time of its own and in its order."""
+    """Return the rows in one part per file, each a sorted time interval of its own."""
     ordered = _sort_by_time(rows)
     files = [ordered.slice(first, ROWS_PER_FILE) for first in range(0, rows.num_rows, ROWS_PER_FILE)]
     return TaskRows(len(files), lambda number: iter(files[number].to_batches()))

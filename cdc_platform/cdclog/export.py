@@ -55,7 +55,7 @@ class StoredLog:
     @cached_property
     def columns(self) -> tuple[LogColumn, ...]:
         """The columns as a server lists them: those of the key, then the others by name."""
-        by_name = {each.name: each for each in get_log_columns(self.schema)}
+        by_name = {log_column.name: log_column for log_column in get_log_columns(self.schema)}
         return tuple(by_name[name] for name in (*LOG_PRIMARY_KEY, *sorted(set(by_name) - set(LOG_PRIMARY_KEY))))
 
     @property
@@ -65,7 +65,7 @@ class StoredLog:
 
     def values(self) -> Iterator[list[Value | None]]:
         """Yield the values of each row in the order of `columns`, oldest first."""
-        names = [each.name for each in self.columns]
+        names = [log_column.name for log_column in self.columns]
         for after, until in self._parts():
             rows = read_between(self.lake, self.schema, after, until)
             for row in log_rows_from_arrow(self.schema, rows):
@@ -106,7 +106,7 @@ def log_csv_tables(logs: Sequence[StoredLog]) -> list[CsvTable]:
         CsvTable(
             log.full_name,
             _quoted_log_name(log),
-            [quote_name(each.name) for each in log.columns],
+            [quote_name(log_column.name) for log_column in log.columns],
             _csv_cells(log),
             COPY_NULL,
         )
@@ -119,6 +119,6 @@ def _quoted_log_name(log: StoredLog) -> str:
 
 
 def _csv_cells(log: StoredLog) -> Iterator[list[str]]:
-    kinds = [each.type for each in log.columns]
+    kinds = [log_column.type for log_column in log.columns]
     for values in log.values():
         yield [format_copy_cell(kind, value) for kind, value in zip(kinds, values, strict=True)]

@@ -162,7 +162,7 @@ def _column_change(column: Column, write: Mapping[str, Any], at_us: Microseconds
     elements = {key: Cell(at_us, element, ttl) for key, element in _iter_elements(column, value)}
     deleted_keys = write[f"cdc$deleted_elements_{column.name}"] or ()
     elements |= {key: Cell(at_us, dead=True) for key in deleted_keys}
-    # The log shows the tombstone of a collection one microsecond late.
+    # The log has the tombstone of a collection one microsecond late.
     tombstone = Microseconds(at_us - ONE_US) if deleted else None
     return CollectionChange(tombstone, elements) if deleted or elements else None
 

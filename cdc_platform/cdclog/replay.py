@@ -100,17 +100,17 @@ def _available_columns(schema: TableSchema, changes: DataFrame) -> list[str]:
     """Return the log's columns in the changes; raise InputError if required ones are missing or types differ."""
     log_columns = get_log_columns(schema)
     expected = arrow_to_spark_schema(log_table(schema).schema)
-    columns = type(expected)([expected[each.name] for each in log_columns])
-    optional = [each.name for each in log_columns if each.role in _OPTIONAL_ROLES]
-    for each in IncomingFrameSchema(f"changes of {schema.full_name}", columns, optional, readable=_is_readable).misfits(
+    columns = type(expected)([expected[item.name] for item in log_columns])
+    optional = [item.name for item in log_columns if item.role in _OPTIONAL_ROLES]
+    for item in IncomingFrameSchema(f"changes of {schema.full_name}", columns, optional, readable=_is_readable).misfits(
         changes
     ):
-        if each.found is None:
-            raise InputError(f"the changes have no column {each.column}; every log of {schema.full_name} has it")
+        if item.found is None:
+            raise InputError(f"the changes have no column {item.column}; every log of {schema.full_name} has it")
         raise InputError(
-            f"column {each.column} of the changes is {each.found}; in a log of {schema.full_name} it is {each.due}"
+            f"column {item.column} of the changes is {item.found}; in a log of {schema.full_name} it is {item.due}"
         )
-    return [each for each in (*columns.names, EXACT) if each in changes.columns]
+    return [item for item in (*columns.names, EXACT) if item in changes.columns]
 
 
 def _is_readable(found: DataType, due: DataType) -> bool:
@@ -119,7 +119,7 @@ def _is_readable(found: DataType, due: DataType) -> bool:
 
     if isinstance(found, T.StructType) and isinstance(due, T.StructType):
         kinds = {field.name: field.dataType for field in due}
-        return all(each.name in kinds and _is_readable(each.dataType, kinds[each.name]) for each in found)
+        return all(nested.name in kinds and _is_readable(nested.dataType, kinds[nested.name]) for nested in found)
     if isinstance(found, T.ArrayType) and isinstance(due, T.ArrayType):
         return _is_readable(found.elementType, due.elementType)
     if isinstance(found, T.MapType) and isinstance(due, T.MapType):

@@ -49,7 +49,7 @@ GAP_APPLICATION = "ingest:gap"
 @lru_cache(maxsize=512)
 def with_stored_names(schema: TableSchema) -> TableSchema:
     """Return the schema with the names of its log in Delta; unchanged if no names differ by case alone."""
-    heads = [each.name for each in get_log_columns(schema) if each.base is None]
+    heads = [log_column.name for log_column in get_log_columns(schema) if log_column.base is None]
     names = _distinct_names([column.name for column in schema.columns], taken=(WRITTEN_AT, EXACT, GENERATION, *heads))
     columns = tuple(
         replace(column, name=names[column.name], type=stored_type(column.type)) for column in schema.columns
@@ -181,10 +181,10 @@ def log_table(schema: TableSchema, *, exact: bool = False) -> Table:
     that native columns cannot hold.
     """
     schema = with_stored_names(schema)
-    fields = [_log_field(each) for each in get_log_columns(schema)]
+    fields = [_log_field(log_column) for log_column in get_log_columns(schema)]
     written_at = column(WRITTEN_AT, TIMESTAMP, "time of the write, µs; cdc$time holds the same")
     # Delta stores bounds only for the first 32 columns of a file.
-    head = sum(each.base is None for each in get_log_columns(schema))
+    head = sum(log_column.base is None for log_column in get_log_columns(schema))
     return Table(
         schema.keyspace,
         schema.log_name,

@@ -74,7 +74,7 @@ def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -
         name = "current_generation" if "current_generation" in columns else "generation"
         if row[name]:
             current.add(us_from_ms(read_time_ms(location, name, row[name])))
-    known = {each.begin_us: each for each in periods}
+    known = {period.begin_us: period for period in periods}
 
     def standing(begin: Microseconds) -> CheckpointStatus:
         if begin not in known:
@@ -82,6 +82,6 @@ def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -
         return "removed" if known[begin].removed else "there"
 
     return [
-        GenerationCheckpoints(each, streams[each], each in current, standing(each))
-        for each in sorted({*streams, *current})
+        GenerationCheckpoints(begin_us, streams[begin_us], begin_us in current, standing(begin_us))
+        for begin_us in sorted({*streams, *current})
     ]

@@ -175,7 +175,7 @@ def read_backlog(
     Raises:
         StateError: no generation or stream set that the log could have rows of is known, or none has begun.
     """
-    started = [each for each in _period_starts(lake, table) if each[0] <= now_us]
+    started = [period for period in _period_starts(lake, table) if period[0] <= now_us]
     if not started:
         raise StateError(f"no generation or stream set of {table.full_name} has begun at {format_us(now_us)}")
     since = started[0][0] if not ttl_seconds else Microseconds(now_us - us_from_seconds(ttl_seconds))
@@ -208,7 +208,7 @@ def estimate_backlog(streams: int, ranges: int, ttl_seconds: int, client: CdcCli
 def _period_starts(lake: Lake, table: CdcTable) -> Sequence[tuple[Microseconds, int, int]]:
     """Return the start (µs), ranges (0: tablets) and streams of each period whose size is known."""
     if StreamSources(lake).of(table.keyspace_name, table.table_name).in_generations:
-        sizes = [each for each in read_generation_sizes(lake) if each.num_streams]
-        return [(us_from_ms(each.time_ms), each.num_ranges or each.num_streams, each.num_streams) for each in sizes]
+        sizes = [size for size in read_generation_sizes(lake) if size.num_streams]
+        return [(us_from_ms(size.time_ms), size.num_ranges or size.num_streams, size.num_streams) for size in sizes]
     sets = tablets.read_stream_set_changes(lake, table.keyspace_name, table.table_name)
-    return [(us_from_ms(each.timestamp_ms), 0, len(each.current)) for each in sets]
+    return [(us_from_ms(change.timestamp_ms), 0, len(change.current)) for change in sets]

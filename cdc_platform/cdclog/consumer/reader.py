@@ -323,7 +323,7 @@ def read_changes(
         return (written_at > F.lit(datetime_from_us(after))) & (written_at <= F.lit(datetime_from_us(until)))
 
     condition = between(windows[0].after_us, windows[-1].until_us)
-    for skipped_window in (each for each in windows if each.passed):
+    for skipped_window in (window for window in windows if window.passed):
         condition &= ~between(skipped_window.after_us, skipped_window.until_us)
     return rows.where(condition).orderBy(*map(quote_spark_name, _ORDER))
 
@@ -513,7 +513,7 @@ class _LakeWindowWriter:
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
     def origin_us(self, consumer: Consumer) -> Microseconds:
-        """Return the position: earlier releases recorded no origin, and `complete` compares their rows with the log."""
+        """Return the position: earlier releases recorded no origin; `check_interval_read` finds rows they missed."""
         return consumer.position_us
 
     def copy_unread(
@@ -529,8 +529,8 @@ class _LakeWindowWriter:
 
 def filter_by_streams(rows: pa.Table, source: StreamSource, window: Window) -> pa.Table:
     """Return the log rows that are in streams of a window's set."""
-    period = next(each for each in source.periods() if each.begin_us == window.set_us)
-    streams = pa.array([each.tobytes() for each in period.streams().streams], pa.binary())
+    period = next(candidate for candidate in source.periods() if candidate.begin_us == window.set_us)
+    streams = pa.array([stream.tobytes() for stream in period.streams().streams], pa.binary())
     return rows.filter(compute.is_in(rows["cdc$stream_id"], value_set=streams))
 
 

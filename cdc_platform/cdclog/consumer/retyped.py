@@ -78,13 +78,13 @@ def compare_column_types(schema: TableSchema, there: pa.Schema) -> tuple[dict[st
     The latter include their columns for deletions.
     """
     grown, retyped, lost = dict[str, pa.DataType](), list[str](), set[str]()
-    for each, name in stored_columns(schema):
-        if each.base is None or name not in there.names:
+    for log_column, name in stored_columns(schema):
+        if log_column.base is None or name not in there.names:
             continue
-        kind, stored = stored_type(each.type), there.field(name).type
-        if each.base.name in lost or not is_compatible_type(stored, kind):
+        kind, stored = stored_type(log_column.type), there.field(name).type
+        if log_column.base.name in lost or not is_compatible_type(stored, kind):
             retyped.append(name)
-            lost.add(each.base.name)
+            lost.add(log_column.base.name)
         elif has_new_fields(stored, kind):
             grown[name] = arrow_type(kind)
     return grown, retyped
@@ -142,8 +142,10 @@ def _rewrite_columns_once(
             yield _rename_exact_values(renamed_batch, names)
 
     rows = TaskRows(len(files), renamed)
-    wanted = replace(table, schema=pa.schema(fields))
-    frames.replace_all_rows(TaskRunner.alone(), lake, wanted, rows, ("ingest:shape", version + 1), beside, of=version)
+    rewritten = replace(table, schema=pa.schema(fields))
+    frames.replace_all_rows(
+        TaskRunner.alone(), lake, rewritten, rows, ("ingest:shape", version + 1), beside, of=version
+    )
 
 
 def _rename_exact_values(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
@@ -167,25 +169,25 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
 
     The caller must hold the lock of the log, because rows that are appended during a rewrite would be lost.
     """
-    wanted = log_table(schema, exact=exact)
-    existing = lake.columns(wanted)
+    table = log_table(schema, exact=exact)
+    existing = lake.columns(table)
     if existing:
         names = _renamed(lake, schema, existing)
         if names:
-            rewrite_columns(lake, wanted, names)
+            rewrite_columns(lake, table, names)
         retyped = _retyped(lake, schema, existing)
         if retyped:
-            rewrite_columns(lake, wanted, retyped, {RETYPED_APPLICATION: _newest_us(lake, wanted)})
+            rewrite_columns(lake, table, retyped, {RETYPED_APPLICATION: _newest_us(lake, table)})
     try:
-        return lake.widen(wanted)
+        return lake.widen(table)
     except StateError:
-        grown, clash = compare_column_types(schema, read_stored_schema(lake, wanted))
+        grown, clash = compare_column_types(schema, read_stored_schema(lake, table))
         if not grown and not clash:
             raise
         names = {name: retyped_column_name(name, clock.now_us()) for name in clash}
-        transactions = {RETYPED_APPLICATION: _newest_us(lake, wanted)} if names else None
-        rewrite_columns(lake, wanted, names, transactions, grown)
-        return lake.widen(wanted)
+        transactions = {RETYPED_APPLICATION: _newest_us(lake, table)} if names else None
+        rewrite_columns(lake, table, names, transactions, grown)
+        return lake.widen(table)
 
 
 def _renamed(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
@@ -207,15 +209,15 @@ def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str
     """
     known: list[tuple[Microseconds, TableSchema]] = []
     ddl = ""
-    for each in cdc_tables.read_table_changes(lake):
-        if each.full_name == schema.full_name and each.ddl is not None and strip_comments(each.ddl) != ddl:
-            ddl, parsed = strip_comments(each.ddl), schema_from_change(each)
-            known += [] if parsed is None else [(each.changed_at_us, parsed)]
+    for item in cdc_tables.read_table_changes(lake):
+        if item.full_name == schema.full_name and item.ddl is not None and strip_comments(item.ddl) != ddl:
+            ddl, parsed = strip_comments(item.ddl), schema_from_change(item)
+            known += [] if parsed is None else [(item.changed_at_us, parsed)]
     names: dict[str, tuple[str, Microseconds]] = {}
-    for each, name in stored_columns(schema) if len(known) > 1 else ():
-        if each.base is None or each.base.is_key or name not in there:
+    for item, name in stored_columns(schema) if len(known) > 1 else ():
+        if item.base is None or item.base.is_key or name not in there:
             continue
-        since = _type_since(known, each.base)
+        since = _type_since(known, item.base)
         if since is not None and not any(
             old.startswith(f"{name}$until_") for old in there if old >= retyped_column_name(name, since)
         ):
@@ -226,7 +228,9 @@ def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str
 
 def _type_since(known: Sequence[tuple[Microseconds, TableSchema]], column: Column) -> Microseconds | None:
     """Return since when (µs) a column is recorded with its current type; None if it never had another one."""
-    kinds = [(at_us, each.column(column.name).type.cql) for at_us, each in known if each.has(column.name)]
+    kinds = [
+        (at_us, definition.column(column.name).type.cql) for at_us, definition in known if definition.has(column.name)
+    ]
     last_other = max((index for index, (_, kind) in enumerate(kinds) if kind != column.type.cql), default=None)
     return None if last_other is None or last_other + 1 == len(kinds) else kinds[last_other + 1][0]
 

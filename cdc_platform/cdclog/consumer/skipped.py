@@ -65,8 +65,8 @@ def clear_skip(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:
 
 def find_appeared_sets(source: StreamSource, sets_us: list[Microseconds]) -> list[Microseconds]:
     """Return those of the skipped sets (µs) that have streams now."""
-    with_streams = {each.begin_us for each in source.periods() if each.shown and not each.bare}
-    return [each for each in sets_us if each in with_streams]
+    with_streams = {period.begin_us for period in source.periods() if period.shown and not period.bare}
+    return [set_us for set_us in sets_us if set_us in with_streams]
 
 
 def report_appeared_sets(lake: Lake, source: StreamSource, consumer: Consumer, tell: OnMessage) -> None:

@@ -98,12 +98,12 @@ def reader_sets_from_source(source: StreamSource, now_us: int) -> ReaderSets:
     the newest is waited for, as ScyllaDB's own clients do.
     """
     periods = source.periods()
-    seen = [each.begin_us for each in periods if each.shown]
-    removed = [each.begin_us for each in periods if each.removed]
+    seen = [period.begin_us for period in periods if period.shown]
+    removed = [period.begin_us for period in periods if period.removed]
     newest_shown = max([*seen, *removed], default=None)
-    later = [each.begin_us for each in periods if newest_shown is None or each.begin_us > newest_shown]
-    operating = max((each for each in seen if each <= now_us - CONFIDENCE_WINDOW_US), default=0)
-    passed = [each.begin_us for each in periods if each.shown and each.bare and each.begin_us < operating]
+    later = [period.begin_us for period in periods if newest_shown is None or period.begin_us > newest_shown]
+    operating = max((set_us for set_us in seen if set_us <= now_us - CONFIDENCE_WINDOW_US), default=0)
+    passed = [period.begin_us for period in periods if period.shown and period.bare and period.begin_us < operating]
     return ReaderSets(seen, removed, min(later, default=None), passed)
 
 

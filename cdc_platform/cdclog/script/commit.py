@@ -365,7 +365,9 @@ def _rename_log_columns(lake: Lake, noted: _RecordedScript, schema: TableSchema,
     version = noted.log_versions.get(schema.full_name)
     if not old_names or version is None:
         return
-    columns = tuple(replace(each, name=old_names.get(each.name, each.name)) for each in schema.columns)
+    columns = tuple(
+        replace(base_column, name=old_names.get(base_column.name, base_column.name)) for base_column in schema.columns
+    )
     stored = lake.read_version(log_table(schema), version)
     new_names = {old: new for new, old in old_names.items()}
     rows = [

@@ -57,7 +57,7 @@ class LogColumns:
         self.schema = schema
         self._log = convert_log_rows(schema, log).combine_chunks()
         self.size = log.num_rows
-        self._columns = {each.name: (each, name) for each, name in stored_columns(schema)}
+        self._columns = {log_column.name: (log_column, name) for log_column, name in stored_columns(schema)}
         self._present = set(self._log.schema.names)
         self._exact = read_exact_values(self._log)
 

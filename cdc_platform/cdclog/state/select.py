@@ -42,12 +42,12 @@ def find_exact_scalars(kind: CqlType, data: pa.Array) -> dict[int, str]:
         return {}
     if isinstance(kind, ScalarType):
         values, null = decode_exact_integers(kind, data)
-        far = (clamp_values(kind.name, values) != values) & ~null
-        return {place: encode_exact_value(kind, int(values[place])) for place in np.flatnonzero(far).tolist()}
-    read = ((place, value_from_bytes(kind, each)) for place, each in enumerate(data.to_pylist()) if each is not None)
+        out_of_range = (clamp_values(kind.name, values) != values) & ~null
+        return {index: encode_exact_value(kind, int(values[index])) for index in np.flatnonzero(out_of_range).tolist()}
+    read = ((index, value_from_bytes(kind, item)) for index, item in enumerate(data.to_pylist()) if item is not None)
     return {
-        place: encode_exact_value(kind, value)
-        for place, value in read
+        index: encode_exact_value(kind, value)
+        for index, value in read
         if value is not None and is_out_of_range(kind, value)
     }
 
@@ -58,11 +58,11 @@ def find_exact_collections(kind: CqlType, owners: np.ndarray, paths: pa.Array, v
         return {}
     out_of_range = set[int]()
     if isinstance(kind, UserType):
-        numbers = [SMALLINT.to_bytes(place) for place in range(len(kind.fields))]
+        numbers = [SMALLINT.to_bytes(index) for index in range(len(kind.fields))]
         for number, part in zip(numbers, kind.parts, strict=True):
-            own_indices = [place for place, path in enumerate(paths.to_pylist()) if path == number]
+            own_indices = [index for index, path in enumerate(paths.to_pylist()) if path == number]
             out_of_range |= {
-                own_indices[place] for place in find_exact_scalars(part, values.take(pa.array(own_indices, pa.int64())))
+                own_indices[index] for index in find_exact_scalars(part, values.take(pa.array(own_indices, pa.int64())))
             }
     else:
         out_of_range |= set(find_exact_scalars(get_element_key_type(kind).frozen(), paths))

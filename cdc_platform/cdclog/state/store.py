@@ -139,7 +139,10 @@ _COMMENTS = {
 
 def state_table(schema: TableSchema) -> Table:
     """Return the Delta table of a base table's state: `STATE_SCHEMA`, ordered by token."""
-    fields = [column(each.name, each.type, _COMMENTS[each.name], null=each.nullable) for each in STATE_SCHEMA]
+    fields = [
+        column(state_field.name, state_field.type, _COMMENTS[state_field.name], null=state_field.nullable)
+        for state_field in STATE_SCHEMA
+    ]
     return Table(
         schema.keyspace,
         f".{schema.log_name}.state",
@@ -206,10 +209,10 @@ class StoredState:
 
 def state_from_rows(schema: TableSchema, rows: Iterable[LogRowMapping]) -> StoredState:
     """Build the state of log rows in memory, with values in canonical form."""
-    given = list(rows)
+    log_rows = list(rows)
     return (
-        StoredState(list(_in_memory_parts(_state_from_logs(schema, [log_rows_to_arrow(schema, given)]))))
-        if given
+        StoredState(list(_in_memory_parts(_state_from_logs(schema, [log_rows_to_arrow(schema, log_rows)]))))
+        if log_rows
         else StoredState()
     )
 
