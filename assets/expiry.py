@@ -287,13 +287,13 @@ def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: d
     enough.
     """
     plan = expiry.plan_expiry(lake, clock, settings)
-    due = sum(each.action is ExpiryAction.REMOVE for each in plan)
+    due = sum(generation.action is ExpiryAction.REMOVE for generation in plan)
     unmarked = sum(map(expiry.needs_mark, plan))
     unfinished = len(expiry.read_unfinished_removals(lake))
     if due or unmarked or unfinished:
         return f"{due} generations may go, {unmarked} are to be marked, {unfinished} removals are not finished"
     removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()
-    last_us = max((us_from_datetime(each) for each in removed), default=None)
+    last_us = max((us_from_datetime(removed_at) for removed_at in removed), default=None)
     if (
         last_us is not None
         and moment.hour == 0

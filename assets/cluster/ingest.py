@@ -143,8 +143,10 @@ def audit_ingested_log(
                     audit_ingest(Lake(registry.find_cluster(here, name).open_home().lake), f"{keyspace}.{table}"),
                 )
             ]
-        found = [line for each in registry.list_clusters(here) for line in audit_ingest(Lake(each.open_home().lake))]
-        return [(INGEST_FAMILY, merge_findings(found))]
+        findings = [
+            line for cluster in registry.list_clusters(here) for line in audit_ingest(Lake(cluster.open_home().lake))
+        ]
+        return [(INGEST_FAMILY, merge_findings(findings))]
 
     yield from evaluate_checks(context, INGESTED_LOG, home.lake(), clock.clock(), audit)
 
@@ -166,8 +168,8 @@ def request_scheduled_ingests(home: Home, instance: DagsterInstance, moment: str
     possible: list[str] = []
     for cluster in registry.list_clusters(home):
         lake = Lake(cluster.open_home().lake)
-        logged = {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)}
-        read = {each.key[1:] for each in consumers.read_consumers(lake) if each.name == FROM_CLUSTER}
+        logged = {(table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake)}
+        read = {consumer.key[1:] for consumer in consumers.read_consumers(lake) if consumer.name == FROM_CLUSTER}
         possible += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged)]
         started += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged & read)]
     missing = sorted(set(possible) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))

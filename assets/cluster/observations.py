@@ -93,7 +93,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         seen = run_observation(cluster, clock.clock())
     lake = Lake(cluster.open_home().lake)
     changing = [] if seen.changing is None else [describe_pending_topology(seen.changing)]
-    for line in (*seen.warnings, *changing, *(each.line for each in seen.incomplete)):
+    for line in (*seen.warnings, *changing, *(issue.line for issue in seen.incomplete)):
         context.log.warning(line)
     tables = cdc_tables.read_cdc_tables(lake)
     metadata = {
@@ -104,9 +104,9 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         ),
         "topology": changing[0] if changing else "settled",
         "changes": build_rows_preview(
-            ("at", "who", "what"), (tuple(each.document().values()) for each in seen.changes)
+            ("at", "who", "what"), (tuple(change.document().values()) for change in seen.changes)
         ),
-        "left_out": build_rows_preview(("who", "why"), ((each.who, each.line) for each in seen.incomplete)),
+        "left_out": build_rows_preview(("who", "why"), ((issue.who, issue.line) for issue in seen.incomplete)),
     }
     content = read_partition_content(lake, GenerationRows(GENERATION_TIMESTAMPS, {}))
     return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, told=metadata)
@@ -125,7 +125,7 @@ def audit_observed_cluster(
 
     def audit(partition: str | None) -> FamilyFindings:
         clusters = registry.list_clusters(here) if partition is None else [registry.find_cluster(here, partition)]
-        findings = [line for each in clusters for line in audit_observation(Lake(each.open_home().lake))]
+        findings = [line for cluster in clusters for line in audit_observation(Lake(cluster.open_home().lake))]
         return [(OBSERVATION_FAMILY, merge_findings(findings))]
 
     yield from evaluate_checks(context, OBSERVED_CLUSTER, home.lake(), clock.clock(), audit)
@@ -148,7 +148,7 @@ def request_observations(
     snapshot.
     """
     clusters = registry.list_clusters(home)
-    missing = sorted({each.name for each in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
+    missing = sorted({cluster.name for cluster in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
     requests: list[RunRequest] = []
     remarks: list[str] = []
     for cluster in clusters:

@@ -104,7 +104,7 @@ def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> Mate
             name: read_step_content(lake, name, BOOTSTRAP_EVENTS) for name in partitions if _has_event(lake, name)
         }
     return log_partition_events(
-        context, {name: (each, find_last_write(lake, each.part)) for name, each in contents.items()}, ()
+        context, {name: (content, find_last_write(lake, content.part)) for name, content in contents.items()}, ()
     )
 
 

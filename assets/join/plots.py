@@ -41,10 +41,10 @@ def build_timeline_plot(lake: Lake, generations: Sequence[Generation], clock: Cl
 
 
 def count_streams_by_shard(ring: Ring) -> np.ndarray:
-    """Streams that lie on each shard of each node, int64[nodes, shards]; -1 where a node has no such shard.
+    """Count the streams on each shard of each node, as int64[nodes, shards]; -1 if a node has no such shard.
 
-    A shard that owns nothing in a range has a stream there all the same, which lies on the range end: it is not
-    counted, for no write ever gets it.
+    A shard that owns nothing in a range still has a stream there, which lies on the range end. It is not counted,
+    because no write ever gets it.
     """
     most = max(node.shard_count for node in ring.nodes)
     counts = np.full((len(ring.nodes), most), -1, dtype=np.int64)

@@ -79,14 +79,14 @@ def _build_asset(step: JoinStep, shown: StepDocs) -> AssetsDefinition:
                 return build_materialize_result(
                     joining.lake, content, rows=report.rows, watch=watch, sources=shown.sources, told=report.told
                 )
-            made = {}
+            contents = {}
             for partition in filter_finished_joins(home.lake(), partitions, context.log.info):
                 joining = _open_joining(context, spark, home, clock, partition)
                 report = _run_step(joining, step, shown, context)
                 content = read_step_content(joining.lake, partition, step.table)
                 content = replace(content, rows=report.rows, told=report.told)
-                made[partition] = content, find_last_write(joining.lake, content.part)
-        return log_partition_events(context, made, inputs)
+                contents[partition] = content, find_last_write(joining.lake, content.part)
+        return log_partition_events(context, contents, inputs)
 
     return materialise
 
@@ -121,7 +121,7 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
                 joining = _open_joining(context, spark, home, clock, partition)
                 format_step = find_step(select_steps(joining.lake, joining.generation_id), step.table)
                 judgements = judge_step(joining, format_step)
-            requested = [line for line in judgements if line.invariant in {each.name for each in names}]
+            requested = [line for line in judgements if line.invariant in {key.name for key in names}]
             results = build_judgement_results(step.table, requested)
             if multiple:
                 report_partition_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)

@@ -75,8 +75,8 @@ class Logs(Config):
     spark=False,
     # An hour can have rows of any table and belong to any generation.
     deps=[
-        AssetDep(asset_key_from_table(each), partition_mapping=AllPartitionMapping())
-        for each in (CDC_LOG, GENERATION_TIMESTAMPS)
+        AssetDep(asset_key_from_table(table), partition_mapping=AllPartitionMapping())
+        for table in (CDC_LOG, GENERATION_TIMESTAMPS)
     ],
     partitions=HOUR_PARTITIONS,
     sources=_LINEAGE,

@@ -154,11 +154,11 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
             else []
         )
         collections = [
-            each for each in tablets.read_due_collections(lake, clock.clock()) if (each.keyspace, each.table) == name
+            due for due in tablets.read_due_collections(lake, clock.clock()) if (due.keyspace, due.table) == name
         ]
-        rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
+        rows = ((format_ms(row.timestamp_ms), len(row.current), len(row.closed), len(row.opened)) for row in sets)
         metadata: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
-        held_back = [str(blocker) for each in collections for blocker in each.held_back]
+        held_back = [str(blocker) for due in collections for blocker in due.held_back]
         return len(sets), metadata | ({"held_back": "; ".join(held_back)} if held_back else {})
 
     return _materialize_partitions(context, lake, TABLET_TIMESTAMPS, published, _TIMESTAMP_LINEAGE)
@@ -171,7 +171,7 @@ def _materialize_partitions(
     make: Callable[[BaseTableName], StepOutput],
     sources: ColumnSources,
 ) -> MaterializeResult:
-    """Materialize the requested partitions, each of which is the rows of one base table."""
+    """Materialize the requested partitions. Each partition is the rows of one base table."""
     watch, contents = Stopwatch(), {}
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "tablets")
