@@ -1,6 +1,6 @@
-"""Read-only SQL over the tables: in the process with DuckDB, or on Spark for volume.
+"""Read-only SQL over the tables: with DuckDB in this process, or on Spark for volume.
 
-Each engine runs one statement whose parse tree was checked to be a query.
+Each engine runs one statement, and only after a check of its parse tree has shown that it is a query.
 """
 
 from __future__ import annotations

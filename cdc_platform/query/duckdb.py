@@ -1,6 +1,6 @@
-"""Queries in the process with DuckDB over Arrow datasets of the tables that a query names. No JVM.
+"""Queries with DuckDB in this process over Arrow datasets of the tables that a query names. No JVM.
 
-The engine has its own catalog per query, reaches no file but its spill files, and its transaction is read-only.
+Each query has its own engine and catalog, which access no files except spill files, and a read-only transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NOW = TimeTravel()
 _CATALOG = "cdc_platform"
 _WIDE_INTEGER_TYPES = frozenset({"HUGEINT", "UHUGEINT"})
-# What Arrow has no type for, or pyarrow no value.
+# Types that Arrow lacks, or whose values pyarrow cannot represent.
 _TEXT_TYPES = frozenset({"BIT", "BIGNUM", "GEOMETRY", "TIME WITH TIME ZONE", "UNION", "VARIANT"})
 
 
@@ -35,15 +35,15 @@ _TEXT_TYPES = frozenset({"BIT", "BIGNUM", "GEOMETRY", "TIME WITH TIME ZONE", "UN
 def run_duckdb_query(
     lake: Lake, text: str, *, at: TimeTravel = _NOW, limit: int | None = None, memory: str | None = None
 ) -> Iterator[QueryResult]:
-    """The rows that a query answers with, at most `limit`; they are made as they are read, inside the block.
+    """Yield the result of a query, at most `limit` rows; the rows are computed as the block reads them.
 
-    A table that does not exist is one without rows. `memory` (as in `2GB`) is what the engine may take before it
-    spills to the temporary folder; by default four fifths of the machine's.
+    A declared table that does not exist has no rows. `memory` (as in `2GB`) is the engine's limit before it spills to
+    the temporary folder; the default is four fifths of the machine's memory.
 
     Raises:
-        InputError: the query is none, names what is not there, or would do more than answer.
-        NotFound: the past that it asks for is not known.
-        StateError: a file of a table is missing or damaged, or a table takes more than this reader knows.
+        InputError: the text is no query, names an unknown table or column, or would change something.
+        NotFound: the requested past is not available.
+        StateError: a file of a table is missing or damaged, or a table needs features that this reader lacks.
         EnvironmentProblem: neither memory nor disk suffice.
     """
     with atomic.temporary_folder("cdc-platform-sql") as spill, _engine(spill, memory) as engine:
@@ -57,7 +57,7 @@ def run_duckdb_query(
         )
         with _translated_errors(sources):
             relation = _with_text_columns(engine.sql(query.statement))
-            whole = frozenset(place for place, kind in enumerate(relation.types) if str(kind) in _WIDE_INTEGER_TYPES)
+            whole = frozenset(index for index, kind in enumerate(relation.types) if str(kind) in _WIDE_INTEGER_TYPES)
             if limit is not None:
                 relation = relation.limit(limit)
             reader = relation.to_arrow_reader(ROWS_PER_BATCH)
@@ -69,23 +69,26 @@ def run_duckdb_query(
 
 
 def _sources(names: TableNames, query: CheckedQuery, at: TimeTravel) -> list[QuerySource]:
-    """The tables of a query; without rows those that it only lists."""
-    found: dict[str, Table] = {}
+    """Return the tables of a query at `at`, hidden and possible names included if they match a table."""
+    tables: dict[str, Table] = {}
     for reference in query.tables:
         table = names.find(reference)
         if table is None:
             raise InputError(f"there is no table {reference} in this home{names.close_to(reference)}")
-        found[table.full_name] = table
+        tables[table.full_name] = table
     hidden = (reference for reference in query.hidden if len(names.like(reference)) == 1)
     for reference in (*query.perhaps, *hidden):
         table = names.find(reference)
         if table is not None:
-            found[table.full_name] = table
-    return names.sources(found.values(), at)
+            tables[table.full_name] = table
+    return names.sources(tables.values(), at)
 
 
 def _listed_sources(names: TableNames, sources: Sequence[QuerySource]) -> list[QuerySource]:
-    """All other tables, of which a list of what there is needs the columns alone; one where capitals alone differ."""
+    """Return all other tables, for queries that list tables; those need the columns alone.
+
+    Of tables whose names differ in case only, one is returned.
+    """
     taken = {source.table.full_name.lower() for source in sources}
     others = {table.full_name.lower(): table for table in names.tables}
     wanted = [table for name, table in others.items() if name not in taken]
@@ -116,12 +119,12 @@ def _engine(spill: Path, memory: str | None) -> Iterator[DuckDBPyConnection]:
 def _create_views(
     engine: DuckDBPyConnection, sources: Sequence[QuerySource], listed: Sequence[QuerySource], *, in_order: bool
 ) -> None:
-    """Give the tables their names, and close all doors: from here on nothing can be named, opened or set.
+    """Create a view per table, and then lock the engine: no later statement can attach, open or set anything.
 
-    With `in_order` their rows are in the order that CQL declares for them.
+    With `in_order` the rows are in the order that CQL declares for them.
     """
     _refuse_case_collisions(sources)
-    # In a catalog of its own name: the engine's are called memory, system and temp, as keyspaces can be.
+    # Use a catalog with its own name: the engine's are memory, system and temp, which can be keyspaces too.
     engine.execute(f"ATTACH ':memory:' AS {_CATALOG}")
     engine.execute(f"USE {_CATALOG}")
     for keyspace in {source.table.keyspace.lower(): source.table.keyspace for source in (*sources, *listed)}.values():
@@ -145,18 +148,17 @@ def _create_views(
 
 
 def _cql_order(table: Table) -> str:
-    """The order of a table's rows in CQL as a clause: by partition, and in each as its clustering columns say.
+    """Return an ORDER BY clause for CQL's order of a table: by partition, then by the clustering columns.
 
-    CQL orders partitions by token, which says nothing to people; they are in the order of their keys.
+    CQL orders partitions by token, which means nothing to people; this clause orders them by key.
     """
     clustering = dict(table.clustering)
     columns = [name for name in table.keys if name not in clustering] if clustering else []
     parts = [quote_column(name) for name in columns]
     for name, descending in clustering.items():
         if name == "stream_id":
-            parts.append(
-                f"{quote_column(name)} >= '\\x80'::BLOB DESC"
-            )  # a stream set is listed by token, a signed number
+            # Stream sets are ordered by token, a signed number.
+            parts.append(f"{quote_column(name)} >= '\\x80'::BLOB DESC")
         parts.append(f"{quote_column(name)}{' DESC' if descending else ''}")
     return f" ORDER BY {', '.join(parts)}" if parts else ""
 
@@ -181,15 +183,15 @@ def _empty_table(source: QuerySource) -> pa.Table:
 
 
 def _with_text_columns(relation: DuckDBPyRelation) -> DuckDBPyRelation:
-    """The same rows, as text what Arrow has no type for."""
+    """Cast columns of types that Arrow lacks to text."""
     kinds = [str(kind).split("(")[0] for kind in relation.types]
     if not _TEXT_TYPES.intersection(kinds):
         return relation
     columns = [
-        f"CAST(#{place} AS VARCHAR) AS {quote_column(name)}"
+        f"CAST(#{number} AS VARCHAR) AS {quote_column(name)}"
         if kind in _TEXT_TYPES
-        else f"#{place} AS {quote_column(name)}"
-        for place, (name, kind) in enumerate(zip(relation.columns, kinds, strict=True), 1)
+        else f"#{number} AS {quote_column(name)}"
+        for number, (name, kind) in enumerate(zip(relation.columns, kinds, strict=True), 1)
     ]
     return relation.project(", ".join(columns))
 
@@ -201,9 +203,9 @@ def _batches(reader: pa.RecordBatchReader, sources: Sequence[QuerySource]) -> It
 
 @contextmanager
 def _translated_errors(sources: Iterable[QuerySource]) -> Iterator[None]:
-    """Run a part of a query; what the engine raises leaves it as the platform's error.
+    """Translate the engine's errors in the block to the platform's.
 
-    Where a file is to blame the engine, or Arrow, says so in many ways: the files are looked at then.
+    The engine and Arrow report a bad file in many ways, so the tables' files are checked when either fails.
     """
     import duckdb
 
@@ -220,7 +222,7 @@ def _translated_errors(sources: Iterable[QuerySource]) -> Iterator[None]:
             " narrow it, point TMPDIR at a larger disk, or run it with --spark"
         ) from None
     except RuntimeError as error:
-        if str(error) != "Query interrupted":  # how the engine hands on Ctrl-C
+        if str(error) != "Query interrupted":  # the engine's error after Ctrl-C
             raise
         raise KeyboardInterrupt from None
     except (duckdb.Error, pa.ArrowException, OSError) as error:

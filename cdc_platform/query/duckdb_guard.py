@@ -1,7 +1,7 @@
 """Check that a DuckDB statement is a query, on the tree of DuckDB's own parser.
 
-Anything not known to be free of side effects is refused: other statements, writes inside a query, functions that
-reach outside.
+The check refuses anything that is not known to be free of side effects: other statements, writes inside a query, and
+functions that access anything outside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLE_FUNCTIONS = frozenset(
         "pg_timezone_names", "range", "regexp_split_to_table", "repeat", "repeat_row", "summary", "unnest",
     }
 )  # fmt: skip
-"""What may stand behind FROM: the engine has some 150 others, of files, memory, settings and statements as text."""
+"""Functions allowed after FROM; the engine has some 150 others for files, memory, settings and SQL text."""
 _FORBIDDEN_FUNCTIONS = frozenset(
     {
         "checkpoint", "currval", "current_query", "current_setting", "force_checkpoint", "getenv", "getvariable",
@@ -39,7 +39,7 @@ _FORBIDDEN_FUNCTIONS = frozenset(
         "write_log",
     }
 )  # fmt: skip
-"""Functions of single values that tell of the process or act on it, here or in other builds of the engine."""
+"""Scalar functions that expose the process or act on it, in this or other builds of the engine."""
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analy[sz]e\s+)?(?:\(\s*(?:format|analy[sz]e)\b[^()]*\)\s*)?", re.IGNORECASE)
 _TABLE_FUNCTION_QUERY = (
     "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro', 'pragma') "
@@ -53,11 +53,11 @@ _VERBS = frozenset({"alter", "attach", "call", "copy", "create", "delete", "drop
 
 @dataclass(frozen=True)
 class CheckedQuery:
-    """A statement that was found to change nothing.
+    """A statement that was checked to change nothing.
 
-    `tables` are those that it names; `perhaps` are names that can be of tables, or of other things; `hidden` are names
-    of tables that it gives to parts of itself. `everything`: it asks which tables there are. `in_order`: it selects
-    rows of one table and says nothing of their order.
+    `tables` are the tables that it names, and `perhaps` names that may be of tables or of something else. `hidden` are
+    names of tables that it also gives to its own parts. `everything` is True if it asks which tables exist. `in_order`
+    is True if it selects rows of one table without an order.
     """
 
     statement: Any
@@ -69,10 +69,10 @@ class CheckedQuery:
 
 
 def check_duckdb_query(engine: DuckDBPyConnection, text: str) -> CheckedQuery:
-    """The one statement of a text, if it changes nothing; the engine only parses it.
+    """Return the single statement of a text if it changes nothing; the engine only parses it.
 
     Raises:
-        InputError: it is no SQL, none or several statements, or does more than answer.
+        InputError: the text is not SQL, has no statement or several, or would change something.
     """
     statement, kind = _only_statement(engine, text)
     read = statement.query
@@ -85,20 +85,20 @@ def check_duckdb_query(engine: DuckDBPyConnection, text: str) -> CheckedQuery:
     tree = _parse_tree(engine, read)
     if tree is None:
         raise InputError(f"{_first_word(statement.query)} of what is no query is refused: {_ALLOWED}")
-    found = _TreeWalk()
-    found.walk(tree)
-    named = {each for each in found.tables if each.keyspace or each.name.lower() not in found.parts}
+    walk = _TreeWalk()
+    walk.walk(tree)
+    named = {reference for reference in walk.tables if reference.keyspace or reference.name.lower() not in walk.parts}
     in_order = kind == "SELECT" and _is_plain_select(engine, tree["node"])
-    return CheckedQuery(statement, _sorted(named), (), _sorted(found.tables - named), found.everything, in_order)
+    return CheckedQuery(statement, _sorted(named), (), _sorted(walk.tables - named), walk.everything, in_order)
 
 
 def _is_plain_select(engine: DuckDBPyConnection, node: dict[str, Any]) -> bool:
-    """Return True for SELECT ... FROM one table, perhaps WHERE and LIMIT, without an order or anything else."""
+    """Return True for SELECT ... FROM one table, with WHERE and LIMIT at most, and without aggregates."""
     if node["type"] != "SELECT_NODE" or node["from_table"]["type"] != "BASE_TABLE" or node["cte_map"]["map"]:
         return False
     if any(node[part] for part in ("group_expressions", "having", "qualify", "sample")):
         return False
-    if any(each["type"] != "LIMIT_MODIFIER" for each in node["modifiers"]):
+    if any(modifier["type"] != "LIMIT_MODIFIER" for modifier in node["modifiers"]):
         return False
     classes, functions = set[str](), set[str]()
     _collect(node["select_list"], classes, functions)
@@ -110,65 +110,66 @@ def _is_plain_select(engine: DuckDBPyConnection, node: dict[str, Any]) -> bool:
 
 
 def _collect(tree: Any, classes: set[str], functions: set[str]) -> None:
-    """Add the classes of all expressions in a tree, and the names of the functions that it calls."""
+    """Add the classes of all expressions in a tree, and the names of all functions that it calls."""
     if isinstance(tree, list):
-        for each in tree:
-            _collect(each, classes, functions)
+        for child in tree:
+            _collect(child, classes, functions)
     elif isinstance(tree, dict):
         classes.add(str(tree.get("class")))
         if tree.get("class") == "FUNCTION":
             functions.add(tree["function_name"].lower())
-        for each in tree.values():
-            _collect(each, classes, functions)
+        for child in tree.values():
+            _collect(child, classes, functions)
 
 
 def qualify_system_names(text: str, catalog: str, tables: Container[tuple[str, str]]) -> str:
-    """A text in which tables (keyspace and name, in lower case) of keyspaces that the engine has as well, are of ours.
+    """Qualify tables of keyspaces that share a name with an engine catalog, so that they mean the platform's tables.
 
-    `system.cdc_local` can be a table of the keyspace `system` and one of the engine's catalog of that name.
+    `tables` are pairs of keyspace and name in lower case. For example, `system.cdc_local` may be a table of the
+    keyspace `system`, or one of the engine's catalog `system`.
     """
-    places = [
+    starts = [
         word.place
         for word in _words(text)
         if not word.before and word.text.lower() in _ENGINE_CATALOGS and (word.text.lower(), word.behind) in tables
     ]
-    for place in reversed(places):
-        text = f"{text[:place]}{catalog}.{text[place:]}"
+    for start in reversed(starts):
+        text = f"{text[:start]}{catalog}.{text[start:]}"
     return text
 
 
 def engine_message(error: Exception) -> str:
-    """What the engine says of a query, on one line: without the name of its class and the lines that point at it."""
+    """Return the engine's message on one line, without its class name and the lines that point into the query."""
     text = re.split(r"\n\s*(?:LINE \d+:|Possible solutions:)", str(error), maxsplit=1)[0]
     return " ".join(re.sub(r"^[A-Z][\w -]* Error: ", "", text).split())
 
 
 def _only_statement(engine: DuckDBPyConnection, text: str) -> tuple[Any, str]:
-    """The one statement of a text, and its kind."""
+    """Return the single statement of a text, and its kind."""
     import duckdb
 
     try:
-        found = [(statement, statement.type.name) for statement in engine.extract_statements(text)]
+        statements = [(statement, statement.type.name) for statement in engine.extract_statements(text)]
     except duckdb.Error as error:
         raise InputError(f"the query: {engine_message(error)}") from None
-    except ValueError:  # the engine's Python side does not know every kind of statement that its parser does
+    except ValueError:  # the engine's Python API lacks some statement kinds of its parser
         raise InputError(f"{_first_word(text)} is refused: {_ALLOWED}") from None
-    if not found:
+    if not statements:
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
-    if len(found) > 1:
-        raise InputError(f"the query has {len(found)} statements; one at a time is run")
-    return found[0]
+    if len(statements) > 1:
+        raise InputError(f"the query has {len(statements)} statements; one at a time is run")
+    return statements[0]
 
 
 def _parse_tree(engine: DuckDBPyConnection, text: str) -> Any:
-    """What the engine's parser makes of a text; None where that is not one query."""
+    """Return the engine's parse tree of a text; None if the text is not one query."""
     answer = engine.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     tree: Any = json.loads(answer[0]) if answer else {"error": True}
     return None if tree["error"] or len(tree["statements"]) != 1 else tree["statements"][0]
 
 
 class _TreeWalk:
-    """What a tree names: tables, parts of itself (in lower case), the engine's lists of what there is."""
+    """The names in a tree: tables, the query's own parts (lower case), and whether it lists what exists."""
 
     def __init__(self) -> None:
         self.tables: set[TableReference] = set()
@@ -176,14 +177,18 @@ class _TreeWalk:
         self.everything = False
 
     def walk(self, tree: Any) -> None:
-        """Take in a tree; raises InputError where it has a part that is not known to change nothing."""
+        """Collect the names in a tree.
+
+        Raises:
+            InputError: a part of the tree is not known to be free of side effects.
+        """
         if isinstance(tree, list):
-            for each in tree:
-                self.walk(each)
+            for child in tree:
+                self.walk(child)
         elif isinstance(tree, dict):
             self._node(tree)
-            for each in tree.values():
-                self.walk(each)
+            for child in tree.values():
+                self.walk(child)
 
     def _node(self, tree: dict[str, Any]) -> None:
         kind = tree.get("type")
@@ -219,10 +224,10 @@ def _refuse_function(name: str, known: frozenset[str] | None = None) -> None:
 
 
 def _pivot(engine: DuckDBPyConnection, statement: Any) -> CheckedQuery:
-    """A PIVOT whose columns follow from the data: the engine makes several statements of it, and shows no tree.
+    """Check a PIVOT whose columns depend on the data: the engine splits it into several statements and shows no tree.
 
-    Its words are judged instead, all that stand outside of texts and comments: none may be the verb of another
-    statement, or a function that is not known to answer only.
+    The check examines every word outside strings and comments. No word may be the verb of another statement, or a
+    function that is not known to be free of side effects.
     """
     words = list(_words(statement.query))
     if not words or words[0].text.lower() not in _PIVOT_KEYWORDS:
@@ -240,8 +245,8 @@ def _pivot(engine: DuckDBPyConnection, statement: Any) -> CheckedQuery:
 class _Word:
     """A name or keyword that starts at `place`.
 
-    `before` is the name in front of its dot, `behind` that after its dot in lower case, `called` whether a bracket
-    opens behind it.
+    `before` is the name before its dot, `behind` the name after its dot in lower case. `called` is True if a bracket
+    follows.
     """
 
     place: int
@@ -254,28 +259,28 @@ class _Word:
 
 def _words(query: str) -> Iterator[_Word]:
     tokens = list(_tokens(query))
-    for number, (place, text, is_name) in enumerate(tokens):
+    for number, (start, text, is_name) in enumerate(tokens):
         if is_name:
             before = tokens[number - 2][1] if number > 1 and tokens[number - 1][1] == "." else ""
             follows = [text for _, text, _ in tokens[number + 1 : number + 3]]
             behind = _unquoted(follows[1]).lower() if len(follows) == 2 and follows[0] == "." else ""
-            yield _Word(place, _unquoted(text), text.startswith('"'), _unquoted(before), behind, follows[:1] == ["("])
+            yield _Word(start, _unquoted(text), text.startswith('"'), _unquoted(before), behind, follows[:1] == ["("])
 
 
 def _tokens(query: str) -> Iterator[tuple[int, str, bool]]:
-    """Where each token of a text starts, its text, and whether it is a name or a keyword; comments left out."""
+    """Yield each token's start and text, and True for a name or a keyword; skip comments."""
     import duckdb
 
     names = (duckdb.token_type.identifier, duckdb.token_type.keyword)
     encoded = query.encode()
     for (start, kind), (end, _) in pairwise([*duckdb.tokenize(query), (len(encoded), None)]):
         if kind != duckdb.token_type.comment:
-            place = len(encoded[:start].decode(errors="replace"))
-            yield place, encoded[start:end].decode(errors="replace").strip(), kind in names
+            index = len(encoded[:start].decode(errors="replace"))
+            yield index, encoded[start:end].decode(errors="replace").strip(), kind in names
 
 
 def _unquoted(name: str) -> str:
-    """A name without its quotes."""
+    """Return a name without its quotes."""
     return name[1:-1].replace('""', '"') if name.startswith('"') and name.endswith('"') else name
 
 
@@ -284,5 +289,5 @@ def _sorted(references: set[TableReference]) -> tuple[TableReference, ...]:
 
 
 def _first_word(text: str) -> str:
-    found = re.search(r"\w+", text)
-    return found[0].upper() if found else "this"
+    match = re.search(r"\w+", text)
+    return match[0].upper() if match else "this"

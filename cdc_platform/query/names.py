@@ -1,7 +1,7 @@
 """Resolution of the table names in a query, as ScyllaDB writes them, to tables of a lake.
 
-This covers declared tables and everything else with files: CDC logs and copies of them. Case decides only where two
-names differ in nothing else.
+This covers declared tables and every other table with files, such as CDC logs and table copies. Case matters only if
+two names differ in nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_platform.tables import TABLES, Table
 
 @dataclass(frozen=True)
 class TimeTravel:
-    """Which past a query reads: a version of the one table that it names, or a time (µs) of all of them."""
+    """The past that a query reads: a version of its only table, or a time (µs) for all of its tables."""
 
     version: int | None = None
     time_us: Microseconds | None = None
@@ -41,7 +41,10 @@ class TableReference:
 
 @dataclass(frozen=True)
 class QuerySource:
-    """A table of a query: its rows, or None where it does not exist, and its columns are those that it would have."""
+    """A table of a query and its rows.
+
+    `snapshot` is None if the table does not exist; the columns are then the declared ones.
+    """
 
     table: Table
     snapshot: Snapshot | None
@@ -66,38 +69,38 @@ class TableNames:
         self.tables = [*declared, *(_undeclared_table(*name) for name in others)]
 
     def find(self, reference: TableReference) -> Table | None:
-        """The table that a query means; None where there is none of that name.
+        """Return the table that a query means; None if no table has the name.
 
         Raises:
-            InputError: the name alone does not tell which of several keyspaces is meant.
+            InputError: the name matches several tables.
         """
-        found = self.like(reference) or self._unwritten_log(reference)
+        matches = self.like(reference) or self._unwritten_log(reference)
         exact = [
-            table for table in found if table.name == reference.name and reference.keyspace in ("", table.keyspace)
+            table for table in matches if table.name == reference.name and reference.keyspace in ("", table.keyspace)
         ]
-        found = exact or found
-        if len(found) > 1:
-            names = ", ".join(sorted(table.full_name for table in found))
+        matches = exact or matches
+        if len(matches) > 1:
+            names = ", ".join(sorted(table.full_name for table in matches))
             raise InputError(f"{reference} can be {names}; write the one that is meant, in double quotes where needed")
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def like(self, reference: TableReference) -> list[Table]:
-        """The tables that there are by that name, whatever the case."""
+        """Return the tables of that name, ignoring case."""
         return [table for table in self.tables if _matches(reference, table)]
 
     def close_to(self, reference: TableReference) -> str:
-        """What somebody who wrote that may have meant, as the end of a sentence."""
+        """Return a hint at the most similar table name, as the end of a sentence."""
         names = {table.full_name.lower(): table.full_name for table in self.tables}
         names |= {table.name.lower(): table.full_name for table in self.tables}
         near = [names[name] for name in get_close_matches(str(reference).lower(), names, n=1, cutoff=0.6)]
         return f"; did you mean {near[0]}?" if near else "; SHOW ALL TABLES lists what there is"
 
     def sources(self, tables: Iterable[Table], at: TimeTravel) -> list[QuerySource]:
-        """The rows of these tables, now or in the past.
+        """Return the rows of these tables, now or at a past.
 
         Raises:
-            InputError: a version is asked for, and not of one table.
-            NotFound: there is no such version or time of a table any more.
+            InputError: a version is requested for other than one table.
+            NotFound: a table has no such version or time, or no longer has it.
         """
         wanted = list(tables)
         if at.version is not None and len(wanted) != 1:
@@ -109,9 +112,9 @@ class TableNames:
         return [self._source(table, at) for table in wanted]
 
     def as_defined(self, source: QuerySource) -> QuerySource:
-        """Return a table that is kept as a cluster has it with the keys and the order of its definition in CQL.
+        """Return the source of a replicated table with the keys and the order of its CQL definition.
 
-        A definition whose clustering columns Delta orders otherwise, as text, says nothing here.
+        A definition does not apply if Delta orders a clustering column differently, as text.
         """
         table = source.table
         if table.keys or table.name.lower().endswith(LOG_SUFFIX):
@@ -134,16 +137,16 @@ class TableNames:
             return QuerySource(table, snapshot.read_snapshot_at_version(self.lake, table, at.version))
         if at.time_us is None:
             return QuerySource(table, snapshot.read_newest_snapshot(self.lake, table))
-        found = snapshot.read_snapshot_at_time(self.lake, table, at.time_us)
-        if found is None and not table.schema.names:
+        past = snapshot.read_snapshot_at_time(self.lake, table, at.time_us)
+        if past is None and not table.schema.names:
             raise NotFound(f"{table.full_name} did not exist yet at {format_us(at.time_us)}")
-        return QuerySource(table, found)
+        return QuerySource(table, past)
 
     def _unwritten_log(self, reference: TableReference) -> list[Table]:
-        """The logs of that name to which nothing was written yet: they have columns, and no files."""
+        """Return the logs of that name without any writes yet: they have columns and no files."""
         if not reference.name.lower().endswith(LOG_SUFFIX):
             return []
-        # The grammar takes as long to load as small tables to be read.
+        # Imported late: loading the CQL grammar takes as long as reading small tables.
         from cdc_platform.cdclog import load_table_schemas
         from cdc_platform.cql import Catalog
         from cdc_platform.metastore import cdc_tables
@@ -159,5 +162,5 @@ def _matches(reference: TableReference, table: Table) -> bool:
 
 
 def _undeclared_table(keyspace: str, name: str) -> Table:
-    """A table of which files alone are known; its columns are in them."""
+    """Return a table that is known by its files only; its columns are in them."""
     return Table(keyspace, name, pa.schema([]), (), "")

@@ -26,7 +26,10 @@ _DURATION_UNITS = (
 
 @dataclass(frozen=True)
 class QueryResult:
-    """Rows as they come. `whole`: places of the columns of integers that come as decimals, for want of a type."""
+    """The rows of a query in Arrow batches.
+
+    `whole` holds the indexes of integer columns that Arrow represents as decimals, for lack of a wide integer type.
+    """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -34,7 +37,7 @@ class QueryResult:
 
     @property
     def names(self) -> list[str]:
-        """Column names, the second of one name with a number after it, so that a JSON object holds both."""
+        """The column names; a repeated name gets a number, so that a JSON object holds all of them."""
         distinct: dict[str, None] = {}
         for name in self.schema.names:
             number, free = 1, name
@@ -45,13 +48,15 @@ class QueryResult:
         return list(distinct)
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """The rows as Python's values: maps as lists of [key, value] in key order, intervals as text as CQL writes it.
+        """Yield the rows as Python values.
+
+        A map becomes a list of [key, value] in key order, an interval a text in CQL's notation.
 
         Raises:
-            InputError: a time is outside the years that Python and JSON readers know.
+            InputError: a time is outside the years that Python and JSON readers support.
         """
         for batch in self.batches:
-            yield from zip(*(self._column(place, column) for place, column in enumerate(batch.columns)), strict=True)
+            yield from zip(*(self._column(index, column) for index, column in enumerate(batch.columns)), strict=True)
 
     def _column(self, place: int, column: pa.Array) -> list[Any]:
         if pat.is_timestamp(column.type) and column.type.unit == "ns":
@@ -68,7 +73,7 @@ class QueryResult:
 
 
 def _conversion(kind: pa.DataType) -> _Converter | None:
-    """What makes a value of a type one that goes out; None where it is one as pyarrow hands it out."""
+    """Return the function that converts pyarrow's values of a type; None if they need no conversion."""
     if kind == pa.month_day_nano_interval():
         return _duration_text
     if pat.is_map(kind):
@@ -99,11 +104,11 @@ def _convert_or_null(convert: _Converter | None, value: Any) -> Any:
 
 
 def _duration_text(interval: Any) -> str:
-    """An interval of months, days and nanoseconds as CQL writes durations: 1mo2d3h, -5m."""
-    months, days, left = interval
+    """Return an interval of months, days and nanoseconds in CQL's notation of durations: 1mo2d3h, -5m."""
+    months, days, remaining = interval
     text = "".join(f"{count}{unit}" for count, unit in ((abs(months), "mo"), (abs(days), "d")) if count)
-    left, negative = abs(left), min(interval) < 0
+    remaining, negative = abs(remaining), min(interval) < 0
     for unit, size in _DURATION_UNITS:
-        count, left = divmod(left, size)
+        count, remaining = divmod(remaining, size)
         text += f"{count}{unit}" if count else ""
     return f"{'-' if negative else ''}{text or '0s'}"

@@ -1,6 +1,6 @@
 """Queries on Spark over temporary views of the tables that a query names, as rows in Arrow batches.
 
-Nothing is created, and no name stays in Spark's catalog.
+A query creates nothing, and the views are dropped from Spark's catalog.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _SETTINGS = {
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
     "spark.sql.session.timeZone": "UTC",
 }
-"""What holds while a query of somebody else's text is read."""
+"""The session settings while a user's query is parsed."""
 
 
 @contextmanager
 def run_spark_query(lake: Lake, text: str, *, at: TimeTravel = _NOW, limit: int | None = None) -> Iterator[QueryResult]:
-    """The rows that a query answers with, at most `limit`; Spark hands them out partition by partition, in the block.
+    """Yield the result of a query, at most `limit` rows; Spark returns them partition by partition, in the block.
 
     Raises:
-        InputError: the query is none, names what is not there, or would do more than answer.
-        NotFound: the past that it asks for is not known.
+        InputError: the text is no query, names an unknown table or column, or would change something.
+        NotFound: the requested past is not available.
         StateError: a file of a table is missing or damaged.
-        EnvironmentProblem: there is no Spark.
+        EnvironmentProblem: Spark is not available.
     """
     from cdc_platform.query import spark_guard
 
@@ -83,12 +83,12 @@ def _source_frame(spark: SparkSession, lake: Lake, source: QuerySource, columns:
 
 
 def _batches(result: DataFrame) -> QueryResult:
-    """The rows as the workers have them in Arrow: each batch comes as the bytes of Arrow's stream, in order."""
+    """Return the rows in Arrow: the workers send each batch as the bytes of an Arrow stream, in order."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(result.schema, timezone="UTC")
-    # A query may call two columns the same, what is made of them here may not.
-    columns = result.toDF(*(f"c{place}" for place in range(len(schema))))
+    # A query may give two columns the same name, but `mapInArrow` needs distinct names.
+    columns = result.toDF(*(f"c{index}" for index in range(len(schema))))
     streams = columns.mapInArrow(_batch_to_bytes, "batch binary").toLocalIterator()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ def _batches(result: DataFrame) -> QueryResult:
 
 
 def _batch_to_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch as one value; runs in Spark's workers."""
+    """Yield each batch as one binary value; runs in Spark's workers."""
     for batch in batches:
         sink = pa.BufferOutputStream()
         with ipc.new_stream(sink, batch.schema) as writer:
@@ -110,7 +110,7 @@ def _batch_to_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 @contextmanager
 def _session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Settings of a session while a block runs: the platform's own statements name files."""
+    """Set options of a session for the block only, because the platform's own statements name files."""
     before: Sequence[tuple[str, str | None]] = [(name, spark.conf.get(name, None)) for name in settings]
     try:
         for name, value in settings.items():

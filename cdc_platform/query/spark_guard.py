@@ -1,4 +1,4 @@
-"""Check that a Spark SQL statement is a query, on sqlglot's tree; anything not known to be harmless is refused.
+"""Check that a Spark SQL statement is a query, on sqlglot's tree; refuse anything not known to be harmless.
 
 Spark runs the text that is generated from the checked tree, however its own parser would read the original. Views
 replace table names, so Spark opens no files by path. Importing this module loads sqlglot.
@@ -28,7 +28,7 @@ Not Null NullSafeEQ NullSafeNEQ Offset Or Order Ordered Paren Pivot PivotAlias Q
 Star Sub Subquery Substring Table TableAlias TableSample Transform Trim TryCast Tuple Union Unnest Values Var Where
 Window WindowSpec With
 """
-"""The parts of a query. sqlglot has a thousand others, every statement but these among them."""
+"""The allowed node types of a query; sqlglot has a thousand others, every other statement among them."""
 _FUNCTION_NAMES = """
 abs acos add_months aggregate any any_value approx_count_distinct approx_percentile array array_agg array_append
 array_compact array_contains array_distinct array_except array_insert array_intersect array_join array_max array_min
@@ -60,16 +60,16 @@ try_subtract try_sum try_to_binary try_to_number try_to_timestamp typeof ucase u
 unix_millis unix_seconds unix_timestamp unnest upper uuid var_pop var_samp variance weekday weekofyear width_bucket
 window window_time xxhash64 year zeroifnull zip_with
 """
-"""Functions of the values that they are given. Spark's others load classes, name files or people, or act."""
+"""Allowed functions, which depend on their arguments only; others load classes, name files or users, or act."""
 _SESSION_FUNCTIONS = frozenset({"current_user", "session_user", "user"})
-"""What Spark takes for the name of the user where no column is called so."""
+"""Names that Spark resolves to its user's name unless a column has the name."""
 _SUBSTITUTION = "${"
-"""With this begins what Spark replaces in the text of a statement, before it parses it, by variables of the process."""
+"""The start of a variable that Spark replaces in a statement's text before it parses the text."""
 _KNOWN_PARTS, _KNOWN_FUNCTIONS = frozenset(_PART_NAMES.split()), frozenset(_FUNCTION_NAMES.split())
 
 
 class _SparkDialect(Spark):
-    """Spark's SQL with double quotes around names, as CQL has them, and functions under the names that are written."""
+    """Spark's SQL with double quotes around names, as in CQL, and with functions under their written names."""
 
     class Tokenizer(Spark.Tokenizer):
         QUOTES = ["'"]  # noqa: RUF012
@@ -81,18 +81,18 @@ class _SparkDialect(Spark):
 
 
 def check_spark_query(text: str) -> exp.Expr:
-    """The tree of the one query of a text.
+    """Return the tree of the single query of a text.
 
     Raises:
-        InputError: it is no SQL, none or several statements, names a variable, or does more than answer.
+        InputError: the text is not SQL, has no statement or several, names a variable, or would change something.
     """
     _quieten()
     _refuse_substitution(text)
     try:
-        statements = [each for each in sqlglot.parse(text, dialect=_SparkDialect) if each is not None]
+        statements = [statement for statement in sqlglot.parse(text, dialect=_SparkDialect) if statement is not None]
     except SqlglotError as error:
-        told = " ".join(str(error).replace("\x1b[4m", "").replace("\x1b[0m", "").split())
-        raise InputError(f"the query: {told[:300]}; {_ALLOWED}") from None
+        message = " ".join(str(error).replace("\x1b[4m", "").replace("\x1b[0m", "").split())
+        raise InputError(f"the query: {message[:300]}; {_ALLOWED}") from None
     except RecursionError:
         raise InputError("the query is nested too deep; write it with WITH") from None
     if not statements:
@@ -108,22 +108,22 @@ def check_spark_query(text: str) -> exp.Expr:
 
 
 def find_table_references(tree: exp.Expr) -> list[tuple[exp.Table, TableReference]]:
-    """The places in a tree that name a table, and the names; not those that are of parts of the query itself."""
-    parts = {each.alias.lower() for each in tree.find_all(exp.CTE)}
-    found = []
-    for place in tree.find_all(exp.Table):
-        if isinstance(place.this, exp.Identifier):
-            reference = TableReference(place.db, place.name)
+    """Return the nodes of a tree that name a table, with the names; skip names of the query's own parts."""
+    parts = {part.alias.lower() for part in tree.find_all(exp.CTE)}
+    references = []
+    for node in tree.find_all(exp.Table):
+        if isinstance(node.this, exp.Identifier):
+            reference = TableReference(node.db, node.name)
             if reference.keyspace or reference.name.lower() not in parts:
-                found.append((place, reference))
-    return found
+                references.append((node, reference))
+    return references
 
 
 def find_column_names(tree: exp.Expr) -> set[str] | None:
-    """The names, in lower case, among which are all columns that a query reads; None where that may be any."""
-    stars = any(not _is_count(each.parent) for each in tree.find_all(exp.Star))
-    natural = any(each.args.get("method") == "NATURAL" for each in tree.find_all(exp.Join))
-    return None if stars or natural else {each.name.lower() for each in tree.find_all(exp.Identifier)}
+    """Return a superset, in lower case, of the columns that a query reads; None if it may read any."""
+    stars = any(not _is_count(star.parent) for star in tree.find_all(exp.Star))
+    natural = any(join.args.get("method") == "NATURAL" for join in tree.find_all(exp.Join))
+    return None if stars or natural else {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
 
 
 def _is_count(call: exp.Expr | None) -> bool:
@@ -131,33 +131,33 @@ def _is_count(call: exp.Expr | None) -> bool:
 
 
 def rewrite_with_views(tree: exp.Expr, view_of: Callable[[TableReference], str]) -> str:
-    """The query in Spark's own SQL, over views in place of tables; the tree is changed.
+    """Return the query in Spark's own SQL with views instead of tables; the tree is changed.
 
     Raises:
         InputError: Spark would replace a part of the text by a variable.
     """
-    for place, reference in find_table_references(tree):
+    for node, reference in find_table_references(tree):
         view = exp.to_identifier(view_of(reference), quoted=True)
-        if not place.alias:
-            place.set("alias", exp.TableAlias(this=exp.to_identifier(reference.name, quoted=True)))
-        place.set("this", view)
-        place.set("db", None)
+        if not node.alias:
+            node.set("alias", exp.TableAlias(this=exp.to_identifier(reference.name, quoted=True)))
+        node.set("this", view)
+        node.set("db", None)
     for column in tree.find_all(exp.Column):
-        if column.db and column.table:  # keyspace.table.column: the table's alias is enough, and all that is left
+        if column.db and column.table:  # keyspace.table.column: only the table's alias remains
             column.set("db", None)
     text = tree.sql(dialect=Spark, comments=False)
-    _refuse_substitution(text)  # escapes of the first text, as '\u0024{', are characters in this one
+    _refuse_substitution(text)  # escapes of the original, such as '\u0024{', are now characters
     return text
 
 
 def refuse_session_names(tree: exp.Expr, columns: Collection[str]) -> None:
-    """Refuse a name that is no column, of which there are `columns` (in lower case), but a function without brackets.
+    """Raise if a name is none of `columns` (lower case) but a session function without brackets.
 
     Raises:
         InputError: Spark would answer with the name of its user.
     """
-    named = {each.alias.lower() for each in tree.find_all(exp.Alias)}
-    named |= {name.lower() for each in tree.find_all(exp.TableAlias) for name in each.alias_column_names}
+    named = {alias.alias.lower() for alias in tree.find_all(exp.Alias)}
+    named |= {name.lower() for alias in tree.find_all(exp.TableAlias) for name in alias.alias_column_names}
     for column in tree.find_all(exp.Column):
         if not column.table and column.name.lower() in _SESSION_FUNCTIONS.difference(columns, named):
             raise InputError(f"there is no column {column.name}, and Spark's user is not told: {_ALLOWED}")
@@ -197,7 +197,7 @@ def _first_word(text: str) -> str:
 
 @cache
 def _quieten() -> None:
-    """sqlglot warns of what it takes for a command, which is refused here in one line."""
+    """Silence sqlglot's warnings about unparsed commands, which this module refuses in one line."""
     import logging
 
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
