@@ -1,4 +1,4 @@
-"""Plots as PNG bytes and the ring as SVG: pure functions of numbers and arrays, with the same bytes every time.
+"""Plots as PNG bytes and the ring as SVG: pure functions of numbers and arrays with reproducible bytes.
 
 Assets, commands and documentation choose what to plot. There is no window and no global state.
 """

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_IMAGE_BYTES = 70_000
-"""A picture is smaller than this, so that as base64 in a Markdown data URI it stays below 100 KB."""
+"""The size limit of a plot in bytes: as base64 in a Markdown data URI it stays below 100 kB."""
 
-# Okabe and Ito's palette: told apart by colour-blind readers too.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 _INK = "#333333"
 _FAINT = "#BBBBBB"
 _DPI_STEPS = (110, 80, 60)
 MAX_ROWS = 24
-"""A picture with a row a thing shows this many."""
+"""The most rows of a plot with one row per item."""
 
 
 def preload_matplotlib() -> None:
-    """Import what drawing takes, by an empty picture: for a process whose forks will draw."""
+    """Import everything that plots need, by rendering an empty one; for a process whose forks will plot."""
     render_png(_new_figure(1, 1))
 
 
 def _draw_dates(axes: Axes) -> None:
-    """Let the x axis show times, as `_date_number` has them."""
+    """Format the x axis for times in the units of `_date_number`."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator(minticks=3, maxticks=7)
     axes.xaxis.set_major_locator(locator)
-    # As it comes, seconds would stand there without their minutes.
+    # The default formats show seconds without their minutes.
     formats = ["%Y", "%b %Y", "%b %d", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f"]
     axes.xaxis.set_major_formatter(
         ConciseDateFormatter(locator, formats=formats, zero_formats=formats, show_offset=False)
@@ -56,30 +56,30 @@ def _draw_dates(axes: Axes) -> None:
 
 
 def _date_number(ms: Milliseconds) -> float:
-    """A time (ms) as matplotlib has it on an axis."""
+    """Return a time (ms) as a matplotlib date number."""
     from matplotlib.dates import date2num
 
     return float(date2num(datetime_from_ms(ms)))
 
 
 def _shorten_name(name: str) -> str:
-    """UUIDs by their first eight digits, as people say them; anything else up to 24 characters."""
+    """Shorten a UUID to its first eight digits, any other name to 24 characters."""
     if len(name) == 36 and name.count("-") == 4:
         return name[:8]
     return name if len(name) <= 24 else name[:23] + "…"
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches, with no window behind it."""
+    """Return an empty figure of this size in inches, without a window."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), facecolor="white")
 
 
 def render_png(figure: Figure, *, cropped: bool = True) -> bytes:
-    """The figure at the finest resolution that stays below `MAX_IMAGE_BYTES`.
+    """Render a figure at the highest resolution that stays below `MAX_IMAGE_BYTES`.
 
-    `cropped` to what is drawn, for which it is drawn twice: a figure whose parts all have their places needs none.
+    `cropped` trims the margins, which renders the figure twice; a figure with fixed positions needs no trimming.
     """
     drawn = b""
     box: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.1} if cropped else {}
@@ -94,19 +94,19 @@ def render_png(figure: Figure, *, cropped: bool = True) -> bytes:
 
 Int64s = np.ndarray
 
-# More slices than this are thinner than a pixel of the picture.
+# More slices than this would be thinner than a pixel of the plot.
 _MAX_SLICES = 2048
 _MAX_NAMES = 16
 
 
 def plot_ring(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joining: int | None = None) -> bytes:
-    """The token ring, each range in the colour of its owner; clockwise, least token at the top.
+    """Plot the token ring, each range in the colour of its owner; clockwise, least token at the top.
 
     Args:
         range_ends: int64[n], ascending.
         owners: int64[n], for each range an index into `names`.
-        names: one a node.
-        joining: index of the node whose ranges are set off on the outside, if any.
+        names: one per node.
+        joining: index of the node whose ranges an outer band marks, if any.
 
     Raises:
         InputError: there are no ranges, or the arrays differ in length.
@@ -115,7 +115,7 @@ def plot_ring(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joini
         raise InputError(f"a ring picture needs as many owners as range ends, and one at least: {len(owners)}")
     edges, owner_of_slice = cut_ring_slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
     figure = _new_figure(6.4, 4.2)
-    # Plain axes: with those of matplotlib's for angles the picture takes a sixth longer.
+    # Cartesian axes: with matplotlib's polar axes the plot takes a sixth longer.
     axes = figure.add_axes((0.02, 0.03, 0.62, 0.94), aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
     axes.set_axis_off()
     colours = _colours(len(names))
@@ -131,30 +131,30 @@ def plot_ring(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joini
 
 
 def plot_streams(counts: Int64s, names: Sequence[str]) -> bytes:
-    """How many streams lie on each shard of each node, as a heat map.
+    """Plot the number of streams on each shard of each node, as a heat map.
 
     Args:
         counts: int64[nodes, shards]; negative where a node has no such shard.
-        names: one a node.
+        names: one per node.
 
     Raises:
-        InputError: `counts` is empty or doesn't have a row a name.
+        InputError: `counts` is empty or does not have one row per name.
     """
     from matplotlib.ticker import MaxNLocator
 
     grid = np.asarray(counts, dtype=np.int64)
     if grid.ndim != 2 or grid.size == 0 or grid.shape[0] != len(names):
         raise InputError(f"a streams picture needs one row of counts a node: {grid.shape} for {len(names)} nodes")
-    shown = np.ma.masked_less(grid[:MAX_ROWS], 0)
-    rows, shards = shown.shape
+    visible = np.ma.masked_less(grid[:MAX_ROWS], 0)
+    rows, shards = visible.shape
     labels = [_shorten_name(name) for name in names[:rows]]
     width, height = 6.4, min(6.0, 1.4 + 0.3 * rows)
     figure = _new_figure(width, height)
-    # Inches: a character at 9 points takes no more; the bar of colours has its words on the right.
+    # Margins in inches: 0.075 is the most for a character at 9 points; the colour bar's label is on the right.
     left, right = 0.3 + 0.075 * max(map(len, labels)), 0.15 if shards <= 16 else 0.6
     below, above = 0.5, 0.4
     axes = figure.add_axes((left / width, below / height, 1 - (left + right) / width, 1 - (below + above) / height))
-    image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    image = axes.imshow(visible, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_yticks(range(rows), labels)
     axes.set_xlabel("shard")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -162,31 +162,32 @@ def plot_streams(counts: Int64s, names: Sequence[str]) -> bytes:
     more = f" (first {rows} of {len(names)} nodes)" if len(names) > rows else ""
     axes.set_title(f"Streams a node and a shard{more}", fontsize=11, color=_INK, loc="left")
     if shards <= 16:
-        _draw_counts(axes, shown)
+        _draw_counts(axes, visible)
     else:
         figure.colorbar(image, ax=axes, label="streams", pad=0.03, fraction=0.12)
     return render_png(figure, cropped=False)
 
 
 def cut_ring_slices(range_ends: Int64s, owners: Int64s) -> tuple[np.ndarray, Int64s]:
-    """Angles (radians, float64[k+1], 0 to 2π) that cut the ring, and whose each slice is, int64[k]; k is limited."""
+    """Return k+1 angles (radians, float64, 0 to 2π) that cut the ring into k slices, and their owners, int64[k]."""
     if len(range_ends) > _MAX_SLICES:
         edges = np.linspace(-(2.0**63), 2.0**63, _MAX_SLICES + 1)
         middles = ((edges[1:] + edges[:-1]) / 2).astype(np.int64)
         rows = np.searchsorted(range_ends, middles, side="left") % len(range_ends)
     else:
         edges = np.concatenate([[-(2.0**63)], range_ends.astype(np.float64), [2.0**63]])
-        rows = np.arange(len(range_ends) + 1) % len(range_ends)  # beyond the last end it is the first range again
+        # The first range also covers the tokens after the last end.
+        rows = np.arange(len(range_ends) + 1) % len(range_ends)
     return (edges / 2.0**63 + 1) * np.pi, owners[rows]
 
 
 def _draw_band(axes: Axes, edges: np.ndarray, colours: np.ndarray, inner: float, outer: float) -> None:
-    # Inside a slice the circle is followed in small steps: a mesh draws straight lines between its corners.
+    # Follow the circle in small steps inside a slice: a mesh draws straight lines between its corners.
     steps = np.unique(np.concatenate([edges, np.linspace(0, 2 * np.pi, 721)]))
     cells = colours[np.searchsorted(edges, steps[:-1], side="right") - 1]
     radii = np.array([[inner], [outer]])
     axes.pcolormesh(radii * np.sin(steps), radii * np.cos(steps), cells[np.newaxis], shading="flat", antialiased=False)
-    # Smooth slices would let seams show between them; so the slices are rough and their edges are drawn over.
+    # Antialiased slices would show seams, so draw them without antialiasing and cover their edges with lines.
     for radius in (inner, outer):
         axes.plot(radius * np.sin(steps), radius * np.cos(steps), color="white", linewidth=1.5)
 
@@ -196,7 +197,7 @@ def _draw_owners(
 ) -> None:
     from matplotlib.patches import Patch
 
-    # The joining node is what the picture is about: it is named even where the nodes are too many to name all.
+    # The plot is about the joining node, so name it even if there are too many nodes to name all.
     order = sorted(range(len(names)), key=lambda i: (i != joining, i))[:_MAX_NAMES]
     entries = [
         Patch(
@@ -227,7 +228,7 @@ def _draw_counts(axes: Axes, counts: np.ma.MaskedArray) -> None:
 
 
 def _colours(count: int) -> np.ndarray:
-    """One RGBA colour a node, float64[count, 4]; beyond the palette they go round the colour circle."""
+    """Return one RGBA colour per node, float64[count, 4]; beyond the palette's size they come from a colour map."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba_array
 
@@ -238,7 +239,7 @@ def _colours(count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GenerationBar:
-    """One generation of a timeline: its name, when it starts (ms) and whether readers can see it."""
+    """One generation of a timeline: its name, its start (ms), and whether readers can see it."""
 
     name: str
     time_ms: Milliseconds
@@ -246,23 +247,23 @@ class GenerationBar:
 
 
 def plot_timeline(generations: Sequence[GenerationBar], now_ms: Milliseconds) -> bytes:
-    """When each generation operates, from its timestamp to the next one's; the newest is open.
+    """Plot when each generation operates, from its timestamp to the next one's; the newest is open-ended.
 
-    `generations` are oldest first, `now_ms` is where the dashed line stands. Only the newest ones are shown.
+    `generations` are oldest first; the plot shows only the newest ones. A dashed line marks `now_ms`.
 
     Raises:
         InputError: there are no generations.
     """
     if not generations:
         raise InputError("a timeline needs one generation at least")
-    shown = list(generations[-MAX_ROWS:])
-    starts = [bar.time_ms for bar in shown]
+    visible = list(generations[-MAX_ROWS:])
+    starts = [bar.time_ms for bar in visible]
     span = max(max(starts[-1], now_ms) - starts[0], MINUTE_MS)
     ends = [*starts[1:], max(starts[-1], now_ms) + span // 8]
     operating = max((row for row, start in enumerate(starts) if start <= now_ms), default=None)
-    figure = _new_figure(6.4, min(6.0, 1.5 + 0.3 * len(shown)))
+    figure = _new_figure(6.4, min(6.0, 1.5 + 0.3 * len(visible)))
     axes = figure.add_subplot()
-    for row, (bar, start, end) in enumerate(zip(shown, starts, ends, strict=True)):
+    for row, (bar, start, end) in enumerate(zip(visible, starts, ends, strict=True)):
         colour = PALETTE[2] if row == operating else PALETTE[0]
         face = colour if bar.published else "none"
         axes.barh(
@@ -274,10 +275,10 @@ def plot_timeline(generations: Sequence[GenerationBar], now_ms: Milliseconds) ->
             edgecolor=colour,
         )
     axes.axvline(_date_number(now_ms), color=PALETTE[5], linestyle="--", linewidth=1.2)
-    axes.set_yticks(range(len(shown)), [_shorten_name(bar.name) for bar in shown])
+    axes.set_yticks(range(len(visible)), [_shorten_name(bar.name) for bar in visible])
     axes.invert_yaxis()
     _draw_dates(axes)
-    axes.set_title(_timeline_title(generations, shown, operating), fontsize=10, color=_INK, loc="left")
+    axes.set_title(_timeline_title(generations, visible, operating), fontsize=10, color=_INK, loc="left")
     axes.set_xlabel(f"UTC; dashed: now, {format_ms(now_ms)}; outlined: not published", fontsize=8, color=_INK)
     return render_png(figure)
 
@@ -293,8 +294,10 @@ def _timeline_title(generations: Sequence[GenerationBar], shown: Sequence[Genera
 
 @dataclass(frozen=True)
 class GenerationStay:
-    """How long a generation has to stay, in ms: it starts, is superseded (None: it is not), has expired (None: never
-    or not to be told) and may go; `held` says whether something keeps it now.
+    """How long a generation must be retained, as times in ms.
+
+    They are its start, when it is superseded (None if it is not), when it has expired (None if never or unknown), and
+    when it becomes removable. `held` is True if something retains it now.
     """
 
     name: str
@@ -306,27 +309,27 @@ class GenerationStay:
 
 
 def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> bytes:
-    """The purge plan: each generation while it operates, while rows of it can be in a log, and for the grace time.
+    """Plot the purge plan: each generation while it operates, while a log may have its rows, and for the grace time.
 
-    `stays` are oldest first; of many the oldest are shown, which are the next to go.
+    `stays` are oldest first; the plot shows only the oldest, which are removed next.
 
     Raises:
         InputError: there are no generations.
     """
     if not stays:
         raise InputError("a picture of the purge plan needs one generation at least")
-    shown = stays[:MAX_ROWS]
-    latest = max(max(each.removable_ms or Milliseconds(0), each.superseded_ms or each.time_ms) for each in shown)
-    edge = max(latest, now_ms) + max(max(latest, now_ms) - shown[0].time_ms, MINUTE_MS) // 12
-    figure = _new_figure(6.4, min(6.0, 1.6 + 0.3 * len(shown)))
+    visible = stays[:MAX_ROWS]
+    latest = max(max(stay.removable_ms or Milliseconds(0), stay.superseded_ms or stay.time_ms) for stay in visible)
+    edge = max(latest, now_ms) + max(max(latest, now_ms) - visible[0].time_ms, MINUTE_MS) // 12
+    figure = _new_figure(6.4, min(6.0, 1.6 + 0.3 * len(visible)))
     axes = figure.add_subplot()
-    for row, each in enumerate(shown):
-        superseded = edge if each.superseded_ms is None else each.superseded_ms
-        expired = edge if each.expired_ms is None else max(each.expired_ms, superseded)
-        removable = expired if each.removable_ms is None else max(each.removable_ms, expired)
+    for row, stay in enumerate(visible):
+        superseded = edge if stay.superseded_ms is None else stay.superseded_ms
+        expired = edge if stay.expired_ms is None else max(stay.expired_ms, superseded)
+        removable = expired if stay.removable_ms is None else max(stay.removable_ms, expired)
         for start, end, colour in (
-            (each.time_ms, superseded, PALETTE[2]),
-            (superseded, expired, PALETTE[1] if each.held else PALETTE[4]),
+            (stay.time_ms, superseded, PALETTE[2]),
+            (superseded, expired, PALETTE[1] if stay.held else PALETTE[4]),
             (expired, removable, PALETTE[7]),
         ):
             if end > start:
@@ -334,10 +337,10 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
                     row, _date_number(end) - _date_number(start), left=_date_number(start), height=0.6, color=colour
                 )
     axes.axvline(_date_number(now_ms), color=PALETTE[5], linestyle="--", linewidth=1.2)
-    axes.set_yticks(range(len(shown)), [_shorten_name(each.name) for each in shown])
+    axes.set_yticks(range(len(visible)), [_shorten_name(stay.name) for stay in visible])
     axes.invert_yaxis()
     _draw_dates(axes)
-    more = f" (oldest {len(shown)} of {len(stays)})" if len(stays) > len(shown) else ""
+    more = f" (oldest {len(visible)} of {len(stays)})" if len(stays) > len(visible) else ""
     axes.set_title(f"When generations can go{more}", fontsize=11, color=_INK, loc="left")
     axes.set_xlabel(
         f"UTC; dashed: now, {format_ms(now_ms)}\ngreen: operates; orange: held; blue: rows may live; grey: grace",
@@ -348,7 +351,7 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
 
 
 def plot_growth(nodes: Sequence[int], kept: Sequence[int], with_expiry: Sequence[int]) -> bytes:
-    """Bytes kept after so many more nodes: if nothing is ever removed, and with expiry.
+    """Plot stored bytes by the number of added nodes: without any removal (`kept`), and with expiry.
 
     Raises:
         InputError: the sequences are empty or differ in length.
@@ -373,14 +376,15 @@ def plot_growth(nodes: Sequence[int], kept: Sequence[int], with_expiry: Sequence
 
 
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-# Beyond this many steps bars would be thinner than a pixel.
+# With more steps, bars would be thinner than a pixel.
 _MAX_BARS = 400
 
 
 @dataclass(frozen=True)
 class RehearsalBar:
-    """A step as it is drawn: bytes kept by table, streams that it makes (0: none), shard colocation (None: no streams),
-    and whether streams and ring no longer fit each other.
+    """A step of a rehearsal as plotted: stored bytes by table, and the number of streams that it creates (0 for none).
+
+    `shard_colocation` is None without streams. `excess` is True if streams and ring no longer fit each other.
     """
 
     kept: Mapping[str, int]
@@ -390,7 +394,7 @@ class RehearsalBar:
 
 
 def plot_rehearsal(steps: Sequence[RehearsalBar], most_bytes: int | None = None) -> bytes:
-    """Three panels over the steps; `most_bytes` is the dashed line in the first.
+    """Plot three panels over the steps: bytes, streams, colocation; `most_bytes` is a dashed line in the first.
 
     Raises:
         InputError: there are no steps.
@@ -398,13 +402,13 @@ def plot_rehearsal(steps: Sequence[RehearsalBar], most_bytes: int | None = None)
     if not steps:
         raise InputError("a picture of a rehearsal needs one step at least")
     figure = _new_figure(7.2, 6.0)
-    kept, streams, shards = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2, 2)})
+    sizes, streams, shards = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2, 2)})
     numbers = list(range(len(steps)))
-    _draw_sizes(kept, numbers, steps, most_bytes)
+    _draw_sizes(sizes, numbers, steps, most_bytes)
     _draw_streams(streams, numbers, steps)
     _draw_colocation(shards, numbers, steps)
     shards.set_xlabel("step, 0 is the start", fontsize=9, color=_INK)
-    for axes in (kept, streams, shards):
+    for axes in (sizes, streams, shards):
         axes.tick_params(labelsize=8)
         axes.grid(axis="y", color=_FAINT, linewidth=0.4)
         axes.set_axisbelow(True)
@@ -417,9 +421,9 @@ def _draw_sizes(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar
     largest = max([*(size for step in steps for size in step.kept.values()), most_bytes or 0])
     scale, unit = next(((scale, unit) for scale, unit in _BYTE_UNITS if largest >= scale), (1, "bytes"))
     tables = [table for table in steps[0].kept if any(step.kept[table] for step in steps)]
-    for place, table in enumerate(tables):
+    for index, table in enumerate(tables):
         sizes = [step.kept[table] / scale for step in steps]
-        colour, style = PALETTE[place], ("-", "--", ":")[place % 3]
+        colour, style = PALETTE[index], ("-", "--", ":")[index % 3]
         name = table.partition(".")[2]
         axes.step(numbers, sizes, where="post", color=colour, linestyle=style, linewidth=1.6, label=name)
     if most_bytes is not None:
@@ -431,13 +435,13 @@ def _draw_sizes(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar
 
 
 def _draw_streams(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar]) -> None:
-    makes = [(number, step.streams) for number, step in zip(numbers, steps, strict=True) if step.streams]
-    if makes:
-        places, counts = zip(*makes, strict=True)
-        if len(makes) <= _MAX_BARS:
-            axes.bar(places, counts, width=0.8, color=PALETTE[0])
+    created = [(number, step.streams) for number, step in zip(numbers, steps, strict=True) if step.streams]
+    if created:
+        positions, counts = zip(*created, strict=True)
+        if len(created) <= _MAX_BARS:
+            axes.bar(positions, counts, width=0.8, color=PALETTE[0])
         else:
-            axes.plot(places, counts, color=PALETTE[0])
+            axes.plot(positions, counts, color=PALETTE[0])
     axes.set_title("Streams of the generation that the step makes", fontsize=10, color=_INK, loc="left")
     axes.set_ylim(bottom=0)
 

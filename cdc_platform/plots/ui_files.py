@@ -1,6 +1,6 @@
 """Files of a home that Dagster's UI serves, plots and report pages: their paths and addresses.
 
-They are derived from the tables and can be made again.
+They derive from the tables and can be made again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from cdc_platform.storage import atomic
 
 UI_FOLDER = "shown"
-"""In a home; and the first part of their addresses."""
+"""The folder in a home, and the first part of the files' addresses."""
 UI_PREFIX_VARIABLE = "CDC_PLATFORM_UI_PREFIX"
-"""The path below which a proxy has the UI, where there is one."""
+"""The path prefix under which a proxy serves the UI, if any."""
 _PLOTS, UI_REPORTS = "pictures", "reports"
 _NAME_PATTERNS = {_PLOTS: re.compile(r"[0-9a-f]{32}\.png"), UI_REPORTS: re.compile(r"\w[\w.-]{0,120}\.html", re.ASCII)}
 _TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2})-(\d{2})(?:-(\d{2}))?(?=\D|$)")
@@ -24,40 +24,40 @@ _TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2})-(\d{2})(?:-(\d{2}))?(?=\D|$)")
 
 @dataclass(frozen=True)
 class UiFile:
-    """A file, which may be there or not, and its address in the UI."""
+    """A file, existing or not, and its address in the UI."""
 
     file: Path
     address: str
 
 
 def store_plot(home: Path, png: bytes) -> UiFile:
-    """Keep a picture, named by its bytes: the same one is kept once.
+    """Store a plot under the hash of its bytes, so that equal plots are stored once.
 
     Raises:
         OSError: it cannot be written.
     """
-    found = _ui_file(home, _PLOTS, f"{blake2b(png, digest_size=16).hexdigest()}.png")
-    if not found.file.exists():
-        found.file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes_atomically(found.file, png)
-    return found
+    plot = _ui_file(home, _PLOTS, f"{blake2b(png, digest_size=16).hexdigest()}.png")
+    if not plot.file.exists():
+        plot.file.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes_atomically(plot.file, png)
+    return plot
 
 
 def report_file(home: Path, key: str) -> UiFile | None:
-    """Where the page of a generation is, or would be; None where its key is no name for a file."""
+    """Return the file of a generation's page, existing or not; None if its key is no valid file name."""
     name = f"{key.replace(':', '-')}.html"
     return _ui_file(home, UI_REPORTS, name) if _NAME_PATTERNS[UI_REPORTS].fullmatch(name) else None
 
 
 def generation_key_from_name(report_name: str) -> str:
-    """What the generation is called that a page is named after: its key, or another name for it."""
+    """Return the generation's key, or another name of it, from the name of its page."""
     name = report_name.removesuffix(".html")
     time = _TIME.match(name)
     return name if time is None else f"{':'.join(part for part in time.groups() if part)}{name[time.end() :]}"
 
 
 def file_from_address(home: Path, path: str) -> Path | None:
-    """The file of an address without the prefix; None where no file can have it. It need not be there."""
+    """Return the file, existing or not, of an address without the prefix; None if no file can have the address."""
     parts = path.split("/")
     if len(parts) != 4 or parts[:2] != ["", UI_FOLDER] or parts[2] not in _NAME_PATTERNS:
         return None
