@@ -1,6 +1,6 @@
-"""The command line: one module per command or family of commands, loaded on use so that lookups stay fast.
+"""Command line: one module per command or family of commands, loaded on first use so that lookups stay fast.
 
-Nothing is imported here. `main` is the program, `output` writes results, `params` parses arguments.
+This file imports no command. `main` is the program, `output` writes results, `params` parses arguments.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cdc_platform.metastore import BootstrapEvent, JoinRequest
 
 _MAX_START_DELAY_US = DAY_US
-"""More than any settings put between now and a generation's start."""
+"""Upper bound, for any settings, of the time between now and the start of a new generation."""
 
 
 @click.command()
@@ -53,8 +53,8 @@ def bootstrap(
       cdc-platform bootstrap --finish 904ce865-9c82-5920-853d-ed9a525bfa74
       cdc-platform bootstrap --withdraw 904ce865-9c82-5920-853d-ed9a525bfa74
     """
-    asked = [file is not None, listed, finish is not None, withdraw is not None]
-    if sum(asked) != 1 or (run and file is None):
+    actions = [file is not None, listed, finish is not None, withdraw is not None]
+    if sum(actions) != 1 or (run and file is None):
         raise click.UsageError(
             "name either a FILE, with --run or without, or one of --list, --finish EVENT_ID and --withdraw EVENT_ID"
         )
@@ -70,8 +70,8 @@ def bootstrap(
         request = _read_request(file)
         result = _join_zero_token(session, request) if request.is_zero_token else _queue_join(session, request, run)
     is_queued = file is not None and not run and "event_id" in result
-    left = [build_next_step("bootstrap", "--finish", result["event_id"])] if is_queued else []
-    write_result(result, lambda: write_facts(result.items()), left, as_json=as_json)
+    next_steps = [build_next_step("bootstrap", "--finish", result["event_id"])] if is_queued else []
+    write_result(result, lambda: write_facts(result.items()), next_steps, as_json=as_json)
 
 
 def _read_request(file: str) -> JoinRequest:
@@ -87,13 +87,13 @@ def _queue_join(session: CliSession, request: JoinRequest, run: bool) -> dict[st
     from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
     from cdc_platform.metastore import inbox
 
-    # Before there is a home: a clock that no generation can start after would leave an event that nobody can finish.
+    # Check before a home is created: if no generation can start after the clock, nobody could finish the event.
     _assert_start_representable(session.clock)
-    with ExitStack() as making:
+    with ExitStack() as locks:
         with session.making_home() as home:
             lake = Lake(home.lake)
-            if run:  # From before it is queued: the sensor of an `up` beside this would make the join as well.
-                making.enter_context(shared_lock(lake, JOIN_COMMANDS_LOCK))
+            if run:  # Lock before queueing: the sensor of a concurrent `up` would run the join too.
+                locks.enter_context(shared_lock(lake, JOIN_COMMANDS_LOCK))
             event = inbox.queue_join(lake, session.clock, request, to_run_now=run)
         return _event_facts(event) | (
             _run_join(session, home, lake, event.generation_id, "bootstrap --run") if run else {}
@@ -106,13 +106,13 @@ def _join_zero_token(session: CliSession, request: JoinRequest) -> dict[str, obj
 
     with session.making_home() as home:
         joined = join_zero_token_node(Lake(home.lake), request)
-    learned = joined.generation
+    generation = joined.generation
     return {
         "host_id": str(joined.node.host_id),
         "status": joined.node.status,
         "zero_token": True,
-        "generation_id": None if learned is None or learned.uuid is None else str(learned.uuid),
-        "time": None if learned is None else format_ms(learned.time_ms),
+        "generation_id": None if generation is None or generation.uuid is None else str(generation.uuid),
+        "time": None if generation is None else format_ms(generation.time_ms),
     }
 
 
@@ -124,12 +124,12 @@ def _list_inbox(session: CliSession, as_json: bool) -> None:
     from cdc_platform.metastore import read_join_progress
     from cdc_platform.reporting import join_progress_facts
 
-    found = read_join_progress(session.lake())
-    rows = add_home_option_in_json([join_progress_facts(each) for each in found], session.home)
+    joins = read_join_progress(session.lake())
+    rows = add_home_option_in_json([join_progress_facts(join) for join in joins], session.home)
     columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
-    left = [build_next_step(*each.ends) for each in found if each.is_next]
-    shown = [[row[name] for name in columns] for row in rows]
-    write_result(rows, lambda: write_table("Inbox", columns, shown), left, as_json=as_json)
+    next_steps = [build_next_step(*join.ends) for join in joins if join.is_next]
+    cells = [[row[name] for name in columns] for row in rows]
+    write_result(rows, lambda: write_table("Inbox", columns, cells), next_steps, as_json=as_json)
 
 
 def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:
@@ -156,7 +156,7 @@ def _run_join(session: CliSession, home: Home, lake: Lake, generation_id: str, d
 
 
 def _assert_start_representable(clock: Clock) -> None:
-    """Hold that a generation that is made now starts before the end of the year 9999; raises InputError."""
+    """Raise InputError unless a generation made now starts before the end of the year 9999."""
     now_us = clock.now_us()
     try:
         datetime_from_us(now_us + _MAX_START_DELAY_US)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from cdc_platform.home import Home
 
 _LOG_TAIL_BYTES = 256 * 1024
-"""So much of the end of each log goes in."""
+"""Bytes from the end of each log that go into the bundle."""
 _MIN_SECRET_LENGTH = 6
-"""Characters of a variable that may be a secret; a shorter one is a switch."""
+"""Minimum length of a variable that may hold a secret; a shorter one is a switch."""
 _SECRET_SEPARATORS = re.compile(r"[\s/=:@&?]+")
 _TOKEN_FILES = ("ui.token", "spark.env")
 _LOG_PATTERNS = ("logs/*.log", "dagster/logs/*.log")
@@ -60,35 +60,35 @@ def bundle(session: CliSession, file: Path, as_json: bool) -> None:
         size = draft.write_bytes(
             _build_archive(parts, file.name.partition(".")[0], session.clock.now_ms() // SECOND_MS)
         )
-    told = {"file": str(file), "bytes": size, "holds": list(parts)}
-    facts = [*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
-    left = [build_next_step("check", why=f"then pack anew: {stale}")] if stale else []
-    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
+    result = {"file": str(file), "bytes": size, "holds": list(parts)}
+    facts = [*((name, result[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
+    next_steps = [build_next_step("check", why=f"then pack anew: {stale}")] if stale else []
+    write_result(result, lambda: write_facts(facts), next_steps, as_json=as_json)
 
 
 def _build_archive(parts: Mapping[str, str], folder: str, now: int) -> bytes:
-    """A tar archive of texts in a folder, with the time of the clock (s): the same texts are the same bytes."""
-    made = io.BytesIO()
-    with gzip.GzipFile("", "wb", fileobj=made, mtime=now) as zipped, tarfile.open(fileobj=zipped, mode="w") as packed:
+    """Return a gzipped tar archive of `parts` in `folder`, stamped with `now` (s): equal texts give equal bytes."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=buffer, mtime=now) as zipped, tarfile.open(fileobj=zipped, mode="w") as packed:
         for name, text in parts.items():
             content = text.encode(errors="backslashreplace")
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size, entry.mtime, entry.mode = len(content), now, atomic.OWNER_ONLY_MODE
             packed.addfile(entry, io.BytesIO(content))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _collect_texts(session: CliSession, home: Home) -> tuple[dict[str, str], str | None]:
-    """The texts that go in, by name; and why the findings among them do not tell of the home as it is, if so."""
+    """Return the bundle's texts by name, and why the findings among them are out of date (None if they are not)."""
     from cdc_platform.delta import Lake, read_newest_versions
     from cdc_platform.metastore import check_results
     from cdc_platform.reporting import read_home_status
 
     lake = Lake(home.lake)
-    seen = read_home_status(lake, session.clock, home.settings)
-    found: dict[str, object] = {
-        "status.json": seen.facts(),
-        "findings.json": [vars(each) for each in check_results.read_check_results(lake)],
+    home_status = read_home_status(lake, session.clock, home.settings)
+    documents: dict[str, object] = {
+        "status.json": home_status.facts(),
+        "findings.json": [vars(entry) for entry in check_results.read_check_results(lake)],
         "versions.json": {
             "program": __version__,
             "python": platform.python_version(),
@@ -98,20 +98,25 @@ def _collect_texts(session: CliSession, home: Home) -> tuple[dict[str, str], str
         },
         "settings.json": redacted_settings(home.settings),
     }
-    blotter = Redactor(_known_secrets(home))
+    redactor = Redactor(_known_secrets(home))
     texts = {
-        name: json.dumps(blotter.document(to_json_value(part)), indent=2, ensure_ascii=False)
-        for name, part in found.items()
+        name: json.dumps(redactor.document(to_json_value(part)), indent=2, ensure_ascii=False)
+        for name, part in documents.items()
     }
     for pattern in _LOG_PATTERNS:
         for log in sorted(home.path.glob(pattern)):
             if log.is_file():
-                texts[f"logs/{blotter.text(log.name)}"] = blotter.text(_read_tail(log))
-    return texts, next((each.said for each in seen.matters if each.code in ("never-checked", "check-older")), None)
+                texts[f"logs/{redactor.text(log.name)}"] = redactor.text(_read_tail(log))
+    return texts, next(
+        (entry.said for entry in home_status.matters if entry.code in ("never-checked", "check-older")), None
+    )
 
 
 def _known_secrets(home: Home) -> Iterator[str]:
-    """Every secret of the home that this process can know: what a log has of one has no word that announces it."""
+    """Yield every secret of the home that this process can know.
+
+    A log may show such a secret without a word that announces it.
+    """
     from cdc_platform.scylla import registry, resolve_credentials
 
     for value in (home.settings.cluster_hook, home.settings.user_header):
@@ -119,8 +124,8 @@ def _known_secrets(home: Home) -> Iterator[str]:
         yield from (part for part in _SECRET_SEPARATORS.split(value) if len(part) >= _MIN_SECRET_LENGTH)
     for cluster in registry.list_clusters(home):
         with suppress(PlatformError):
-            given = resolve_credentials(cluster.connection)
-            yield from () if given is None else (given.password,)
+            credentials = resolve_credentials(cluster.connection)
+            yield from () if credentials is None else (credentials.password,)
     for file in (home.path / "up").glob("*"):
         if file.name in _TOKEN_FILES and file.is_file():
             lines = read_user_bytes(file).decode(errors="replace").splitlines()
@@ -131,7 +136,7 @@ def _known_secrets(home: Home) -> Iterator[str]:
 
 
 def _read_tail(log: Path) -> str:
-    """The last lines of a log, whole: what announces a secret stands before it in its line."""
+    """Return the last whole lines of a log, since the word that announces a secret precedes it on its line."""
     with log.open("rb") as opened:
         size = opened.seek(0, io.SEEK_END)
         opened.seek(max(size - _LOG_TAIL_BYTES, 0))

@@ -44,9 +44,9 @@ PUBLISHED_INVARIANTS = (PUBLISHED_EQUALS_DESCRIPTION, TIMESTAMP_COMPLETE)
 
 
 def suggest_remedies(lake: Lake, failed: Iterable[CheckResult]) -> tuple[list[NextStep], list[str]]:
-    """Return the commands that help against failed invariants, and a sentence for each that needs a person.
+    """Return the commands that help against failed invariants, and a sentence for each docs page that needs a person.
 
-    Damage of files comes first. Invariants that were not judged because of it need nothing of their own.
+    Damage of files comes first. Invariants that were not judged because of it need no remedy of their own.
     """
     failed = sorted(failed, key=lambda line: line.invariant not in FILE_INVARIANTS)
     if failed and failed[0].invariant in FILE_INVARIANTS:
@@ -68,7 +68,7 @@ def suggest_remedies(lake: Lake, failed: Iterable[CheckResult]) -> tuple[list[Ne
 
 
 def _commit_hint(invariants: Collection[str]) -> str:
-    """Return the choice that a person has about a foreign commit."""
+    """Return a person's options for a foreign commit, or an empty text if no invariant is about one."""
     if COMMITS_KNOWN not in invariants:
         return ""
     return ": check --undo TABLE@VERSION takes a foreign commit back, check --accept TABLE@VERSION lets it stay"
@@ -91,30 +91,30 @@ def _suggest_command(
     if line.invariant == OBSERVED_WHOLE:
         return build_observe_step(lake, why)
     if line.invariant in (*FILE_INVARIANTS, *PUBLISHED_INVARIANTS):
-        found = damaged()
-        # Of files it says what is to be done about each that it cannot restore.
-        if found is not None and (found.lacking or line.invariant in FILE_INVARIANTS):
+        damage = damaged()
+        # For files, `repair` also reports what to do about each one that it cannot restore.
+        if damage is not None and (damage.lacking or line.invariant in FILE_INVARIANTS):
             return build_next_step("repair", "--from-description", "--dry-run", why=why)
     if line.invariant not in (*REPAIR_FAMILY.invariants, *GENERATION_FAMILY.invariants):
         return None
-    fit = checkup()
-    if fit is None or not (fit.reasons or fit.warnings):
+    repair_check = checkup()
+    if repair_check is None or not (repair_check.reasons or repair_check.warnings):
         return None
-    return build_next_step("repair", "--dry-run", *([] if fit.reasons else ["--strict"]), why=why)
+    return build_next_step("repair", "--dry-run", *([] if repair_check.reasons else ["--strict"]), why=why)
 
 
 def _check_repair(lake: Lake) -> RepairCheck | None:
-    """Return what `repair` would find; None where it cannot tell."""
+    """Return what `repair` would find, or None if it cannot tell."""
     from cdc_platform.lifecycle import repair
 
     try:
         return repair.check_newest_generation(lake)
-    except Exception:  # noqa: BLE001 of a damaged home: what the rows are is reported already
+    except Exception:  # noqa: BLE001 the home is damaged, and the invariants report its rows
         return None
 
 
 def _find_damaged(lake: Lake) -> DamagedGenerations | None:
-    """Return what `repair --from-description` finds; None where it is refused."""
+    """Return what `repair --from-description` would find, or None if it refuses."""
     from cdc_platform.lifecycle import restore
 
     try:
@@ -191,11 +191,11 @@ def check(
         for line in judgements
     ]
     title = f"Invariants of {'all generations' if name is None else name}"
-    left, people = suggest_remedies(session.lake(), failed)
+    next_steps, people = suggest_remedies(session.lake(), failed)
     for sentence in people:
         warn(sentence, code="needs-a-person")
-    told = [_judgement_document(line) for line in judgements]
-    write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
+    documents = [_judgement_document(line) for line in judgements]
+    write_result(documents, lambda: write_table(title, columns, rows), next_steps, as_json=as_json)
     if failed or not any(line.passed for line in judgements):
         ctx.exit(1)
 
@@ -213,7 +213,7 @@ def _judgement_document(line: CheckResult) -> dict[str, object]:
 
 
 def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
-    """Leave what was found for `status`. A home that cannot be written to was judged all the same."""
+    """Store the results for `status`. Warn if that fails, since the judgement itself is complete."""
     from cdc_platform.errors import PlatformError
     from cdc_platform.metastore import WHOLE_HOME, store_check_results
 
@@ -235,8 +235,8 @@ def _accept_commit(session: CliSession, accepted: str, because: str, as_json: bo
         "accepted": "now" if done.is_new else "before",
         "slices": list(done.slices),
     }
-    left = [build_next_step("check", why="judged by what is accepted now")]
-    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+    next_steps = [build_next_step("check", why="judged by what is accepted now")]
+    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
 def _undo_commit(session: CliSession, undone: str, because: str, as_json: bool) -> None:
@@ -250,12 +250,12 @@ def _undo_commit(session: CliSession, undone: str, because: str, as_json: bool) 
         "said_in_version": done.said_in,
         "moved": list(done.moved),
     }
-    left = [build_next_step("check", why="judged by what the table holds again")]
-    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+    next_steps = [build_next_step("check", why="judged by what the table holds again")]
+    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
 def _parse_commit(option: str, named: str) -> tuple[str, int]:
-    """The table and the version that TABLE@VERSION names."""
+    """Return the table and the version that TABLE@VERSION names. Raises InputError."""
     table, _, version = named.rpartition("@")
     if not table or not (version.isascii() and version.isdigit() and len(version) <= _MAX_VERSION_DIGITS):
         raise InputError(f"{option} {named!r}: it is written TABLE@VERSION, as in platform.nodes@7")
@@ -263,7 +263,7 @@ def _parse_commit(option: str, named: str) -> tuple[str, int]:
 
 
 def _read_or_default(read: Callable[[], _Value], nothing: _Value, *, good: bool) -> _Value:
-    """Read what is only shown beside the judgements; `nothing` where it cannot be read, which they say themselves."""
+    """Return `read()`. If it fails and `good` is False, return `nothing`, since the judgements report the damage."""
     try:
         return read()
     except Exception:
@@ -280,16 +280,16 @@ def _warn_of_gaps(session: CliSession, *, good: bool) -> None:
 
 
 def _warn_of_observed_home(session: CliSession, *, good: bool) -> None:
-    """Say that a home is only observed; one in which everything is good is so no longer."""
+    """Warn that the home is only observed, or lift that mark if `good`: every invariant passed."""
     from cdc_platform.delta import get_observed_status, lift_observed_mark
 
-    found = _read_or_default(lambda: get_observed_status(session.lake()), None, good=good)
-    if found is None:
+    status = _read_or_default(lambda: get_observed_status(session.lake()), None, good=good)
+    if status is None:
         return
     if good and lift_observed_mark(session.lake(), session.clock):
         warn("everything is whole now: this home is no longer only observed", code="whole-again")
     else:
-        since = format_us(found.since_us)
+        since = format_us(status.since_us)
         warn(
             f"this home is only observed since {since}: nothing is built on it until it is clean", code="only-observed"
         )
@@ -298,25 +298,25 @@ def _warn_of_observed_home(session: CliSession, *, good: bool) -> None:
 def _judge(
     session: CliSession, generation: str | Milliseconds | None, name: str | None, *, deep: bool
 ) -> list[CheckResult]:
-    """What is judged, family by family; whether tables can be read is looked at before anything else."""
+    """Return the results of all invariants, family by family. Verify before all else that the tables can be read."""
     lake = session.lake()
     from cdc_platform.checks import STORAGE_FAMILY, audit_stored, judge_findings, run_family_audit
     from cdc_platform.delta import track_reads, verify_tables
     from cdc_platform.tables import TABLES
 
-    found = verify_tables(lake, deep=deep, names=None if name is None else set(TABLES))
-    damaged = {each.name for each in found if each.damage}
+    verified = verify_tables(lake, deep=deep, names=None if name is None else set(TABLES))
+    damaged = {table.name for table in verified if table.damage}
     audits = (
         _all_audits(session, lake, damaged) if name is None else _generation_audits(lake, generation, name, damaged)
     )
     judgements: list[CheckResult] = []
     with track_reads() as read:
         for family, audit in audits:
-            findings = run_family_audit(family, audit, found)
+            findings = run_family_audit(family, audit, verified)
             judgements += [] if findings is None else judge_findings(findings, family.due(findings))
-    if name is not None:  # of one generation the tables matter that it is judged by, where something is wrong
-        found = [each for each in found if each.name in read and each.damage]
-    stored = audit_stored(found)
+    if name is not None:  # for one generation, report only the damaged tables that its audits have read
+        verified = [table for table in verified if table.name in read and table.damage]
+    stored = audit_stored(verified)
     return [*judgements, *judge_findings(stored, STORAGE_FAMILY.due(stored))]
 
 
@@ -334,10 +334,10 @@ def _generation_audits(
 
     def audit() -> list[Finding]:
         Timeline.read(lake).assert_not_removed(named)
-        held = inventory.read_inventory(lake)
-        if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+        entries = inventory.read_inventory(lake)
+        if of_generations:  # a Spark task that meets a damaged file fails with a page of stack trace
             return not_judged_findings(families.GENERATION_FAMILY, of_generations)
-        inventory.find_inventory_generation(held, name)  # before anything is read for it
+        inventory.find_inventory_generation(entries, name)  # refuse an unknown name before reading more
         return audit_lake(get_task_runner(), lake, name)
 
     of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
@@ -353,7 +353,7 @@ def _generation_audits(
 
 
 def _all_audits(session: CliSession, lake: Lake, damaged: set[str]) -> Iterator[Audit]:
-    """The audits of all families but that of tables as they are stored."""
+    """Yield the audits of all families except that of the stored tables."""
     from cdc_platform.cdclog import audit_hours, audit_ingest, audit_logs, audit_skipped_sets, audit_states
     from cdc_platform.checks import (
         audit_derived_tables,
@@ -379,11 +379,11 @@ def _all_audits(session: CliSession, lake: Lake, damaged: set[str]) -> Iterator[
             return audit_lake(get_task_runner(), lake)
         except NotFound:
             if tablets() or Timeline.read(lake).known:
-                return None  # all tables are tablet-based, or what is known has no rows: other families judge that
+                return None  # only tablets, or known generations have no rows: other families judge that
             raise
 
     of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
-    if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+    if of_generations:  # a Spark task that meets a damaged file fails with a page of stack trace
         yield families.GENERATION_FAMILY, lambda: not_judged_findings(families.GENERATION_FAMILY, of_generations)
     else:
         yield families.GENERATION_FAMILY, generations

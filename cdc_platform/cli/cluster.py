@@ -63,20 +63,20 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
         return
     from cdc_platform.scylla import registry
 
-    found = registry.list_clusters(session.open_home())
+    clusters = registry.list_clusters(session.open_home())
     if as_json:
-        write_json([_cluster_document(each) for each in found])
+        write_json([_cluster_document(entry) for entry in clusters])
         return
     rows = [
         (
-            each.name,
-            ", ".join(each.connection.contacts),
-            "yes" if each.connection.tls else "no",
-            None if each.identity is None else each.identity.cluster_name,
-            None if each.identity is None else format_optional_ms(each.identity.newest_ms),
-            each.at,
+            entry.name,
+            ", ".join(entry.connection.contacts),
+            "yes" if entry.connection.tls else "no",
+            None if entry.identity is None else entry.identity.cluster_name,
+            None if entry.identity is None else format_optional_ms(entry.identity.newest_ms),
+            entry.at,
         )
-        for each in found
+        for entry in clusters
     ]
     write_table("Clusters", ("name", "contacts", "TLS", "calls itself", "newest generation", "home"), rows)
 
@@ -129,8 +129,8 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_host_names: bool, 
         raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
     added = registry.add_cluster(session.open_home(create=True), name, connection)
     facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
-    left = [build_next_step("cluster", "test", name)]
-    write_result(_cluster_document(added), lambda: write_facts(facts.items()), left, as_json=as_json)
+    next_steps = [build_next_step("cluster", "test", name)]
+    write_result(_cluster_document(added), lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
 @cluster.command("test")
@@ -152,9 +152,9 @@ def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> 
 
     findings = examine(registry.find_cluster(session.open_home(), name))
     fit = all(finding.ok for finding in findings)
-    left = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is mended")]
-    told = [asdict(finding) for finding in findings]
-    write_result(told, lambda: write_preflight_results(findings), left, as_json=as_json)
+    next_steps = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is mended")]
+    documents = [asdict(finding) for finding in findings]
+    write_result(documents, lambda: write_preflight_results(findings), next_steps, as_json=as_json)
     if not fit:
         ctx.exit(1)
 
@@ -192,10 +192,10 @@ def renew(session: CliSession, name: str, as_json: bool) -> None:
     """
     from cdc_platform.scylla import registry
 
-    aside = registry.renew_cluster(session.open_home(), name, session.clock)
-    told = {"renewed": name, "aside": aside}
-    facts = [("renewed", name), ("what was observed before", aside)]
-    write_result(told, lambda: write_facts(facts), [_observe_step(name)], as_json=as_json)
+    moved_to = registry.renew_cluster(session.open_home(), name, session.clock)
+    document = {"renewed": name, "aside": moved_to}
+    facts = [("renewed", name), ("what was observed before", moved_to)]
+    write_result(document, lambda: write_facts(facts), [_observe_step(name)], as_json=as_json)
 
 
 def _observe_step(name: str) -> NextStep:
@@ -205,7 +205,7 @@ def _observe_step(name: str) -> NextStep:
 def _absolute_path(path: object) -> str | None:
     from pathlib import Path
 
-    # No path is not the folder in which we are.
+    # An empty text stays empty, since it does not mean the current folder.
     return None if path is None else str(path) and str(Path(str(path)).expanduser().absolute())
 
 
@@ -245,42 +245,46 @@ def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -
     from cdc_platform.scylla import run_observation as look
 
     cluster = registry.find_cluster(session.open_home(), name)
-    seen = look(cluster, session.clock)
-    seen.imported.generations = _with_stored_sizes(Lake(cluster.open_home().lake), seen.imported.generations)
-    for warning in seen.warnings:
+    observation = look(cluster, session.clock)
+    observation.imported.generations = _with_stored_sizes(
+        Lake(cluster.open_home().lake), observation.imported.generations
+    )
+    for warning in observation.warnings:
         warn(warning, code="cluster-rows")
-    if seen.changing is not None:
-        warn(f"{name}: {describe_pending_topology(seen.changing)}", code="topology-changing")
-    for each in seen.incomplete:
-        warn(f"left out: {each}", code="left-out")
-    left = [build_next_step("observe", name, why="until two reads answer alike")] if seen.incomplete else []
-    left.append(build_next_step("status", home=cluster.at))
+    if observation.changing is not None:
+        warn(f"{name}: {describe_pending_topology(observation.changing)}", code="topology-changing")
+    for entry in observation.incomplete:
+        warn(f"left out: {entry}", code="left-out")
+    next_steps = (
+        [build_next_step("observe", name, why="until two reads answer alike")] if observation.incomplete else []
+    )
+    next_steps.append(build_next_step("status", home=cluster.at))
 
     def show() -> None:
-        show_import(seen.imported)
+        show_import(observation.imported)
         write_facts(
             [
-                ("cluster", seen.cluster_name),
-                ("version", seen.version),
-                *(("table", line) for line in seen.tables_changed),
+                ("cluster", observation.cluster_name),
+                ("version", observation.version),
+                *(("table", line) for line in observation.tables_changed),
                 ("home", cluster.at),
             ]
         )
 
-    write_result(_observation_document(seen), show, left, as_json=as_json)
-    if seen.incomplete:
+    write_result(_observation_document(observation), show, next_steps, as_json=as_json)
+    if observation.incomplete:
         ctx.exit(1)
 
 
 def _with_stored_sizes(lake: Lake, seen: list[ImportedGeneration]) -> list[ImportedGeneration]:
-    """Generations with what the home has of those that did not change: their streams were not read again."""
+    """Return the generations, with stored sizes for the unchanged ones, whose streams were not read again."""
     from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES
     from cdc_platform.timeline import Timeline, read_generation_sizes
 
-    if all(each.ranges for each in seen):
+    if all(generation.ranges for generation in seen):
         return seen
-    ids = {each.time_ms: each.id for each in Timeline.read(lake).known}
-    sizes = {each.time_ms: each for each in read_generation_sizes(lake)}
+    ids = {generation.time_ms: generation.id for generation in Timeline.read(lake).known}
+    sizes = {generation.time_ms: generation for generation in read_generation_sizes(lake)}
     marks = lake.read(UNORDERED_RANGES, ["generation"], [("table_name", "=", STREAMS_DESCRIPTIONS_V2.full_name)])
     unordered = Counter(marks["generation"].to_pylist())
 
@@ -291,7 +295,7 @@ def _with_stored_sizes(lake: Lake, seen: list[ImportedGeneration]) -> list[Impor
         counts = {"ranges": size.num_ranges, "streams": size.num_streams, "unordered_ranges": count}
         return replace(each, id=each.id or ids.get(each.time_ms), **counts)
 
-    return [with_size(each) for each in seen]
+    return [with_size(generation) for generation in seen]
 
 
 def _observation_document(seen: Observation) -> dict[str, object]:
@@ -300,14 +304,14 @@ def _observation_document(seen: Observation) -> dict[str, object]:
         "version": seen.version,
         **build_import_document(seen.imported),
         "tables_changed": seen.tables_changed,
-        "incomplete": [each.line for each in seen.incomplete],
+        "incomplete": [entry.line for entry in seen.incomplete],
         "changing": seen.changing,
-        "changes": [each.document() for each in seen.changes],
+        "changes": [entry.document() for entry in seen.changes],
     }
 
 
 _MAX_CHANGES = 12
-"""Changes that the screen has."""
+"""Changes that the screen shows."""
 
 
 @click.command()
@@ -338,10 +342,10 @@ def watch(session: CliSession, name: str, every: float, looks: int | None, hook:
 
     home = session.open_home()
     registry.find_cluster(home, name)
-    told = None if hook is None else AlertQueue(Hook.of(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
-    seen = islice(watching(home, name, session.clock, every), looks)
-    with told or nullcontext():
-        (_print_json_lines if as_json else partial(_show_live, name))(_alert_hook(seen, told))
+    alerts = None if hook is None else AlertQueue(Hook.of(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
+    views = islice(watching(home, name, session.clock, every), looks)
+    with alerts or nullcontext():
+        (_print_json_lines if as_json else partial(_show_live, name))(_alert_hook(views, alerts))
 
 
 def _warn_of_hook(line: str) -> None:
@@ -349,10 +353,10 @@ def _warn_of_hook(line: str) -> None:
 
 
 def _alert_hook(seen: Iterable[Seen], told: AlertQueue | None) -> Iterator[Seen]:
-    """The looks as they come, whose changes the hook is told of."""
+    """Yield the looks as they come, and pass their new changes to the queue of the hook (`told`)."""
     for look, changes in seen:
         if told is not None:
-            told.tell([each.document() for each in changes if each.fresh])
+            told.tell([change.document() for change in changes if change.fresh])
         yield look, changes
 
 
@@ -365,13 +369,13 @@ def _print_json_lines(seen: Iterable[Seen]) -> None:
 def _show_live(name: str, seen: Iterable[Seen]) -> None:
     from rich.live import Live
 
-    shown: list[WatchedChange] = []
+    latest: list[WatchedChange] = []
     with Live(auto_refresh=False) as screen:
         for look, changes in seen:
-            shown = [*shown, *changes][-_MAX_CHANGES:]
-            screen.update(_render_screen(name, look, shown), refresh=True)
+            latest = [*latest, *changes][-_MAX_CHANGES:]
+            screen.update(_render_screen(name, look, latest), refresh=True)
     if not screen.console.is_terminal:
-        screen.console.line()  # what goes elsewhere ends with the table's last line, and has no end of it
+        screen.console.line()  # output to a file or a pipe would end without a newline
 
 
 def _render_screen(name: str, look: ClusterView, changes: list[WatchedChange]) -> Any:
@@ -379,14 +383,14 @@ def _render_screen(name: str, look: ClusterView, changes: list[WatchedChange]) -
     from rich.table import Table
 
     state = Table(title=escape_unprintable(f"{name} at {format_us(look.at_us)}"), show_header=False)
-    for address, told in sorted(look.named("node").items()):
-        state.add_row("node", escape_unprintable(address), escape_unprintable(told))
+    for address, text in sorted(look.named("node").items()):
+        state.add_row("node", escape_unprintable(address), escape_unprintable(text))
     times = look.named("generation")
     state.add_row("generations", str(len(times)), f"newest {max(times)}" if times else "none")
-    for table, told in sorted(look.named("table").items()):
+    for table, text in sorted(look.named("table").items()):
         position = look.positions.get(table)
         lag = "not brought in" if position is None else f"{(look.at_us - position) / SECOND_US:.0f} s behind"
-        state.add_row("log", escape_unprintable(table), escape_unprintable(f"{told}, {lag}"))
+        state.add_row("log", escape_unprintable(table), escape_unprintable(f"{text}, {lag}"))
     for (who, _), line in sorted(look.problems.items()):
         state.add_row("problem", escape_unprintable(who), escape_unprintable(line))
     latest = Table("at", "who", "what", title="Changes")

@@ -22,8 +22,8 @@ _CLUSTER_COMMANDS = frozenset({"cluster", "observe", "ingest", "watch"})
 def add_home_option(text: str, home: str | None) -> str:
     """Return `text` with `--home` in each command of the platform that names no home.
 
-    `home` is the option as the user gave it; None keeps the environment's or the default home. In the home that mirrors
-    a cluster, commands on registered clusters get the home that the mirror lies in.
+    `home` is the option as the user gave it; None keeps the environment's or the default home. In a mirror of a
+    cluster, commands on registered clusters get the home that contains the mirror.
     """
     if PROGRAM_NAME not in text:
         return text
@@ -37,9 +37,9 @@ def add_home_option(text: str, home: str | None) -> str:
 
 
 def add_home_option_in_json(document: Any, home: str | None) -> Any:
-    """Return a JSON document whose advice, the values of `do`, went through `add_home_option`. Other text is data."""
+    """Return a JSON document with `add_home_option` applied to its advice (the values of `do`). Other text is data."""
     if isinstance(document, list):
-        return [add_home_option_in_json(each, home) for each in document]
+        return [add_home_option_in_json(entry, home) for entry in document]
     if not isinstance(document, dict):
         return document
     return {
@@ -65,13 +65,13 @@ def _command_pattern() -> re.Pattern[str]:
 
 
 def _registering_home(home: str | None) -> str | None:
-    """Return the home around the given one where that is the mirror of a cluster, else None."""
+    """Return the home that contains the given one if that mirrors a cluster, else None."""
     from cdc_platform.delta import get_registering_home
     from cdc_platform.errors import InputError
     from cdc_platform.home import locate_home
 
     try:
-        around = get_registering_home(locate_home(home))
+        registering = get_registering_home(locate_home(home))
     except InputError:
         return None
-    return None if around is None else str(around)
+    return None if registering is None else str(registering)

@@ -88,23 +88,23 @@ def plan(
 
     client = _with_settings(clients.CDC_CLIENTS[name], settings)
     seconds, parts = _plan_parts(session, client, table, streams, ranges, more_nodes, ttl)
-    made = clients.plan_client_reads(client, parts)
-    told = {
+    read_plan = clients.plan_client_reads(client, parts)
+    document = {
         "client": asdict(client),
         "table": None if table is None else ".".join(table),
         "ttl_seconds": seconds,
         "generations": len(parts),
         "streams": parts[-1].streams,
-        **asdict(made),
-        "refused_by_default": made.is_refused,
+        **asdict(read_plan),
+        "refused_by_default": read_plan.is_refused,
     }
     if as_json:
-        write_json(told)
+        write_json(document)
     else:
-        _show_plan(client, made, told)
-    if made.is_refused and name != "alternator":
+        _show_plan(client, read_plan, document)
+    if read_plan.is_refused and name != "alternator":
         warn(
-            f"a query names {made.streams_a_query} streams, and a server takes "
+            f"a query names {read_plan.streams_a_query} streams, and a server takes "
             f"{clients.MAX_STREAMS_PER_QUERY} by default: "
             "raise max_partition_key_restrictions_per_query",
             code="query-too-wide",
@@ -127,11 +127,13 @@ def lag(name: str | None, as_json: bool, **settings: int | None) -> None:
     """
     from cdc_platform.cdclog import clients
 
-    chosen = [_with_settings(each, settings) for each in clients.CDC_CLIENTS.values() if name in (None, each.name)]
+    chosen = [
+        _with_settings(preset, settings) for preset in clients.CDC_CLIENTS.values() if name in (None, preset.name)
+    ]
     rows = []
     for client in chosen:
-        found = clients.estimate_switch_lag(client)
-        rows.append({"client": client.name, **asdict(found), "most_s": found.most_s})
+        estimate = clients.estimate_switch_lag(client)
+        rows.append({"client": client.name, **asdict(estimate), "most_s": estimate.most_s})
     if as_json:
         write_json(rows)
         return
@@ -153,15 +155,15 @@ def _plan_parts(
     more_nodes: int | None,
     ttl: int | None,
 ) -> tuple[int, list[BacklogPart]]:
-    """The TTL that counts (s), and what is to be read."""
+    """Return the effective TTL (s) and the parts of the log to read."""
     from cdc_platform.cdclog import clients
     from cdc_platform.metastore import cdc_tables
 
     if table is not None:
         lake = session.lake()
-        found = cdc_tables.find_cdc_table(lake, *table)
-        seconds = found.ttl_seconds if ttl is None else ttl
-        return seconds, clients.read_backlog(lake, found, client, session.clock.now_us(), seconds)
+        cdc_table = cdc_tables.find_cdc_table(lake, *table)
+        seconds = cdc_table.ttl_seconds if ttl is None else ttl
+        return seconds, clients.read_backlog(lake, cdc_table, client, session.clock.now_us(), seconds)
     seconds = DAY_SECONDS if ttl is None else ttl
     if streams is None:
         from cdc_platform.lifecycle import forecast
@@ -226,7 +228,7 @@ def consumers(ctx: click.Context, session: CliSession, as_json: bool) -> None:
             "position": format_us(consumer.position_us),
             "window_number": consumer.window_number,
             "updated_at": format_us(consumer.updated_at_us),
-            "passed_over": [format_us(each) for each in passed.get(consumer.key, ())],
+            "passed_over": [format_us(time_us) for time_us in passed.get(consumer.key, ())],
             "gaps": gaps[f"{consumer.keyspace_name}.{consumer.table_name}"],
             "goes_on_in": get_checkpoint_status(
                 consumer, sources.of(consumer.keyspace_name, consumer.table_name).periods()
@@ -274,7 +276,7 @@ _CHECKPOINT_TARGETS = {
     "gone": "one that is older than all that there are",
     "unknown": "one that nobody knows of",
 }
-"""Where a checkpoint leads that leads nowhere."""
+"""Text for a checkpoint whose generation or set is not here, by its status; None if it is."""
 
 
 @consumers.command()
@@ -302,25 +304,25 @@ def checkpoints(
     text = read_user_text(file)
     sources = StreamSources(session.lake())
     source = sources.generations if table is None else sources.of(*table)
-    found = parse_checkpoints(str(file), text, source.periods())
+    groups = parse_checkpoints(str(file), text, source.periods())
     rows = [
         {
-            "generation": format_us(each.begin_us),
-            "checkpoints": each.streams,
-            "current": each.is_current,
-            "leads_to": each.standing,
+            "generation": format_us(group.begin_us),
+            "checkpoints": group.streams,
+            "current": group.is_current,
+            "leads_to": group.standing,
         }
-        for each in found
+        for group in groups
     ]
     if as_json:
         write_json(rows)
     else:
         columns = ("generation", ">checkpoints", "a reader is in it", "leads to")
-        shown = [(*list(row.values())[:3], _CHECKPOINT_TARGETS[row["leads_to"]] or "it is there") for row in rows]
-        write_table("Checkpoints", columns, shown)
-    dead = [each for each in found if each.is_dead]
+        cells = [(*list(row.values())[:3], _CHECKPOINT_TARGETS[row["leads_to"]] or "it is there") for row in rows]
+        write_table("Checkpoints", columns, cells)
+    dead = [group for group in groups if group.is_dead]
     if dead and not as_json:
-        click.echo(f"{sum(each.streams for each in dead)} checkpoints lead to {len(dead)} generations that are gone")
+        click.echo(f"{sum(group.streams for group in dead)} checkpoints lead to {len(dead)} generations that are gone")
     ctx.exit(int(bool(dead)))
 
 
@@ -359,19 +361,21 @@ def gaps(
         text = " ".join(because.split())
         if not text:
             raise InputError("--because is empty; say why the gaps are accepted")
-        # What follows from the tables of an earlier release alone is recorded first: only that can be accepted.
+        # Only recorded gaps can be accepted: first record those derived from the tables of an earlier release.
         unrecorded = [gap for gap in read_log_gaps(lake, [".".join(table)]) if gap.found_at_us is None]
         log_gaps.record_log_gaps(lake, session.clock, unrecorded)
         log_gaps.accept_log_gaps(lake, session.clock, *table, text)
-    found = read_log_gaps(lake, None if table is None else [".".join(table)])
-    rows = [gap.facts() for gap in found]
-    open_ = [gap for gap in found if gap.is_open]
+    listed = read_log_gaps(lake, None if table is None else [".".join(table)])
+    rows = [gap.facts() for gap in listed]
+    open_ = [gap for gap in listed if gap.is_open]
     if as_json:
         write_json(rows)
     else:
         columns = ("table", "reader", "what", "from", "until", "why", "found_at", "accepted")
-        shown = [(*(row[name] for name in columns[:-1]), _gap_state(gap)) for row, gap in zip(rows, found, strict=True)]
-        write_table("Gaps", columns, shown)
+        cells = [
+            (*(row[name] for name in columns[:-1]), _gap_state(gap)) for row, gap in zip(rows, listed, strict=True)
+        ]
+        write_table("Gaps", columns, cells)
         click.echo(f"{len(open_)} open")
     ctx.exit(int(bool(open_)))
 
@@ -397,9 +401,9 @@ def forget(session: CliSession, name: str, table: tuple[str, str], as_json: bool
     from cdc_platform.metastore import consumers as registered
 
     registered.forget_consumer(session.lake(), name, *table)
-    told = {"name": name, "table": ".".join(table), "forgotten": True}
-    left = [build_next_step("expire", "--dry-run", why="what nobody waits for any more")]
-    write_result(told, lambda: write_facts(told.items()), left, as_json=as_json)
+    result = {"name": name, "table": ".".join(table), "forgotten": True}
+    next_steps = [build_next_step("expire", "--dry-run", why="what nobody waits for any more")]
+    write_result(result, lambda: write_facts(result.items()), next_steps, as_json=as_json)
 
 
 consumers.add_command(plan)
@@ -491,33 +495,36 @@ def complete(
 
     lake = session.lake()
     consumer = _find_consumer(lake, name, table)
-    others = [consumers.find_consumer(lake, each, *consumer.key[1:]) for each in against]
+    others = [consumers.find_consumer(lake, entry, *consumer.key[1:]) for entry in against]
     schema = read_table_schema(lake, *consumer.key[1:])
-    held = check_interval_read(lake, session.clock, schema, consumer, since, until, others)
+    results = check_interval_read(lake, session.clock, schema, consumer, since, until, others)
     if base is not None:
         from cdc_platform.cdclog import check_base_table
         from cdc_platform.storage import read_user_text
 
-        held.append(check_base_table(lake, session.clock, schema, str(base), read_user_text(base)))
-    whole = all(each.holds for each in held)
-    told = {"consumer": name, "table": schema.full_name, "from": format_us(since), "until": format_us(until)}
-    checks = [{"check": each.what, "holds": each.holds, "found": each.found} for each in held]
+        results.append(check_base_table(lake, session.clock, schema, str(base), read_user_text(base)))
+    whole = all(entry.holds for entry in results)
+    document = {"consumer": name, "table": schema.full_name, "from": format_us(since), "until": format_us(until)}
+    checks = [{"check": entry.what, "holds": entry.holds, "found": entry.found} for entry in results]
     answer = "everything was read" if whole else "it is not proved that everything was read"
 
     def show() -> None:
-        width = max(len(each.what) for each in held)
-        for each in held:
-            mark = click.style("✓", fg="green") if each.holds else click.style("✗", fg="red")
-            click.echo(f"{mark} {each.what:<{width}}  {escape_unprintable(each.found)}")
+        width = max(len(entry.what) for entry in results)
+        for entry in results:
+            mark = click.style("✓", fg="green") if entry.holds else click.style("✗", fg="red")
+            click.echo(f"{mark} {entry.what:<{width}}  {escape_unprintable(entry.found)}")
         click.echo(f"{answer}: {schema.full_name} from {format_us(since)} until {format_us(until)} by {name}")
 
-    left = _completeness_next_steps(consumer, until)
-    write_result({**told, "complete": whole, "checks": checks}, show, left, as_json=as_json)
+    next_steps = _completeness_next_steps(consumer, until)
+    write_result({**document, "complete": whole, "checks": checks}, show, next_steps, as_json=as_json)
     ctx.exit(0 if whole else 1)
 
 
 def _completeness_next_steps(consumer: Consumer, until: Microseconds) -> list[NextStep]:
-    """A reader of this home that is not there yet goes on; of what a live cluster is read by, `ingest` knows."""
+    """Return `consume` for a reader of this home that has not reached `until`.
+
+    Return nothing for the reader of a live cluster, since `ingest` moves that one.
+    """
     from cdc_platform.cdclog import FROM_CLUSTER
 
     if consumer.position_us >= until - ONE_US or consumer.name == FROM_CLUSTER:
@@ -527,20 +534,20 @@ def _completeness_next_steps(consumer: Consumer, until: Microseconds) -> list[Ne
 
 
 def _find_consumer(lake: Lake, name: str, table: tuple[str, str] | None) -> Consumer:
-    """The reader of this name, of the only table that it reads unless one is named.
+    """Return the reader with this name: the one of `table`, or else the one of the only table that it reads.
 
     Raises:
-        NotFound: there is none.
-        InputError: it reads several tables, and none is named.
+        NotFound: no reader has this name.
+        InputError: it reads several tables, and `table` is None.
     """
     from cdc_platform.metastore import consumers
 
     if table is not None:
         return consumers.find_consumer(lake, name, *table)
-    found = [each for each in consumers.read_consumers(lake) if each.name == name]
-    if not found:
+    matches = [consumer for consumer in consumers.read_consumers(lake) if consumer.name == name]
+    if not matches:
         raise NotFound(f"no consumer {name} is registered; list them with: cdc-platform consumers")
-    if len(found) > 1:
-        names = ", ".join(f"{each.keyspace_name}.{each.table_name}" for each in found)
+    if len(matches) > 1:
+        names = ", ".join(f"{consumer.keyspace_name}.{consumer.table_name}" for consumer in matches)
         raise InputError(f"consumer {name} reads {names}; say which with --table KS.T")
-    return found[0]
+    return matches[0]

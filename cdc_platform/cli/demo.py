@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 RING_SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
 SHARD_COUNT, IGNORE_MSB = 8, 12
-"""The snapshots come from a cluster without shards; this is what a ScyllaDB node with eight cores would have."""
+"""The snapshots come from a cluster without shards. These are the values of a ScyllaDB node with eight cores."""
 _JOIN_INTERVAL_US = MINUTE_US * 5
 REPOSITORY_TAG = ".dagster/repository"
-"""By this tag Dagster finds the runs of a repository."""
+"""The tag by which Dagster finds the runs of a repository."""
 _QUIET_LOGGERS = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
@@ -61,7 +61,7 @@ def demo(session: CliSession, again: bool) -> None:
     lake, requests = Lake(home.lake), read_demo_joins()
     _refuse_other_content(lake, requests)
     with _progress_bar() as progress:
-        # From before they are queued: the sensor of an `up` beside this would make the joins as well.
+        # Lock before queueing: the sensor of a concurrent `up` would run the joins too.
         with shared_lock(lake, JOIN_COMMANDS_LOCK):
             joins = _run_joins(home, lake, requests, session.clock, again, progress)
         events = [join.event for join in joins]
@@ -77,7 +77,7 @@ def demo(session: CliSession, again: bool) -> None:
 
 
 def read_demo_joins() -> list[JoinRequest]:
-    """The nodes that the snapshots show joining, oldest first."""
+    """Return the joins that the ring snapshots show, oldest first."""
     from cdc_platform.importing import joins_between_snapshots, parse_ring_snapshot
 
     folder = files("cdc_platform") / "data" / "real_ring"
@@ -91,7 +91,7 @@ def read_demo_joins() -> list[JoinRequest]:
 
 
 def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
-    """The demo's nodes must not join somebody's ring.
+    """Raise if the home holds another ring, since the demo's nodes must not join it.
 
     Raises:
         InputError: the home has other nodes, joins or generations.
@@ -113,7 +113,7 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
 def _run_joins(
     home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
 ) -> list[DemoJoin]:
-    """Queue the joins, five minutes apart with the last some minutes ago, and run those that are not finished."""
+    """Queue the joins five minutes apart, the last one five minutes ago, and run those that are not finished."""
     from cdc_platform.metastore import inbox
 
     first_us = clock.now_us() - _JOIN_INTERVAL_US * len(requests)
@@ -126,10 +126,10 @@ def _run_joins(
     if not due:
         return [DemoJoin(event) for event in events]
     done: dict[str, DemoJoin] = {}
-    with _force_spark(), ThreadPoolExecutor(1) as beside:
+    with _force_spark(), ThreadPoolExecutor(1) as executor:
         bar = progress.add_task("starting Spark", total=len(due))
         # Dagster takes as long to import as the JVM to start, on another core.
-        loaded = beside.submit(importlib.import_module, "cdc_platform.definitions")
+        loaded = executor.submit(importlib.import_module, "cdc_platform.definitions")
         _start_spark()
         loaded.result()
         with _open_dagster(home) as instance:
@@ -144,13 +144,16 @@ def _run_joins(
 
 @contextmanager
 def _force_spark() -> Iterator[None]:
-    """However little there is: the demo shows the joins as they run in volume, and that Spark runs here."""
+    """Run the joins on Spark, however little data there is, unless the environment variable is set already.
+
+    The demo shows joins as they run in volume, and that Spark works on this machine.
+    """
     from cdc_platform.delta import IN_PROCESS_VARIABLE
 
-    with ExitStack() as left:
+    with ExitStack() as cleanup:
         if IN_PROCESS_VARIABLE not in os.environ:
             os.environ[IN_PROCESS_VARIABLE] = "0"
-            left.callback(os.environ.pop, IN_PROCESS_VARIABLE, None)
+            cleanup.callback(os.environ.pop, IN_PROCESS_VARIABLE, None)
         yield
 
 
@@ -161,7 +164,7 @@ def _start_spark() -> None:
 
 
 def _sync_catalog(home: Home, lake: Lake) -> None:
-    """What was written beside Dagster's runs becomes events there, as its sensor would make them under `up`."""
+    """Report writes from outside Dagster's runs as Dagster events, as its sensor does under `up`."""
     from assets.catalog_sync.sync import sync_catalog
     from cdc_platform.definitions import defs
 
@@ -170,7 +173,7 @@ def _sync_catalog(home: Home, lake: Lake) -> None:
 
 
 def _materialize_join(instance: DagsterInstance, home: Home, lake: Lake, event: BootstrapEvent, at: Clock) -> DemoJoin:
-    """Run the join's job for its partition, at a time of its own.
+    """Run the join's job for its partition, with the clock stopped at `at`.
 
     Raises:
         StateError: a step failed or an invariant does not hold.
@@ -194,18 +197,22 @@ def _materialize_join(instance: DagsterInstance, home: Home, lake: Lake, event: 
     evaluations = result.get_asset_check_evaluations()
     failed = [evaluation.check_name for evaluation in evaluations if not evaluation.passed]
     if not result.success or failed:
-        told = f"checks that failed: {', '.join(failed)}" if failed else _first_failure(result.all_events)
-        raise StateError(f"the join of {event.node.address} did not succeed ({told}); look at it with: cdc-platform up")
-    # Checks of what this home has nothing of say no number.
-    told = {each.check_name: _population(each.metadata) for each in evaluations if "population" in each.metadata}
-    checks = {name: population for name, population in told.items() if population}
+        info = f"checks that failed: {', '.join(failed)}" if failed else _first_failure(result.all_events)
+        raise StateError(f"the join of {event.node.address} did not succeed ({info}); look at it with: cdc-platform up")
+    # A check that finds nothing to judge in this home reports no population.
+    info = {
+        evaluation.check_name: _population(evaluation.metadata)
+        for evaluation in evaluations
+        if "population" in evaluation.metadata
+    }
+    checks = {name: population for name, population in info.items() if population}
     return DemoJoin(event, time.perf_counter() - start, checks)
 
 
 def _execute(
     instance: DagsterInstance, job: str, config: Mapping[str, Any], tags: Mapping[str, str]
 ) -> ExecuteInProcessResult:
-    """Run a job in this process. A tag lets the UI list the run with its job and on the timeline of `up`."""
+    """Run a job in this process, tagged so that the UI lists the run with its job and on the timeline of `up`."""
     from cdc_platform.definitions import defs
     from cdc_platform.server import CODE_LOCATION
 
@@ -229,7 +236,7 @@ def _first_failure(events: Sequence[Any]) -> str:
 
 @contextmanager
 def _open_dagster(home: Home) -> Iterator[DagsterInstance]:
-    """The Dagster instance of the home: what `up` shows."""
+    """Yield the home's Dagster instance, which is the one that `up` shows."""
     from dagster import DagsterInstance
 
     from cdc_platform.dagster_home import prepare_dagster_home
@@ -240,7 +247,7 @@ def _open_dagster(home: Home) -> Iterator[DagsterInstance]:
 
 @contextmanager
 def _progress_bar() -> Iterator[Progress]:
-    """A bar on standard error, for people who watch; in a pipe there is none."""
+    """Yield a progress bar on standard error. It is disabled if that is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DemoJoin:
-    """One join of the demo. `checks` says for each invariant how much was looked at; empty where nothing had to run."""
+    """One join of the demo. `checks` maps an invariant to how many items it checked; empty if nothing had to run."""
 
     event: BootstrapEvent
     seconds: float | None = None
@@ -53,12 +53,16 @@ class DemoJoin:
 
 
 def get_log_switch_us(lake: Lake, joins: Sequence[DemoJoin]) -> Microseconds:
-    """The switch (µs) around which the demo writes to a table: the one that takes keys to the second node."""
+    """Return the switch (µs) around which the demo writes to a table: the one that moves keys to the second node."""
     return us_from_ms(get_join_time_ms(lake, joins[1]))
 
 
 def get_join_time_ms(lake: Lake, join: DemoJoin) -> Milliseconds:
-    """The timestamp of a finished join's generation."""
+    """Return the timestamp (ms) of a finished join's generation.
+
+    Raises:
+        StateError: the join is not finished.
+    """
     from cdc_platform.metastore import generations
 
     time_ms = generations.read_generation_time_ms(lake, join.event.generation_id)
@@ -83,7 +87,7 @@ _SPLIT_AFTER_US = MINUTE_US
 
 @dataclass(frozen=True)
 class OldCluster:
-    """The old cluster as it is at the end. `decided`: what the rewrite did, empty where an earlier run has done it."""
+    """The final state of the old cluster. `decided` has the rewrite's decisions; empty if an earlier run made them."""
 
     home: Home
     lake: Lake
@@ -92,10 +96,10 @@ class OldCluster:
 
 
 def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster:
-    """Let the demo's nodes have joined in the first format, be upgraded, rewrite, and lose what has expired.
+    """Simulate an old cluster: nodes join in the V1 format, are upgraded, rewrite their generations and expire one.
 
-    All times follow from when the demo was first run, so that a run that died is gone on with. Nothing expires by a
-    clock that is ahead of this machine's: removal is refused there, in a demo too.
+    All times derive from the demo's first run, so that another run can finish one that died. Expiry removes nothing if
+    the clock is ahead of this machine's, and the demo is no exception.
     """
     from cdc_platform.delta import Lake
     from cdc_platform.home import open_home
@@ -113,7 +117,7 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
         decided = rewrite.rewrite_streams_tables(lake, upgraded, settings).decisions
     clock = Clock(us_from_ms(now_ms))
     if _is_expiry_due(lake, times[0]):
-        # One run marks, and a grace time later another one removes.
+        # One run marks, and another run, a grace time later, removes.
         with suppress(ClockRefused):
             for run in (Clock(us_from_ms(now_ms - settings.expiry_grace_ms)), clock):
                 expiry.expire_generations(lake, run, settings)
@@ -121,22 +125,22 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
 
 
 def play_tablets(lake: Lake, settings: Settings, events: Sequence[BootstrapEvent]) -> None:
-    """Make the tablet-based table and split its tablets a minute later; what was made of it since stays."""
+    """Create the tablet-based table and split its tablets a minute later. Later changes of the table stay."""
     from cdc_platform.generations import uniform_tablet_ends
     from cdc_platform.lifecycle import tablets
     from cdc_platform.metastore import tablets as metastore_tablets
 
-    made_us = events[0].created_at_us
+    created_us = events[0].created_at_us
     newest = metastore_tablets.read_newest_layout(lake, *SESSIONS)
     if newest is None:
-        tablets.create_tablets(lake, Clock(made_us), settings, *SESSIONS, uniform_tablet_ends(FIRST_TABLETS))
+        tablets.create_tablets(lake, Clock(created_us), settings, *SESSIONS, uniform_tablet_ends(FIRST_TABLETS))
     if newest is None or newest.kind == metastore_tablets.LAYOUT_CREATED:
-        tablets.split_tablets(lake, Clock(made_us + _SPLIT_AFTER_US), settings, *SESSIONS, LATER_TABLETS)
-    tablets.finish_tablet_change(lake, Clock(made_us + _SPLIT_AFTER_US), *SESSIONS)
+        tablets.split_tablets(lake, Clock(created_us + _SPLIT_AFTER_US), settings, *SESSIONS, LATER_TABLETS)
+    tablets.finish_tablet_change(lake, Clock(created_us + _SPLIT_AFTER_US), *SESSIONS)
 
 
 def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Sequence[Milliseconds]) -> None:
-    """What the old servers have left: a generation a join in both V1 tables, the nodes, their newest generation."""
+    """Write what old servers leave: a generation per join in both V1 tables, the nodes, and their newest generation."""
     import pyarrow as pa
 
     from cdc_platform.generations import GenerationId, RingLayout, generate_description, limit_streams_for_v1
@@ -160,12 +164,12 @@ def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Seq
 
 
 def _as_cql_set(description: TopologyDescription) -> list[bytes]:
-    """All streams as CQL shows a set of blobs: sorted as bytes, so that ranges and shards cannot be told any more."""
+    """Return all streams as a CQL set of blobs: sorted by bytes, so that ranges and shards are lost."""
     return sorted(stream.tobytes() for stream in description.streams)
 
 
 def _is_expiry_due(lake: Lake, oldest_ms: Milliseconds) -> bool:
-    """Whether the demo's removal was not made, or not to its end."""
+    """Return True if the demo's removal has not run, or has not finished."""
     from cdc_platform.lifecycle import expiry
     from cdc_platform.metastore import generations
 
@@ -179,7 +183,7 @@ _HALF_A_MINUTE_US = SECOND_US * 30
 
 @dataclass(frozen=True)
 class DemoLogRow:
-    """A log row as the lake has it, and the statement that left it; `stream_id` has 16 bytes."""
+    """A log row of the lake and the statement that wrote it. `stream_id` has 16 bytes."""
 
     statement: str
     operation: int
@@ -188,7 +192,7 @@ class DemoLogRow:
 
 @dataclass(frozen=True)
 class DemoLog:
-    """The act's log rows in the order of their writes; the base table, and the same rebuilt from those rows alone."""
+    """The act's log rows in write order, the base table, and the table rebuilt from those rows alone."""
 
     rows: Sequence[DemoLogRow]
     base: list[dict[str, object]]
@@ -196,17 +200,17 @@ class DemoLog:
 
 
 def get_script_path(name: str) -> Path:
-    """Where one of the `CARTS_SCRIPTS` is."""
+    """Return the path of one of the `CARTS_SCRIPTS`."""
     from pathlib import Path
 
     return Path(str(files("cdc_platform") / "data" / "carts" / name))
 
 
 def play_log(lake: Lake, settings: Settings, switch_us: Microseconds) -> None:
-    """Keep both scripts, half a minute before and after a switch (µs).
+    """Commit both scripts, half a minute before and half a minute after a switch (µs).
 
     Raises:
-        StateError: a statement was wrong or refused, say because of another table of that name.
+        StateError: a statement failed or was refused, for example because another table has the name.
     """
     from cdc_platform.cdclog import commit_script
     from cdc_platform.tables import KEPT_SCRIPTS
@@ -216,11 +220,11 @@ def play_log(lake: Lake, settings: Settings, switch_us: Microseconds) -> None:
         if text not in noted:
             _assert_succeeded(commit_script(text, lake, clock, settings).outcomes)
         elif noted[text] is None:
-            commit_script("", lake, clock, settings)  # finishes what was noted before it
+            commit_script("", lake, clock, settings)  # finishes the script that was noted before
 
 
 def read_demo_log(lake: Lake, settings: Settings, switch_us: Microseconds) -> DemoLog | None:
-    """What the lake's log has of the scripts, beside what their statements come to; None where the table is gone."""
+    """Return the scripts' stored log rows and the resulting tables, or None if the table was dropped."""
     from cdc_platform.cdclog import replay_log
     from cdc_platform.cql import BaseTable
     from cdc_platform.errors import NotFound
@@ -245,15 +249,15 @@ def _scripts(switch_us: Microseconds) -> Iterator[tuple[str, Clock]]:
 def _rehearse_scripts(
     lake: Lake, settings: Settings, switch_us: Microseconds
 ) -> tuple[TableSchema, dict[tuple[str, int], str], TouchedTable]:
-    """Both scripts in the process, from nothing: the table, the statement of every log row, the table's rows."""
+    """Run both scripts in memory from an empty state. Return the schema, each log row's statement, and the table."""
     from cdc_platform.cdclog import Script, StoredTables, state_from_rows
     from cdc_platform.cql import parse_statements
 
     (before, at), (after, later) = _scripts(switch_us)
     first = Script(lake, settings, at.now_us())
     outcomes = [*first.run(parse_statements(before)).outcomes]
-    told = StoredTables(first.catalog, lambda schema: state_from_rows(schema, first.written[schema.full_name]))
-    second = Script(lake, settings, later.now_us(), told)
+    stored_tables = StoredTables(first.catalog, lambda schema: state_from_rows(schema, first.written[schema.full_name]))
+    second = Script(lake, settings, later.now_us(), stored_tables)
     result = second.run(parse_statements(after))
     outcomes += result.outcomes
     _assert_succeeded(outcomes)
@@ -269,7 +273,7 @@ def _stored_log_rows(lake: Lake, schema: TableSchema) -> Iterator[dict[str, Any]
 
 
 def _row_key(row: dict[str, Any]) -> tuple[str, int]:
-    """What tells a row of this log from all others."""
+    """Return the key that identifies a row within this log."""
     return str(row["cdc$time"]), row["cdc$batch_seq_no"]
 
 
