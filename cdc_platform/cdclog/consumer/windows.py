@@ -93,9 +93,9 @@ def reader_sets_from_source(source: StreamSource, now_us: int) -> ReaderSets:
     """Return the periods of a source as readers see them at `now_us`.
 
     Readers wait for a period that has not been shown to them, so that no row is read as one of the previous generation.
-    Earlier releases deliberately never showed some periods, of which no log has rows: older ones than the last shown
-    period count as absent. A period that was shown without a single stream is skipped once a later one operates, but
-    the newest is waited for, as ScyllaDB's own clients do.
+    Earlier releases deliberately left some periods unshown, since no log has rows in them: unshown periods before the
+    last shown one count as absent. A period that was shown without a single stream is skipped once a later operates;
+    readers wait for the newest, as ScyllaDB's own clients do.
     """
     periods = source.periods()
     seen = [period.begin_us for period in periods if period.shown]

@@ -325,7 +325,7 @@ def _record_tables(lake: Lake, settings: Settings, noted: _RecordedScript, scrip
         if count is not None and (schema.cdc.enabled or was_on):
             name = (schema.keyspace, schema.name)
             tablets.create_tablets(lake, clock, settings, *name, uniform_tablet_ends(count), was_on=was_on)
-        # Rows of a log older than the home are missing; an empty log would look complete.
+        # A log that existed before its table was defined here has no rows here; an empty log would look complete.
         if (was_on or not schema.has_old_log) and not lake.exists(log_table(schema)):
             lake.ensure(log_table(schema))
 
