@@ -97,7 +97,7 @@ def has_conditional_writes(root: ObjectStorePath) -> bool:
     note = _get_stored_result_path(root)
     result = _read_probe_result(note)
     # Put the recorded result again. A store with conditional writes refuses the put. A store that accepts no writes
-    # now, or denies them to this process, raises before a table is touched. A store that accepts the put has changed.
+    # now, or denies them to this process, raises before a table is touched. Probe one that accepts the put again.
     if result is None or (result == _SUPPORTED and note.create(_encode_probe_result(_SUPPORTED)) is not None):
         # Zero winners are no violation: a put may succeed although the store reports a failure.
         result = _SUPPORTED if max(count_put_winners(root.folder)) <= 1 else _BROKEN
