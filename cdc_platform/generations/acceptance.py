@@ -1,4 +1,4 @@
-"""Acceptance of writes: the generation that operates at a time, and what a node remembers of generations.
+"""Acceptance of writes: the generation that operates at a time, and a node's memory of generations.
 
 Times are µs since 1970 UTC.
 """
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 class WriteVerdict(StrEnum):
-    """What the acceptance rule says of a write."""
+    """The result of the acceptance rule for a write."""
 
     OK = "OK"
     FUTURE = "FUTURE"
-    """Too far ahead of the clock: which generation will operate then cannot be known."""
+    """Too far ahead of the clock: the generation that will operate then cannot be known."""
     PAST = "PAST"
-    """`recent-past`: too old for a generation that is no longer, or not for long enough, the current one."""
+    """`recent-past`: too old for a generation that is no longer the current one, or not for long enough."""
     EARLIER = "EARLIER"
     """`strict`: before the generation that operates now."""
     NO_STREAM = "NO_STREAM"
@@ -45,14 +45,16 @@ class WriteVerdict(StrEnum):
     UNDECIDED = "UNDECIDED"
     """It needs the decision on a generation switch, which is not known."""
     STREAM_UNKNOWN = "STREAM_UNKNOWN"
-    """The rule accepts its timestamp, and which stream it belongs to cannot be told. Only `explain` says so."""
+    """The rule accepts its timestamp, but its stream is unknown. Only `explain` returns this."""
     STREAM_MISPLACED = "STREAM_MISPLACED"
-    """The rule accepts its timestamp, and its stream is not where its range and shard put it. Only `explain` says."""
+    """The rule accepts its timestamp, but its stream is not where its range and shard put it. Only `explain` returns
+    this.
+    """
 
 
 @dataclass(frozen=True)
 class UndecidedSwitch:
-    """A generation switch whose decision is not known: writes from `lease_end_us` on need it. Times in µs."""
+    """A generation switch without a known decision: writes from `lease_end_us` on need it. Times in µs."""
 
     generation_id: str
     since_us: Microseconds
@@ -64,8 +66,8 @@ class WriteDecision:
     """The verdict on a write timestamp. Times in µs.
 
     `generation_us` is the generation that the write belongs to (for OK and NOT_RETRIEVED). `first_usable_us` is the
-    earliest write timestamp that is accepted now, or that will be once a known later generation operates; None when
-    no generation is known, or the write waits for a decision. `reason` is one line for people.
+    earliest write timestamp that is accepted now, or that will be once a known later generation operates; None if no
+    generation is known, or the write waits for a decision. `reason` is one line for people.
     """
 
     verdict: WriteVerdict
@@ -75,18 +77,18 @@ class WriteDecision:
 
 
 def get_operating_index(gen_times_us: ArrayLike, ts_us: ArrayLike) -> Int64s:
-    """Index (int64, shape of `ts_us`) of the generation that operates at each time; -1 before the first one.
+    """Return the index (int64, shape of `ts_us`) of the generation that operates at each time; -1 before the first.
 
     `gen_times_us` is int64[g] ascending. A generation operates from its timestamp to just before the next one's.
     """
-    times, asked = np.asarray(gen_times_us, dtype=np.int64), np.asarray(ts_us, dtype=np.int64)
+    times, write_times = np.asarray(gen_times_us, dtype=np.int64), np.asarray(ts_us, dtype=np.int64)
     if len(times) > _FEW_GENERATIONS:
-        return np.asarray(np.searchsorted(times, asked, side="right") - 1)
-    # Of times in no order a search guesses each comparison wrong half the time; to count takes a sixth of it.
-    begun = np.full(asked.shape, -1, dtype=np.int8)
+        return np.asarray(np.searchsorted(times, write_times, side="right") - 1)
+    # For unordered times a binary search mispredicts half of its comparisons; counting takes a sixth of the time.
+    index = np.full(write_times.shape, -1, dtype=np.int8)
     for time in times:
-        begun += asked >= time
-    return begun.astype(np.int64)
+        index += write_times >= time
+    return index.astype(np.int64)
 
 
 def decide_write(
@@ -99,12 +101,12 @@ def decide_write(
     retrieved: Sequence[bool] | None = None,
     undecided: Sequence[UndecidedSwitch] = (),
 ) -> WriteDecision:
-    """Whether a coordinator whose clock shows `now_us` takes a write of `write_ts_us`.
+    """Decide whether a coordinator whose clock shows `now_us` accepts a write of `write_ts_us`.
 
-    `gen_times_us` ascend; `retrieved` says whose description is at hand (all, if None). `strict` is the documents'
-    rule: [T, C + leeway) with T the start of the generation that operates at the clock's time C. `recent-past` takes
-    writes to the generation before as well while they are younger than the leeway. From the first lease end of the
-    `undecided` switches on, no write is taken.
+    `gen_times_us` ascend; `retrieved` says whose description is available (all, if None). `strict` is the documents'
+    rule: [T, C + leeway) with T the start of the generation that operates at the clock's time C. `recent-past` also
+    accepts writes to the previous generation while they are younger than the leeway. From the first lease end of the
+    `undecided` switches on, no write is accepted.
     """
     _check_policy(policy)
     moment = _WriteAttempt(gen_times_us, write_ts_us, now_us, leeway_us)
@@ -122,7 +124,7 @@ def decide_write(
 
 @dataclass(frozen=True)
 class _WriteAttempt:
-    """A write timestamp and a clock, held against the known generations."""
+    """A write timestamp and a clock, to compare with the known generations."""
 
     times: Sequence[Microseconds]
     ts: Microseconds
@@ -206,9 +208,9 @@ def _explain_undecided(switch: UndecidedSwitch, moment: _WriteAttempt) -> str:
 
 
 class CdcMetadata:
-    """The generations that a node knows of: prepared ones by timestamp alone, the others with their description.
+    """The generations that a node knows: prepared ones by timestamp only, the others with their description.
 
-    One per node and policy; not safe for use from several threads.
+    Create one per node and policy. Not thread-safe.
     """
 
     def __init__(self, leeway_us: Microseconds = LEEWAY_US, policy: AcceptancePolicy = "strict") -> None:
@@ -226,7 +228,7 @@ class CdcMetadata:
         leeway_us: Microseconds = LEEWAY_US,
         policy: AcceptancePolicy = "strict",
     ) -> CdcMetadata:
-        """All of `generations` (µs -> description, None if only prepared), however old: to explain the past."""
+        """Create metadata of all `generations` (µs -> description, None if only prepared), to explain the past."""
         metadata = cls(leeway_us, policy)
         metadata._times = sorted(generations)
         metadata._descriptions = dict(generations)
@@ -234,22 +236,22 @@ class CdcMetadata:
 
     @property
     def times_us(self) -> tuple[Microseconds, ...]:
-        """Timestamps of the known generations, ascending."""
+        """Return the timestamps of the known generations, ascending."""
         return tuple(self._times)
 
     def generation_used_at(self, ts_us: Microseconds) -> Microseconds | None:
-        """Timestamp of the known generation that operates at `ts_us`, or None."""
+        """Return the timestamp of the known generation that operates at `ts_us`, or None."""
         row = bisect_right(self._times, ts_us) - 1
         return self._times[row] if row >= 0 else None
 
     def streams_available(self, now_us: Microseconds) -> bool:
-        """Whether a generation operates now, even one of which only the ID is known."""
+        """Return True if a generation operates now, even if only its ID is known."""
         return self.generation_used_at(now_us) is not None
 
     def known_or_obsolete(self, ts_us: Microseconds, now_us: Microseconds) -> bool:
-        """Whether nothing is left to be learned of generation `ts_us`.
+        """Return True if nothing remains to be learned about generation `ts_us`.
 
-        That is so when its description is known, or when a later one already operated a leeway ago.
+        That is so if its description is known, or if a later one already operated a leeway ago.
         """
         row = bisect_left(self._times, ts_us)
         if row < len(self._times) and self._times[row] == ts_us:
@@ -259,9 +261,9 @@ class CdcMetadata:
         return row < len(self._times) and self._times[row] <= now_us - self.leeway_us
 
     def prepare(self, ts_us: Microseconds, now_us: Microseconds) -> bool:
-        """Note that generation `ts_us` exists, so that its writes are refused until its description is inserted.
+        """Record that generation `ts_us` exists, so that its writes are refused until its description is inserted.
 
-        Returns whether its description still has to be read.
+        Return True if its description must still be read.
         """
         if self.known_or_obsolete(ts_us, now_us):
             return False
@@ -271,9 +273,9 @@ class CdcMetadata:
         return True
 
     def insert(self, ts_us: Microseconds, description: TopologyDescription, now_us: Microseconds) -> bool:
-        """Make generation `ts_us` known with its description; also drops generations nobody can write to any more.
+        """Insert the description of generation `ts_us`, and drop generations that no write can belong to any more.
 
-        Returns whether it was of use: False when it was known or is obsolete.
+        Return False if the generation was known or is obsolete.
         """
         if self.known_or_obsolete(ts_us, now_us):
             return False
@@ -282,7 +284,7 @@ class CdcMetadata:
         return True
 
     def drop_unused(self, now_us: Microseconds) -> None:
-        """Forget the generations before the one that operated a leeway ago."""
+        """Drop the generations before the one that operated a leeway ago."""
         keep = max(bisect_right(self._times, now_us - self.leeway_us) - 1, 0)
         for ts_us in self._times[:keep]:
             del self._descriptions[ts_us]
@@ -291,7 +293,7 @@ class CdcMetadata:
     def decide(
         self, write_ts_us: Microseconds, now_us: Microseconds, *, undecided: Sequence[UndecidedSwitch] = ()
     ) -> WriteDecision:
-        """The verdict on a write; changes nothing, so that it can explain the past as well."""
+        """Return the verdict on a write; changes nothing, so it can explain the past as well."""
         retrieved = [self._descriptions[ts_us] is not None for ts_us in self._times]
         return decide_write(
             self._times,
@@ -306,7 +308,7 @@ class CdcMetadata:
     def get_stream(
         self, write_ts_us: Microseconds, token: int, now_us: Microseconds, *, undecided: Sequence[UndecidedSwitch] = ()
     ) -> bytes:
-        """The ID (16 bytes) of the stream that a write of `token` goes to.
+        """Return the ID (16 bytes) of the stream for a write of `token`.
 
         Raises:
             WriteRefused: the write is not accepted at `now_us`; its verdict and message say why and what to do.
@@ -320,13 +322,13 @@ class CdcMetadata:
         return description.streams_of(token)[0].tobytes()
 
     def streams_for(self, ts_us: ArrayLike, tokens: ArrayLike) -> tuple[UInt8s, Int64s]:
-        """Streams for many writes of the past: timestamps and tokens (int64[n]) to uint8[n, 16] and int64[n].
+        """Return streams for many past writes: timestamps and tokens (int64[n]) to uint8[n, 16] and int64[n].
 
-        The second is the index in `times_us` of the generation that operates at each timestamp, -1 where there is
-        none; the stream is then sixteen zeros. Acceptance is not asked: the writes have been made.
+        The second is the index in `times_us` of the generation that operates at each timestamp, -1 if there is none;
+        the stream is then sixteen zeros. Acceptance is not checked, because the writes have been made.
 
         Raises:
-            InputError: a generation is needed whose description is not known.
+            InputError: the description of a needed generation is not known.
         """
         tokens = np.asarray(tokens, dtype=np.int64)
         rows = get_operating_index(self._times, ts_us)
@@ -336,10 +338,10 @@ class CdcMetadata:
             description = self._descriptions[time]
             if description is None:
                 raise InputError(f"the description of the generation of {format_us(time)} is not known; read it first")
-            mine = rows == row
-            if mine.all():
+            selected = rows == row
+            if selected.all():
                 return description.streams_of(tokens), rows
-            streams[mine] = description.streams_of(tokens[mine])
+            streams[selected] = description.streams_of(tokens[selected])
         return streams, rows
 
     def _put(self, ts_us: Microseconds, description: TopologyDescription | None) -> None:

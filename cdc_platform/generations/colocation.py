@@ -37,7 +37,9 @@ _RING_POSITIONS = 2**64
 
 @dataclass(frozen=True, eq=False)
 class GenerationComparison:
-    """`ranges_added` and `ranges_removed` are range ends (int64[]); `changed_share` is the part (0 to 1) of the ring
+    """The difference between two generations.
+
+    `ranges_added` and `ranges_removed` are range ends (int64[]); `changed_share` is the share (0 to 1) of the ring
     whose writes go to another stream ID; `streams_kept` counts the stream IDs that both generations have.
     """
 
@@ -48,12 +50,12 @@ class GenerationComparison:
 
 
 def compare_generations(old: TopologyDescription, new: TopologyDescription) -> GenerationComparison:
-    """What changes from `old` to `new`."""
-    kept = np.intersect1d(as_comparable_ids(old.streams), as_comparable_ids(new.streams)).size
-    # Generations draw fresh random bits: without a common stream ID there is nothing to look for.
-    share = _weigh_changed_pieces(old, new) if kept else 1.0
+    """Compare two generations."""
+    common = np.intersect1d(as_comparable_ids(old.streams), as_comparable_ids(new.streams)).size
+    # Generations draw fresh random bits, so without a common stream ID the whole ring changes.
+    share = _weigh_changed_pieces(old, new) if common else 1.0
     return GenerationComparison(
-        np.setdiff1d(new.range_ends, old.range_ends), np.setdiff1d(old.range_ends, new.range_ends), int(kept), share
+        np.setdiff1d(new.range_ends, old.range_ends), np.setdiff1d(old.range_ends, new.range_ends), int(common), share
     )
 
 
@@ -67,8 +69,8 @@ def _weigh_changed_pieces(old: TopologyDescription, new: TopologyDescription) ->
 
 
 def _boundaries(description: TopologyDescription) -> Int64s:
-    """Every token after which the next one may go to another stream: int64[], ascending."""
-    # Shards begin anew where the ring does: the wrapping range has a boundary at its top, whatever its sharding.
+    """Return every token after which the next one may go to another stream: int64[], ascending."""
+    # Shard numbering restarts with the ring: the wrapping range has a boundary at its top, whatever its sharding.
     parts = [description.range_ends, np.array([LAST_TOKEN])]
     sharding = np.unique(np.stack([description.stream_counts, description.ignore_msbs], axis=1), axis=0)
     for shard_count, ignore_msb in sharding.tolist():
@@ -78,20 +80,20 @@ def _boundaries(description: TopologyDescription) -> Int64s:
 
 
 def _shard_ends(description: TopologyDescription, rows: Int64s, shard_count: int, ignore_msb: int) -> Int64s:
-    """The last tokens of shards that lie inside the ranges `rows`, which share one sharding."""
+    """Return the last tokens of shards inside the ranges `rows`, which share one sharding."""
     starts = shard_starts(shard_count, ignore_msb)
-    found: list[Int64s] = []
+    ends_found: list[Int64s] = []
     for start, end in zip(description.range_starts[rows].tolist(), description.range_ends[rows].tolist(), strict=True):
         pieces = [(start, end)] if start < end else [(start, LAST_TOKEN), (MINIMUM_TOKEN, end)]
         for low, high in pieces:
-            found.append(
+            ends_found.append(
                 bias(_starts_between(starts, ignore_msb, low - MINIMUM_TOKEN, high - MINIMUM_TOKEN) - np.uint64(1))
             )
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    return np.concatenate(ends_found) if ends_found else np.empty(0, dtype=np.int64)
 
 
 def _starts_between(starts: UInt64s, ignore_msb: int, low: int, high: int) -> UInt64s:
-    """Positions in (low + 1, high] at which a shard begins."""
+    """Return the positions in (low + 1, high] at which a shard begins."""
     to_window = 64 - ignore_msb
     windows = [window << to_window for window in range(low >> to_window, (high >> to_window) + 1)]
     positions = (np.array(windows, dtype=np.uint64)[:, None] + starts).ravel()
@@ -103,7 +105,7 @@ _TOKEN_COUNT = 2**64 - 1
 _LAST_POSITION = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64(2**32 - 1)
-# Streams looked at together.
+# The number of streams processed together.
 _CHUNK = 1 << 18
 
 
@@ -111,7 +113,7 @@ _CHUNK = 1 << 18
 class Colocation:
     """Shares (0 to 1) of the ring whose keys have their stream in the same vnode, and on the same shard of its owner.
 
-    Shard colocation is part of vnode colocation: the same shard number at another node is worth nothing.
+    Shard colocation is part of vnode colocation: the same shard number on another node is useless.
     """
 
     vnode: float
@@ -119,9 +121,9 @@ class Colocation:
 
 
 def compute_colocation(layout: RingLayout, ring: Ring) -> Colocation:
-    """What a generation that was made from `layout` colocates while writes go by `ring`; neither may be empty.
+    """Return the colocation of a generation made from `layout` while writes follow `ring`; neither may be empty.
 
-    A range inside one vnode that is sharded as its owner is colocated whole: the stream of a shard lies on that shard,
+    A range inside one vnode with its owner's sharding is fully colocated: the stream of a shard lies on that shard
     wherever the shard owns anything. Only the other ranges are counted stream by stream.
     """
     vnodes = np.searchsorted(ring.tokens, layout.range_ends) % len(ring.tokens)
@@ -133,7 +135,7 @@ def compute_colocation(layout: RingLayout, ring: Ring) -> Colocation:
     if whole.all():
         return Colocation(1.0, 1.0)
     widths = unbias(layout.range_ends) - unbias(layout.range_starts)
-    certain = _sum_counts(widths[whole]) - int(whole[0])  # range 0 goes across position 0
+    certain = _sum_counts(widths[whole]) - int(whole[0])  # range 0 spans position 0
     in_vnode = on_shard = certain
     cuts = unique_tokens(layout.range_ends, ring.tokens)
     for rows, shards in _iterate_streams(layout, np.flatnonzero(~whole)):
@@ -144,7 +146,7 @@ def compute_colocation(layout: RingLayout, ring: Ring) -> Colocation:
 
 @dataclass(frozen=True, eq=False)
 class ShardColocation:
-    """By node of the ring and shard, int64[k] each, ascending: how many tokens lie there, and how many are colocated.
+    """Tokens by node of the ring and shard (int64[k] each, ascending): how many there are, and how many are colocated.
 
     `tokens`, `on_shard` uint64[k]: the keys of the shard, and those of them whose stream lies on it too. `in_vnode`
     uint64[n]: by node, the keys whose stream lies in their vnode.
@@ -158,16 +160,16 @@ class ShardColocation:
 
 
 def compute_colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None = None) -> ShardColocation:
-    """What `compute_colocation` says as one share, for each shard of each node; exact, and counted stream by stream.
+    """Return the colocation of `compute_colocation` for each shard of each node; exact, counted stream by stream.
 
-    `streams` int64[total] are the tokens that the streams have, range by range in shard order; None: those that the
+    `streams` int64[total] are the actual tokens of the streams, range by range in shard order; None: those that the
     layout gives them. A stream outside its range colocates nothing.
     """
     widest = int(max(node.shard_count for node in ring.nodes))
     tokens, on_shard = (np.zeros((len(ring.nodes), widest), dtype=np.uint64) for _ in range(2))
     in_vnode = np.zeros(len(ring.nodes), dtype=np.uint64)
     own = RingLayout.of(ring)
-    # As if the generation had been made for this ring: then every key is colocated, and counted where it lies.
+    # A generation made for this very ring colocates every key, so it counts the keys of each shard.
     for whose, into, vnodes, actual in ((own, tokens, None, None), (layout, on_shard, in_vnode, streams)):
         cuts = unique_tokens(whose.range_ends, ring.tokens)
         for rows, shards in _iterate_streams(whose, np.arange(len(whose))):
@@ -184,7 +186,7 @@ def compute_colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s 
 def _streams_in_range(
     layout: RingLayout, rows: Int64s, shards: Int64s, streams: Int64s | None
 ) -> tuple[Int64s, Int64s, Int64s | None]:
-    """Those of these streams (row and shard, int64[k] each) that lie in their ranges, and the tokens that they have."""
+    """Return the streams (row and shard, int64[k] each) that lie in their ranges, and their actual tokens."""
     if streams is None:
         return rows, shards, None
     offsets = np.cumsum(layout.shard_counts) - layout.shard_counts
@@ -196,16 +198,16 @@ def _streams_in_range(
 
 
 StreamOrigin = UUID | TopologyDescription
-"""Whose streams: those that `generate_description` makes for this UUID, or these."""
+"""The origin of streams: those that `generate_description` makes for a UUID, or those of a description."""
 
 
 def compute_changed_share(
     old: RingLayout, old_streams: StreamOrigin, new: RingLayout, new_streams: StreamOrigin
 ) -> float:
-    """The share (0 to 1) of the ring whose writes go to another stream ID in the new generation than in the old one.
+    """Return the exact share (0 to 1) of the ring whose writes go to another stream ID in the new generation.
 
-    Exact. A stream ID holds the index of its range and its token: two generations can only share one where ranges of
-    the same index overlap, so that only those streams are made. Fresh random bits make it 1 all but always.
+    A stream ID contains the index of its range and its token, so two generations can share one only where ranges with
+    the same index overlap. Only those streams are generated. Fresh random bits make the share 1 almost always.
     """
     for lo, hi in _find_same_index_rows(old, new):
         if np.intersect1d(
@@ -222,7 +224,7 @@ def _full_description(layout: RingLayout, streams: StreamOrigin) -> TopologyDesc
 
 
 def _find_split_ranges(layout: RingLayout, ring: Ring) -> np.ndarray:
-    """Which ranges (bool[n]) hold tokens of the ring before their end, and so belong to several vnodes."""
+    """Return which ranges (bool[n]) contain tokens of the ring before their end, and so belong to several vnodes."""
     inner = ring.tokens[~isin_sorted_tokens(ring.tokens, layout.range_ends)]
     split = np.zeros(len(layout), dtype=bool)
     split[np.searchsorted(layout.range_ends, inner) % len(layout)] = True
@@ -230,7 +232,7 @@ def _find_split_ranges(layout: RingLayout, ring: Ring) -> np.ndarray:
 
 
 def _iterate_streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-    """Every stream of these ranges as (row, shard), int64[k] each, in chunks."""
+    """Yield every stream of these ranges as (row, shard), int64[k] each, in chunks."""
     step = max(1, _CHUNK // int(layout.shard_counts[rows].max()))
     for at in range(0, len(rows), step):
         part = rows[at : at + step]
@@ -240,7 +242,7 @@ def _iterate_streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s,
 
 
 def _count_colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> tuple[int, int]:
-    """How many tokens have one of these streams and lie in its vnode, and how many of them on its shard too."""
+    """Return how many tokens have one of these streams and lie in its vnode, and how many of them on its shard too."""
     in_vnode = on_shard = 0
     for counted in _count_common_tokens(layout, ring, cuts, rows, shards):
         in_vnode += _sum_counts(counted.in_vnode)
@@ -250,10 +252,10 @@ def _count_colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s,
 
 @dataclass(frozen=True, eq=False)
 class _CommonTokens:
-    """Of some streams: the vnode that each lies in and its shard there, and how many tokens it has there in common.
+    """The vnode and the shard of each stream, and its numbers of tokens there.
 
-    `vnodes`, `shards` int64[k]; `in_vnode`, `on_shard` uint64[k]: tokens that have the stream and lie in its vnode,
-    and those of them on its shard.
+    `vnodes`, `shards` int64[k]; `in_vnode`, `on_shard` uint64[k]: tokens that have the stream and lie in its vnode, and
+    those of them on its shard.
     """
 
     vnodes: Int64s
@@ -270,17 +272,17 @@ def _count_common_tokens(
         return
     if tokens is None:
         tokens = first_token_for_shard(layout.range_starts[rows], layout.range_ends[rows], shards, counts, msbs)
-    # Between two cuts everything is in one range and in one vnode.
+    # Everything between two cuts is in one range and in one vnode.
     piece = np.searchsorted(cuts, tokens) % len(cuts)
     vnode = np.searchsorted(ring.tokens, tokens) % len(ring.tokens)
     owner_counts, owner_msbs = ring.shard_counts[vnode], ring.ignore_msbs[vnode]
     owner_shards = shard_of(tokens, owner_counts, owner_msbs)
-    again, twice = _find_other_end(layout, ring, cuts, rows, piece)
-    for mine in _group_by_shardings(counts, msbs, owner_counts, owner_msbs):
-        first = mine[0]
+    other_piece, has_other = _find_other_end(layout, ring, cuts, rows, piece)
+    for group in _group_by_shardings(counts, msbs, owner_counts, owner_msbs):
+        first = group[0]
         ours = _ShardWindows.of(int(counts[first]), int(msbs[first]))
         owners = _ShardWindows.of(int(owner_counts[first]), int(owner_msbs[first]))
-        for pieces, part in ((piece, mine), (again, mine[twice[mine]])):
+        for pieces, part in ((piece, group), (other_piece, group[has_other[group]])):
             start, end = unbias(cuts[pieces[part] - 1]), unbias(cuts[pieces[part]])
             any_shard = _ShardOverlap.of(ours, shards[part], _SINGLE_SHARD, np.zeros_like(part))
             same_shard = _ShardOverlap.of(ours, shards[part], owners, owner_shards[part])
@@ -292,8 +294,10 @@ def _count_common_tokens(
 def _find_other_end(
     layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, piece: Int64s
 ) -> tuple[Int64s, np.ndarray]:
-    """The second piece that a range and the vnode of one of its pieces have in common (int64[k]), and where there is
-    one (bool[k]): a vnode that goes round the rest of the ring meets a range at both of its ends.
+    """Return the second piece that a range shares with the vnode of one of its pieces, and whether there is one.
+
+    The pieces are int64[k], the flags bool[k]. A vnode that spans the rest of the ring meets a range at both of its
+    ends.
     """
     last = np.searchsorted(cuts, layout.range_ends[rows])
     first = (np.searchsorted(cuts, layout.range_starts[rows]) + 1) % len(cuts)
@@ -303,7 +307,7 @@ def _find_other_end(
 
 
 def _group_by_shardings(counts: Int64s, msbs: Int64s, owner_counts: Int64s, owner_msbs: Int64s) -> Iterator[Int64s]:
-    """Indexes (int64[]) of the entries that are alike in all columns, group by group."""
+    """Yield the indexes (int64[]) of the entries that are equal in all columns, group by group."""
     pair, width = MAX_IGNORE_MSB + 1, (MAX_SHARD_COUNT + 1) * (MAX_IGNORE_MSB + 1)
     keys = (counts * pair + msbs) * width + owner_counts * pair + owner_msbs
     if np.ptp(keys) == 0:
@@ -314,7 +318,7 @@ def _group_by_shardings(counts: Int64s, msbs: Int64s, owner_counts: Int64s, owne
 
 
 def _split_position(position: UInt64s, bits: int) -> tuple[UInt64s, UInt64s]:
-    """The window of a position and its offset in it; a shift by 64 is undefined."""
+    """Return the window of a position and its offset in it; a shift by 64 is undefined."""
     return (np.zeros_like(position) if bits == 64 else position >> np.uint64(bits)), position & _mask(bits)
 
 
@@ -324,7 +328,7 @@ def _mask(bits: int) -> np.uint64:
 
 @dataclass(frozen=True, eq=False)
 class _ShardWindows:
-    """One sharding: its window is `2^bits` positions, shard j has the offsets first[j]..last[j] in each."""
+    """One sharding: its window is `2^bits` positions, and shard j has the offsets first[j]..last[j] in each."""
 
     bits: int
     first: UInt64s
@@ -342,8 +346,9 @@ _SINGLE_SHARD = _ShardWindows.of(1, 0)
 
 @dataclass(frozen=True, eq=False)
 class _ShardOverlap:
-    """Positions that a wide sharding puts on shards `wide[k]` and a narrow one, whose windows fit into the wide one's,
-    on `narrow[k]`. All counts are uint64[k] modulo 2^64; true ones are below that.
+    """Positions that a wide sharding puts on shards `wide[k]` and a narrow one on `narrow[k]`.
+
+    The narrow one's windows fit into the wide one's. All counts are uint64[k] modulo 2^64; true counts are below that.
     """
 
     wide: _ShardWindows
@@ -358,14 +363,14 @@ class _ShardOverlap:
         return cls(other, other_shards, one, one_shards)
 
     def between(self, start: UInt64s, end: UInt64s) -> UInt64s:
-        """How many lie in `(start, end]`, which wraps where start >= end; position 0 is never counted."""
+        """Count the positions in `(start, end]`, which wraps where start >= end; position 0 is never counted."""
         count = self._up_to(end) - self._up_to(start)
         around = self._up_to(np.full_like(end, _LAST_POSITION)) - self._up_to(np.zeros_like(end))
         return np.where(start < end, count, count + around)
 
     @np.errstate(over="ignore")
     def _up_to(self, position: UInt64s) -> UInt64s:
-        """How many lie at or before a position."""
+        """Count the positions at or before a position."""
         first, last = self.wide.first[self.wide_shards], self.wide.last[self.wide_shards]
         window, offset = _split_position(position, self.wide.bits)
         inside = self._narrow_from(first, np.minimum(offset, last))
@@ -373,7 +378,7 @@ class _ShardOverlap:
 
     @np.errstate(over="ignore")
     def _narrow_from(self, first: UInt64s, last: UInt64s) -> UInt64s:
-        """How many of first..last the narrow sharding puts on its shards."""
+        """Count how many of first..last the narrow sharding puts on its shards."""
         _, offset = _split_position(first, self.narrow.bits)
         low, high = self.narrow.first[self.narrow_shards], self.narrow.last[self.narrow_shards]
         itself = ((offset >= low) & (offset <= high)).astype(np.uint64)
@@ -388,12 +393,14 @@ class _ShardOverlap:
 
 
 def _sum_counts(counts: UInt64s) -> int:
-    """Their sum, which may be beyond 64 bits."""
+    """Return the sum of counts, which may exceed 64 bits."""
     return (int((counts >> _HALF).sum()) << 32) + int((counts & _LOW_HALF).sum())
 
 
 def _find_same_index_rows(old: RingLayout, new: RingLayout) -> Iterator[tuple[int, int]]:
-    """Slices lo..hi-1 of the rows in which ranges of the same index overlap, each of a bounded number of streams."""
+    """Yield slices lo..hi-1 of the rows in which ranges with the same index overlap, each with a bounded number of
+    streams.
+    """
     count = min(len(old), len(new))
     overlap = (old.range_starts[:count] < new.range_ends[:count]) & (new.range_starts[:count] < old.range_ends[:count])
     overlap[:1] = True  # both wrap
@@ -406,7 +413,7 @@ def _find_same_index_rows(old: RingLayout, new: RingLayout) -> Iterator[tuple[in
 
 
 def _stream_id_low_words(layout: RingLayout, streams: StreamOrigin, lo: int, hi: int) -> UInt64s:
-    """Version, index and random bits of the streams of rows lo..hi-1: what differs where two stream IDs do."""
+    """Return version, index and random bits of the streams of rows lo..hi-1: different stream IDs differ in these."""
     if isinstance(streams, TopologyDescription):
         ids = streams.streams[streams.offsets[lo] : streams.offsets[hi]]
     else:

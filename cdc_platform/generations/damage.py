@@ -1,6 +1,6 @@
 """Whether a generation still fits its ring: when `checkAndRepairCdcStreams` creates a new one, and other damage.
 
-Pure functions of columns. `lifecycle` reads the columns and creates the new generation.
+These are pure functions of columns. `lifecycle` reads the columns and creates the new generation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DamageKind(StrEnum):
 
 
 REPAIR_REASONS = frozenset(list(DamageKind)[:6])
-"""The conditions under which ScyllaDB makes a new generation; the others go beyond it."""
+"""The conditions under which ScyllaDB creates a new generation; the others go beyond it."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class GenerationDamage:
 
     @property
     def is_reason(self) -> bool:
-        """Whether it makes a repair necessary by itself."""
+        """Return True if the condition alone makes a repair necessary."""
         return self.condition in REPAIR_REASONS
 
 
 def find_range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[GenerationDamage]:
-    """Where the ranges of a generation (ends int64[n], ascending) do not fit the ring's tokens (int64[m], ascending).
+    """Find where ranges (ends int64[n], ascending) do not fit the ring's tokens (int64[m], ascending).
 
-    More ranges than tokens still refine the ring; they are streams for nothing, which is why their number counts.
+    More ranges than tokens still refine the ring, but their streams are useless, so their number counts as damage.
     """
-    found = []
+    damage = []
     if len(range_ends) != len(ring_tokens):
-        found.append(
+        damage.append(
             GenerationDamage(
                 DamageKind.RANGE_COUNT,
                 f"the ring has {len(ring_tokens)} tokens, the generation describes {len(range_ends)} ranges",
@@ -68,61 +68,65 @@ def find_range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Generatio
             f"{_describe_count(missing, 'token')} of the ring ends no range of the generation: vnode colocation "
             "is lost there"
         )
-        found.append(GenerationDamage(DamageKind.UNCOVERED_TOKENS, text))
+        damage.append(GenerationDamage(DamageKind.UNCOVERED_TOKENS, text))
     excess = unique_tokens(range_ends[~isin_sorted_tokens(range_ends, ring_tokens)])
     if len(excess):
         text = f"{_describe_count(excess, 'range end')} of the generation is no token of the ring any more"
-        found.append(GenerationDamage(DamageKind.EXCESS_RANGES, text))
-    return found
+        damage.append(GenerationDamage(DamageKind.EXCESS_RANGES, text))
+    return damage
 
 
 def find_sharding_damage(
     range_ends: Int64s, stream_counts: Int64s, ignore_msbs: Int64s, ring: Ring, expected: RingLayout
 ) -> list[GenerationDamage]:
-    """Where a generation's rows (int64[n] columns) are not sharded as the owners of their ends.
+    """Find where a generation's rows (int64[n] columns) are not sharded like the owners of their ends.
 
-    `expected` is the layout that a new generation of `ring` would have. A node all of whose rows have one other number
-    of streams was resharded; a node whose rows differ from each other has rows that are damaged or limited.
+    `expected` is the layout of a new generation of `ring`. A node whose rows all have one other number of streams was
+    resharded; a node whose rows differ from each other has damaged or limited rows.
     """
     rows = np.flatnonzero(isin_sorted_tokens(range_ends, ring.tokens))
-    place = np.searchsorted(ring.tokens, range_ends[rows])
-    owners, counts, due = ring.owner_index[place], stream_counts[rows], expected.shard_counts[place]
+    index = np.searchsorted(ring.tokens, range_ends[rows])
+    owners, counts, due = (
+        ring.owner_index[index],
+        stream_counts[rows],
+        expected.shard_counts[index],
+    )
     resharded: list[str] = []
     uneven: list[str] = []
     for owner in unique_tokens(owners[counts != due]).tolist():
-        mine = owners == owner
-        several = unique_tokens(counts[mine])
+        owned = owners == owner
+        distinct = unique_tokens(counts[owned])
         host = ring.nodes[owner].host_id
-        if len(several) == 1 and np.ptp(due[mine]) == 0:
+        if len(distinct) == 1 and np.ptp(due[owned]) == 0:
             resharded.append(
-                f"{host} has {due[mine][0]} shards, its {int(mine.sum())} ranges have {several[0]} streams"
+                f"{host} has {due[owned][0]} shards, its {int(owned.sum())} ranges have {distinct[0]} streams"
             )
         else:
-            wrong = mine & (counts != due)
+            wrong = owned & (counts != due)
             first = int(np.flatnonzero(wrong)[0])
             uneven.append(
-                f"{int(wrong.sum())} of {int(mine.sum())} ranges of {host}, the first ends at "
+                f"{int(wrong.sum())} of {int(owned.sum())} ranges of {host}, the first ends at "
                 f"{range_ends[rows[first]]} and has {counts[first]} streams instead of {due[first]}"
             )
-    found = []
+    damage = []
     if resharded:
-        found.append(GenerationDamage(DamageKind.SHARD_COUNT, _describe_first(resharded, "node")))
+        damage.append(GenerationDamage(DamageKind.SHARD_COUNT, _describe_first(resharded, "node")))
     if uneven:
-        found.append(GenerationDamage(DamageKind.STREAMS_A_ROW, _describe_first(uneven, "node")))
-    wrong = np.flatnonzero(ignore_msbs[rows] != expected.ignore_msbs[place])
+        damage.append(GenerationDamage(DamageKind.STREAMS_A_ROW, _describe_first(uneven, "node")))
+    wrong = np.flatnonzero(ignore_msbs[rows] != expected.ignore_msbs[index])
     if len(wrong):
         row = int(wrong[0])
         text = (
             f"{len(wrong)} ranges have another ignore_msb than the owner of their end, the first ends at "
-            f"{range_ends[rows[row]]} and has {ignore_msbs[rows[row]]} instead of {expected.ignore_msbs[place[row]]}"
+            f"{range_ends[rows[row]]} and has {ignore_msbs[rows[row]]} instead of {expected.ignore_msbs[index[row]]}"
         )
-        found.append(GenerationDamage(DamageKind.IGNORE_MSB, text))
-    return found
+        damage.append(GenerationDamage(DamageKind.IGNORE_MSB, text))
+    return damage
 
 
 def _find_stream_damage(description: TopologyDescription) -> list[GenerationDamage]:
-    """Where the streams of a row are not the ones its own sharding puts there: token, index or version is another."""
-    found = find_misplaced_streams(description)
+    """Find streams of a row that its own sharding does not put there: token, index or version differ."""
+    damage = find_misplaced_streams(description)
     rows = np.repeat(np.arange(len(description)), description.stream_counts)
     streams = decode_stream_ids(description.streams)
     wrong = np.flatnonzero((streams.versions != STREAM_ID_VERSION) | (streams.indexes != rows))
@@ -134,23 +138,23 @@ def _find_stream_damage(description: TopologyDescription) -> list[GenerationDama
             f"first is {_describe_stream(description, first, rows)}: version {streams.versions[first]}, index "
             f"{streams.indexes[first]} where the range is number {rows[first]}"
         )
-        found.append(GenerationDamage(DamageKind.MISPLACED_STREAMS, text))
-    return found
+        damage.append(GenerationDamage(DamageKind.MISPLACED_STREAMS, text))
+    return damage
 
 
 def find_misplaced_streams(description: TopologyDescription) -> list[GenerationDamage]:
-    """Where streams do not have the token that their range and shard give them."""
+    """Find streams without the token that their range and shard give them."""
     counts = description.stream_counts
     rows = np.repeat(np.arange(len(description)), counts)
     shards = np.arange(len(rows)) - np.repeat(description.offsets[:-1], counts)
-    due = first_token_for_shard(
+    expected = first_token_for_shard(
         description.range_starts[rows],
         description.range_ends[rows],
         shards,
         counts[rows],
         description.ignore_msbs[rows],
     )
-    wrong = np.flatnonzero(decode_stream_ids(description.streams).tokens != due)
+    wrong = np.flatnonzero(decode_stream_ids(description.streams).tokens != expected)
     if not len(wrong):
         return []
     first = int(wrong[0])
@@ -167,8 +171,9 @@ def _describe_stream(description: TopologyDescription, stream: int, rows: Int64s
 
 
 def find_id_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[GenerationDamage]:
-    """What is wrong with the ID of the latest generation (None: there is none) where every node, or not every one,
-    reads the second format.
+    """Find what is wrong with the ID of the latest generation (None: there is none).
+
+    `v2_everywhere`: True if every node reads V2.
     """
     if latest is None:
         return [GenerationDamage(DamageKind.NO_GENERATION, "no generation is known at all")]
@@ -181,7 +186,7 @@ def find_id_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[
 def find_description_damage(
     description: TopologyDescription, ring: Ring, expected: RingLayout
 ) -> list[GenerationDamage]:
-    """Everything that is amiss between a generation that could be read and its ring; see the three functions above."""
+    """Find all damage of a readable generation with respect to its ring, as the three functions above do."""
     return [
         *find_range_damage(description.range_ends, ring.tokens),
         *find_sharding_damage(
@@ -192,7 +197,7 @@ def find_description_damage(
 
 
 def _describe_count(values: Int64s, noun: str) -> str:
-    """`token 5`, or how many there are and the first."""
+    """Return `token 5`, or the number of values and the first one."""
     return f"{noun} {values[0]}" if len(values) == 1 else f"each of {len(values)} {noun}s (the first is {values[0]})"
 
 

@@ -34,18 +34,18 @@ from cdc_platform.ring import (
 )
 
 CDC_GENERATIONS_V2 = "CDC_GENERATIONS_V2"
-"""What a node that reads generations of the second format announces."""
+"""The feature that a node announces if it reads V2 generations."""
 
 
 def supports_v2(features: Iterable[str] | None) -> bool:
-    """Whether a node that announces these features reads generations of the second format."""
+    """Return True if a node that announces these features reads V2 generations."""
     return CDC_GENERATIONS_V2 in (features or ())
 
 
 def find_nodes_without_v2(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes that do not understand generations of the second format, in the order of their host IDs.
+    """Return the nodes that do not support V2 generations, ordered by host ID.
 
-    One of them is enough: a generation is introduced in the second format only where every node can read it.
+    A V2 generation is introduced only if every node can read it, so a single such node prevents it.
     """
     lacking = [node for node in nodes if not supports_v2(node.features)]
     return sorted(lacking, key=lambda node: node.host_id.int)
@@ -53,26 +53,26 @@ def find_nodes_without_v2(nodes: Iterable[Node]) -> list[Node]:
 
 # A length, then the 16 bytes of the ID.
 _STREAM_BYTES = 20
-# How many streams the collection has.
+# The number of streams in the collection.
 _COLLECTION_BYTES = 4
 # An entry of a V1 description has three fields with a length each: a token, the streams, a byte of ignore_msb.
 _V1_ENTRY_BYTES = 4 + (4 + 8) + (4 + _COLLECTION_BYTES) + (4 + 1)
 
 
 def estimate_rows_bytes(num_ranges: int, num_streams: int) -> int:
-    """Bytes of the `streams` of a generation with a row a range: V2 descriptions, or published streams."""
+    """Return the bytes of `streams` with one row per range, as in V2 descriptions and published streams."""
     return num_ranges * _COLLECTION_BYTES + num_streams * _STREAM_BYTES
 
 
 def estimate_v1_cell_bytes(num_ranges: int, num_streams: int) -> int:
-    """Bytes of the one cell that a V1 description is."""
+    """Return the bytes of the single cell of a V1 description."""
     return _COLLECTION_BYTES + num_ranges * _V1_ENTRY_BYTES + num_streams * _STREAM_BYTES
 
 
 V1_STREAM_LIMIT = 4 * 1024 * 1024 // STREAM_ID_BYTES
-"""Streams that fit into the one cell that a V1 description is."""
+"""The number of streams that fit into the single cell of a V1 description."""
 
-# Streams worked on at once: a chunk's columns stay in the processor's second-level cache.
+# The number of streams processed at once: a chunk's columns stay in the processor's second-level cache.
 _CHUNK = 1 << 14
 
 
@@ -88,13 +88,13 @@ class RangeDescription:
 
 @dataclass(frozen=True, eq=False)
 class RingLayout:
-    """What a generation is generated from: int64[n] columns, one entry a range, ascending by range end.
+    """The input for generating a generation: int64[n] columns, one entry per range, ascending by range end.
 
-    Small and picklable, so that workers get the whole of it and generate their rows.
+    It is small and picklable, so workers receive all of it and generate their rows.
 
     Raises:
-        InputError: columns of different lengths, range ends that don't ascend or are no tokens, sharding out of
-            bounds, more than 4,194,304 ranges.
+        InputError: columns of different lengths, range ends that don't ascend or are no tokens, sharding out of bounds,
+            more than 4,194,304 ranges.
     """
 
     range_ends: Int64s
@@ -113,7 +113,7 @@ class RingLayout:
 
     @classmethod
     def of(cls, ring: Ring) -> RingLayout:
-        """The layout of a ring: every range sharded as the owner of the token that ends it."""
+        """Return the layout of a ring: every range sharded like the owner of the token that ends it."""
         return cls(ring.tokens, range_starts(ring.tokens), ring.shard_counts, ring.ignore_msbs)
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class RingLayout:
 
     @property
     def stream_total(self) -> int:
-        """Streams that the whole generation has."""
+        """Return the number of streams of the whole generation."""
         return int(self.shard_counts.sum())
 
 
@@ -130,12 +130,12 @@ class TopologyDescription:
     """A generation's ranges and streams, columnar; entry i is the range `(range_ends[i - 1], range_ends[i]]`.
 
     `range_ends`, `stream_counts`, `ignore_msbs` are int64[n], ascending by range end. `streams` is uint8[total, 16]:
-    the entries' streams one after the other, within an entry in shard order, which is part of the meaning and not an
-    order of bytes. The arrays are read-only views.
+    the entries' streams concatenated, within an entry in shard order, which has a meaning and is not the order of
+    bytes. The arrays are read-only views.
 
     Raises:
-        InputError: the columns don't fit each other, range ends don't ascend, or a stream ID is older than the
-            version field.
+        InputError: the columns don't fit each other, range ends don't ascend, or a stream ID is older than the version
+            field.
     """
 
     range_ends: Int64s
@@ -150,9 +150,9 @@ class TopologyDescription:
         _check_bounds("streams in a range:", self.stream_counts, 1, MAX_SHARD_COUNT)
         _check_bounds("ignore_msb", self.ignore_msbs, 0, MAX_IGNORE_MSB)
         streams = np.ascontiguousarray(self.streams, dtype=np.uint8).view()
-        due = (int(self.stream_counts.sum()), STREAM_ID_BYTES)
-        if streams.shape != due:
-            raise InputError(f"streams of shape {streams.shape}; the ranges' stream counts make {due}")
+        expected = (int(self.stream_counts.sum()), STREAM_ID_BYTES)
+        if streams.shape != expected:
+            raise InputError(f"streams of shape {streams.shape}; the ranges' stream counts make {expected}")
         streams.flags.writeable = False
         object.__setattr__(self, "streams", streams)
         legacy = np.flatnonzero((streams[:, -1] & 0x0F) > STREAM_ID_VERSION)
@@ -167,12 +167,12 @@ class TopologyDescription:
 
     @cached_property
     def offsets(self) -> Int64s:
-        """Where each entry's streams begin in `streams`, and at last their end: int64[n + 1]."""
+        """Return where each entry's streams begin in `streams`, and finally their end: int64[n + 1]."""
         return _offsets(self.stream_counts)
 
     @cached_property
     def range_starts(self) -> Int64s:
-        """Starts (exclusive) of the ranges, int64[n]; entry 0 wraps from the last end."""
+        """Return the starts (exclusive) of the ranges, int64[n]; entry 0 wraps from the last end."""
         return range_starts(self.range_ends)
 
     @cached_property
@@ -181,13 +181,13 @@ class TopologyDescription:
 
     @cached_property
     def _uniform(self) -> tuple[int, int] | None:
-        """The sharding of all entries where they agree, which saves two lookups a token."""
+        """Return the sharding of all entries if they agree, which saves two lookups per token, else None."""
         if len(self) and np.ptp(self.stream_counts) == 0 and np.ptp(self.ignore_msbs) == 0:
             return int(self.stream_counts[0]), int(self.ignore_msbs[0])
         return None
 
     def row_of(self, tokens: ArrayLike) -> Int64s:
-        """The entry (int64, shape of `tokens`) whose range holds each token (int64).
+        """Return the entry (int64, shape of `tokens`) whose range contains each token (int64).
 
         Raises:
             InputError: the description has no entries.
@@ -195,28 +195,28 @@ class TopologyDescription:
         return self._lookup.row_of(tokens)
 
     def shards_of(self, tokens: ArrayLike, rows: ArrayLike) -> Int64s:
-        """The position (int64) in its entry's streams that each token is mapped to; `rows` are from `row_of`."""
+        """Return each token's position (int64) in its entry's streams; `rows` are from `row_of`."""
         if self._uniform is not None:
             return shard_of(tokens, *self._uniform)
         rows = np.asarray(rows, dtype=np.int64)
         return shard_of(tokens, self.stream_counts[rows], self.ignore_msbs[rows])
 
     def streams_of(self, tokens: ArrayLike) -> UInt8s:
-        """The stream IDs (uint8[n, 16]) that writes with these tokens (int64[n]) go to.
+        """Return the stream IDs (uint8[n, 16]) for writes with these tokens (int64[n]).
 
         Raises:
             InputError: the description has no entries.
         """
         tokens = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
-        found = np.empty((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
+        ids = np.empty((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
         for lo in range(0, len(tokens), _CHUNK):
             part = tokens[lo : lo + _CHUNK]
             rows = self.row_of(part)
-            found[lo : lo + _CHUNK] = self.streams.take(self.offsets.take(rows) + self.shards_of(part, rows), axis=0)
-        return found
+            ids[lo : lo + _CHUNK] = self.streams.take(self.offsets.take(rows) + self.shards_of(part, rows), axis=0)
+        return ids
 
     def entry(self, row: int) -> RangeDescription:
-        """Entry `row`, counted from 0 for the wrapping range.
+        """Return entry `row`, counted from 0 for the wrapping range.
 
         Raises:
             InputError: there is no such entry.
@@ -229,7 +229,7 @@ class TopologyDescription:
         )
 
     def equals(self, other: TopologyDescription) -> bool:
-        """Whether both have the same ranges, sharding and streams, byte for byte."""
+        """Return True if both have the same ranges, sharding and streams, byte for byte."""
         return (
             np.array_equal(self.range_ends, other.range_ends)
             and np.array_equal(self.stream_counts, other.stream_counts)
@@ -239,7 +239,7 @@ class TopologyDescription:
 
 
 def generate_description(layout: RingLayout, generation_id: UUID) -> TopologyDescription:
-    """The topology description of a ring for a new generation; the same bytes whenever it is called again.
+    """Return the topology description of a ring for a new generation; repeated calls return the same bytes.
 
     Raises:
         InputError: the layout has no ranges.
@@ -251,10 +251,9 @@ def generate_description(layout: RingLayout, generation_id: UUID) -> TopologyDes
 def generate_streams(
     layout: RingLayout, generation_id: UUID, lo: int = 0, hi: int | None = None
 ) -> tuple[Int64s, UInt8s]:
-    """Entries lo..hi-1 of the description that `generate_description` gives: stream_counts int64[hi - lo] and streams
-    uint8[k, 16].
+    """Generate entries lo..hi-1 of the description: stream_counts int64[hi - lo] and streams uint8[k, 16].
 
-    Slices are independent of each other: workers generate theirs from the same layout.
+    They equal those of `generate_description`. Slices are independent: workers generate theirs from the same layout.
 
     Raises:
         InputError: the layout has no ranges, or lo..hi is no slice of it.
@@ -274,22 +273,22 @@ def generate_streams(
             ends = layout.range_ends[chunk, None]
             tokens = first_token_for_shard(layout.range_starts[chunk, None], ends, shards, shard_count, ignore_msb)
             random = random_bits(generation_id, ends, shards)
-            place = offsets[chunk - lo]
+            offset = offsets[chunk - lo]
             if contiguous:
-                target = words[place[0] : place[-1] + shard_count].reshape(len(chunk), shard_count, 2)
+                target = words[offset[0] : offset[-1] + shard_count].reshape(len(chunk), shard_count, 2)
                 encode_stream_ids_into(target, tokens, chunk[:, None], random)
             else:
                 block = np.empty((len(chunk), shard_count, 2), dtype=">u8")
                 encode_stream_ids_into(block, tokens, chunk[:, None], random)
-                words[place[:, None] + shards] = block
+                words[offset[:, None] + shards] = block
     return counts, words.view(np.uint8)
 
 
 def limit_streams_for_v1(layout: RingLayout) -> RingLayout:
-    """The layout to generate a V1 description from: one cell has to hold it, so large ones get fewer streams.
+    """Return the layout for a V1 description, which must fit one cell, so large ones get fewer streams.
 
-    When there are more streams than max(262144, ranges), every range with more than its equal part of that many
-    gets just that part; it keeps vnode colocation and loses shard colocation.
+    If there are more streams than max(262144, ranges), every range with more than its equal share of that limit gets
+    just that share; it retains vnode colocation and loses shard colocation.
     """
     limit = max(V1_STREAM_LIMIT, len(layout))
     if layout.stream_total <= limit:
@@ -299,19 +298,19 @@ def limit_streams_for_v1(layout: RingLayout) -> RingLayout:
 
 
 def get_ring_layout(ring: Ring, *, v1: bool) -> RingLayout:
-    """The layout that a generation over this ring is generated from: V1 has a limit on its streams."""
+    """Return the layout from which a generation for this ring is generated; V1 limits its streams."""
     layout = RingLayout.of(ring)
     return limit_streams_for_v1(layout) if v1 else layout
 
 
 def find_uncovered_tokens(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
-    """The ring tokens (int64[], in their order) that end no range; empty when the ranges refine every vnode."""
+    """Return the ring tokens (int64[], in their order) that end no range; empty if the ranges refine every vnode."""
     tokens = np.asarray(ring_tokens, dtype=np.int64)
     return tokens[~isin_sorted_tokens(tokens, unique_tokens(range_ends))]
 
 
 def _group_by_sharding(layout: RingLayout, lo: int, hi: int) -> Iterator[tuple[Int64s, int, int]]:
-    """The rows lo..hi-1 in groups of one sharding: (rows int64[], shard_count, ignore_msb)."""
+    """Yield the rows lo..hi-1 in groups of one sharding: (rows int64[], shard_count, ignore_msb)."""
     sharding = layout.shard_counts[lo:hi] * (MAX_IGNORE_MSB + 1) + layout.ignore_msbs[lo:hi]
     for value in np.unique(sharding):
         shard_count, ignore_msb = divmod(int(value), MAX_IGNORE_MSB + 1)

@@ -1,7 +1,7 @@
 """When no CDC log can contain a row of a generation any more, and which V1 generations a rewrite still needs.
 
-The TTL with which a row was written counts, never a newer one. An unknown TTL stays unknown in the history; only
-`live_until_us` assumes the worst case. The rewrite follows design document 000, step 5.
+The TTL that was in force when a row was written counts, never a newer one. An unknown TTL stays unknown in the history;
+only `live_until_us` assumes the worst case. The rewrite follows design document 000, step 5.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BoolArray = np.ndarray
 
 @dataclass(frozen=True)
 class ClockMargins:
-    """How far the clock of a write and the generation that it gets may be apart, in µs.
+    """How far the clock of a write and the generation that it gets may differ, in µs.
 
     `ahead_us`: how far a write's timestamp may be ahead of its coordinator's clock; `late_us`: for how long after
-    T(k+1) a coordinator still takes writes of k; `skew_us`: how far a clock may be off.
+    T(k+1) a coordinator still accepts writes of k; `skew_us`: how far a clock may be off.
     """
 
     ahead_us: Microseconds
@@ -40,16 +40,16 @@ class ClockMargins:
 
     @classmethod
     def of(cls, policy: AcceptancePolicy, leeway_us: Microseconds, skew_us: Microseconds) -> ClockMargins:
-        """The margins of an acceptance policy: only `recent-past` takes writes to the generation before."""
+        """Return the margins of an acceptance policy: only `recent-past` accepts writes to the previous generation."""
         return cls(leeway_us, leeway_us if policy == "recent-past" else Microseconds(0), skew_us)
 
 
 @dataclass(frozen=True)
 class CdcSettingsChange:
-    """How a table stood from `at_us` (µs) on.
+    """The CDC settings of a table from `at_us` (µs) on.
 
-    `ttl_us` 0: rows never expire. `created_us`: when the log was created; None: not known. `dropped`: its rows went
-    with it. `seen`: the table was found to stand so at `at_us`, and since when it did is not known.
+    `ttl_us` 0: rows never expire. `created_us`: when the log was created; None: unknown. `dropped`: its rows were
+    dropped with it. `seen`: these settings were observed at `at_us`, but since when they apply is unknown.
     """
 
     at_us: Microseconds
@@ -62,9 +62,9 @@ class CdcSettingsChange:
 
 @dataclass(frozen=True)
 class TtlPeriod:
-    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it.
+    """A period in which rows were written with one TTL, in µs, excluding `until_us`.
 
-    `ttl_us` None: it is not known; `seen_us` is then the TTL that was seen at the end of the period.
+    `ttl_us` None: unknown; `seen_us` is then the TTL that was observed at the end of the period.
     """
 
     from_us: Microseconds
@@ -75,9 +75,9 @@ class TtlPeriod:
 
 @dataclass(frozen=True)
 class LogTtlHistory:
-    """A log as it stands: when it was created, if that is known, and the periods in which rows went into it.
+    """The history of an existing log: its creation time, if known, and the periods in which rows were written.
 
-    Periods are in the order of their begins. An unknown one may overlap a known one.
+    Periods are ordered by their beginnings. An unknown one may overlap a known one.
     """
 
     created_us: Microseconds | None
@@ -85,11 +85,11 @@ class LogTtlHistory:
 
     @property
     def unknown(self) -> tuple[TtlPeriod, ...]:
-        """The periods whose TTL is not known."""
+        """Return the periods whose TTL is unknown."""
         return tuple(period for period in self.periods if period.ttl_us is None)
 
     def as_seen(self) -> LogTtlHistory:
-        """The history with each unknown TTL taken for the one that was seen next: a guess, by which nothing may go."""
+        """Return the history with the next observed TTL for each unknown one, a guess; nothing may expire by it."""
         guessed = (
             replace(period, ttl_us=period.seen_us) if period.ttl_us is None else period for period in self.periods
         )
@@ -97,11 +97,11 @@ class LogTtlHistory:
 
 
 def build_log_ttl_history(changes: Sequence[CdcSettingsChange]) -> LogTtlHistory | None:
-    """The history of a table's log, out of everything known of it, oldest first; None where the log was dropped.
+    """Return the history of a table's log from all known changes, oldest first, or None if the log was dropped.
 
-    A log that was put back with a creation time before its drop has not lost its rows: what was in force before
-    counts as well. Off periods hold no rows. Where a table was only seen, what was in force since the change before,
-    or since its creation, is not known.
+    A log that was restored with a creation time before its drop has not lost its rows, so earlier settings count as
+    well. Periods with CDC off contain no rows. If a table was only observed, the settings since the previous change, or
+    since its creation, are unknown.
 
     Raises:
         InputError: the changes are not in the order of their times.
@@ -122,7 +122,7 @@ def build_log_ttl_history(changes: Sequence[CdcSettingsChange]) -> LogTtlHistory
         if change.seen:
             periods += _unobserved_periods(change, before)
         elif before is None and change.created_us is not None:
-            # What is stated first of a log holds from its creation, however late it is stated.
+            # The first statement about a log applies from its creation, however late it is made.
             from_us = min(from_us, change.created_us)
         if change.enabled and not change.dropped:
             periods.append(TtlPeriod(from_us, until_us, change.ttl_us))
@@ -147,7 +147,7 @@ def _unobserved_periods(change: CdcSettingsChange, before: CdcSettingsChange | N
 
 
 def written_until_us(times_us: ArrayLike, margins: ClockMargins) -> Int64s:
-    """When (µs, int64[g]) the last row of each generation has been written, by any clock; NEVER for the newest one.
+    """Return when (µs, int64[g]) the last row of each generation was written, by any clock; NEVER for the newest one.
 
     `times_us` int64[g] ascend.
     """
@@ -158,32 +158,33 @@ def written_until_us(times_us: ArrayLike, margins: ClockMargins) -> Int64s:
 
 
 def live_until_us(times_us: ArrayLike, log: LogTtlHistory, margins: ClockMargins) -> Int64s:
-    """Until when (µs, int64[g]) a log can hold rows of each generation; 0 where it cannot, NEVER where for ever.
+    """Return until when (µs, int64[g]) a log can contain rows of each generation; 0 if it cannot, NEVER if for ever.
 
     A row of k is written from T(k) on, less what its timestamp may run ahead, until T(k+1), and lives for the TTL in
-    force at that moment: so the largest TTL in force in between counts from the last such moment on. An unknown TTL is
-    the largest possible one, under which rows never expire; a log of unknown age is older than every generation.
+    force at that moment. So the largest TTL in force in between counts from the last such moment on. An unknown TTL
+    counts as the largest possible one, under which rows never expire; a log of unknown age counts as older than every
+    generation.
     """
     times = np.asarray(times_us, dtype=np.int64)
     begin = times - (margins.ahead_us + margins.skew_us)
     until = written_until_us(times, margins)
     longest = np.full(times.shape, -1, dtype=np.int64)
     for period in log.periods:
-        met = (period.from_us < until) & (period.until_us > begin)
-        longest[met] = np.maximum(longest[met], period.ttl_us or NEVER_US)
+        overlaps = (period.from_us < until) & (period.until_us > begin)
+        longest[overlaps] = np.maximum(longest[overlaps], period.ttl_us or NEVER_US)
     if log.created_us is not None:
-        # Without the skew: a table that was created after T(k+1) has no row of k, and both times come from one clock.
+        # No skew here: a table created after T(k+1) has no row of k, and both times come from one clock.
         longest[log.created_us >= until - margins.skew_us] = -1
-    held = np.zeros(times.shape, dtype=np.int64)
-    some = longest >= 0
-    forever = some & ((longest == NEVER_US) | (until == NEVER_US))
-    held[some & ~forever] = until[some & ~forever] + longest[some & ~forever]
-    held[forever] = NEVER_US
-    return held
+    live_until = np.zeros(times.shape, dtype=np.int64)
+    has_rows = longest >= 0
+    forever = has_rows & ((longest == NEVER_US) | (until == NEVER_US))
+    live_until[has_rows & ~forever] = until[has_rows & ~forever] + longest[has_rows & ~forever]
+    live_until[forever] = NEVER_US
+    return live_until
 
 
 def expires_at_us(times_us: ArrayLike, logs: Sequence[LogTtlHistory], margins: ClockMargins) -> Int64s:
-    """When (µs, int64[g]) no log can hold a row of each generation any more; NEVER for the newest one."""
+    """Return when (µs, int64[g]) no log can contain a row of each generation any more; NEVER for the newest one."""
     expiry = written_until_us(times_us, margins)
     for log in logs:
         expiry = np.maximum(expiry, live_until_us(times_us, log, margins))
@@ -191,9 +192,9 @@ def expires_at_us(times_us: ArrayLike, logs: Sequence[LogTtlHistory], margins: C
 
 
 def find_unread_generations(times_us: ArrayLike, position_us: Microseconds) -> _BoolArray:
-    """Which generations (bool[g]) a reader at `position_us` (everything at or before it is read) is not done with.
+    """Return which generations (bool[g]) a reader at `position_us` (everything up to it is read) has not finished.
 
-    It is done with k when it has reached T(k+1); with the newest one never.
+    It has finished k when it has reached T(k+1); it never finishes the newest one.
     """
     times = np.asarray(times_us, dtype=np.int64)
     waiting = np.ones(times.shape, dtype=bool)
@@ -208,8 +209,8 @@ _BEGINNING_MS = Milliseconds(-(2**63))
 class LogLifetime:
     """How long a table's log rows live (`ttl_ms`, 0: for ever), and since when there are any (`created_at_ms`).
 
-    `created_at_ms` None: that is not known, so that there may be rows of any age. `until_ms`: up to when rows were
-    written that live so long; None: they still are.
+    `created_at_ms` None: unknown, so there may be rows of any age. `until_ms`: until when rows with that TTL were
+    written; None: they still are.
     """
 
     ttl_ms: Milliseconds
@@ -225,14 +226,14 @@ def may_have_live_rows(
     use_creation_time: bool = False,
     clock_margin_ms: Milliseconds = Milliseconds(0),
 ) -> Bools:
-    """Whether each generation (times int64[n], ascending) can hold rows that a log still has: bool[n].
+    """Return whether each generation (times int64[n], ascending) can have rows that a log still contains: bool[n].
 
-    A generation is too old if there is a greater timestamp T such that `now - ttl > T` for every table: rows of it
-    were written before T. The newest is never too old; with a TTL of 0 none is; without tables all are.
+    A generation is too old if there is a greater timestamp T such that `now - ttl > T` for every table, because its
+    rows were written before T. The newest is never too old; with a TTL of 0 none is; without tables all are.
 
-    `use_creation_time`: a log holds nothing from before it was created, whatever its TTL. `clock_margin_ms`: the
-    writes of T's predecessor may have come that much later, by other clocks. With either of them T itself counts as
-    too old when it is exactly at the limit, as in the servers that have this refinement.
+    `use_creation_time`: a log contains nothing from before it was created, whatever its TTL. `clock_margin_ms`: other
+    clocks may have written rows of T's predecessor that much later. With either of them T itself counts as too old when
+    it is exactly at the limit, as in the servers that have this refinement.
 
     Raises:
         InputError: the times do not ascend, a TTL or the margin is negative.
@@ -262,7 +263,7 @@ def get_oldest_live_ms(
     use_creation_time: bool = False,
     clock_margin_ms: Milliseconds = Milliseconds(0),
 ) -> Milliseconds | None:
-    """The time (ms) from which on some log (there is at least one) still has its rows; None: from the beginning."""
+    """Return the time (ms) from which some log (there is at least one) still has its rows; None: from the beginning."""
     limits = [
         max(
             now_ms - log.ttl_ms if log.ttl_ms else _BEGINNING_MS,

@@ -19,7 +19,7 @@ _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNO
 
 @dataclass(frozen=True)
 class GenerationId:
-    """What names a generation: when it starts to operate (ms since 1970 UTC) and, since V2, where its data is kept."""
+    """The ID of a generation: when it starts to operate (ms since 1970 UTC) and, since V2, the key of its data."""
 
     time_ms: Milliseconds
     uuid: UUID | None = None
@@ -30,12 +30,12 @@ class GenerationId:
 
     @property
     def format(self) -> Literal["v1", "v2"]:
-        """`v1` without, `v2` with a UUID."""
+        """Return `v1` without, `v2` with a UUID."""
         return "v1" if self.uuid is None else "v2"
 
     @property
     def gossip_text(self) -> str:
-        """The text nodes gossip: `<ms>` or `v2;<ms>;<uuid>`."""
+        """Return the text that nodes gossip: `<ms>` or `v2;<ms>;<uuid>`."""
         return f"{self.time_ms}" if self.uuid is None else f"v2;{self.time_ms};{self.uuid}"
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class GenerationId:
 
 
 def parse_generation_id(text: str) -> GenerationId | None:
-    """The generation ID of a gossiped text; the empty text means that no generation is known: None.
+    """Parse a gossiped generation ID. The empty text means that no generation is known: return None.
 
     Raises:
         InputError: neither `<ms>` nor `v2;<ms>;<uuid>`.
@@ -60,7 +60,7 @@ def parse_generation_id(text: str) -> GenerationId | None:
 
 
 def _parse_ms(digits: str, text: str) -> Milliseconds:
-    # isdecimal alone would let other scripts' digits through.
+    # isdecimal alone would accept other scripts' digits.
     if not (digits.isascii() and digits.isdecimal()):
         raise InputError(f"not a generation ID: {text!r}; the timestamp is a whole number of ms since 1970")
     return Milliseconds(digits)
@@ -73,9 +73,9 @@ def new_generation_timestamp(
     leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS,
     add_delay: bool = True,
 ) -> Milliseconds:
-    """The timestamp (ms) for a generation that is about to be introduced at `now_ms`.
+    """Return the timestamp (ms) for a generation that is about to be introduced at `now_ms`.
 
-    Twice the ring delay and the leeway from now, so that every node hears of the generation before it operates
+    It is twice the ring delay and the leeway from now, so that every node hears of the generation before it operates
     (design document 001: "a minute or two"). Without `add_delay`, or with a ring delay of 0, it operates at once.
     """
     return now_ms + ring_delay_ms * 2 + leeway_ms if add_delay and ring_delay_ms else now_ms
@@ -89,9 +89,9 @@ def choose_generation_timestamp(
     leeway_ms: Milliseconds,
     always_delay: bool,
 ) -> Milliseconds:
-    """The timestamp (ms) of the generation that is introduced at `now_ms`, after the newest one at `last_ms`.
+    """Return the timestamp (ms) of the generation that is introduced at `now_ms`, after the newest one at `last_ms`.
 
-    The very first has no delay unless `always_delay`: there is nobody who would have to hear of it in time.
+    The very first has no delay unless `always_delay`, because no other node must hear of it in time.
 
     Raises:
         StateError: the clock is behind the newest generation by more than the delay.
@@ -105,7 +105,7 @@ def choose_generation_timestamp(
 def next_generation_timestamp(
     candidate_ms: Milliseconds, last_ms: Milliseconds | None, slack_ms: Milliseconds
 ) -> Milliseconds:
-    """The candidate, moved behind the newest generation (`last_ms`) if need be: generations never start together.
+    """Return the candidate, moved after the newest generation (`last_ms`) if necessary: no two start together.
 
     Raises:
         StateError: the newest generation is more than `slack_ms` after the candidate, so the clock cannot be right.

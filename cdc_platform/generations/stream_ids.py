@@ -29,7 +29,7 @@ from cdc_platform.ring import (
 
 STREAM_ID_BYTES = 16
 STREAM_ID_VERSION = 1
-"""The only version there is. IDs older than the version field have random bits in its place."""
+"""The only version. IDs older than the version field have random bits in its place."""
 INDEX_BITS = 22
 RANDOM_BITS = 38
 
@@ -56,14 +56,14 @@ class StreamIds:
 
     @property
     def legacy(self) -> Bools:
-        """Which IDs are older than the version field: version above 1, so index and version mean nothing."""
+        """Return which IDs are older than the version field: version above 1, so index and version are meaningless."""
         return self.versions > STREAM_ID_VERSION
 
 
 def encode_stream_ids(tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> UInt8s:
-    """Stream IDs (uint8[..., 16], broadcast) of tokens (int64), vnode indexes (int64) and random bits (uint64).
+    """Return stream IDs (uint8[..., 16], broadcast) of tokens (int64), vnode indexes (int64) and random bits (uint64).
 
-    Of `random` the low 38 bits are taken, as ScyllaDB does.
+    Only the low 38 bits of `random` are used, as in ScyllaDB.
 
     Raises:
         InputError: an index outside 0..2^22 - 1, or a token that no key has.
@@ -75,7 +75,7 @@ def encode_stream_ids(tokens: ArrayLike, index: ArrayLike, random: ArrayLike) ->
 
 
 def encode_stream_ids_into(words: UInt64s, tokens: ArrayLike, index: ArrayLike, random: ArrayLike) -> None:
-    """As `encode_stream_ids`, into a buffer of big-endian words (`>u8[..., 2]`) that is there already."""
+    """Encode stream IDs as `encode_stream_ids` does, into an existing buffer of big-endian words (`>u8[..., 2]`)."""
     tokens = np.asarray(tokens, dtype=np.int64)
     if np.any(tokens == MINIMUM_TOKEN):
         raise InputError(f"token {MINIMUM_TOKEN} is no key's token and cannot be in a stream ID")
@@ -89,7 +89,7 @@ def encode_stream_ids_into(words: UInt64s, tokens: ArrayLike, index: ArrayLike, 
 
 
 def decode_stream_ids(ids: UInt8s) -> StreamIds:
-    """The fields (1-D columns) of stream IDs (uint8[n, 16]). Legacy IDs are decoded too, see `StreamIds.legacy`.
+    """Return the fields (1-D columns) of stream IDs (uint8[n, 16]). Legacy IDs are decoded too, see `StreamIds.legacy`.
 
     Raises:
         InputError: the IDs are not uint8[n, 16].
@@ -104,36 +104,36 @@ def decode_stream_ids(ids: UInt8s) -> StreamIds:
 
 
 def get_vnode_indexes(low: UInt64s) -> UInt64s:
-    """The vnode indexes in the less significant words of stream IDs, see `stream_id_words`."""
+    """Return the vnode indexes in the less significant words of stream IDs, see `stream_id_words`."""
     return low >> np.uint64(_INDEX_SHIFT) & np.uint64(_INDEX_MASK)
 
 
 def stream_id_words(ids: UInt8s) -> UInt64s:
-    """Stream IDs (uint8[n, 16]) as numbers (uint64[n, 2], most significant first): what bytes order by, unsigned.
+    """Return stream IDs (uint8[n, 16]) as numbers (uint64[n, 2], most significant first) that order like the bytes.
 
     Raises:
         InputError: the IDs are not uint8[n, 16].
     """
     if ids.dtype != np.uint8 or ids.ndim != 2 or ids.shape[1] != STREAM_ID_BYTES:
         raise InputError(f"stream IDs of shape {ids.shape} {ids.dtype}; each is {STREAM_ID_BYTES} bytes, uint8[n, 16]")
-    # Columns one after the other, so that each is contiguous for those who take them apart.
+    # Column-major, so that each column is contiguous for callers that split them.
     return np.asarray(np.ascontiguousarray(ids).view(_WORD), dtype=np.uint64, order="F")
 
 
 def as_comparable_ids(ids: UInt8s) -> np.ndarray:
-    """Streams (uint8[n, 16]) as one value each (S16[n]), which numpy orders and finds equal where all bytes are.
+    """Return streams (uint8[n, 16]) as one value each (S16[n]), which numpy orders and compares by all bytes.
 
-    numpy strips zeros at the end: of shorter ones, padded to this length, none becomes another.
+    numpy strips zeros at the end, but padding to this length cannot make two different IDs equal.
     """
     return np.ascontiguousarray(ids).view(f"S{STREAM_ID_BYTES}")[:, 0]
 
 
 @np.errstate(over="ignore")
 def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -> UInt64s:
-    """The 38 random bits (uint64, broadcast) of the streams of one generation.
+    """Return the 38 random bits (uint64, broadcast) of the streams of one generation.
 
-    A hash of the generation, the range and the shard: generating again gives the same bytes. Within a range the
-    shards' bits are a permutation of consecutive numbers, so that no range holds a stream twice even where several
+    They are a hash of the generation, the range and the shard, so generating again gives the same bytes. Within a range
+    the shards' bits are a permutation of consecutive numbers, so no range contains a stream twice even if several
     shards share a token.
     """
     high, low = (np.uint64(half) for half in divmod(generation_id.int, 1 << 64))
@@ -148,7 +148,7 @@ def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -
 
 
 def _mix_word(x: UInt64s | np.uint64) -> UInt64s:
-    """Stafford's 64-bit finaliser: every input bit reaches every output bit."""
+    """Apply Stafford's 64-bit finaliser: every input bit reaches every output bit."""
     x = np.asarray(x)
     with np.errstate(over="ignore"):  # modulo 2^64, in silence for arrays and with a warning for a single number
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -158,7 +158,7 @@ def _mix_word(x: UInt64s | np.uint64) -> UInt64s:
 
 @dataclass(frozen=True)
 class StreamId:
-    """One stream ID. Equal when the bytes are; `str` gives the hexadecimal that CQL prints."""
+    """One stream ID. Equal if the bytes are; `str` gives the hexadecimal that CQL prints."""
 
     value: bytes
 
@@ -168,7 +168,7 @@ class StreamId:
 
     @classmethod
     def from_bytes(cls, value: bytes) -> StreamId:
-        """A stream ID from its 16 bytes.
+        """Create a stream ID from its 16 bytes.
 
         Raises:
             InputError: not 16 bytes.
@@ -177,7 +177,7 @@ class StreamId:
 
     @classmethod
     def from_hex(cls, text: str) -> StreamId:
-        """A stream ID from 32 hexadecimal digits, with or without `0x`.
+        """Create a stream ID from 32 hexadecimal digits, with or without `0x`.
 
         Raises:
             InputError: `text` is no such number.
@@ -197,27 +197,27 @@ class StreamId:
 
     @property
     def token(self) -> int:
-        """The signed token of the first eight bytes."""
+        """Return the signed token of the first eight bytes."""
         return int(self._fields.tokens[0])
 
     @property
     def version(self) -> int:
-        """The lowest four bits; 1, or anything for a legacy ID."""
+        """Return the lowest four bits: 1, or any value for a legacy ID."""
         return int(self._fields.versions[0])
 
     @property
     def index(self) -> int:
-        """Rank of the range among the generation's ranges; without meaning for a legacy ID."""
+        """Return the rank of the range among the generation's ranges; meaningless for a legacy ID."""
         return int(self._fields.indexes[0])
 
     @property
     def random(self) -> int:
-        """The 38 random bits."""
+        """Return the 38 random bits."""
         return int(self._fields.randoms[0])
 
     @property
     def kind(self) -> Literal["versioned", "legacy"]:
-        """`legacy` when the ID is older than the version field."""
+        """Return `legacy` if the ID is older than the version field."""
         return "legacy" if self.version > STREAM_ID_VERSION else "versioned"
 
     def __bytes__(self) -> bytes:
@@ -228,18 +228,18 @@ class StreamId:
 
 
 UNKNOWN_IGNORE_MSB = -1
-"""Stands for an ignore_msb that is not known, in columns of int64."""
+"""The value of an unknown ignore_msb in columns of int64."""
 
 
 @dataclass(frozen=True, eq=False)
 class RestoredOrder:
-    """Streams put back: `streams` uint8[total, 16]; `order_known` bool[n] a range; `settled` bool[total] a position.
+    """Streams in restored order: `streams` uint8[total, 16]; `order_known` bool[n] by range; `settled` bool[total].
 
-    Positions that are not settled hold, in unsigned byte order, the streams left over. A range's order is known when
-    every position that a write can reach is settled. Shards that own nothing in the range take no writes, and their
-    streams all have the range end's token: which of them comes first means nothing. That is so in almost every range
-    of a large ring, whose 64 shards don't all own a piece of each. A position that is settled may be relied on even
-    in a range whose order is not known.
+    Positions that are not settled hold the remaining streams, in unsigned byte order. A range's order is known if every
+    position that a write can reach is settled. Shards that own nothing in the range receive no writes, and their
+    streams all have the range end's token, so their order does not matter. That applies to almost every range of a
+    large ring, whose 64 shards don't all own a piece of each. A settled position is reliable even in a range whose
+    order is not known.
     """
 
     streams: UInt8s
@@ -248,11 +248,11 @@ class RestoredOrder:
 
 
 def restore_shard_order(start: int, end: int, streams: UInt8s, ignore_msb: int | None) -> tuple[UInt8s, bool]:
-    """The streams (uint8[k, 16], any order) of the range `(start, end]` in shard order, and whether that is certain.
+    """Return the streams (uint8[k, 16], any order) of `(start, end]` in shard order, and whether the order is certain.
 
-    It is not when `ignore_msb` is None (and k > 1), when a stream is not where its shard's stream lies, or when the
-    shard that owns the range end owns nothing before it and another shard owns nothing at all: their streams have
-    the same token. What is certain is put in place even then; the rest keeps unsigned byte order. A single stream is
+    It is uncertain if `ignore_msb` is None (and k > 1), if a stream is not where its shard's stream lies, or if the
+    shard that owns the range end owns nothing before it and another shard owns nothing at all: their streams have the
+    same token. Certain streams are put in place even then; the rest stays in unsigned byte order. A single stream is
     always in order.
 
     Raises:
@@ -266,9 +266,9 @@ def restore_shard_order(start: int, end: int, streams: UInt8s, ignore_msb: int |
 def restore_shard_orders(
     range_starts: ArrayLike, range_ends: ArrayLike, stream_counts: ArrayLike, streams: UInt8s, ignore_msbs: ArrayLike
 ) -> RestoredOrder:
-    """As `restore_shard_order`, for many ranges at once: columns int64[n], streams one range after the other.
+    """Restore the shard order of many ranges as `restore_shard_order` does: columns int64[n], streams concatenated.
 
-    An ignore_msb of UNKNOWN (-1) stands for one that is not known.
+    UNKNOWN_IGNORE_MSB (-1) is an ignore_msb that is not known.
 
     Raises:
         InputError: the columns don't fit each other, or a sharding is out of bounds.
@@ -281,22 +281,26 @@ def restore_shard_orders(
         raise InputError(f"{len(streams)} streams for ranges of {counts.sum()}; every range has at least one stream")
     rows = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts
-    given = np.where(msbs == UNKNOWN_IGNORE_MSB, 0, msbs)
+    known_msbs = np.where(msbs == UNKNOWN_IGNORE_MSB, 0, msbs)
     shards = np.arange(len(streams)) - first[rows]
-    expected = first_token_for_shard(starts[rows], ends[rows], shards, counts[rows], given[rows])
-    told = (msbs != UNKNOWN_IGNORE_MSB) | (counts == 1)
-    source = _find_certain_sources(words, rows, first, counts, given, ends, expected, told)
+    expected = first_token_for_shard(starts[rows], ends[rows], shards, counts[rows], known_msbs[rows])
+    is_sharding_known = (msbs != UNKNOWN_IGNORE_MSB) | (counts == 1)
+    source = _find_certain_sources(words, rows, first, counts, known_msbs, ends, expected, is_sharding_known)
     settled = source >= 0
     settled_sources = source[settled]
-    left = np.ones(len(streams), dtype=bool)
-    left[settled_sources] = False
-    source[~settled] = _sort_by_bytes(words, rows, np.flatnonzero(left))
-    # One stream left for one place can only belong there, if it also lies where that place's stream lies.
-    open_places = np.bincount(rows[~settled], minlength=len(counts))
+    unassigned = np.ones(len(streams), dtype=bool)
+    unassigned[settled_sources] = False
+    source[~settled] = _sort_by_bytes(words, rows, np.flatnonzero(unassigned))
+    # A range's last stream belongs to its last open position, provided that it lies where that position's stream lies.
+    open_counts = np.bincount(rows[~settled], minlength=len(counts))
     tokens = decode_stream_ids(streams).tokens[source]
-    settled |= (open_places == 1)[rows] & (tokens == expected)
+    settled |= (open_counts == 1)[rows] & (tokens == expected)
     settled |= (counts == 1)[rows]
-    reached = (expected != ends[rows]) | (shard_of(ends[rows], counts[rows], given[rows]) == shards) | ~told[rows]
+    reached = (
+        (expected != ends[rows])
+        | (shard_of(ends[rows], counts[rows], known_msbs[rows]) == shards)
+        | ~is_sharding_known[rows]
+    )
     order_known = np.bincount(rows[~settled & reached], minlength=len(counts)) == 0
     return RestoredOrder(np.ascontiguousarray(streams)[source], order_known, settled)
 
@@ -311,28 +315,28 @@ def _find_certain_sources(
     expected: Int64s,
     told: Bools,
 ) -> Int64s:
-    """For each place the stream that belongs there beyond doubt, or -1."""
+    """Return, for each position, the index of the stream that certainly belongs there, or -1."""
     tokens = words[:, 0].view(np.int64)
-    place = first[rows] + shard_of(tokens, counts[rows], msbs[rows])
-    fits = (tokens == expected[place]) & (tokens != ends[rows]) & told[rows]
-    claims = np.bincount(place[fits], minlength=len(words))
-    fits &= claims[place] == 1
+    position = first[rows] + shard_of(tokens, counts[rows], msbs[rows])
+    fits = (tokens == expected[position]) & (tokens != ends[rows]) & told[rows]
+    claims = np.bincount(position[fits], minlength=len(words))
+    fits &= claims[position] == 1
     source = np.full(len(words), -1, dtype=np.int64)
-    source[place[fits]] = np.flatnonzero(fits)
+    source[position[fits]] = np.flatnonzero(fits)
     return source
 
 
 def _sort_by_bytes(words: UInt64s, rows: Int64s, streams: Int64s) -> Int64s:
-    """Indexes of streams, sorted by range and then as unsigned bytes."""
+    """Return the indexes of streams, sorted by range and then as unsigned bytes."""
     return streams[np.lexsort((words[streams, 1], words[streams, 0], rows[streams]))]
 
 
 def explain_missing_rows(range_ends: Int64s, offsets: Int64s, streams: UInt8s) -> str | None:
-    """Why a generation has to have more rows than these, in words; None where its IDs do not tell.
+    """Return why a generation must have more rows than these, or None if its IDs do not show it.
 
     `range_ends` int64[n] ascending; the streams (uint8[k, 16]) of range i begin at `offsets[i]` (int64[n + 1]). The
-    index of a stream is the rank of its row. A range's streams begin right after the end of the range before, so that
-    the first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
+    index of a stream is the rank of its row. A range's streams begin right after the end of the previous range, so the
+    first range, which wraps, shows the last range end. IDs that are not of version 1 show nothing.
     """
     ids = decode_stream_ids(streams)
     first = offsets[:-1]
@@ -345,7 +349,7 @@ def explain_missing_rows(range_ends: Int64s, offsets: Int64s, streams: UInt8s) -
     if np.any(indexes >= len(range_ends)):
         row = int(np.argmax(indexes != ranks))
         return f"the range that ends with {range_ends[row]} has index {indexes[row]} and is row {row}"
-    # A single row with index 0 is too little to tell that its index is a rank.
+    # A single row with index 0 does not prove that its index is a rank.
     if len(range_ends) == 1 or not np.array_equal(indexes, ranks):
         return None
     last = int(range_ends[-1])
@@ -364,6 +368,6 @@ def _distance_from(start: int) -> Callable[[int], int]:
 
 
 def _is_between(token: int, start: int, end: int) -> bool:
-    """Whether the token lies in `(start, end]`, walking the ring upwards."""
+    """Return True if the token lies in `(start, end]`, walking the ring upwards."""
     from_start = _distance_from(start + 1)
     return from_start(token) <= from_start(end)

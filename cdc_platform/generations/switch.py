@@ -25,25 +25,25 @@ from cdc_platform.generations.generation_id import next_generation_timestamp
 
 
 class SwitchPhase(StrEnum):
-    """Where a switch stands. The last two are decisions: they never change."""
+    """The state of a switch. The last two are decisions, which never change."""
 
     PREPARING = "preparing"
-    """Participants acknowledge; the old generation goes on."""
+    """Participants acknowledge; the old generation continues."""
     COMMITTED = "committed"
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True)
 class SwitchTimes:
-    """How long things may take, in ms.
+    """Durations of a switch, in ms.
 
-    `leeway_ms`: how far ahead of its clock a node takes writes. `lease_ms`: how much longer than that a participant
-    goes on after its acknowledgement, without knowing the decision. `deadline_ms`: how long participants may take to
-    answer. `margin_ms`: how far clocks may be apart; the generation starts that much after the last lease.
+    `leeway_ms`: how far ahead of its clock a node accepts writes. `lease_ms`: how much longer than that a participant
+    continues after its acknowledgement, without knowing the decision. `deadline_ms`: how long participants may take to
+    answer. `margin_ms`: how far clocks may differ; the generation starts that much after the last lease.
 
     Raises:
-        InputError: a time is negative, or the lease is not longer than the margin: a clock that is set back by the
-            margin right before the acknowledgement would have its node promise what it has broken already.
+        InputError: a time is negative, or the lease is not longer than the margin. Otherwise a node whose clock is set
+            back by the margin right before its acknowledgement could promise what it has already broken.
     """
 
     leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS
@@ -62,21 +62,21 @@ class SwitchTimes:
             )
 
     def lease_end_ms(self, now_us: Microseconds) -> Milliseconds:
-        """Where the lease ends of a participant whose clock shows `now_us` (µs): clock + leeway + lease."""
+        """Return the lease end of a participant whose clock shows `now_us` (µs): clock + leeway + lease."""
         return ms_from_us(now_us) + self.leeway_ms + self.lease_ms
 
     @property
     def earliest_ms(self) -> Milliseconds:
-        """How long after its preparation a generation starts at the earliest."""
+        """Return how long after its preparation a generation starts at the earliest."""
         return self.leeway_ms + self.lease_ms + self.margin_ms
 
 
 @dataclass(frozen=True)
 class GenerationSwitch:
-    """One switch as the register has it.
+    """One switch as stored in the register.
 
-    `leases`: (host_id, lease end) of those who have acknowledged, by host_id. `time_ms`: the generation's timestamp,
-    once it is committed. `decided_by`: whose compare-and-set decided.
+    `leases`: (host_id, lease end) of the participants that have acknowledged, by host_id. `time_ms`: the generation's
+    timestamp, once it is committed. `decided_by`: whose compare-and-set decided.
     """
 
     generation_id: str
@@ -92,17 +92,17 @@ class GenerationSwitch:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is committed or aborted."""
+        """Return True if it is committed or aborted."""
         return self.phase is not SwitchPhase.PREPARING
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The participants that have not acknowledged."""
+        """Return the participants that have not acknowledged."""
         answered = {host for host, _ in self.leases}
         return tuple(host for host in self.participants if host not in answered)
 
     def lease_of(self, host_id: str) -> int | None:
-        """Where the lease of a participant ends, None if it has not acknowledged."""
+        """Return the lease end of a participant, or None if it has not acknowledged."""
         return dict(self.leases).get(host_id)
 
 
@@ -116,10 +116,10 @@ def prepare_switch(
     now_ms: Milliseconds,
     newest_ms: Milliseconds | None,
 ) -> GenerationSwitch:
-    """Begin the switch to a generation whose description is inserted. What is begun already stays as it is.
+    """Begin the switch to a generation whose description is inserted. A switch that was begun already stays unchanged.
 
-    `known` is the whole register; `newest_ms` the timestamp of the newest generation. The row may only be put into
-    the register if nothing else has changed in it: two joins at once must not both begin.
+    `known` is the whole register; `newest_ms` the timestamp of the newest generation. The caller may add the row only
+    if nothing else has changed in the register: two concurrent joins must not both begin.
 
     Raises:
         StateError: another switch is undecided, this one was aborted, or the clock is behind the newest generation.
@@ -146,11 +146,11 @@ def prepare_switch(
 def acknowledge_switch(
     switch: GenerationSwitch, host_id: str, lease_end_ms: Milliseconds, times: SwitchTimes, now_ms: Milliseconds
 ) -> GenerationSwitch:
-    """A participant answers with the lease end that it has promised. A second answer changes nothing.
+    """Record a participant's answer with the lease end that it has promised. A second answer changes nothing.
 
     Raises:
         NotFound: the host is no participant.
-        StateError: the switch is decided, the deadline has passed, or the promise has run out before it was sent.
+        StateError: the switch is decided, the deadline has passed, or the promise has expired before it was sent.
     """
     if host_id not in switch.participants:
         raise NotFound(
@@ -179,9 +179,9 @@ def acknowledge_switch(
 def commit_switch(
     switch: GenerationSwitch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
 ) -> GenerationSwitch:
-    """All have answered: the generation starts at the last lease end + margin, and after every other generation.
+    """Commit a fully acknowledged switch: the generation starts at the last lease end + margin, after all others.
 
-    The time is never before a lease end, so no participant can have taken a write that belongs to the generation.
+    The time is never before a lease end, so no participant can have accepted a write that belongs to the generation.
 
     Raises:
         StateError: it is aborted, or answers are missing.
@@ -203,7 +203,7 @@ def commit_switch(
 
 
 def abort_switch(switch: GenerationSwitch, *, now_ms: Milliseconds, by: str) -> GenerationSwitch:
-    """The deadline has passed and answers are missing: the old generation goes on. Anybody may say so.
+    """Abort a switch whose deadline has passed without all answers; any node may. The old generation continues.
 
     Raises:
         StateError: it is committed, the deadline has not passed, or no answer is missing.
@@ -226,7 +226,7 @@ def abort_switch(switch: GenerationSwitch, *, now_ms: Milliseconds, by: str) -> 
 
 
 def get_due_phase(switch: GenerationSwitch, now_ms: Milliseconds) -> SwitchPhase:
-    """What anybody whose clock shows `now_ms` may make of an undecided switch; PREPARING means wait for answers."""
+    """Return the phase that any node whose clock shows `now_ms` may set; PREPARING means wait for answers."""
     if switch.is_decided:
         return switch.phase
     if not switch.missing:
@@ -237,7 +237,7 @@ def get_due_phase(switch: GenerationSwitch, now_ms: Milliseconds) -> SwitchPhase
 def decide_switch(
     switch: GenerationSwitch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
 ) -> GenerationSwitch:
-    """The switch after what is due; as it was where nothing is."""
+    """Return the switch in its due phase, unchanged if no decision is due."""
     outcome = get_due_phase(switch, now_ms)
     if outcome is SwitchPhase.COMMITTED:
         return commit_switch(switch, times, now_ms=now_ms, newest_ms=newest_ms, by=by)
@@ -245,7 +245,7 @@ def decide_switch(
 
 
 def assert_not_aborted(switch: GenerationSwitch) -> GenerationSwitch:
-    """The switch as it is.
+    """Return the switch unchanged.
 
     Raises:
         StateError: it was aborted; says how the node tries again.

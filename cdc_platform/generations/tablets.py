@@ -46,7 +46,8 @@ from cdc_platform.ring import (
 )
 
 MAX_TABLETS = 1 << 20
-"""Tablets that a table may have here: ten times what the largest real tables have, and a set still fits in memory."""
+"""The maximum number of tablets per table here: ten times what the largest real tables have; a set still fits memory.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ class StreamSet:
 
     @classmethod
     def of(cls, timestamp_ms: Milliseconds, ids: UInt8s) -> StreamSet:
-        """A set of these streams (uint8[n, 16], in any order)."""
+        """Create a set from its streams (uint8[n, 16], in any order)."""
         ordered = sort_in_ring_order(ids)
         return cls(timestamp_ms, np.ascontiguousarray(decode_stream_ids(ordered).tokens), ordered)
 
@@ -68,10 +69,10 @@ class StreamSet:
         return RangeLookup(self.tokens)
 
     def streams_of(self, tokens: ArrayLike) -> UInt8s:
-        """The stream (uint8[k, 16]) of each token (int64[k]): the first one at or after it. Nothing wraps.
+        """Return the stream (uint8[k, 16]) of each token (int64[k]): the first one at or after it, without wrapping.
 
         Raises:
-            InputError: a token is behind the last stream, so that the set does not cover the ring.
+            InputError: a token is after the last stream, so the set does not cover the ring.
         """
         tokens = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
         last = int(self.tokens[-1]) if len(self.tokens) else MINIMUM_TOKEN
@@ -86,14 +87,14 @@ class StreamSet:
 
 @dataclass(frozen=True, eq=False)
 class StreamSetDifference:
-    """What a set changes of the one before it: `closed` and `opened` streams, uint8[n, 16] each, in ring order."""
+    """The difference from the previous set: `closed` and `opened` streams, uint8[n, 16] each, in ring order."""
 
     closed: UInt8s
     opened: UInt8s
 
 
 def check_tablet_ends(values: Iterable[object], owner: str) -> Int64s:
-    """The last tokens (int64[n]) of a table's tablets, checked; `owner` names whose they are.
+    """Return the checked last tokens (int64[n]) of a table's tablets; messages name the `owner`.
 
     Raises:
         InputError: there are none or too many, one is no token, they do not ascend, or the ring is not covered.
@@ -113,20 +114,20 @@ def check_tablet_ends(values: Iterable[object], owner: str) -> Int64s:
 
 
 def uniform_tablet_ends(count: int) -> Int64s:
-    """The last tokens (int64[count]) of tablets of one size.
+    """Return the last tokens (int64[count]) of tablets of one size.
 
     Raises:
-        InputError: `count` is below 1 or above MOST_TABLETS.
+        InputError: `count` is below 1 or above MAX_TABLETS.
     """
     _check_tablet_count(count)
     return uniform_last_tokens(count)
 
 
 def split_tablet_ends(ends: Int64s, count: int) -> Int64s:
-    """The last tokens of `count` tablets after a split of those that end at `ends` (int64[n]).
+    """Return the last tokens of `count` tablets after a split of those that end at `ends` (int64[n]).
 
-    Where count is n times a power of two each tablet is halved, and halved again; else `count` has to be a power of
-    two, and the tablets are of one size.
+    If count is n times a power of two, each tablet is halved repeatedly; otherwise `count` must be a power of two, and
+    the tablets are of one size.
 
     Raises:
         InputError: fewer tablets than there are, a count that no split leads to, or a tablet of a single token.
@@ -142,9 +143,9 @@ def split_tablet_ends(ends: Int64s, count: int) -> Int64s:
 
 
 def merge_tablet_ends(ends: Int64s, count: int) -> Int64s:
-    """The last tokens of `count` tablets after a merge of those that end at `ends` (int64[n]).
+    """Return the last tokens of `count` tablets after a merge of those that end at `ends` (int64[n]).
 
-    Where n is count times a power of two neighbours are joined; else `count` has to be a power of two, and the tablets
+    If n is count times a power of two, neighbours are joined; otherwise `count` must be a power of two, and the tablets
     are of one size.
 
     Raises:
@@ -160,24 +161,24 @@ def merge_tablet_ends(ends: Int64s, count: int) -> Int64s:
 
 
 def generate_tablet_streams(table_id: UUID, timestamp_ms: Milliseconds, ends: Int64s) -> UInt8s:
-    """The streams (uint8[n, 16]) of the tablets that end at `ends`: token = last token, index 0, version 1.
+    """Return the streams (uint8[n, 16]) of the tablets that end at `ends`: token = last token, index 0, version 1.
 
-    The random bits are a hash of table, time and token: made again, the set has the same bytes, and at another time it
-    has others for every tablet.
+    The random bits are a hash of table, time and token: generating the set again gives the same bytes, and another time
+    gives other bits for every tablet.
     """
     return encode_stream_ids(ends, 0, random_bits(uuid5(table_id, str(timestamp_ms)), ends, 0))
 
 
 def sort_in_ring_order(ids: UInt8s) -> UInt8s:
-    """Streams (uint8[n, 16]) by signed token, then by their bytes."""
+    """Sort streams (uint8[n, 16]) by signed token, then by their bytes."""
     high, low = stream_id_words(ids).T
     return ids[np.lexsort((low, unbias(high.view(np.int64))))]
 
 
 def compute_difference(previous: UInt8s, following: UInt8s) -> StreamSetDifference:
-    """What has to be closed and opened to come from one set to the next (uint8[n, 16] each).
+    """Return the streams to close and to open to get from one set to the next (uint8[n, 16] each).
 
-    By token, then by ID: a tablet whose ends stay but whose stream is another is both closed and opened.
+    They are ordered by token, then by ID. A tablet whose ends stay but whose stream changes is both closed and opened.
     """
     return StreamSetDifference(
         closed=sort_in_ring_order(previous[~isin_streams(previous, following)]),
@@ -186,21 +187,23 @@ def compute_difference(previous: UInt8s, following: UInt8s) -> StreamSetDifferen
 
 
 def apply_difference(previous: UInt8s, change: StreamSetDifference) -> UInt8s:
-    """The set (uint8[n, 16], in ring order) that a difference, full or partial, makes of the one before it.
+    """Return the set (uint8[n, 16], in ring order) that a full or partial difference makes of the previous one.
 
     Raises:
-        InputError: a closed stream is not in the set before, or the new set has two streams of one token.
+        InputError: a closed stream is not in the previous set, or the new set has two streams of one token.
     """
-    foreign = ~isin_streams(change.closed, previous)
-    if foreign.any():
-        raise InputError(f"stream 0x{change.closed[foreign][0].tobytes().hex()} is closed but was not open before")
+    unknown = ~isin_streams(change.closed, previous)
+    if unknown.any():
+        raise InputError(f"stream 0x{change.closed[unknown][0].tobytes().hex()} is closed but was not open before")
     opened = sort_in_ring_order(change.opened)
-    # Every stream is replaced, as each split and merge does: then the opened ones are the set.
+    # Splits and merges replace every stream; the opened streams are then the whole set.
     if len(change.closed) == len(previous):
         following = opened
     else:
-        kept = sort_in_ring_order(previous[~isin_streams(previous, change.closed)])
-        following = np.insert(kept, np.searchsorted(get_stream_tokens(kept), get_stream_tokens(opened)), opened, axis=0)
+        remaining = sort_in_ring_order(previous[~isin_streams(previous, change.closed)])
+        following = np.insert(
+            remaining, np.searchsorted(get_stream_tokens(remaining), get_stream_tokens(opened)), opened, axis=0
+        )
     tokens = get_stream_tokens(following)
     repeated = np.flatnonzero(tokens[1:] == tokens[:-1])
     if repeated.size:
@@ -209,23 +212,24 @@ def apply_difference(previous: UInt8s, change: StreamSetDifference) -> UInt8s:
 
 
 def apply_difference_unchecked(previous: UInt8s | None, change: StreamSetDifference) -> UInt8s:
-    """What a difference makes of the set before it, whatever either has; the first set (None) opens all of itself.
+    """Apply a difference to the previous set without checks; the first set (previous None) consists of its opened
+    streams.
 
-    What a collection may have left closed in the first is no part of it.
+    Streams that a collection may have left as closed in the first set are ignored.
     """
     if previous is None:
         return sort_in_ring_order(change.opened)
-    stayed = previous[~isin_streams(previous, np.concatenate([change.closed, change.opened]))]
-    return sort_in_ring_order(np.concatenate([stayed, change.opened]))
+    remaining = previous[~isin_streams(previous, np.concatenate([change.closed, change.opened]))]
+    return sort_in_ring_order(np.concatenate([remaining, change.opened]))
 
 
 def isin_streams(ids: UInt8s, others: UInt8s) -> Bools:
-    """Which of the streams (uint8[n, 16]) are among the others (bool[n])."""
+    """Return which of the streams (uint8[n, 16]) are among the others (bool[n])."""
     return np.isin(as_comparable_ids(ids), as_comparable_ids(others))
 
 
 def first_set_timestamp(now_ms: Milliseconds, leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS) -> Milliseconds:
-    """The time (ms) of a table's first set: a leeway ago, so that it can be written to at once."""
+    """Return the time (ms) of a table's first set: a leeway ago, so that it accepts writes at once."""
     return now_ms - leeway_ms
 
 
@@ -236,14 +240,15 @@ def next_set_timestamp(
     ring_delay_ms: Milliseconds = DEFAULT_RING_DELAY_MS,
     leeway_ms: Milliseconds = DEFAULT_LEEWAY_MS,
 ) -> Milliseconds:
-    """The time (ms) of the set after the one of `last_ms`: late enough for every node to hear of it before."""
+    """Return the time (ms) of the set after the one of `last_ms`: late enough for every node to hear of it before."""
     return max(now_ms + ring_delay_ms * 2 + leeway_ms, last_ms + ONE_MS)
 
 
 def first_set_index_after_gc(times_ms: Sequence[Milliseconds], now_ms: Milliseconds, ttl_seconds: int) -> int:
-    """The index of the oldest set that has to be kept, of sets that start at `times_ms` (ascending).
+    """Return the index of the oldest set that must be retained, of sets that start at `times_ms` (ascending).
 
-    A set can go when the next one has operated for the TTL of the log: no row of it is left. TTL 0: rows stay for good.
+    A set can be removed when the next one has operated for the TTL of the log, because no row of it is left. TTL 0:
+    rows stay for ever.
     """
     if ttl_seconds == 0 or not times_ms:
         return 0
@@ -251,10 +256,10 @@ def first_set_index_after_gc(times_ms: Sequence[Milliseconds], now_ms: Milliseco
 
 
 def oldest_unread_set_index(times_ms: Sequence[Milliseconds], position_us: Microseconds) -> int:
-    """The index of the oldest set that a reader is not done with, of sets that start at `times_ms` (ascending).
+    """Return the index of the oldest set that a reader has not finished, of sets that start at `times_ms` (ascending).
 
-    It is at `position_us` (everything at or before it is read), and done with a set when it has reached the next one:
-    the rule of generations.
+    The reader is at `position_us` (everything up to it is read) and has finished a set when it has reached the next
+    one, by the same rule as for generations.
     """
     return (
         int(np.argmax(find_unread_generations(us_from_ms(np.asarray(times_ms, dtype=np.int64)), position_us)))
@@ -270,9 +275,9 @@ def decide_tablet_write(
     *,
     leeway_us: Microseconds = LEEWAY_US,
 ) -> WriteDecision:
-    """Whether a write of `write_ts_us` (µs) gets a stream of the sets that start at `set_times_ms` (ascending).
+    """Decide whether a write of `write_ts_us` (µs) gets a stream of the sets that start at `set_times_ms` (ascending).
 
-    A timestamp beyond clock and leeway is refused; one of the past never is, however old, while a set operated then.
+    A timestamp beyond clock and leeway is refused; a past one never is, however old, if a set operated then.
     """
     times_us = [us_from_ms(time) for time in set_times_ms]
     row = int(get_operating_index(times_us, write_ts_us))
@@ -294,22 +299,22 @@ def decide_tablet_write(
 
 
 def find_tablet_streams(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) -> tuple[UInt8s, Int64s]:
-    """Streams for many writes: timestamps (µs) and tokens (int64[n]) to uint8[n, 16] and int64[n].
+    """Return streams for many writes: timestamps (µs) and tokens (int64[n]) to uint8[n, 16] and int64[n].
 
-    The second is the index of the set (`sets` are oldest first) that operates at each timestamp, -1 where there is
-    none; the stream is then sixteen zeros. Acceptance is not asked: the writes have been made.
+    The second is the index of the set (`sets` are oldest first) that operates at each timestamp, -1 if there is none;
+    the stream is then sixteen zeros. Acceptance is not checked, because the writes have been made.
 
     Raises:
-        InputError: a set that is needed does not cover the ring.
+        InputError: a needed set does not cover the ring.
     """
     tokens = np.asarray(tokens, dtype=np.int64)
-    rows = get_operating_index([us_from_ms(each.timestamp_ms) for each in sets], ts_us)
+    rows = get_operating_index([us_from_ms(stream_set.timestamp_ms) for stream_set in sets], ts_us)
     streams = np.zeros((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
     for row in np.unique(rows[rows >= 0]):
-        mine = rows == row
-        if mine.all():
+        selected = rows == row
+        if selected.all():
             return sets[row].streams_of(tokens), rows
-        streams[mine] = sets[row].streams_of(tokens[mine])
+        streams[selected] = sets[row].streams_of(tokens[selected])
     return streams, rows
 
 
@@ -319,7 +324,7 @@ def _check_tablet_count(count: int) -> None:
 
 
 def _is_doubling(few: int, many: int) -> bool:
-    """Whether doubling `few` some times gives `many`."""
+    """Return True if `many` is `few` times a power of two."""
     times, rest = divmod(many, few)
     return rest == 0 and times & (times - 1) == 0
 
@@ -334,9 +339,9 @@ def _uniform_power_of_two_ends(what: str, there: int, count: int) -> Int64s:
 
 
 def _halve_tablets(ends: Int64s) -> Int64s:
-    """The ends with one in the middle of each tablet; of an odd number of tokens the second half has one more."""
+    """Return the ends with one added in the middle of each tablet; an odd tablet's second half is one token larger."""
     positions = unbias(ends)
-    # The first tablet starts behind the minimum, which is position 0 and no key's token.
+    # The first tablet starts after the minimum, which is position 0 and no key's token.
     sizes = np.diff(positions, prepend=np.uint64(0))
     half = sizes >> np.uint64(1)
     if not half.all():
@@ -345,5 +350,5 @@ def _halve_tablets(ends: Int64s) -> Int64s:
 
 
 def get_stream_tokens(ids: UInt8s) -> Int64s:
-    """The tokens (int64[n]) of streams (uint8[n, 16])."""
+    """Return the tokens (int64[n]) of streams (uint8[n, 16])."""
     return decode_stream_ids(ids).tokens
