@@ -1,1 +1,1 @@
-"""TODO"""
+"""Parsers of the files that import and other commands read: cqlsh exports, schemas, nodetool output and JSON."""

@@ -1,6 +1,6 @@
 """Parse the CSV rows of cqlsh exports and the values in their cells: streams, tokens, UUIDs and times.
 
-Reports truncated files. It knows no table: the header names the columns.
+It reports truncated files. It knows no table: the header names the columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, MAX_SHARD_COUNT, MINIMUM_
 
 HALF_WRITTEN = "half-written export"
 EMPTY_STREAM_SETS = ("", "{}", "null")
-"""A set without a stream, as exports have it."""
+"""A set without streams, as exports contain it."""
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 _BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?+0x[0-9a-fA-F]{32})*+\}")
 _PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?+\(-?+\d{1,19}+, ?+-?+\d{1,19}+\))*+\}", re.ASCII)
@@ -30,9 +30,9 @@ _BLOB_MARKS = str.maketrans("", "", "{}[], ")
 
 
 def read_stream_set(place: str, text: str, most: int | None = MAX_SHARD_COUNT) -> bytes:
-    """The stream IDs of a set, one after the other: blobs, or the pairs of bigints that tables had before them.
+    """Return the stream IDs of a set, concatenated: blobs, or pairs of bigints in tables from before blobs.
 
-    `most`: how many one range can have; None where the set is that of a whole generation.
+    `most`: the maximum number of streams in one range; None if the set is that of a whole generation.
     """
     if _BLOB_SET.fullmatch(text):
         streams = bytes.fromhex(text.translate(_BLOB_MARKS).replace("0x", ""))
@@ -49,7 +49,7 @@ def read_stream_set(place: str, text: str, most: int | None = MAX_SHARD_COUNT) -
 
 
 def read_stream_id(place: str, text: str) -> bytes:
-    """One stream ID, as cqlsh writes a blob."""
+    """Return one stream ID from a blob in cqlsh's notation."""
     digits = _BLOB.fullmatch(text)
     if digits is None:
         raise InputError(f"{place}: stream_id {text[:60]!r} is no blob, as in 0x7fb9f781956cea080000000004000001")
@@ -61,7 +61,7 @@ def read_stream_id(place: str, text: str) -> bytes:
 
 
 def split_stream_ids(streams: bytes) -> list[bytes]:
-    """Stream IDs that are one after the other, each by itself."""
+    """Split concatenated stream IDs."""
     return [streams[at : at + STREAM_ID_BYTES] for at in range(0, len(streams), STREAM_ID_BYTES)]
 
 
@@ -84,7 +84,7 @@ def _explain_bad_set(text: str) -> str:
 
 
 def read_range_end(place: str, text: str) -> int:
-    """The token that a range ends with."""
+    """Return the token that ends a range."""
     value = int(text) if _INTEGER.fullmatch(text) else None
     if value is None:
         raise InputError(f"{place}: range_end {text!r} is no integer")
@@ -94,7 +94,7 @@ def read_range_end(place: str, text: str) -> int:
 
 
 def whole_number_reader(name: str, low: int, high: int) -> Callable[[str, str], int]:
-    """A reader of whole numbers within these bounds."""
+    """Return a reader of whole numbers within these bounds."""
 
     def read(place: str, text: str) -> int:
         value = int(text) if _INTEGER.fullmatch(text) else None
@@ -106,7 +106,7 @@ def whole_number_reader(name: str, low: int, high: int) -> Callable[[str, str], 
 
 
 def read_uuid(place: str, text: str, name: str = "id") -> str:
-    """A UUID as lower-case text."""
+    """Return a UUID as lower-case text."""
     try:
         if len(text) == 36:
             return str(uuid.UUID(text))
@@ -116,7 +116,7 @@ def read_uuid(place: str, text: str, name: str = "id") -> str:
 
 
 def read_time_ms(place: str, name: str, text: str) -> Milliseconds:
-    """A time in ms. An export's time without a zone means UTC: so old servers print it."""
+    """Return a time in ms. A time without a zone is UTC, as old servers print it."""
     try:
         time = parse_time_ms(text, zone_required=False)
     except InputError as error:
@@ -127,7 +127,7 @@ def read_time_ms(place: str, name: str, text: str) -> Milliseconds:
 
 
 def read_expired(place: str, values: Mapping[str, str]) -> Milliseconds | None:
-    """The time (ms) of a column `expired` that may be null or left out."""
+    """Return the time (ms) of a column `expired`, which may be null or missing."""
     return read_time_ms(place, "expired", values["expired"]) if values.get("expired") else None
 
 
@@ -140,10 +140,10 @@ _SEPARATOR = re.compile(r", ?")
 
 
 def read_description(place: str, text: str) -> TopologyDescription:
-    """The list of (range end, [streams in shard order], ignore_msb) that a V1 description is.
+    """Parse a V1 description: a list of (range end, [streams in shard order], ignore_msb).
 
     Raises:
-        InputError: it ends early, or is no description.
+        InputError: it ends early, or is not a description.
     """
     if text in ("", "[]", "null"):
         raise InputError(f"{place}: description: no ranges; a generation has at least one")
@@ -157,7 +157,7 @@ def read_description(place: str, text: str) -> TopologyDescription:
         np.array(column, dtype=np.int64)
         for column in (
             [read_range_end(place, entry[1]) for entry in entries],
-            [len(each) // STREAM_ID_BYTES for each in streams],
+            [len(stream_list) // STREAM_ID_BYTES for stream_list in streams],
             [int(entry[3]) for entry in entries],
         )
     ]
@@ -169,7 +169,7 @@ def read_description(place: str, text: str) -> TopologyDescription:
 
 
 def _description_entries(place: str, text: str) -> Iterator[re.Match[str]]:
-    """The entries between the brackets of a list, with a comma between any two."""
+    """Yield the entries between the brackets of a list, separated by commas."""
     at, last = 1, len(text) - 1
     while True:
         entry = _ENTRY.match(text, at)
@@ -179,33 +179,33 @@ def _description_entries(place: str, text: str) -> Iterator[re.Match[str]]:
                 return
         between = None if entry is None else _SEPARATOR.match(text, entry.end())
         if between is None:
-            shown = text[at if entry is None else entry.end() :][:60]
-            raise InputError(f"{place}: description: {shown!r} is no entry (range end, [stream IDs], ignore_msb)")
+            excerpt = text[at if entry is None else entry.end() :][:60]
+            raise InputError(f"{place}: description: {excerpt!r} is no entry (range end, [stream IDs], ignore_msb)")
         at = between.end()
 
 
 def _read_stream_list(place: str, text: str) -> bytes:
-    """The stream IDs of a list, in its order."""
+    """Return the stream IDs of a list, in its order."""
     if "(" in text:
         return b"".join(_pack_pair(place, *pair) for pair in _PAIR.findall(text))
     return bytes.fromhex(text.translate(_BLOB_MARKS).replace("0x", ""))
 
 
 ExportRows = Iterator[tuple[int, dict[str, str]]]
-"""Rows of an export as (line, values by column); values are in the form that COPY gives them, null is empty."""
+"""Rows of an export as (line, values by column); values are in COPY's notation, null is empty."""
 
-# One after the other: a file object in memory would hold the text a second time, four bytes a character.
+# Match line by line: a file object in memory would store the text a second time, at four bytes per character.
 _LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 
 
 def read_csv_rows(source: str, text: str) -> tuple[list[str], ExportRows]:
-    """The columns that the header names, and the rows after it. A header alone is a table without a row.
+    """Return the columns that the header names, and the rows after it. A header alone is an empty table.
 
     Raises:
-        InputError: the text is no whole CSV.
+        InputError: the text is not a complete CSV file.
     """
-    # A set of a few thousand stream IDs is one field; the csv module stops at 128 KiB unless told.
+    # A set of a few thousand stream IDs is one field, but the csv module's default limit is 128 KiB.
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))
     reader = csv.reader((line[0] for line in _LINES.finditer(text)), strict=True)
     header = [name.strip() for name in _next_row(source, reader) or []]
@@ -240,7 +240,7 @@ def _dict_rows(source: str, reader: Iterator[list[str]], header: list[str], *, e
             "line if the table "
             "is empty"
         )
-    # A cut inside a last number or time leaves one that reads well: only the line end tells that it is whole.
+    # A truncated number or time can still parse; only the line end proves that it is complete.
     if not ends_whole and not _ENDS_WHOLE.fullmatch(last):
         raise InputError(
             f"{source}, line {line} ends in {last[-30:]!r} without a line end: {HALF_WRITTEN}; export it "

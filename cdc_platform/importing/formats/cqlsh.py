@@ -68,12 +68,12 @@ _READABLE_TABLES = (
 
 @dataclass(frozen=True)
 class CqlshExports:
-    """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
+    """The content of export files: V2 descriptions by ID, streams by time (ms), times (ms) with their expiry (ms).
 
-    `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets. `held` are
-    the names of the tables that were exported, or of those that their rows go into, also without a row. `topology` is
-    what the cluster's group has agreed on, `tables` are those with CDC options or a log in a schema, `warnings` are
-    remarks on that schema.
+    `v1` is the content of V1 tables and of `cdc_local`; `tablets` are stream sets of tablets. `held` are the names of
+    the exported tables, even without rows, or of the tables that their rows go into. `topology` is what the cluster's
+    Raft group has committed, `tables` are those with CDC options or a log in a schema, `warnings` are remarks on that
+    schema.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -108,30 +108,32 @@ _Partitions = dict[str, dict[int, _ExportRow]]
 
 
 def read_exports(paths: Iterable[str | Path], flaws: ImportIssues | None = None) -> CqlshExports:
-    """Read export files together: a table may lie in several of them.
+    """Read export files together: a table may be spread over several of them.
 
     Raises:
-        NotFound: a file is not there.
-        InputError: a file is no such export, or is cut; or rows of a generation are missing, and `flaws` are refused.
+        NotFound: a file does not exist.
+        InputError: a file is no such export, or is truncated; or rows of a generation are missing, and `flaws` refuses
+            issues.
     """
     return parse_exports([(str(path), read_user_text(Path(path), max_export_bytes())) for path in paths], flaws)
 
 
 def parse_exports(files: Sequence[tuple[str, str]], flaws: ImportIssues | None = None) -> CqlshExports:
-    """As `read_exports`, from (name, text) pairs.
+    """Parse exports as `read_exports` does, from (name, text) pairs.
 
     Raises:
-        InputError: a text is no such export, or is cut; or rows of a generation are missing, and `flaws` are refused.
+        InputError: a text is no such export, or is truncated; or rows of a generation are missing, and `flaws` refuses
+            issues.
     """
     flaws = flaws or ImportIssues()
     descriptions: _Partitions = {}
-    of_group: _Partitions = {}
+    group_descriptions: _Partitions = {}
     topology, internals = TopologyExport(), TabletInternalTables()
     streams: _Partitions = {}
     timestamps: dict[Milliseconds, Milliseconds | None] = {}
     v1 = V1Exports()
     tablets = TabletExportReader()
-    held: set[str] = set()
+    exported_tables: set[str] = set()
     tables: list[DescribedTable] = []
     warnings: list[str] = []
     for source, text in files:
@@ -142,13 +144,13 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: ImportIssues | None =
             internals.names.update(schema.names)
             continue
         table, rows = _parse_table(source, text)
-        held.add(
+        exported_tables.add(
             DESCRIPTIONS_V2 if table == DESCRIPTIONS_V3 else table
-        )  # what the group's own table holds goes into the same one
+        )  # rows of the group's own table go into the same one
         if table == DESCRIPTIONS_V2:
             _collect_rows(descriptions, source, _description_rows(source, rows, flaws))
         elif table == DESCRIPTIONS_V3:
-            _collect_rows(of_group, source, _description_rows(source, rows, flaws))
+            _collect_rows(group_descriptions, source, _description_rows(source, rows, flaws))
         elif table == TOPOLOGY:
             collect_topology_rows(topology, source, rows, flaws)
         elif table in (STREAMS_STATE, STREAMS_HISTORY, SCHEMA_TABLES):
@@ -161,8 +163,9 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: ImportIssues | None =
             tablets.add(table, source, rows)
         else:
             collect_v1_rows(v1, table, source, rows)
-    # The group's own table counts no rows: where both have a generation, the one that does is read.
-    descriptions = of_group | descriptions
+    # The group's own table has no row counts, so a generation that is in both tables is read from the one that has
+    # them.
+    descriptions = group_descriptions | descriptions
     tablets.add_sets(internals.sets(flaws))
     return CqlshExports(
         {id_: _build_description(id_, rows, flaws) for id_, rows in descriptions.items()},
@@ -173,7 +176,7 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: ImportIssues | None =
         dict(sorted(timestamps.items())),
         v1,
         tablets.exports(flaws),
-        frozenset(held),
+        frozenset(exported_tables),
         topology,
         tables,
         warnings,
@@ -181,7 +184,7 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: ImportIssues | None =
 
 
 def _parse_table(source: str, text: str) -> tuple[str, ExportRows]:
-    """The table that the columns name, and its rows, whatever form they have."""
+    """Return the table that the columns name, and its rows, in any supported form."""
     if not text.strip():
         raise InputError(f"{source} is empty: {HALF_WRITTEN}; export it again")
     if is_cqlsh_table(text):
@@ -202,17 +205,17 @@ def _table_from_header(source: str, header: list[str]) -> str:
             return table
     if "time" in columns and columns <= _COLUMNS[TIMESTAMPS]:
         return TIMESTAMPS
-    old = v1_table_from_columns(columns)
-    if old is not None:
-        return old
+    v1_table = v1_table_from_columns(columns)
+    if v1_table is not None:
+        return v1_table
     internal = TabletInternalTables.table_of(columns)
     if internal is not None:
         return internal
     if is_topology_export(columns):
         return TOPOLOGY
-    of_tablets = tablet_table_from_columns(source, columns)
-    if of_tablets is not None:
-        return of_tablets
+    tablet_table = tablet_table_from_columns(source, columns)
+    if tablet_table is not None:
+        return tablet_table
     for table in (DESCRIPTIONS_V2, STREAMS_V2):
         missing = _COLUMNS[table] - columns
         if columns and columns < _COLUMNS[table] and "range_end" in columns:
@@ -263,7 +266,7 @@ def _streams_rows(source: str, rows: ExportRows, flaws: ImportIssues) -> Iterato
 
 
 def _has_no_streams(place: str, text: str, flaws: ImportIssues) -> bool:
-    """Whether a row has no streams, which is told of: such a row cannot be kept, its range is one that is missing."""
+    """Return True and report an issue if a row has no streams: the row cannot be stored, so its range is missing."""
     if text not in EMPTY_STREAM_SETS:
         return False
     flaws.tell(f"{place}: streams: no streams; every range has at least one")
@@ -301,12 +304,12 @@ def _collect_timestamps(timestamps: dict[Milliseconds, Milliseconds | None], sou
 def _build_description(id_: str, rows: dict[int, _ExportRow], flaws: ImportIssues) -> RangeRows:
     claimed = {row.num_ranges for row in rows.values()}
     source = next(iter(rows.values())).source
-    told = claimed != {0}
-    if told and claimed != {len(rows)}:
-        shown = " and ".join(str(number) for number in sorted(claimed))
-        flaws.tell(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF_WRITTEN}")
+    has_claims = claimed != {0}
+    if has_claims and claimed != {len(rows)}:
+        claims_text = " and ".join(str(number) for number in sorted(claimed))
+        flaws.tell(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {claims_text}: {HALF_WRITTEN}")
     msbs = {end: row.ignore_msb for end, row in rows.items()}
-    claims = {end: row.num_ranges for end, row in rows.items()} if told else None
+    claims = {end: row.num_ranges for end, row in rows.items()} if has_claims else None
     return described_range_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs, claims, flaws)
 
 

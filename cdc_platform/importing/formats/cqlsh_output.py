@@ -19,31 +19,31 @@ _JSON_COLUMN = "[json]"
 _PAGER_LINE = "---MORE---"
 _WARNINGS = "Warnings :"
 _PROMPT = re.compile(r"[ \t]*(?:[^\s@]{1,255}@)?cqlsh(?::\"?\w{1,192}\"?)?> ?.*|[ \t]*\.\.\. .*")
-"""A line of a session: the prompt with what was typed behind it, and where a statement went on."""
+"""A line of a session: the prompt with a typed statement, or the continuation of a statement."""
 _SESSION = re.compile(rf"^(?:{_PROMPT.pattern}|{_WARNINGS}[ \t]*\r?\n(?:.*\S.*(?:\n|\Z))*)", re.MULTILINE)
 _FIRST_OBJECT = re.compile(r"\s*\[?\s*\{[^}]*")
 _FIELD = re.compile(r'"(\w+)"\s*:')
-# What no node of a ring snapshot and no joining node has.
+# Columns that neither nodes of ring snapshots nor joining nodes have.
 _TABLE_COLUMNS = frozenset({"time", "range_end", "timestamp", "streams_timestamp", "stream_id", "node_state"})
 
 
 def is_cqlsh_table(text: str) -> bool:
-    """Whether a text is a table as `cqlsh` prints it: its first two lines are names and a rule of dashes."""
+    """Return True if a text is a table as `cqlsh` prints it: its first two lines are names and a rule of dashes."""
     lines = [line for _, line in _lines(text, 2)]
     return len(lines) == 2 and _RULE.fullmatch(lines[1]) is not None
 
 
 def is_json_rows(text: str) -> bool:
-    """Whether a text is JSON with a row of an export an object: one object a line, or a list of objects."""
+    """Return True if a text is JSON with one object per exported row: one object per line, or a list of objects."""
     first = _FIRST_OBJECT.match(text)
     return first is not None and not _TABLE_COLUMNS.isdisjoint(_FIELD.findall(first[0]))
 
 
 def read_cqlsh_table(source: str, text: str) -> tuple[list[str], ExportRows]:
-    """The columns of a printed table, and its rows; `(n rows)` at its end says whether it is whole.
+    """Return the columns and rows of a printed table; the `(n rows)` at its end shows whether it is complete.
 
     Raises:
-        InputError: it is cut, or a row has other columns.
+        InputError: it is truncated, or a row has other columns.
     """
     lines = _lines(text)
     _, head = next(lines)
@@ -57,10 +57,10 @@ def read_cqlsh_table(source: str, text: str) -> tuple[list[str], ExportRows]:
 
 
 def read_json_rows(source: str, text: str) -> tuple[list[str], ExportRows]:
-    """The columns of objects, and a row of each: a list of objects, or an object a line.
+    """Return the columns and rows of JSON objects: a list of objects, or one object per line.
 
     Raises:
-        InputError: it is no JSON, a row is no object, or has other columns than the first.
+        InputError: it is not JSON, a row is not an object, or has other columns than the first.
     """
     if text.lstrip()[:1] == "[":
         value = parse_json(text, source)
@@ -70,19 +70,19 @@ def read_json_rows(source: str, text: str) -> tuple[list[str], ExportRows]:
 
 
 def strip_session(text: str) -> str:
-    """A text that was copied from a session of cqlsh without its prompts and warnings; lines keep their numbers."""
+    """Remove prompts and warnings from text that was copied from a cqlsh session; lines keep their numbers."""
     return _SESSION.sub(lambda found: "\n" * found[0].count("\n"), text)
 
 
 def _lines(text: str, most: int | None = None) -> Iterator[tuple[int, str]]:
-    """The lines of results that hold something, stripped, with their numbers; no more than `most`.
+    """Yield the non-empty lines of results, stripped, with their numbers; at most `most`.
 
-    Prompts and warnings of a session are left out. cqlsh does not mark where warnings end: the line above a rule of
-    dashes, and a prompt, are none.
+    Prompts and warnings of a session are skipped. cqlsh does not mark where warnings end, but the line above a rule of
+    dashes, and a prompt, are not part of them.
     """
-    lines, found, warned = _filled_lines(text), 0, False
+    lines, count, warned = _filled_lines(text), 0, False
     line, after = next(lines, None), next(lines, None)
-    while line is not None and (most is None or found < most):
+    while line is not None and (most is None or count < most):
         number, content = line
         if content == _WARNINGS:
             warned = True
@@ -90,7 +90,7 @@ def _lines(text: str, most: int | None = None) -> Iterator[tuple[int, str]]:
             warned = False
         elif not warned or (after is not None and _RULE.fullmatch(after[1])):
             warned = False
-            found += 1
+            count += 1
             yield number, content
         line, after = after, next(lines, None)
 
@@ -111,7 +111,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _table_body(source: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The lines between the rule and the count, which has to be theirs."""
+    """Yield the lines between the rule and the row count, and check their number against it."""
     count = 0
     for number, line in lines:
         end = _END.fullmatch(line)
@@ -134,7 +134,7 @@ def _table_body(source: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple
 
 def _table_rows(source: str, lines: Iterator[tuple[int, str]], header: list[str], head: str) -> ExportRows:
     def rows() -> Iterator[tuple[int, str]]:
-        # A terminal gets the header again with every page.
+        # cqlsh repeats the header for every page of a terminal.
         return ((number, line) for number, line in lines if line != head and not _RULE.fullmatch(line))
 
     for number, line in _table_body(source, rows()):
@@ -148,14 +148,14 @@ def _table_rows(source: str, lines: Iterator[tuple[int, str]], header: list[str]
 
 
 def _parse_lines(source: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, object]]:
-    """The JSON of each line, with its number."""
+    """Yield the JSON of each line, with its number."""
     return ((number, parse_json(line, f"{source}, line {number}")) for number, line in lines)
 
 
 def _rows_from_objects(
     source: str, found: Iterable[tuple[int, object]], what: str = "line"
 ) -> tuple[list[str], ExportRows]:
-    """The columns of the first object, and every object with the same ones."""
+    """Return the columns of the first object, and all objects as rows with the same columns."""
     values = iter(found)
     first = next(values, None)
     if first is None:
@@ -178,11 +178,11 @@ def _rows_from_objects(
 def _row_from_object(source: str, what: str, number: int, value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise InputError(f"{source}, {what} {number} is no JSON object; SELECT JSON writes one a row")
-    return {str(name): _FORMATTERS.get(str(name), _format_set)(each) for name, each in value.items()}
+    return {str(name): _FORMATTERS.get(str(name), _format_set)(field) for name, field in value.items()}
 
 
 def _format_set(value: object) -> str:
-    """A value as COPY writes it; a list is a set, and lists in it are tuples."""
+    """Format a value as COPY does; a list is a set, and lists in it are tuples."""
     if value is None or value == []:
         return ""
     if isinstance(value, list):
@@ -195,10 +195,10 @@ def _format_tuple(value: object) -> str:
 
 
 def _format_description(value: object) -> str:
-    """The list of tuples that a description of the first format is: in each the streams are a list."""
+    """Format a V1 description, a list of tuples whose streams are lists."""
     if not isinstance(value, list):
         return _format_set(value)
-    entries = [each if isinstance(each, list) else [each] for each in value]
+    entries = [item if isinstance(item, list) else [item] for item in value]
     return "[" + ", ".join(f"({', '.join(map(_format_list, entry))})" for entry in entries) + "]"
 
 
@@ -213,4 +213,4 @@ def _format_scalar(value: object) -> str:
 
 
 _FORMATTERS: Mapping[str, Callable[[object], str]] = {"description": _format_description}
-"""What JSON does not tell of its lists: the columns whose value is no set."""
+"""Formatters of columns whose lists are not sets, which JSON does not show."""

@@ -1,7 +1,8 @@
 """Parse cqlsh exports of the stream sets of tablet-based tables, from the public and the internal tables.
 
-A set is there twice, as open streams and as closed and opened ones, so a missing row shows. `cdc_streams_state` and
-`cdc_streams_history` know a table by the ID of its log; they become rows of `cdc_streams` and are checked as such.
+A set is stored twice, as open streams and as closed and opened ones, so a missing row shows. `cdc_streams_state` and
+`cdc_streams_history` identify a table by the ID of its log; their rows are converted to rows of `cdc_streams` and
+checked as such.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class ExportedStreamSet:
 
 @dataclass(frozen=True)
 class TabletExports:
-    """What export files hold of tablet-based tables: sets oldest first, and where each listed time (ms) stands."""
+    """The stream sets in export files, oldest first by table, and the place of each listed time (ms)."""
 
     sets: Mapping[TableName, list[ExportedStreamSet]] = field(default_factory=dict)
     times: Mapping[TableName, dict[Milliseconds, str]] = field(default_factory=dict)
 
 
 def tablet_table_from_columns(source: str, columns: set[str]) -> str | None:
-    """The table that has these columns, None where it is none of the two.
+    """Return the table that has these columns, or None if neither has.
 
     Raises:
         InputError: a column of the streams is missing.
@@ -86,10 +87,10 @@ class TabletExportReader:
     _times: dict[TableName, dict[Milliseconds, str]] = field(default_factory=dict)
 
     def add(self, table: str, source: str, rows: _Rows) -> None:
-        """Add a file's rows. A row may be in several files, and in one file once.
+        """Add a file's rows. A row may be in several files, but only once in each.
 
         Raises:
-            InputError: a value is none of its kind, or a row is there twice.
+            InputError: a value is invalid, or a row is duplicated.
         """
         if table == TABLET_TIMESTAMPS:
             self._add_times(source, rows)
@@ -97,7 +98,7 @@ class TabletExportReader:
             self._add_streams(source, rows)
 
     def add_sets(self, sets: Mapping[TableName, Mapping[Milliseconds, Mapping[tuple[int, bytes], str]]]) -> None:
-        """Add the sets that another table tells, each with its time; rows that are there stay."""
+        """Add the sets derived from another table, each with its time; existing rows stay."""
         for name, by_time in sets.items():
             for time_ms, states in by_time.items():
                 known = self._streams.setdefault(name, {}).setdefault(time_ms, {})
@@ -105,11 +106,11 @@ class TabletExportReader:
                 self._times.setdefault(name, {}).setdefault(time_ms, next(iter(states.values())))
 
     def exports(self, flaws: ImportIssues) -> TabletExports:
-        """What the files hold together.
+        """Return the combined content of the files.
 
         Raises:
-            InputError: `flaws` are refused, and a set does not cover the ring, or is not what its changes make of
-                the one before.
+            InputError: `flaws` refuses issues, and a set does not cover the ring, or does not follow from its changes
+                to the previous set.
         """
         return TabletExports(
             {name: list(build_stream_sets(name, rows, flaws)) for name, rows in self._streams.items()}, self._times
@@ -134,7 +135,7 @@ class TabletExportReader:
 
 
 def _keyed_rows(source: str, rows: _Rows) -> Iterator[tuple[str, TableName, Milliseconds, dict[str, str]]]:
-    """Every row with its place and its key: the table and the time (ms)."""
+    """Yield every row with its place and its key: the table and the time (ms)."""
     names: set[TableName] = set()
     times: dict[str, Milliseconds] = {}
     for line, values in rows:
@@ -164,13 +165,13 @@ def _refuse_duplicate(source: str, place: str, known: str, what: str) -> None:
 def build_stream_sets(
     name: TableName, rows: Mapping[Milliseconds, Mapping[tuple[int, bytes], str]], flaws: ImportIssues | None = None
 ) -> Iterator[ExportedStreamSet]:
-    """The sets of a table, oldest first, each held against the one before it.
+    """Yield the sets of a table, oldest first, each checked against the previous one.
 
-    `rows`: by time (ms) the streams in their states (0 current, 1 closed, 2 opened), each with the place it is from.
+    `rows`: by time (ms) the streams in their states (0 current, 1 closed, 2 opened), each with its place in the files.
 
     Raises:
-        InputError: `flaws` are refused, and a set does not cover the ring, or is not what its changes make of the
-            one before.
+        InputError: `flaws` refuses issues, and a set does not cover the ring, or does not follow from its changes to
+            the previous set.
     """
     flaws = flaws or refuse_issues()
     previous: ExportedStreamSet | None = None
@@ -180,16 +181,16 @@ def build_stream_sets(
             states[state].append(stream)
         place = next(iter(rows[time_ms].values()))
         source = place.rpartition(", line ")[0] or place
-        found = ExportedStreamSet(
+        stream_set = ExportedStreamSet(
             source,
             time_ms,
             *(_to_stream_ids(states[state]) for state in (STREAM_CURRENT, STREAM_CLOSED, STREAM_OPENED)),
         )
         where = f"{source}: {'.'.join(name)} at {format_ms(time_ms)}"
-        _check_set(where, found, flaws)
-        _check_change(where, previous, found, flaws)
-        yield found
-        previous = found
+        _check_set(where, stream_set, flaws)
+        _check_change(where, previous, stream_set, flaws)
+        yield stream_set
+        previous = stream_set
 
 
 def _check_set(where: str, found: ExportedStreamSet, flaws: ImportIssues) -> None:
@@ -219,16 +220,16 @@ def _check_set(where: str, found: ExportedStreamSet, flaws: ImportIssues) -> Non
 def _check_change(
     where: str, previous: ExportedStreamSet | None, found: ExportedStreamSet, flaws: ImportIssues
 ) -> None:
-    """Hold that a set is what its changes make of the one before; the oldest opens all of itself and closes nothing."""
+    """Report a set that differs from its changes applied to the previous one; the oldest only opens its own streams."""
     before = found.current[:0] if previous is None else previous.current
     try:
-        made = apply_difference(before, StreamSetDifference(found.closed, found.opened))
+        computed = apply_difference(before, StreamSetDifference(found.closed, found.opened))
     except InputError as error:
         flaws.tell(f"{where}: {error}: {HALF_WRITTEN}, rows are missing")
         return
-    if not np.array_equal(made, found.current):
+    if not np.array_equal(computed, found.current):
         flaws.tell(
-            f"{where}: what was open, closed and opened makes {len(made)} streams, which are not its "
+            f"{where}: what was open, closed and opened makes {len(computed)} streams, which are not its "
             f"{len(found.current)} current ones: {HALF_WRITTEN}, rows are missing"
         )
 
@@ -247,7 +248,7 @@ _CHANGE_STATES = {"1": STREAM_CLOSED, "2": STREAM_OPENED}
 
 _TableName = tuple[str, str]
 StreamStates = dict[_TableName, dict[Milliseconds, dict[tuple[int, bytes], str]]]
-"""By table and time (ms) the streams in their states, each with its place; as `cqlsh_tablets` has them."""
+"""By table and time (ms) the streams in their states, each with its place."""
 
 
 @dataclass
@@ -260,15 +261,15 @@ class TabletInternalTables:
 
     @staticmethod
     def table_of(columns: set[str]) -> str | None:
-        """The table that has these columns; None where it is none of the three."""
-        of_streams = next((table for table, known in INTERNAL_COLUMNS.items() if columns == known), None)
-        return of_streams or (SCHEMA_TABLES if columns >= _SCHEMA_TABLES_COLUMNS else None)
+        """Return the table that has these columns, or None if none of the three has."""
+        streams_table = next((table for table, known in INTERNAL_COLUMNS.items() if columns == known), None)
+        return streams_table or (SCHEMA_TABLES if columns >= _SCHEMA_TABLES_COLUMNS else None)
 
     def add(self, table: str, source: str, rows: ExportRows) -> None:
         """Add a file's rows.
 
         Raises:
-            InputError: a value is none of its kind, or two files disagree.
+            InputError: a value is invalid, or two files disagree.
         """
         for line, values in rows:
             place = f"{source}, line {line}"
@@ -278,7 +279,7 @@ class TabletInternalTables:
             id_ = read_uuid(place, values["table_id"], "table_id")
             time_ms = read_time_ms(place, "timestamp", values["timestamp"])
             if table == STREAMS_STATE and not values["stream_id"]:
-                continue  # a static timestamp alone: the set has no stream
+                continue  # a static timestamp alone: the set has no streams
             stream = read_stream_id(place, values["stream_id"])
             if table == STREAMS_HISTORY:
                 state = _CHANGE_STATES.get(values["stream_state"])
@@ -299,21 +300,21 @@ class TabletInternalTables:
             streams[stream] = place
 
     def sets(self, flaws: ImportIssues) -> StreamStates:
-        """The sets of every table: the oldest, and each that its changes make of the one before.
+        """Return the sets of every table: the oldest, and each later one derived from its changes to the previous one.
 
         Raises:
-            InputError: no schema says which table it is; or there is no oldest set, and `flaws` are refused.
+            InputError: no schema names the table; or there is no oldest set, and `flaws` refuses issues.
         """
-        found: StreamStates = {}
+        sets: StreamStates = {}
         for id_ in sorted({*self._bases, *self._changes}):
-            of_table = found.setdefault(self._name(id_), {})
+            table_sets = sets.setdefault(self._name(id_), {})
             base = self._bases.get(id_)
             if base is None:
                 flaws.tell(f"{STREAMS_STATE} has no oldest set of table {id_}, of which {STREAMS_HISTORY} has changes")
             time_ms, streams = base or (Milliseconds(0), {})
             current = dict(streams)
             if streams:
-                of_table[time_ms] = {
+                table_sets[time_ms] = {
                     (state, each): place for each, place in streams.items() for state in (STREAM_CURRENT, STREAM_OPENED)
                 }
             for later in sorted(time for time in self._changes.get(id_, {}) if time > time_ms):
@@ -321,13 +322,13 @@ class TabletInternalTables:
                 for (state, stream), place in changes.items():
                     if state == STREAM_OPENED:
                         current[stream] = place
-                # One that is opened and closed at once is another stream of the same tablet.
+                # If a tablet has streams opened and closed at once, these are different streams.
                 for state, stream in changes:
                     if state == STREAM_CLOSED:
                         current.pop(stream, None)
                 place = next(iter(changes.values()))
-                of_table[later] = changes | {(STREAM_CURRENT, stream): place for stream in current}
-        return found
+                table_sets[later] = changes | {(STREAM_CURRENT, stream): place for stream in current}
+        return sets
 
     def _name(self, id_: str) -> _TableName:
         keyspace, log = self.names.get(id_, ("", ""))

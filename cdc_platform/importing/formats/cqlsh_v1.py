@@ -1,7 +1,6 @@
-"""Parse exports of the V1 tables and of `cdc_local`, as an old or half-upgraded cluster has them.
+"""Parse exports of the V1 tables and of `cdc_local`, from an old or half-upgraded cluster.
 
-A V1 description is a list, so its streams are in shard order; the V1 streams table has one flat set without an
-order.
+A V1 description is a list, so its streams are in shard order; the V1 streams table has one flat set without an order.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _COLUMNS = {
     STREAMS_V1: ({"time", "streams"}, {"expired"}),
     LOCAL: ({"key", "streams_timestamp"}, {"uuid", "host_id"}),
 }
-"""Of each table the columns that must be there and those that may: old versions have no `uuid`, none has `host_id`."""
+"""Each table's required and optional columns: old versions have no `uuid`, no server has `host_id`."""
 
 _Rows = Iterable[tuple[int, dict[str, str]]]
 
 
 @dataclass(frozen=True, eq=False)
 class V1Generation:
-    """A generation as both V1 tables have it, `source` is the file. What a table did not have is None.
+    """A generation as both V1 tables have it; `source` is the file. Values that a table lacks are None.
 
     `streams` uint8[k, 16] are the user-facing table's, in unsigned byte order.
     """
@@ -53,7 +52,7 @@ class V1Generation:
 
 @dataclass(frozen=True)
 class CdcLocalRow:
-    """A row of `cdc_local`; `host_id` is None where the file does not say which node it is of."""
+    """A row of `cdc_local`; `host_id` is None if the file does not name the node."""
 
     place: str
     host_id: str | None
@@ -64,7 +63,7 @@ class CdcLocalRow:
 
 @dataclass(frozen=True)
 class V1Exports:
-    """What export files hold of the V1 tables, by time (ms), and of `cdc_local`."""
+    """The content of export files: V1 tables by time (ms), and `cdc_local`."""
 
     descriptions: dict[Milliseconds, V1Generation] = field(default_factory=dict)
     streams: dict[Milliseconds, V1Generation] = field(default_factory=dict)
@@ -72,7 +71,7 @@ class V1Exports:
 
 
 def v1_table_from_columns(columns: set[str]) -> str | None:
-    """The table that has these columns, None where it is none of the three."""
+    """Return the table that has these columns, or None if none of the three has."""
     for table, (needed, optional) in _COLUMNS.items():
         if needed <= columns <= needed | optional:
             return table
@@ -80,10 +79,10 @@ def v1_table_from_columns(columns: set[str]) -> str | None:
 
 
 def collect_v1_rows(exports: V1Exports, table: str, source: str, rows: _Rows) -> None:
-    """Add a file's rows to what was read.
+    """Add a file's rows to the exports.
 
     Raises:
-        InputError: a value is none of its kind, or a row is there twice or says something else than in a file before.
+        InputError: a value is invalid, or a row is duplicated or contradicts a previous file.
     """
     if table == LOCAL:
         _collect_local(exports.local, source, rows)

@@ -1,7 +1,7 @@
 """Parse the output of DESCRIBE SCHEMA: CDC-enabled tables, their definitions and, WITH INTERNALS, the IDs of logs.
 
-Other statements, and tables that the platform's CQL does not read, say nothing about CDC. A log that is printed as
-a table exists, whether CDC is on or off.
+Other statements, and tables that the platform's CQL cannot parse, say nothing about CDC. A log that is printed as a
+table exists, whether CDC is on or off.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STATEMENT = re.compile(
 )
 
 _HEAD = 64 * 1024
-"""Characters in which the first statement begins."""
+"""The number of characters in which the first statement must begin."""
 
 _MAX_SCHEMA_LENGTH = 16 * 1024 * 1024
 _BRACKETS = re.compile(r"[<\[{(>\]});]")
@@ -55,10 +55,10 @@ _TableName = tuple[str, str]
 
 @dataclass(frozen=True)
 class DescribedTable:
-    """A table with CDC options, or a log; `created_at_ms` is that of its log, None where its ID does not tell it.
+    """A table with CDC options, or a log; `created_at_ms` is the log's creation time, None if its ID does not show it.
 
-    `ttl_seconds` is None where no options are printed. `is_logged`: its log is printed as a table, or its CDC is on.
-    `ddl` makes the base table, with the types that it uses; None where the platform's CQL does not understand it, and
+    `ttl_seconds` is None if no options are printed. `is_logged`: its log is printed as a table, or its CDC is on. `ddl`
+    creates the base table, with the types that it uses; it is None if the platform's CQL does not support it, and
     `unread` says why.
     """
 
@@ -73,13 +73,13 @@ class DescribedTable:
 
     @property
     def full_name(self) -> str:
-        """`keyspace.table`."""
+        """Return `keyspace.table`."""
         return f"{self.keyspace}.{self.name}"
 
 
 @dataclass(frozen=True)
 class DescribedSchema:
-    """The tables with CDC options or a log, every table by its ID, where the schema has IDs, and remarks."""
+    """The tables with CDC options or a log, the names of all tables by ID (if the schema has IDs), and warnings."""
 
     tables: list[DescribedTable] = field(default_factory=list)
     names: dict[str, _TableName] = field(default_factory=dict)
@@ -87,15 +87,15 @@ class DescribedSchema:
 
 
 def is_schema_text(text: str) -> bool:
-    """Whether a text begins with a statement that makes a keyspace, a type or a table, or with USE."""
+    """Return True if a text begins with a statement that creates a keyspace, a type or a table, or with USE."""
     return _STATEMENT.match(strip_session(text[:_HEAD])) is not None
 
 
 def parse_schema_text(source: str, text: str) -> DescribedSchema:
-    """The tables that a schema has.
+    """Return the tables of a schema.
 
     Raises:
-        InputError: the text is no CQL, or a table that may have a log cannot be read.
+        InputError: the text is not CQL, or a table that may have a log cannot be parsed.
     """
     if len(text) > _MAX_SCHEMA_LENGTH:
         raise too_large_error(source, _MAX_SCHEMA_LENGTH)
@@ -108,7 +108,7 @@ def parse_schema_text(source: str, text: str) -> DescribedSchema:
 
 
 class _SchemaReader:
-    """What the statements of a schema have come to so far."""
+    """The state of a schema after the statements read so far."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -120,10 +120,10 @@ class _SchemaReader:
         self._warnings: list[str] = []
 
     def read(self, statement: s.Statement) -> None:
-        """Take the next statement.
+        """Apply the next statement.
 
         Raises:
-            InputError: it is of a table that may have a log, and cannot be read.
+            InputError: it defines a table that may have a log, and cannot be parsed.
         """
         body = statement.body
         place = f"{self._source}, line {statement.line}"
@@ -140,13 +140,13 @@ class _SchemaReader:
         elif isinstance(body, s.AlterProperties):
             self._alter(place, body)
         elif isinstance(body, s.CreateType | s.AddFields | s.RenameFields):
-            with suppress(InputError, NotFound):  # the tables that use it say that it is not there
+            with suppress(InputError, NotFound):  # the tables that use it report that it is missing
                 apply_definition(self._catalog, body, ONE_US)
         elif isinstance(body, s.AddColumns | s.DropColumns | s.RenameColumns):
             self._change(self._name(body.name), body)
 
     def schema(self) -> DescribedSchema:
-        """All of it, once the last statement is read."""
+        """Return the whole schema, after the last statement."""
         ids = {name: UUID(id_) for id_, name in self._names.items()}
         return DescribedSchema(
             [self._table(name, ids) for name in self._options | dict.fromkeys(sorted(self._logs))],
@@ -162,14 +162,14 @@ class _SchemaReader:
         created_ms = creation_ms_from_id(ids.get((name[0], name[1] + LOG_SUFFIX)))
         cdc = self._options.get(name)
         ddl, unread = self._ddl(name, cdc)
-        # Of a log alone nobody knows whether rows still come: that they do keeps more.
+        # For a log alone it is unknown whether rows still arrive; assuming that they do retains more.
         enabled = cdc.enabled if cdc is not None else not self._has(name)
         ttl_seconds = None if cdc is None else cdc.ttl
         is_logged = name in self._logs
         return DescribedTable(*name, enabled, ttl_seconds, created_ms, ddl, unread, is_logged)
 
     def _ddl(self, name: _TableName, cdc: CdcOptions | None) -> tuple[str | None, str | None]:
-        """What makes the table, or why that is not understood."""
+        """Return the table's definition, or why it cannot be parsed."""
         if name in self._unread:
             return None, self._unread[name]
         if not self._has(name):
@@ -188,15 +188,19 @@ class _SchemaReader:
         if is_cdc_log(name[1], body.columns):
             self._logs.add((name[0], name[1].removesuffix(LOG_SUFFIX)))
             return
-        found = _parse_cdc_options(place, body.properties)
-        if found is not None:
-            self._set(name, found)
-        # How its rows are stored says nothing of what they are.
-        kept = [each for each in body.properties if not isinstance(each, s.NamedProperty) or each.name == _DEFAULT_TTL]
-        self._change(name, replace(body, properties=tuple(kept)))
+        options = _parse_cdc_options(place, body.properties)
+        if options is not None:
+            self._set(name, options)
+        # Storage properties do not affect the meaning of rows.
+        properties = [
+            property_
+            for property_ in body.properties
+            if not isinstance(property_, s.NamedProperty) or property_.name == _DEFAULT_TTL
+        ]
+        self._change(name, replace(body, properties=tuple(properties)))
 
     def _index(self, body: s.CreateIndex) -> None:
-        """Note a search index. The cluster has it, so that nothing is asked of the table's options."""
+        """Record a search index. The cluster has accepted it, so the table's options are not checked."""
         name, class_name = self._name(body.table), body.class_name.lower()
         if class_name not in SEARCH_INDEX_CLASSES:
             return
@@ -212,18 +216,18 @@ class _SchemaReader:
 
     def _alter(self, place: str, body: s.AlterProperties) -> None:
         name = self._name(body.name)
-        found = None if name[1].endswith(LOG_SUFFIX) else _parse_cdc_options(place, body.properties)
-        if found is None:
+        options = None if name[1].endswith(LOG_SUFFIX) else _parse_cdc_options(place, body.properties)
+        if options is None:
             return
-        before = self._options.get(name)
-        was_on = not self._has(name) if before is None else before.enabled
+        existing = self._options.get(name)
+        was_on = not self._has(name) if existing is None else existing.enabled
         if was_on and omits_enabled(body.properties):
             self._warnings.append(f"{place}: {explain_cdc_turned_off('.'.join(name))}")
-        self._set(name, found)
+        self._set(name, options)
 
     def _set(self, name: _TableName, options: CdcOptions) -> None:
         self._options[name] = options
-        if options.enabled:  # its log stays when a later statement turns CDC off
+        if options.enabled:  # its log remains when a later statement turns CDC off
             self._logs.add(name)
 
     def _change(self, name: _TableName, body: s.DefinitionStatement) -> None:
@@ -237,25 +241,31 @@ class _SchemaReader:
 
 
 def _assert_shallow(source: str, text: str) -> None:
-    """Refuse what the grammar would need much memory to refuse."""
+    """Refuse text that the grammar would need much memory to refuse."""
     level = 0
-    for found in _BRACKETS.finditer(text):
-        # A bracket in a comment has no other: each statement begins anew.
-        level = 0 if found[0] == ";" else level + (1 if found[0] in "<[{(" else -1)
+    for bracket in _BRACKETS.finditer(text):
+        # An unbalanced bracket may be in a comment, so each statement starts at level 0.
+        level = 0 if bracket[0] == ";" else level + (1 if bracket[0] in "<[{(" else -1)
         if level > _MAX_DEPTH:
-            line = text.count("\n", 0, found.start()) + 1
+            line = text.count("\n", 0, bracket.start()) + 1
             raise InputError(
                 f"{source}, line {line}: a type or value is nested more than {_MAX_DEPTH} deep; no table's is"
             )
 
 
 def _parse_cdc_options(place: str, properties: Iterable[s.TableProperty]) -> CdcOptions | None:
-    """The CDC options; None where the statement does not say, or is Cassandra's, whose CDC is another."""
-    given = [each.value for each in properties if isinstance(each, s.NamedProperty) and each.name == "cdc"]
-    if not given or isinstance(given[0], s.Constant):
+    """Return the CDC options, or None if the statement has none, or has Cassandra's, whose CDC differs."""
+    values = [
+        property_.value
+        for property_ in properties
+        if isinstance(property_, s.NamedProperty) and property_.name == "cdc"
+    ]
+    if not values or isinstance(values[0], s.Constant):
         return None
     try:
-        read = parse_option_map(given[0])
-        return CdcOptions.parse({key: value for key, value in read.items() if key.lower() not in CLUSTER_ONLY_OPTIONS})
+        option_map = parse_option_map(values[0])
+        return CdcOptions.parse(
+            {key: value for key, value in option_map.items() if key.lower() not in CLUSTER_ONLY_OPTIONS}
+        )
     except InputError as error:
         raise InputError(f"{place}: {error}") from None

@@ -39,20 +39,20 @@ from cdc_platform.storage import read_user_text
 
 
 def read_join_request(path: str | Path) -> JoinRequest:
-    """The joining node that the JSON file at `path` describes.
+    """Return the joining node that the JSON file at `path` describes.
 
     Raises:
-        NotFound: there is no such file.
-        InputError: it is no JSON, or a field is missing, unknown or out of its bounds.
+        NotFound: the file does not exist.
+        InputError: it is not JSON, or a field is missing, unknown or out of bounds.
     """
     return parse_join_request(read_user_text(Path(path)), str(path))
 
 
 def parse_join_request(text: str, source: str = "bootstrap event") -> JoinRequest:
-    """The joining node that a JSON text describes; `source` is what messages call the text.
+    """Return the joining node that a JSON text describes; messages call the text `source`.
 
     Raises:
-        InputError: it is no JSON, or a field is missing, unknown or out of its bounds.
+        InputError: it is not JSON, or a field is missing, unknown or out of bounds.
     """
     value = parse_json(text, source)
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def parse_join_request(text: str, source: str = "bootstrap event") -> JoinReques
 
 
 MAX_STEPS = 10_000
-"""Steps that one rehearsal may have, repeated ones counted."""
+"""The maximum number of steps of one rehearsal, including repeated ones."""
 _MAX_SECONDS = 100 * 366 * DAY_SECONDS
 _SHARDS = AliasChoices("shard_count", "shards")
 
@@ -147,13 +147,13 @@ RehearsalChange = AddNodes | RemoveNode | ReshardNode | RepairStreams | WaitSeco
 _KINDS: Mapping[str, type[RehearsalChange]] = MappingProxyType(
     {"add": AddNodes, "remove": RemoveNode, "reshard": ReshardNode, "repair": RepairStreams, "wait": WaitSeconds}
 )
-# What may stand for the whole of a change where it has one field that matters.
+# The field that may stand for the whole change.
 _SHORT = MappingProxyType({"remove": "node", "wait": "seconds"})
 
 
 @dataclass(frozen=True)
 class RehearsalFileStep:
-    """One change, with its place in the file from 1 on."""
+    """One change, with its number in the file, from 1."""
 
     number: int
     kind: str
@@ -161,20 +161,20 @@ class RehearsalFileStep:
 
 
 def read_rehearsal(path: str | Path) -> list[RehearsalFileStep]:
-    """The steps of the rehearsal at `path`.
+    """Return the steps of the rehearsal at `path`.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
         InputError: as `parse_rehearsal`.
     """
     return parse_rehearsal(read_user_text(Path(path)), str(path))
 
 
 def parse_rehearsal(text: str, source: str = "rehearsal") -> list[RehearsalFileStep]:
-    """The steps of a rehearsal's JSON text; `source` is what messages call it.
+    """Return the steps of a rehearsal's JSON text; messages call the text `source`.
 
     Raises:
-        InputError: it is no JSON list of steps, or a step has a field that is missing, unknown or out of its bounds.
+        InputError: it is not a JSON list of steps, or a step has a field that is missing, unknown or out of bounds.
     """
     value = parse_json(text, source)
     if not isinstance(value, list):
@@ -214,19 +214,19 @@ _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 
 
 def read_tablet_ends(path: str | Path) -> list[int]:
-    """The integers of the list in a file, in its order.
+    """Return the integers of the list in a file, in order.
 
     Raises:
-        NotFound, InputError: there is no such file, it holds no JSON list, or an entry is no integer.
+        NotFound, InputError: the file does not exist, is not a JSON list, or an entry is not an integer.
     """
     return parse_tablet_ends(read_user_text(Path(path)), str(path))
 
 
 def parse_tablet_ends(text: str, source: str) -> list[int]:
-    """As `read_tablet_ends`, of the text itself; `source` is what messages call it.
+    """Return the integers as `read_tablet_ends` does, from the text itself; messages call the text `source`.
 
     Raises:
-        InputError: it is no JSON list, or an entry is no integer.
+        InputError: it is not a JSON list, or an entry is not an integer.
     """
     value = parse_json(text, source)
     if not isinstance(value, list):
@@ -239,5 +239,5 @@ def _parse_token(entry: object, number: int, source: str) -> int:
         return entry
     if isinstance(entry, str) and _INTEGER.fullmatch(entry):
         return int(entry)
-    shown = str(entry)[:60] if not isinstance(entry, str) else repr(entry[:60])
-    raise InputError(f"{source}: entry {number} is {shown}, which is no integer; tokens are integers")
+    excerpt = str(entry)[:60] if not isinstance(entry, str) else repr(entry[:60])
+    raise InputError(f"{source}: entry {number} is {excerpt}, which is no integer; tokens are integers")

@@ -1,8 +1,8 @@
 """Parse the output of `nodetool ring`, `nodetool describering` and `nodetool status`.
 
-`ring` names the owner of each token. `describering` lists the replicas of one keyspace, which are the owners only
-if it is replicated in every datacenter: it never changes a known ring. `status` has host IDs. None prints shards:
-they come from nodes known by address, or from options of import.
+`ring` names the owner of each token. `describering` lists the replicas of one keyspace, which are the owners only if it
+is replicated in every datacenter, so it never changes a known ring. `status` has host IDs. None of them prints shards:
+these come from nodes known by address, or from options of import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOAD, _OWNS = r"(?:\?|\S+(?: \S+)?)", r"(?:\?|[\d.]+%)"
 _DATACENTER = re.compile(r"\s*Datacenter: (.*\S)\s*")
 _HEADER = re.compile(r"Address\s+Rack\s+Status\s+State\s+Load\s+Owns\s+Token\s*")
 _LAST = re.compile(r"\s+(-?\d{1,19})\s*", re.ASCII)
-# Names of racks hold whatever their operators wrote, and a long one reaches the next column.
+# Rack names are free text, and a long one reaches the next column.
 _ROW = re.compile(rf"\s*(\S+)\s+(.*\S)\s*\b(Up|Down|\?)\s+(\S+)\s+{_LOAD}\s+{_OWNS}\s+(-?\d{{1,19}})\s*", re.ASCII)
 _ENDS_IN_TOKEN = re.compile(r".*\S\s+-?\d{1,19}\s*", re.ASCII)
 _RANGE = re.compile(
@@ -43,7 +43,7 @@ _STATE_LETTERS: Mapping[str, str] = {"N": "Normal", "L": "Leaving", "J": "Joinin
 class NodetoolRing:
     """The tokens of each address, with its datacenter and rack; `source` is the file.
 
-    `replicas_only`: it was printed by describering, which does not say who owns a token.
+    `replicas_only`: describering printed it, which does not show who owns a token.
     """
 
     source: str
@@ -52,7 +52,7 @@ class NodetoolRing:
     replicas_only: bool = False
 
     def own(self, place: str, address: str, datacenter: str, rack: str, token: str) -> int:
-        """Say that an address owns a token."""
+        """Record that an address owns a token."""
         value = read_range_end(place, token)
         self.tokens.setdefault(address, set()).add(value)
         self.places[address] = datacenter, rack
@@ -61,7 +61,7 @@ class NodetoolRing:
 
 @dataclass(frozen=True)
 class NodetoolNode:
-    """A node as `nodetool status` prints it. `host_id` and `token_count` are None where it prints a question mark."""
+    """A node as `nodetool status` prints it. `host_id` and `token_count` are None if it prints a question mark."""
 
     address: str
     host_id: UUID | None
@@ -72,7 +72,7 @@ class NodetoolNode:
 
 @dataclass(frozen=True)
 class NodetoolStatus:
-    """The members of a cluster by `nodetool status`, by their addresses; `source` is the file."""
+    """The members of a cluster in `nodetool status`, by address; `source` is the file."""
 
     source: str
     nodes: Mapping[str, NodetoolNode]
@@ -82,39 +82,40 @@ class NodetoolStatus:
         return node.address in self.nodes or any(node.host_id == each.host_id for each in self.nodes.values())
 
     def host_id(self, address: str) -> UUID | None:
-        """The host ID of an address; None where it is not printed."""
-        found = self.nodes.get(address)
-        return None if found is None else found.host_id
+        """Return the host ID of an address, or None if it is not printed."""
+        node = self.nodes.get(address)
+        return None if node is None else node.host_id
 
 
 def is_nodetool_ring(text: str) -> bool:
-    """Return True for what `nodetool ring` or `nodetool describering` prints."""
+    """Return True for output of `nodetool ring` or `nodetool describering`."""
     return _is_describering(text) or any(_HEADER.fullmatch(line) for line in text[:4096].splitlines())
 
 
 def is_nodetool_status(text: str) -> bool:
-    """Return True for what `nodetool status` prints."""
+    """Return True for output of `nodetool status`."""
     return any(_STATUS_HEADER.fullmatch(line) for line in text[:4096].splitlines())
 
 
 def parse_nodetool_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
-    """The ring that is printed.
+    """Return the printed ring.
 
     Raises:
-        InputError: it is cut, a line or a state is not known; or a node joins or leaves, and `flaws` are refused.
+        InputError: it is truncated, a line or a state is unknown; or a node joins or leaves, and `flaws` refuses
+            issues.
     """
-    found = _parse_describering(source, text) if _is_describering(text) else _parse_ring(source, text, flaws)
-    if not found.tokens:
+    ring = _parse_describering(source, text) if _is_describering(text) else _parse_ring(source, text, flaws)
+    if not ring.tokens:
         raise InputError(f"{source} lists no token: {HALF_WRITTEN}; print it again")
-    return found
+    return ring
 
 
 def parse_nodetool_status(source: str, text: str, flaws: ImportIssues) -> NodetoolStatus:
-    """The members that `nodetool status` prints.
+    """Return the members that `nodetool status` prints.
 
     Raises:
-        InputError: a line or a state is not known, an address or a host ID is there twice; or a node joins or leaves,
-            and `flaws` are refused.
+        InputError: a line or a state is unknown, an address or a host ID is duplicated; or a node joins or leaves, and
+            `flaws` refuses issues.
     """
     nodes: dict[str, NodetoolNode] = {}
     datacenter = ""
@@ -125,13 +126,13 @@ def parse_nodetool_status(source: str, text: str, flaws: ImportIssues) -> Nodeto
             datacenter = head[1]
         elif row:
             _, state, address, tokens, host, rack = row.groups()
-            found = membership_from_printed_state(f"{place}: node {address}", _STATE_LETTERS.get(state, state))
-            if not found.at_rest:
+            membership = membership_from_printed_state(f"{place}: node {address}", _STATE_LETTERS.get(state, state))
+            if not membership.at_rest:
                 flaws.tell(f"{place}: node {address} is {_STATE_LETTERS[state]}; print it when it is Normal or gone")
-            if not found.in_ring:
+            if not membership.in_ring:
                 continue
             host_id = None if host == "?" else _parse_host_id(place, host)
-            if address in nodes or (host_id and any(host_id == each.host_id for each in nodes.values())):
+            if address in nodes or (host_id and any(host_id == node.host_id for node in nodes.values())):
                 raise InputError(f"{place}: node {address} ({host}) is there twice")
             nodes[address] = NodetoolNode(address, host_id, None if tokens == "?" else int(tokens), datacenter, rack)
         elif _STATUS_LIKE.fullmatch(line) and not _STATUS_HEADER.fullmatch(line):
@@ -148,28 +149,28 @@ def nodes_from_ring(
     ignore_msb: int | None,
     status: NodetoolStatus | None = None,
 ) -> tuple[list[Node] | None, list[str]]:
-    """The nodes of a printed ring, and what a person should know; `known` are those of the home.
+    """Return the nodes of a printed ring, and warnings; `known` are those of the home.
 
-    The nodes are None where the ring stays as it is known. A printed ring has no zero-token nodes: those that are known
-    stay, unless `status`, which has all members, is printed beside it.
+    The nodes are None if the known ring stays as it is. A printed ring has no zero-token nodes: known ones stay, unless
+    `status`, which has all members, is given too.
 
     Raises:
-        InputError: nobody says how a node shards its tokens, the nodes make no ring, or `status` contradicts it.
+        InputError: the sharding of a node is unknown, the nodes form no ring, or `status` contradicts it.
     """
     if ring.replicas_only and any(node.tokens for node in known):
         return None, [*_replicas_only(ring), *_differences(ring, known)]
     by_host, by_address = {node.host_id: node for node in known}, {node.address: node for node in known if node.address}
-    nodes, made_up = [], []
+    nodes, unnamed = [], []
     for address in sorted(ring.tokens):
         host_id = None if status is None else status.host_id(address)
-        there = by_address.get(address) if host_id is None else by_host.get(host_id)
-        like = there or by_address.get(address)
-        given = (shards, ignore_msb) if like is None else (like.shard_count, like.ignore_msb)
-        sharding = _sharding(ring.source, address, *given)
+        existing = by_address.get(address) if host_id is None else by_host.get(host_id)
+        similar = existing or by_address.get(address)
+        known_sharding = (shards, ignore_msb) if similar is None else (similar.shard_count, similar.ignore_msb)
+        sharding = _sharding(ring.source, address, *known_sharding)
         datacenter, rack = ring.places[address]
         if host_id is None:
-            host_id = uuid5(_NAMESPACE, f"{datacenter} {address}") if there is None else there.host_id
-            made_up += [] if there else [address]
+            host_id = uuid5(_NAMESPACE, f"{datacenter} {address}") if existing is None else existing.host_id
+            unnamed += [] if existing else [address]
         nodes.append(
             Node(
                 host_id=host_id,
@@ -179,7 +180,7 @@ def nodes_from_ring(
                 address=address,
                 datacenter=datacenter,
                 rack=rack,
-                features=() if there is None else there.features,
+                features=() if existing is None else existing.features,
             )
         )
     nodes += [
@@ -191,10 +192,10 @@ def nodes_from_ring(
         _assert_same_counts(status, nodes)
     Ring.of(nodes)
     warnings = []
-    if made_up:
+    if unnamed:
         warnings.append(
             f"{ring.source}: nodetool {'describering' if ring.replicas_only else 'ring'} prints no host IDs, and "
-            f"{len(made_up)} nodes are not known by their addresses, the first {made_up[0]}: they have IDs that were "
+            f"{len(unnamed)} nodes are not known by their addresses, the first {unnamed[0]}: they have IDs that were "
             "made of their addresses; import nodetool status, system.topology or a ring snapshot for the true ones"
         )
     warnings += _replicas_only(ring) if ring.replicas_only else []
@@ -204,14 +205,14 @@ def nodes_from_ring(
 def apply_status(
     nodes: Sequence[Node], status: NodetoolStatus, shards: int | None, ignore_msb: int | None
 ) -> tuple[list[Node], list[str]]:
-    """Nodes with what `nodetool status` says of them, and what a person should know. It removes no node.
+    """Return nodes updated from `nodetool status`, and warnings. It removes no node.
 
-    A host ID that was made of an address gives way to the true one; zero-token nodes are added; addresses, datacenters
-    and racks that were not known are filled in.
+    A true host ID replaces one that was derived from an address; zero-token nodes are added; unknown addresses,
+    datacenters and racks are filled in.
 
     Raises:
-        InputError: another host has the address of a node, no node owns tokens, or nobody says how a zero-token node
-            shards.
+        InputError: another host has the address of a node, no node owns tokens, or the sharding of a zero-token node is
+            unknown.
     """
     if not any(node.tokens for node in nodes):
         raise InputError(
@@ -220,12 +221,12 @@ def apply_status(
         )
     by_host = {node.host_id: node for node in nodes}
     by_address = {node.address: node for node in nodes if node.address}
-    found: dict[UUID, Node] = {node.host_id: node for node in nodes}
+    by_id: dict[UUID, Node] = {node.host_id: node for node in nodes}
     warnings: list[str] = []
     for printed in status.nodes.values():
-        there = by_host.get(printed.host_id) if printed.host_id else by_address.get(printed.address)
-        there = there or by_address.get(printed.address)
-        if there is None and printed.token_count == 0 and printed.host_id is not None:
+        existing = by_host.get(printed.host_id) if printed.host_id else by_address.get(printed.address)
+        existing = existing or by_address.get(printed.address)
+        if existing is None and printed.token_count == 0 and printed.host_id is not None:
             sharding = _sharding(status.source, printed.address, shards, ignore_msb)
             added = Node(
                 host_id=printed.host_id,
@@ -236,24 +237,24 @@ def apply_status(
                 datacenter=printed.datacenter,
                 rack=printed.rack,
             )
-            found[added.host_id] = added
-        elif there is None:
+            by_id[added.host_id] = added
+        elif existing is None:
             warnings.append(
                 f"{status.source}: node {printed.address} is not known here, and nodetool status does not print its "
                 "tokens: it is left out; import nodetool ring with it"
             )
         else:
-            del found[there.host_id]
-            named = _with_printed_names(there, printed, status.source)
-            found[named.host_id] = named
-            warnings += _other_tokens(there, printed, status.source)
+            del by_id[existing.host_id]
+            updated = _with_printed_names(existing, printed, status.source)
+            by_id[updated.host_id] = updated
+            warnings += _other_tokens(existing, printed, status.source)
     gone = [node for node in nodes if not status.lists(node)]
     if gone:
         warnings.append(
             f"{status.source}: {len(gone)} nodes that are known here are not in it, the first {gone[0].host_id}: they "
             "stay; import nodetool ring with it, or system.topology, if they have left"
         )
-    return list(found.values()), warnings
+    return list(by_id.values()), warnings
 
 
 def _with_printed_names(there: Node, printed: NodetoolNode, source: str) -> Node:
@@ -284,7 +285,7 @@ def _other_tokens(there: Node, printed: NodetoolNode, source: str) -> list[str]:
 
 
 def _assert_same_counts(status: NodetoolStatus, nodes: Sequence[Node]) -> None:
-    """Hold that both were printed at one time, by how many tokens each node has."""
+    """Raise InputError if the token counts show that both were not printed at the same time."""
     owned = {node.address: len(node.tokens) for node in nodes}
     for printed in status.nodes.values():
         if printed.token_count not in (None, owned.get(printed.address, 0)):
@@ -311,20 +312,22 @@ def _replicas_only(ring: NodetoolRing) -> list[str]:
 
 
 def _differences(ring: NodetoolRing, known: Sequence[Node]) -> list[str]:
-    """What a description of replicas says otherwise than the known ring, which stays as it is."""
-    here = {token for node in known for token in node.tokens}
+    """Return the differences between a description of replicas and the known ring, which stays as it is."""
+    owned = {token for node in known for token in node.tokens}
     printed = {token for tokens in ring.tokens.values() for token in tokens}
     strangers = sorted(ring.tokens.keys() - {node.address for node in known})
-    found = [f"the ring here stays as it is: {len(here)} tokens of {len(known)} nodes"]
-    if printed - here:
-        found.append(
-            f"{len(printed - here)} ranges end at tokens that no node here has, the first {min(printed - here)}"
+    differences = [f"the ring here stays as it is: {len(owned)} tokens of {len(known)} nodes"]
+    if printed - owned:
+        differences.append(
+            f"{len(printed - owned)} ranges end at tokens that no node here has, the first {min(printed - owned)}"
         )
-    if here - printed:
-        found.append(f"{len(here - printed)} tokens of nodes here end no range, the first {min(here - printed)}")
+    if owned - printed:
+        differences.append(
+            f"{len(owned - printed)} tokens of nodes here end no range, the first {min(owned - printed)}"
+        )
     if strangers and all(node.address for node in known):
-        found.append(f"{len(strangers)} addresses are of no node here, the first {strangers[0]}")
-    return [f"{ring.source}: {'; '.join(found)}"]
+        differences.append(f"{len(strangers)} addresses are of no node here, the first {strangers[0]}")
+    return [f"{ring.source}: {'; '.join(differences)}"]
 
 
 def _is_describering(text: str) -> bool:
@@ -332,15 +335,15 @@ def _is_describering(text: str) -> bool:
 
 
 def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
-    """By `nodetool ring`: above the rows of each datacenter is the token of its last one."""
-    found = NodetoolRing(source)
-    datacenter, due, last = "", None, None
+    """Parse `nodetool ring`: the token of each datacenter's last row is printed above its rows."""
+    ring = NodetoolRing(source)
+    datacenter, expected, last = "", None, None
 
     def end(number: int) -> None:
-        if due != last:
+        if expected != last:
             raise InputError(
                 f"{source}, line {number}: the rows of datacenter {datacenter} end with token {last} where they should "
-                f"with {due}: {HALF_WRITTEN}; print it again"
+                f"with {expected}: {HALF_WRITTEN}; print it again"
             )
 
     number = 0
@@ -349,9 +352,9 @@ def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
         head, row, alone = _DATACENTER.fullmatch(line), _ROW.fullmatch(line), _LAST.fullmatch(line)
         if head:
             end(number)
-            datacenter, due, last = head[1], None, None
+            datacenter, expected, last = head[1], None, None
         elif alone:
-            due = read_range_end(place, alone[1])
+            expected = read_range_end(place, alone[1])
         elif row:
             address, rack, _, state, token = row.groups()
             last = int(token)
@@ -359,16 +362,16 @@ def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
             if not membership.at_rest:
                 flaws.tell(f"{place}: node {address} is {state}; print the ring when it is Normal or gone")
             if membership.in_ring:
-                found.own(place, address, datacenter, rack, token)
+                ring.own(place, address, datacenter, rack, token)
         elif _ENDS_IN_TOKEN.fullmatch(line):
             raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool ring that is known here")
     end(number)
-    return found
+    return ring
 
 
 def _parse_describering(source: str, text: str) -> NodetoolRing:
-    """By `nodetool describering`: the ranges, each with its first replica and where that is."""
-    found, starts, ends = NodetoolRing(source, replicas_only=True), set[int](), set[int]()
+    """Parse `nodetool describering`: the ranges, each with its first replica and that replica's location."""
+    ring, starts, ends = NodetoolRing(source, replicas_only=True), set[int](), set[int]()
     for number, line in enumerate(text.splitlines(), start=1):
         place = f"{source}, line {number}"
         if "TokenRange(" not in line:
@@ -381,11 +384,11 @@ def _parse_describering(source: str, text: str) -> NodetoolRing:
         if first != host:
             raise InputError(f"{place}: the first endpoint is {first}, and its details are of {host}")
         starts.add(int(start))
-        ends.add(found.own(place, first, datacenter, rack, token))
+        ends.add(ring.own(place, first, datacenter, rack, token))
     if starts != ends:
         gap = min(starts ^ ends)
         raise InputError(f"{source}: the ranges do not close the ring, at token {gap}: {HALF_WRITTEN}; print it again")
-    return found
+    return ring
 
 
 def _parse_host_id(place: str, text: str) -> UUID:

@@ -33,7 +33,7 @@ _NORMAL = "NORMAL"
 class SnapshotNode(BaseModel):
     """One node of a snapshot. The caller may supply `shard_count` and `ignore_msb`; the other fields are required.
 
-    An empty address, datacenter or rack is not known: `system.topology` has no addresses, for one.
+    An empty address, datacenter or rack is unknown; `system.topology`, for example, has no addresses.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +50,7 @@ class SnapshotNode(BaseModel):
 
 
 def snapshot_from_node(node: Node) -> dict[str, Any]:
-    """A node as a ring snapshot has it, which `import` takes."""
+    """Return a node in the form of a ring snapshot, which `import` reads."""
     return {
         "host_id": str(node.host_id),
         "address": node.address,
@@ -65,11 +65,11 @@ def snapshot_from_node(node: Node) -> dict[str, Any]:
 
 
 def read_ring_snapshot(path: str | Path, shards: int | None = None, ignore_msb: int | None = None) -> list[Node]:
-    """The nodes of the snapshot at `path`, in its order; `shards` and `ignore_msb` hold where the file does not say.
+    """Return the nodes of the snapshot at `path`, in order; `shards` and `ignore_msb` apply if the file lacks them.
 
     Raises:
-        NotFound: there is no such file.
-        InputError: it is no ring snapshot, or its nodes make no ring.
+        NotFound: the file does not exist.
+        InputError: it is not a ring snapshot, or its nodes form no ring.
     """
     return parse_ring_snapshot(read_user_text(Path(path)), str(path), shards, ignore_msb)
 
@@ -77,10 +77,10 @@ def read_ring_snapshot(path: str | Path, shards: int | None = None, ignore_msb: 
 def parse_ring_snapshot(
     text: str, source: str = "ring snapshot", shards: int | None = None, ignore_msb: int | None = None
 ) -> list[Node]:
-    """The nodes of a snapshot's JSON text, in its order; `source` is what messages call the text.
+    """Return the nodes of a snapshot's JSON text, in order; messages call the text `source`.
 
     Raises:
-        InputError: it is no JSON list of nodes, a node lacks its sharding, or the nodes make no ring.
+        InputError: it is not a JSON list of nodes, a node lacks its sharding, or the nodes form no ring.
     """
     value = parse_json(text, source)
     if not isinstance(value, list):
@@ -89,7 +89,7 @@ def parse_ring_snapshot(
     if not value:
         raise InputError(f"{source} lists no nodes; a ring snapshot has at least one")
     nodes = [
-        _parse_node(item, f"{source}: node {place}", shards, ignore_msb) for place, item in enumerate(value, start=1)
+        _parse_node(item, f"{source}: node {number}", shards, ignore_msb) for number, item in enumerate(value, start=1)
     ]
     try:
         Ring.of(nodes)
@@ -99,10 +99,10 @@ def parse_ring_snapshot(
 
 
 def joins_between_snapshots(snapshots: Sequence[Sequence[Node]]) -> list[JoinRequest]:
-    """The nodes that each snapshot adds to the one before, oldest first; the first adds all of its nodes to nothing.
+    """Return the nodes that each snapshot adds to the previous one, oldest first; the first one adds all of its nodes.
 
     Raises:
-        InputError: a node is gone, or has other tokens or shards, in a later snapshot: that is no join.
+        InputError: a node is gone, or has other tokens or shards, in a later snapshot, which is no join.
     """
     known: dict[UUID, Node] = {}
     requests = []

@@ -14,14 +14,14 @@ from cdc_platform.errors import InputError
 from cdc_platform.storage import DEFAULT_MAX_BYTES, too_large_error
 
 MAX_JSON_BYTES = DEFAULT_MAX_BYTES
-"""Bytes of a JSON text: the tokens of three million vnodes."""
+"""The maximum size of a JSON text in bytes: the tokens of three million vnodes."""
 MEMORY_FACTOR = 10
-"""How many times the size of an export its rows take at most, while they are checked."""
+"""How many times the size of an export its rows take at most while they are checked."""
 _UNKNOWN_MEMORY = 8 * 1024**3
 
 
 def get_memory_bytes() -> int | None:
-    """The memory that processes here may use: the machine's, or its control group's where that is less."""
+    """Return the memory that processes may use: the machine's, or that of its control group if it is less."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -36,7 +36,7 @@ def get_memory_bytes() -> int | None:
 
 
 def max_export_bytes() -> int:
-    """The bytes that the files of one import may have together."""
+    """Return the maximum total size in bytes of the files of one import."""
     return (get_memory_bytes() or _UNKNOWN_MEMORY) // MEMORY_FACTOR
 
 
@@ -45,10 +45,10 @@ _MAX_DEPTH = 32
 
 
 def parse_json(text: str, source: str) -> object:
-    """The value of a JSON text; `source` is what messages call it.
+    """Return the value of a JSON text; messages call the text `source`.
 
     Raises:
-        InputError: it is no JSON, says a field twice, holds NaN or an infinity, or is too large or too deep.
+        InputError: it is not JSON, repeats a field, contains NaN or an infinity, or is too large or too deep.
     """
     if not text or text.isspace():
         raise InputError(f"{source} is empty; it has to hold JSON")
@@ -67,16 +67,18 @@ def parse_json(text: str, source: str) -> object:
         raise _too_deep(source) from None
     except ValueError as error:
         raise InputError(f"{source} is not JSON: {error}") from None
-    if containers > _MAX_DEPTH:  # fewer of them cannot be nested deeper, however long a list is
+    if containers > _MAX_DEPTH:  # fewer containers cannot be nested deeper, however long a list is
         _assert_shallow(value, source)
     return value
 
 
 def _assert_shallow(value: object, source: str) -> None:
-    """Hold that whoever shows or checks the value does not come to Python's own limit of depth."""
+    """Raise InputError if the value is so deep that code which prints or checks it could reach Python's recursion
+    limit.
+    """
     level = [value]
     for _ in range(_MAX_DEPTH):
-        level = [inner for each in level for inner in _children(each) if isinstance(inner, (list, dict))]
+        level = [inner for container in level for inner in _children(container) if isinstance(inner, (list, dict))]
         if not level:
             return
     raise _too_deep(source)

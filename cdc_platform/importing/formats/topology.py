@@ -19,7 +19,7 @@ from cdc_platform.ring import MAX_IGNORE_MSB, MAX_SHARD_COUNT, Node, is_ring_cha
 
 TOPOLOGY = "topology"
 NEEDED_COLUMNS = frozenset({"host_id", "node_state", "tokens", "shard_count", "ignore_msb"})
-"""The columns without which it is no export of the table; all others may be left out."""
+"""The columns that identify an export of the table; all others are optional."""
 
 _TOKEN = re.compile(r"'?(-?\d{1,19})'?", re.ASCII)
 _COMMITTED = re.compile(r"\(\s*'?([^,']+)'?\s*,\s*([0-9a-fA-F-]{36})\s*\)")
@@ -38,16 +38,16 @@ class TopologyExport:
 
 
 def is_topology_export(columns: set[str]) -> bool:
-    """Whether these are columns of the table."""
+    """Return True if these are columns of the table."""
     return columns >= NEEDED_COLUMNS
 
 
 def collect_topology_rows(found: TopologyExport, source: str, rows: ExportRows, flaws: ImportIssues) -> None:
-    """Add a file's rows. What a state means for the ring is in `ring.membership`.
+    """Add a file's rows. `ring.membership` defines what a state means for the ring.
 
     Raises:
-        InputError: a value is malformed or not known, or a node is there twice; or nodes or generations are changing,
-            and `flaws` are refused.
+        InputError: a value is malformed or unknown, or a node is duplicated; or nodes or generations are changing, and
+            `flaws` refuses issues.
     """
     for line, values in rows:
         place = f"{source}, line {line}"
@@ -86,11 +86,11 @@ def _parse_node(place: str, values: Mapping[str, str]) -> Node:
 
 
 def _tokens(place: str, text: str) -> list[int]:
-    """The tokens of a node; a zero-token node has none, which is null or an empty set."""
-    found = [_TOKEN.fullmatch(word) for word in _split_set(text)]
-    if None in found or (text and not found and text != "{}"):
+    """Return the tokens of a node; a zero-token node has none, written as null or an empty set."""
+    matches = [_TOKEN.fullmatch(word) for word in _split_set(text)]
+    if None in matches or (text and not matches and text != "{}"):
         raise InputError(f"{place}: tokens {text[:60]!r} are no set of whole numbers, as in {{'-42', '17'}}")
-    return [int(each[1]) for each in found if each is not None]
+    return [int(match[1]) for match in matches if match is not None]
 
 
 def _split_set(text: str) -> list[str]:
