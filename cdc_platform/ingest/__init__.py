@@ -1,4 +1,4 @@
-"""The CDC log of a live cluster, brought into the lake exactly once, window after window."""
+"""Ingest of a live cluster's CDC log into the lake, exactly once, window by window."""
 
 from __future__ import annotations
 

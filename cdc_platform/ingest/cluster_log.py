@@ -1,8 +1,8 @@
 """The CDC log of a live cluster as a source of windows, committed into the log's Delta table.
 
-`follow` gives the order of windows, generations and checkpoints; `WindowReader` reads the rows; here they are
-committed, each window by one commit with its number and its end. A window with more rows than memory holds goes into
-parts first. Gaps that a window reveals are recorded before its rows are.
+`consume_windows` determines the order of windows, generations and checkpoints, and `WindowReader` reads the rows. This
+module commits each window at once, with its number and its end. A window with more rows than memory can hold is
+committed in parts first. Gaps that a window reveals are recorded before its rows.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from cdc_platform.timeline import StreamSource
 
 _ORIGIN = origin_application(FROM_CLUSTER)
 TASKS_HERE = 8
-"""Tasks of requests that are done sooner in the process that asks than Spark starts."""
+"""Up to this many tasks run faster in the calling process than Spark starts."""
 
 
 @dataclass(frozen=True)
 class ReadWindow:
-    """A window as it was read, with what was estimated and what came. Times in µs; `requests` counts pages.
+    """A window as it was read, with estimates and results. Times in µs; `requests` counts pages.
 
-    `chosen` is None where the window was passed over. `late` are the rows that a second reading found. `scanned_with`
-    is the number of the window for which the scan was made that brought the rows of this one too. `catch_up`: the
-    position had passed it before the streams of its set could be read.
+    `chosen` is None if the window was skipped. `late` counts the rows that the second pass found. `scanned_with` is the
+    number of the window whose scan also read the rows of this one. `catch_up` means that the position had passed the
+    window before the streams of its set could be read.
     """
 
     number: int
@@ -76,7 +76,7 @@ class ReadWindow:
         *,
         catch_up: bool = False,
     ) -> ReadWindow:
-        """Describe a window that was committed; its reading `started` at that time of the monotonic clock (s)."""
+        """Describe a committed window; its reading `started` at that time of the monotonic clock (s)."""
         chosen, other, requests, scanned_with = None, None, 0, None
         if result is not None:
             chosen, other = result.chosen, result.other
@@ -101,32 +101,32 @@ class ClusterLogSource:
     ) -> None:
         self.lake, self.clock, self.tell = lake, clock, tell
         self.windows: list[ReadWindow] = []
-        """The windows that were committed, but for those of the second pass."""
+        """The committed windows, without those of the second pass."""
         self._reader, self._read_until_us = reader, read_until_us
         self.workers = workers.at_least(TASKS_HERE)
-        # An earlier release noted nothing of stream sets.
+        # Earlier releases did not record stream sets.
         self._rereads = consumer.window_number > 0 and lake.transaction(self.sink, _ORIGIN) is None
 
     @property
     def schema(self) -> TableSchema:
-        """The table, as the cluster was last seen to define it."""
+        """Return the table as the cluster was last seen to define it."""
         return self._reader.schema
 
     @property
     def sink(self) -> Table:
-        """The table of the log."""
+        """Return the table of the log."""
         return log_table(self.schema)
 
     def longest_us(self, after_us: Microseconds) -> Microseconds | None:
-        """As `Copier`: a window may be as long as it likes, since one of many rows goes into parts."""
+        """Return None: a window may be of any length, since one with many rows is committed in parts."""
         return None
 
     def rows_left(self, window: Window) -> int | None:
-        """As `Copier`: nobody can count rows of streams that are not known."""
+        """Return None: rows of unknown streams cannot be counted."""
         return None
 
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
-        """As `Copier`; where the table was altered meanwhile, the window is read again."""
+        """Copy a window; read it again if the table was altered meanwhile."""
         started, reader, plan = time.monotonic(), self._reader, None
         first_read = window.number == 1
         new: list[LogGap] = []
@@ -144,7 +144,7 @@ class ClusterLogSource:
                 self._append_part(replace(window, until_us=until_us), rows, new)
 
             result = reader.read(source, window, self._read_until_us, commit_part, plan, first_read=first_read)
-            # Rows may have died while they were being read.
+            # Rows may have expired while they were being read.
             marks = self._with_gaps(window, marks, new)
             count = self.append(result.rows, marks, expected)
             count = None if count is None else count + result.committed
@@ -163,7 +163,7 @@ class ClusterLogSource:
         return count
 
     def origin_us(self, consumer: Consumer) -> Microseconds:
-        """As `Copier`: what an earlier release read is read once more, as far as its rows may still be there."""
+        """Return where reading begins: an earlier release's rows are read once more if they may still exist."""
         if consumer.window_number == 0:
             return consumer.position_us
         return Microseconds(Lifetimes.of(self.lake, self.schema).since_us(self.clock.now_us()) - ONE_US)
@@ -171,7 +171,7 @@ class ClusterLogSource:
     def copy_unread(
         self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
     ) -> int | None:
-        """As `Copier`; reports rows that may have died before their set could be read."""
+        """Copy a window that became readable late; report rows that may have expired before their set could be read."""
         started, schema = time.monotonic(), self.schema
         new: list[LogGap] = []
 
@@ -198,7 +198,7 @@ class ClusterLogSource:
         return count
 
     def read_late(self, source: StreamSource, window: Window, until_us: Microseconds) -> WindowResult:
-        """Read the rows of a window that the log's table does not have; one scan serves windows up to `until_us` (µs).
+        """Read the rows of a window that the log's table lacks; one scan serves windows up to `until_us` (µs).
 
         Raises:
             OtherColumns: the table was altered, and its definition is not understood.
@@ -210,13 +210,13 @@ class ClusterLogSource:
         return self._reader.read(source, window, until_us, commit_part, drop_known=True)
 
     def append(self, rows: pa.Table, marks: Mapping[str, int], expected: int | None) -> int | None:
-        """Append rows of this process's memory to the log, with the marks; None where the first is not expected."""
+        """Append rows in memory to the log, with the marks; return None if the first mark's value is not `expected`."""
         sink = ensure_log_columns(self.lake, self.clock, self.schema, exact=EXACT in rows.column_names)
         failpoints.kill_if_selected(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
     def _append_part(self, span: Window, rows: pa.Table, new: list[LogGap]) -> None:
-        """Commit rows of a window, or of a scan, of which more will come; record the gaps that they reveal before."""
+        """Commit a part of the rows of a window or scan; first record the gaps that it reveals."""
         marks = dict(self._with_gaps(span, {}, new))
         noted = self.lake.transaction(self.sink, PARTS_UNTIL) or 0
         self._append_numbered(rows, {**marks, PARTS_UNTIL: max(span.until_us, noted)})
@@ -235,30 +235,30 @@ class ClusterLogSource:
         return self.workers.work_here(self._reader.query().tasks(plan.places))
 
     def _append_in_tasks(self, plan: Plan, marks: Mapping[str, int], expected: int | None) -> int | None:
-        """Let tasks read the rows and write their files, which one commit puts behind the log's, with the marks."""
+        """Let tasks read rows and write files; one commit appends the files to the log, with the marks."""
         (name, number), *rest = marks.items()
         while True:
             sink = ensure_log_columns(self.lake, self.clock, self.schema, exact=True)
             if self.lake.transaction(sink, name) != expected:
                 return None
             tasks = self._reader.query().task_rows(plan.conditions)
-            before = sum(each.rows for each in self.lake.slices(sink))
+            before = sum(part.rows for part in self.lake.slices(sink))
             failpoints.kill_if_selected(failpoints.BEFORE_SINK)
             try:
                 done = frames.append_to_table(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
             except StateError:
-                # A task cannot say by the class of its error that the table was altered.
+                # A task cannot report by its error's class that the table was altered.
                 known = self.schema
                 self._reader.learn()
                 if self.schema == known:
                     raise
                 continue
-            return sum(each.rows for each in self.lake.slices(sink)) - before if done else None
+            return sum(part.rows for part in self.lake.slices(sink)) - before if done else None
 
     def _with_gaps(self, window: Window, marks: Mapping[str, int], new: list[LogGap]) -> Mapping[str, int]:
-        """Record the gaps that a window reveals by now, before it is committed; return the marks with what has died.
+        """Record the gaps that a window reveals, before its commit; return the marks, with the time of expired rows.
 
-        What was not recorded before goes into `new`.
+        Newly recorded gaps are added to `new`.
         """
         lake, schema, now = self.lake, self.schema, self.clock.now_us()
         if window.number == 1:

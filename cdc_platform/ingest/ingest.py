@@ -1,8 +1,8 @@
-"""Brings the CDC log of a live cluster into the lake: every row that is visible when its window is read, exactly once.
+"""Ingest the CDC log of a live cluster into the lake: each row visible when its window is read, exactly once.
 
-The order of steps, generations and checkpoints is that of every consumer (`log.reading.following`); here the rows of a
-window come from a cluster. The log becomes the table that `log --keep` would write, so that all that reads logs reads
-it; its commits carry the number of the window and how far windows were read, once and a second time.
+The order of steps, generations and checkpoints is that of every consumer (`cdclog.consume_windows`); here a cluster
+provides the rows of a window. The result is the table that `log --keep` would write, so everything that reads logs can
+read it. Its commits carry the number of the window, and how far the first and the second pass have read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from cdc_platform.scylla import ScyllaCluster, ScyllaSession, open_session, refr
 
 @dataclass
 class IngestResult:
-    """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
+    """The result of an ingest. The first pass has read all rows up to `position_us`, the second pass up to `again_us`.
 
-    `late` are the rows that second readings found now, `late_ever` all that they ever did. `current` is the table
-    itself, where it is kept. `held` says which generation the position waits for, None if it waits for none. `gaps` are
-    all that the log has.
+    `late` counts the rows that the second pass found now, `late_ever` all that it ever found. `current` is the
+    replicated table, if there is one. `held` names the generation that the position waits for, None if it waits for
+    none. `gaps` are all gaps of the log.
     """
 
     table: str
@@ -60,12 +60,12 @@ class IngestResult:
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether rows of the log are lost that nobody has accepted, found by this run or an earlier one."""
+        """Return True if rows of the log are lost and not accepted as lost, as found by this run or an earlier one."""
         return any(gap.is_open for gap in self.gaps)
 
 
 class NothingReadable(StateError):
-    """The cluster lists no generation or stream set whose streams can be read, so that no row can be."""
+    """The cluster lists no generation or stream set with readable streams, so no row can be read."""
 
     exit_code = 1
     code = "nothing-readable"
@@ -85,20 +85,20 @@ def ingest_table(
     current: bool = False,
     copy_again: bool = False,
 ) -> IngestResult:
-    """Bring in what is new in the log of a table; one that is at it in another process is waited for.
+    """Ingest what is new in the log of a table; wait for an ingest of the same table by another process.
 
-    Nothing newer than the confidence window behind the slowest clock is read, nor after `until_us` (µs). What is left
-    out, or may be gone, is told. With `way` windows are read so, whatever that costs.
+    Read nothing newer than the confidence window behind the slowest clock, nor after `until_us` (µs). Report what is
+    left out, and rows that may have expired. With `way`, read windows that way regardless of its cost.
 
-    With `current` the table itself is kept from now on, see `current.keeping`; one that is kept is brought up in any
-    case, and copied anew with `copy_again`.
+    With `current`, replicate the table itself from now on, see `replica.replica`. A replicated table is updated in any
+    case, and `copy_again` copies it once more.
 
     Raises:
-        EnvironmentProblem: the cluster cannot be reached, or does not let us in.
-        NotGranted: the log, or a table that tells of CDC, may not be read.
-        NotFound: the table has no log, or its definition is none that the platform understands.
-        StateError: it is another cluster than before, or the streams of what comes next are not complete; or a table
-            is to be kept whose log does not tell what becomes of it.
+        EnvironmentProblem: the cluster cannot be reached, or rejects the login.
+        NotGranted: the log, or a table with CDC metadata, may not be read.
+        NotFound: the table has no log, or the platform does not understand its definition.
+        StateError: it is not the cluster observed before; or the streams of what comes next are incomplete; or the log
+            of a table to replicate does not determine the table's state.
         NothingReadable: no generation or stream set of the log can be read yet.
     """
     pace = pace or ReadPolicy()
@@ -109,7 +109,7 @@ def ingest_table(
         open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),
     ):
-        # Before generations are looked at: nodes know every one that begins up to then by now.
+        # Before generations are read: by then nodes know every generation that begins up to this time.
         horizon = paces.horizon_us(live, clock, pace, tell)
         if until_us is not None:
             horizon = min(horizon, until_us)
@@ -132,32 +132,32 @@ def ingest_table(
         reader = WindowReader(live, cluster, clock, lake, schema, way, tell)
         log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, tell)
         begun_us, late_windows = consumer.position_us, list[ReadWindow]()
-        again: Microseconds | None = None
-        first = second_pass_goes_first(begun_us, pace, lives, clock.now_us())
-        if first:
-            again, late_windows = run_second_pass(log, begun_us, pace, lives)
+        second_us: Microseconds | None = None
+        second_pass_first = second_pass_goes_first(begun_us, pace, lives, clock.now_us())
+        if second_pass_first:
+            second_us, late_windows = run_second_pass(log, begun_us, pace, lives)
         consumer, rows = consume_windows(lake, clock, schema, consumer, log, horizon, tell)
-        if not first:
-            again, late_windows = run_second_pass(log, begun_us, pace, lives)
-        windows = [*late_windows, *log.windows] if first else [*log.windows, *late_windows]
+        if not second_pass_first:
+            second_us, late_windows = run_second_pass(log, begun_us, pace, lives)
+        windows = [*late_windows, *log.windows] if second_pass_first else [*log.windows, *late_windows]
         table_now = None
         if wanted or is_replicated(lake, log.schema):
             table_now = _replicated(live, log, consumer.position_us, lives, anew=copy_again)
         late = sum(window.late or 0 for window in late_windows)
         ever = lake.transaction(log.sink, LATE) or 0
-        held = held_by(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
-        if held is not None:
-            tell(held)
-        found = IngestResult(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, windows)
+        waiting = held_by(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
+        if waiting is not None:
+            tell(waiting)
+        result = IngestResult(schema.full_name, rows, late, consumer.position_us, second_us, ever, horizon, windows)
         gaps = [gap for gap in read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
-        return replace(found, current=table_now, held=held, gaps=gaps)
+        return replace(result, current=table_now, held=waiting, gaps=gaps)
 
 
 def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderSets) -> None:
     """Refuse to read a log without any readable generation or stream set: no row would ever arrive.
 
     Raises:
-        NothingReadable: there is none.
+        NothingReadable: the cluster lists none.
     """
     if sets.seen:
         return
@@ -183,7 +183,9 @@ def held_by(
 
 def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
     name = f"generation {format_ms(ms_from_us(awaited_us))}"
-    since = next((each.at_us for each in cluster_changes.read_cluster_changes(lake) if each.change.who == name), None)
+    since = next(
+        (change.at_us for change in cluster_changes.read_cluster_changes(lake) if change.change.who == name), None
+    )
     known = "" if since is None else f", since {format_us(since)}"
     return f"{name} is committed and not published{known}"
 
@@ -191,12 +193,12 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
 def _replicated(
     live: ScyllaSession, log: ClusterLogSource, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
 ) -> ReplicationResult | None:
-    """Replicate the table itself up to a time (µs); report and return None where its log does not tell enough."""
+    """Replicate the table itself up to a time (µs); report and return None if its log is insufficient."""
     lake, schema = log.lake, log.schema
     why = why_not_replicable(lake, schema)
     if why is not None:
-        now = find_replica(lake, schema)
-        since = "" if now is None or now.as_of_us is None else f" as of {format_us(now.as_of_us)}"
+        existing = find_replica(lake, schema)
+        since = "" if existing is None or existing.as_of_us is None else f" as of {format_us(existing.as_of_us)}"
         log.tell(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
         return None
     replicator = TableReplicator(live, lake, log.clock, schema, log.workers, log.tell)
@@ -204,7 +206,7 @@ def _replicated(
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:
-    """How far (µs) the log of a table was brought in; None where it never was."""
+    """Return how far (µs) the log of a table was ingested; None if it never was."""
     try:
         return consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
     except NotFound:

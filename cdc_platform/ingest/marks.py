@@ -1,4 +1,4 @@
-"""The applications under which commits of an ingested log's table note how far readings are.
+"""The applications under which commits of an ingested log's table record the progress of readers.
 
 Delta logs store these strings, so they never change.
 """
@@ -8,6 +8,6 @@ AGAIN = "ingest:again"
 LATE = "ingest:late"
 """How many late rows second passes have found so far."""
 PARTS = "ingest:parts"
-"""How many commits of parts of windows the table has."""
+"""How many commits of partial windows the table has."""
 PARTS_UNTIL = "ingest:parts-until"
 """Up to when (µs) the rows of those parts may have been written."""

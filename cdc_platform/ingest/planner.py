@@ -1,7 +1,7 @@
-"""How the rows of a window are asked for: stream by stream or by ranges of tokens, and what either costs the server.
+"""Plan how to request the rows of a window, by streams or by token ranges, and estimate the server's cost of each.
 
 A request for streams makes the server look up a hundred of them, whether they have rows or not. A scan of the ring
-makes it read every row that the log still holds, for one window or for several. What looks at less is chosen.
+makes it read every row that the log still holds, for one window or for several. The plan looks at fewer of them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Way = Literal["streams", "ranges"]
 STREAMS: Way = "streams"
 RANGES: Way = "ranges"
 STREAMS_A_REQUEST = 100
-"""A server refuses more partition keys in one IN, unless it is told otherwise."""
+"""A server refuses more partition keys in one IN, unless configured otherwise."""
 LEAST_RANGES = 16
-"""Parts of the ring that a scan of a small log is cut into."""
+"""Token ranges of a scan of a small log."""
 MOST_RANGES = 128
 ROWS_A_RANGE = 50_000
 UNKNOWN_ROWS = 100_000
-"""Rows that a log is thought to hold of which nothing was read yet."""
+"""The assumed number of rows of a log that was never read."""
 _FIRST_TOKEN = -(2**63)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a way to read is thought to cost: requests, and what the server looks at (streams and rows).
+    """The estimated cost of a way to read: requests, and what the server looks at (streams and rows).
 
-    `windows` are those that it reads, the first one and what comes next.
+    `windows` is the number of windows that it reads, the first one included.
     """
 
     way: Way
@@ -51,10 +51,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The requests for rows later than `after_us` up to `until_us` (µs): of one window, or of several by one scan.
+    """The requests for rows in `(after_us, until_us]` (µs): of one window, or of several by one scan.
 
-    `places` are what each asks for behind WHERE, but for the times. `other` is the estimate of the way that was not
-    chosen. `ends` are the ends of the windows (µs).
+    `places` are the conditions after WHERE, without the times. `other` is the estimate of the rejected way. `ends` are
+    the ends of the windows (µs).
     """
 
     places: Sequence[str]
@@ -66,14 +66,14 @@ class Plan:
 
     @property
     def conditions(self) -> list[str]:
-        """Return what each request asks for behind WHERE."""
+        """Return the conditions after WHERE, one for each request."""
         times = _between(self.after_us, self.until_us)
-        return [f"{place} AND {times}" for place in self.places]
+        return [f"{condition} AND {times}" for condition in self.places]
 
 
 @dataclass(frozen=True)
 class Next:
-    """A window that one scan would bring with the first: its end (µs), its streams, and its share as in `plan`."""
+    """A window that one scan would read with the first: its end (µs), its streams, and its share as in `plan`."""
 
     until_us: Microseconds
     streams: int
@@ -89,26 +89,31 @@ def plan(
     way: Way | None = None,
     coming: Iterable[Next] = (),
 ) -> Plan:
-    """The requests of a window over streams uint8[k, 16]; one scan asks for the rows of those that are `coming` too.
+    """Plan the requests of a window over streams uint8[k, 16]; one scan also reads the windows that are `coming`.
 
-    `held` are the rows that the log holds, None where nobody knows, `share` the part of them that the window is
-    thought to have. With `way` it is read so, whatever that costs.
+    `held` is the number of rows that the log holds, None if unknown; `share` is the estimated part of them in the
+    window. With `way`, plan that way regardless of its cost.
     """
     rows = UNKNOWN_ROWS if held is None else held
     ranges = min(MOST_RANGES, max(LEAST_RANGES, rows // ROWS_A_RANGE))
-    found = [Next(window.until_us, len(streams), share), *coming]
-    ends = tuple(each.until_us for each in found)
-    costs = [_by_streams(each, rows, page_rows) for each in found]
-    inside = sum(_inside(each, rows) for each in found)
-    one_scan = Estimate(RANGES, ranges + inside // page_rows, rows + ranges, len(found))
-    several = Estimate(STREAMS, sum(each.requests for each in costs), sum(each.looks for each in costs), len(found))
-    if (one_scan.looks < several.looks) if way is None else way == RANGES:
-        return Plan(_of_ranges(ranges), window.after_us, found[-1].until_us, one_scan, several, ends)
+    windows = [Next(window.until_us, len(streams), share), *coming]
+    ends = tuple(candidate.until_us for candidate in windows)
+    costs = [_by_streams(candidate, rows, page_rows) for candidate in windows]
+    inside = sum(_inside(candidate, rows) for candidate in windows)
+    one_scan = Estimate(RANGES, ranges + inside // page_rows, rows + ranges, len(windows))
+    by_streams = Estimate(
+        STREAMS,
+        sum(candidate.requests for candidate in costs),
+        sum(candidate.looks for candidate in costs),
+        len(windows),
+    )
+    if (one_scan.looks < by_streams.looks) if way is None else way == RANGES:
+        return Plan(_of_ranges(ranges), window.after_us, windows[-1].until_us, one_scan, by_streams, ends)
     return Plan(_of_streams(streams), window.after_us, window.until_us, costs[0], one_scan, ends[:1])
 
 
 def served(window: Window, streams: int, held: int | None, share: float, page_rows: int) -> tuple[Estimate, Estimate]:
-    """What is told of a window whose rows a scan for an earlier one has brought: nothing, instead of its streams."""
+    """Return the estimates for a window whose rows an earlier window's scan has read: no cost, against its streams."""
     rows = UNKNOWN_ROWS if held is None else held
     return Estimate(RANGES, 0, 0), _by_streams(Next(window.until_us, streams, share), rows, page_rows)
 
@@ -125,20 +130,20 @@ def _by_streams(window: Next, rows: int, page_rows: int) -> Estimate:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """About how many rows a cluster's log has now, None where nobody knows, and since when they are there (µs)."""
+    """The approximate number of rows in a cluster's log, None if unknown, and since when they exist (µs)."""
 
     rows: int | None
     since_us: Microseconds
     now_us: Microseconds
 
     def share(self, window: Window) -> float:
-        """Return the part of the rows that a window is thought to have."""
+        """Return the estimated part of the rows that a window has."""
         length = window.until_us - max(window.after_us, self.since_us)
         return length / max(self.now_us - self.since_us, 1)
 
 
 class WindowPlanner:
-    """Plans how windows of one log are read: for the command, and for the Spark data source."""
+    """Plans how to read windows of one log, for the command and for the Spark data source."""
 
     def __init__(self, lake: Lake, schema: TableSchema, page_rows: int, way: Way | None = None) -> None:
         self._lake, self._schema, self._page_rows = lake, schema, page_rows
@@ -146,30 +151,32 @@ class WindowPlanner:
         self._counts: dict[Microseconds, int] = {}
 
     def stored(self, now_us: Microseconds, *, first_read: bool = False) -> StoredRows:
-        """Estimate the rows of the log from those that the lake has; unknown for the first window of a reader."""
+        """Estimate the log's rows from those in the lake; unknown for the first window of a reader."""
         since = Lifetimes.of(self._lake, self._schema).since_us(now_us)
         rows = None if first_read else rows_since(self._lake, log_table(self._schema), since)
         return StoredRows(rows, since, now_us)
 
     def plan(self, source: StreamSource, window: Window, stored: StoredRows, coming: Iterable[Window] = ()) -> Plan:
-        """Plan the requests of a window; one scan asks for the rows of those that are `coming` too."""
+        """Plan the requests of a window; one scan also reads the windows that are `coming`."""
         streams = streams_of(source, window)
         self._counts[window.set_us] = len(streams)
-        behind = [Next(each.until_us, self._count(source, each), stored.share(each)) for each in coming]
+        behind = [
+            Next(following.until_us, self._count(source, following), stored.share(following)) for following in coming
+        ]
         share = stored.share(window)
         return plan(window, by_token(streams), stored.rows, share, self._page_rows, self._way, behind)
 
     def plan_all(self, source: StreamSource, windows: Sequence[Window], stored: StoredRows) -> Iterator[Plan]:
-        """Plan windows one by one, or several by one scan, but none that is passed over."""
+        """Plan windows one by one, or several by one scan, without skipped ones."""
         for passed, together in groupby(windows, key=lambda window: window.passed):
             remaining = [] if passed else list(together)
             while remaining:
-                made = self.plan(source, remaining[0], stored, remaining[1:])
-                yield made
-                remaining = remaining[made.chosen.windows :]
+                next_plan = self.plan(source, remaining[0], stored, remaining[1:])
+                yield next_plan
+                remaining = remaining[next_plan.chosen.windows :]
 
     def served(self, source: StreamSource, window: Window, stored: StoredRows) -> tuple[Estimate, Estimate]:
-        """Return the estimates to report of a window whose rows the scan of an earlier one has brought."""
+        """Return the estimates to report for a window whose rows the scan of an earlier one has read."""
         return served(window, self._count(source, window), stored.rows, stored.share(window), self._page_rows)
 
     def _count(self, source: StreamSource, window: Window) -> int:
@@ -180,11 +187,11 @@ class WindowPlanner:
 
 def streams_of(source: StreamSource, window: Window) -> UInt8s:
     """Return the streams (uint8[k, 16]) of a window's set."""
-    return next(each for each in source.periods() if each.begin_us == window.set_us).streams().streams
+    return next(period for period in source.periods() if period.begin_us == window.set_us).streams().streams
 
 
 def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
-    """Estimate how many rows of a log that the lake has were written from `since_us` (µs) on; None without a table."""
+    """Estimate how many of the lake's rows of a log were written from `since_us` (µs) on; None without a table."""
     if not lake.exists(sink):
         return None
     count = 0.0
@@ -196,14 +203,14 @@ def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
 
 
 def statement(schema: TableSchema, condition: str, bypass_cache: bool) -> str:
-    """The SELECT of one request."""
+    """Return the SELECT of one request."""
     scans = " ALLOW FILTERING" if condition.startswith("token(") else ""
     end = " BYPASS CACHE" if bypass_cache else ""
     return f"SELECT * FROM {log_name(schema)} WHERE {condition}{scans}{end}"
 
 
 def log_name(schema: TableSchema) -> str:
-    """The log as CQL names it."""
+    """Return the log's name in CQL."""
     return f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
 
 
@@ -216,18 +223,18 @@ def _of_streams(streams: UInt8s) -> list[str]:
 
 
 def _of_ranges(count: int) -> list[str]:
-    ends = [_FIRST_TOKEN + (LAST_TOKEN - _FIRST_TOKEN) * place // count for place in range(count + 1)]
+    ends = [_FIRST_TOKEN + (LAST_TOKEN - _FIRST_TOKEN) * index // count for index in range(count + 1)]
     key = 'token("cdc$stream_id")'
     return [f"{key} > {low} AND {key} <= {high}" for low, high in pairwise(ends)]
 
 
 def _between(after_us: Microseconds, until_us: Microseconds) -> str:
-    """The rows with `after_us` < time <= `until_us`: between the least timeuuids of the microseconds behind both."""
-    low, high = (min_timeuuid(Microseconds(each + 1)) for each in (after_us, until_us))
+    """Return the condition `after_us` < time <= `until_us`, by the least timeuuids of the microseconds after both."""
+    low, high = (min_timeuuid(Microseconds(time_us + 1)) for time_us in (after_us, until_us))
     return f'"cdc$time" >= {low} AND "cdc$time" < {high}'
 
 
 def by_token(streams: UInt8s) -> UInt8s:
-    """Streams in the order of their tokens, so that those of a request lie beside each other on the ring."""
+    """Sort streams by token, so that the streams of a request are close to each other on the ring."""
     tokens = np.ascontiguousarray(streams[:, :8]).view(">i8")[:, 0]
     return streams[np.argsort(tokens, kind="stable")]

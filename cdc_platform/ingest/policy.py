@@ -1,6 +1,6 @@
-"""How far an ingest stays behind the clocks, what of a log may be gone by now, and when windows are read again.
+"""Policies of an ingest: its distance from the clocks, expired log rows, and when to reread windows.
 
-Times in µs. What is read of a log at a time is left to `planning`.
+Times in µs. `planner` decides how the rows of a window are requested.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cdc_platform.metastore import (
 from cdc_platform.scylla import ScyllaSession, Unreachable, require_row
 
 _AGAIN_SHARE = 0.75
-"""Of a row's time to live: when a window is read a second time, by default."""
+"""The share of a row's TTL after which the second pass reads its window, by default."""
 _AGAIN_ROUNDS = 24
 _SKEW_TOLD_US = SECOND_US * 5
 
@@ -47,8 +47,8 @@ _SKEW_TOLD_US = SECOND_US * 5
 class ReadPolicy:
     """How far an ingest stays behind the slowest clock (`confidence_us`), and when it reads windows a second time.
 
-    The second pass reads a window at the age of `second_pass_after_us`: None for three quarters of the log's TTL, 0
-    for never. It runs once `second_pass_every_us` of time is due: None for a share of that age.
+    The second pass reads a window at the age of `second_pass_after_us`: None for three quarters of the log's TTL, 0 for
+    never. It runs once `second_pass_every_us` of time is due: None for a share of that age.
     """
 
     confidence_us: Microseconds = CONFIDENCE_WINDOW_US
@@ -56,20 +56,20 @@ class ReadPolicy:
     second_pass_every_us: Microseconds | None = None
 
     def again_after(self, ttl_us: Microseconds) -> Microseconds:
-        """The age (µs) at which windows of a log are read again; 0 for never. `ttl_us` 0: rows live for ever."""
+        """Return the age (µs) at which the second pass reads a log's windows; 0 for never. `ttl_us` 0 is no expiry."""
         if self.second_pass_after_us is not None:
             return self.second_pass_after_us
         return Microseconds(int((ttl_us or us_from_seconds(DAY_SECONDS)) * _AGAIN_SHARE))
 
     def again_every(self, ttl_us: Microseconds) -> Microseconds:
-        """How much time (µs) has to be due before it is read again."""
+        """Return how much time (µs) must be due before the second pass runs."""
         if self.second_pass_every_us is not None:
             return self.second_pass_every_us
         return Microseconds(self.again_after(ttl_us) // _AGAIN_ROUNDS)
 
 
 def horizon_us(live: ScyllaSession, clock: Clock, pace: ReadPolicy, tell: Callable[[str], None]) -> Microseconds:
-    """Up to when (µs) rows are read: the confidence window behind the slowest clock, nodes' or this machine's."""
+    """Return up to when (µs) to read: the confidence window behind the slowest clock, of the nodes or this machine."""
     slowest = clock.now_us()
     for member in live.members:
         try:
@@ -87,7 +87,7 @@ def horizon_us(live: ScyllaSession, clock: Clock, pace: ReadPolicy, tell: Callab
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """How long rows of a log live, in µs: at the least and at the most, of all TTLs that it had; 0 for ever."""
+    """How long rows of a log live (µs), at least and at most, over all TTLs that it had; 0 for ever."""
 
     least_us: Microseconds
     most_us: Microseconds
@@ -96,54 +96,56 @@ class Lifetimes:
 
     @classmethod
     def of(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
-        """Those of a table that the lake knows, since its log was made."""
-        said = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
-        found = changes_since_last_drop(said)
-        ttls = [us_from_seconds(change.ttl_seconds) for change in found]
-        lived = [ttl for ttl in ttls if ttl]
-        # A log of unknown age is older than everything.
-        created = found[-1].created_at_us or Microseconds(0)
-        least, most = min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls)
-        return cls(least, most, created, row_lifetimes(found))
+        """Return the lifetimes of a table in the lake, since its log was created."""
+        changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
+        current = changes_since_last_drop(changes)
+        ttls = [us_from_seconds(change.ttl_seconds) for change in current]
+        finite = [ttl for ttl in ttls if ttl]
+        # A log of unknown age counts as older than everything.
+        created = current[-1].created_at_us or Microseconds(0)
+        least, most = min(finite, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls)
+        return cls(least, most, created, row_lifetimes(current))
 
     def since_us(self, now_us: Microseconds) -> Microseconds:
-        """From when on (µs) rows may be there now."""
+        """Return from when on (µs) rows may still exist now."""
         return Microseconds(max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us)
 
     def died_us(self, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds) -> Microseconds | None:
-        """Up to when (µs) rows written later than `after_us` up to `until_us` may have died unread; None: none have."""
+        """Return up to when (µs) rows written in `(after_us, until_us]` may have expired unread; None if none have."""
         return find_expired_until_us(self.by_time, after_us, until_us, now_us)
 
     def first_us(self, sets: ReaderSets, now_us: Microseconds) -> Microseconds:
-        """Before which time (µs) there is nothing to read: the generation begins there whose rows may still be there.
+        """Return the time (µs) before which there is nothing to read: the start of the first generation with live rows.
 
-        A write's own time may be older than its row, as far as its generation goes.
+        A write's own timestamp may be older than its row, back to the start of its generation.
         """
         lives = self.since_us(now_us)
-        begun = [each for each in sets.seen if each <= lives]
-        return Microseconds(max(begun, default=min(sets.seen, default=ONE_US)) - ONE_US)
+        begins = [begin_us for begin_us in sets.seen if begin_us <= lives]
+        return Microseconds(max(begins, default=min(sets.seen, default=ONE_US)) - ONE_US)
 
 
 def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
-    """From when on (µs) the log that is here tells all that was written to its table, with the values."""
+    """Return from when on (µs) the ingested log has all writes to its table, with their values."""
     log = log_table(schema)
     since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0]
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP_APPLICATION, RETYPED_APPLICATION)]
-    said = [each for each in cdc_tables.read_table_changes(lake) if each.full_name == schema.full_name]
-    since += [_altered_us(each) for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
-    since += [each.until_us for each in unobserved_intervals(said)]
-    since += _columns_back(said)
+    changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
+    since += [
+        _altered_us(change) for before, change in pairwise(changes) if _tells_all(change) and not _tells_all(before)
+    ]
+    since += [change.until_us for change in unobserved_intervals(changes)]
+    since += _columns_back(changes)
     return Microseconds(max(since))
 
 
 def _tells_all(change: TableChange) -> bool:
-    """Whether the log of a table as it was told to be then has all writes, with what was written."""
-    told = schema_from_change(change)
-    return change.enabled and (told is None or told.cdc.delta == "full")
+    """Return True if the log of a table with this definition records all writes, with their values."""
+    schema = schema_from_change(change)
+    return change.enabled and (schema is None or schema.cdc.delta == "full")
 
 
 def _columns_back(said: Iterable[TableChange]) -> Iterator[Microseconds]:
-    """When (µs) a column came that the table had lost: what the log has of the one before was dropped with that."""
+    """Yield when (µs) a dropped column was added again; the drop removed the log's values of the old one."""
     lost, names = set[str](), set[str]()
     for change in said:
         schema = schema_from_change(change)
@@ -156,7 +158,7 @@ def _columns_back(said: Iterable[TableChange]) -> Iterator[Microseconds]:
 
 
 def _altered_us(change: TableChange) -> Microseconds:
-    """When (µs) a table became what was seen: as it was altered last, at the latest as that was seen."""
+    """Return when (µs) a table got this definition: its last alteration, at the latest the time of the observation."""
     noted = parse_alteration(change.ddl)
     return change.changed_at_us if noted is None else min(change.changed_at_us, noted.at_us)
 
@@ -168,27 +170,27 @@ def gaps_between(
 
     Rows may have died unread, went with a log that was dropped and recreated, or were written while CDC was off.
     """
-    lives, name, found = Lifetimes.of(lake, schema), (schema.keyspace, schema.name), list[LogGap]()
-    said = [each for each in cdc_tables.read_table_changes(lake) if each.full_name == schema.full_name]
+    lives, name, gaps = Lifetimes.of(lake, schema), (schema.keyspace, schema.name), list[LogGap]()
+    changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
     since, end = Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US)
-    recreated_us = max(log_recreation_times(said), default=since)
+    recreated_us = max(log_recreation_times(changes), default=since)
     if since < recreated_us:
-        found.append(LogGap(*name, LogLoss.RECREATED, since, min(recreated_us, end), describe_recreation(recreated_us)))
-    for before, each in pairwise(said):
-        if each.enabled and not before.enabled:
-            off_us, why = _off_since(said, before), "no log has what was written meanwhile"
-            found.append(LogGap(*name, LogLoss.CDC_OFF, off_us, each.changed_at_us, why))
-    for each in unobserved_intervals(said):
-        if each.before.enabled:
+        gaps.append(LogGap(*name, LogLoss.RECREATED, since, min(recreated_us, end), describe_recreation(recreated_us)))
+    for before, change in pairwise(changes):
+        if change.enabled and not before.enabled:
+            off_us, why = _off_since(changes, before), "no log has what was written meanwhile"
+            gaps.append(LogGap(*name, LogLoss.CDC_OFF, off_us, change.changed_at_us, why))
+    for change in unobserved_intervals(changes):
+        if change.before.enabled:
             why = "if its CDC was off or logged less, no log has what was written meanwhile"
-            ended = Microseconds(max(each.until_us, each.since_us + ONE_US))
-            found.append(LogGap(*name, LogLoss.ALTERED, each.since_us, ended, why))
+            ended = Microseconds(max(change.until_us, change.since_us + ONE_US))
+            gaps.append(LogGap(*name, LogLoss.ALTERED, change.since_us, ended, why))
     gone = lives.died_us(after_us, until_us, now_us)
     if gone is not None:
-        ttl_us = next(each.ttl_us for each in lives.by_time if each.since_us <= gone < each.until_us)
+        ttl_us = next(change.ttl_us for change in lives.by_time if change.since_us <= gone < change.until_us)
         why = f"they live for {ttl_us // SECOND_US} s, and are read later than that"
-        found.append(LogGap(*name, LogLoss.DIED, since, Microseconds(gone + ONE_US), why))
-    return [gap for gap in found if gap.overlaps(since, end)]
+        gaps.append(LogGap(*name, LogLoss.DIED, since, Microseconds(gone + ONE_US), why))
+    return [gap for gap in gaps if gap.overlaps(since, end)]
 
 
 def before_reading(lake: Lake, schema: TableSchema, now_us: Microseconds) -> LogGap:
@@ -208,7 +210,7 @@ def died_before(schema: TableSchema, window: Window, died_us: Microseconds) -> L
 
 
 def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
-    """When CDC was switched off (µs) of a table of which `last` says that it is."""
+    """Return when (µs) CDC was disabled for a table whose definition `last` has it disabled."""
     since = last.changed_at_us
     for change in reversed(said[: said.index(last) + 1]):
         if change.enabled:

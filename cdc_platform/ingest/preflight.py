@@ -1,4 +1,4 @@
-"""What of a cluster can be reached and read: each with a tick, or what to do about it. Writes nothing anywhere."""
+"""Check what of a cluster can be reached and read, each with a result or a remedy. Nothing is written anywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cdc_platform.scylla import (
 )
 
 CLOCK_TOLERANCE_MS = SECOND_MS
-"""How far a node's clock may be off before it is told of; CDC takes no write from 5 s ahead."""
+"""How far a node's clock may be off before it is reported; CDC rejects writes 5 s ahead."""
 _EITHER = (
     ("published generations", (system_tables.TIMESTAMPS, system_tables.STREAMS_V2)),
     ("descriptions", (system_tables.DESCRIPTIONS_V2, system_tables.DESCRIPTIONS_V3, system_tables.DESCRIPTIONS_V1)),
@@ -45,7 +45,7 @@ _EITHER = (
 
 
 def examine(cluster: ScyllaCluster) -> list[PreflightResult]:
-    """Try everything that an observation needs. What cannot be tried because of what failed before is left out."""
+    """Try everything that an observation needs; leave out what cannot be tried because of an earlier failure."""
     findings = list(_contacts(cluster.connection))
     if not any(finding.ok for finding in findings):
         known_nodes = list(_known_nodes(cluster))
@@ -88,10 +88,10 @@ def _known_nodes(cluster: ScyllaCluster) -> Iterator[PreflightResult]:
     try:
         tls = create_tls_context(connection)
     except PlatformError:
-        return  # told of already
-    given = {host for host, _ in connection.endpoints}
+        return  # reported already
+    contacts = {host for host, _ in connection.endpoints}
     for address in cluster.node_addresses():
-        if address in given:
+        if address in contacts:
             continue
         try:
             probe_node(address, connection.port, tls, connection.connect_timeout)
@@ -122,7 +122,7 @@ def _inside(cluster: ScyllaCluster, live: ScyllaSession) -> Iterator[PreflightRe
 
 
 def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResult]:
-    """Whether a node answers, what it says of its shards, and how far its clock is off."""
+    """Check whether a node answers, which sharding it reports, and how far its clock is off."""
     check = f"node {member.address}"
     try:
         greeting = live.greeting(member.address)
@@ -135,7 +135,7 @@ def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResul
     shards = "says nothing of shards" if greeting.shards is None else f"{greeting.shards} shards"
     yield PreflightResult(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
     now = created_ms_from_id(require_row(rows, "system.local")["now"]) or 0
-    # Its clock was asked somewhere between the two readings of ours.
+    # The node's clock was read between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
     ok = abs(off) <= CLOCK_TOLERANCE_MS
     mend = None if ok else "keep its time by NTP: CDC takes no write whose time is 5 s ahead of the node's"
@@ -155,12 +155,12 @@ def _tables(layout: AvailableTables) -> Iterator[PreflightResult]:
         refused = [layout.refused[name] for name in names if name in layout.refused]
         if refused:
             yield PreflightResult(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
-        there = [name for name in names if name in layout]
-        if there and not refused:
-            yield PreflightResult(what, True, ", ".join(there))
-    told = {name for _, names in _EITHER for name in names}
+        present = [name for name in names if name in layout]
+        if present and not refused:
+            yield PreflightResult(what, True, ", ".join(present))
+    reported = {name for _, names in _EITHER for name in names}
     for table, refusal in layout.refused.items():
-        if table not in told:
+        if table not in reported:
             yield PreflightResult(table, False, "may not be read", f"{refusal.grant};")
     if not {system_tables.TIMESTAMPS, system_tables.STREAMS_V1, system_tables.TABLET_TIMESTAMPS} & {
         *layout.present,
@@ -172,7 +172,7 @@ def _tables(layout: AvailableTables) -> Iterator[PreflightResult]:
 
 
 def _logs(cluster: ScyllaCluster, live: ScyllaSession, layout: AvailableTables) -> Iterator[PreflightResult]:
-    """Whether each log may be read. A key that is no stream ID has no rows, and looking for it costs nothing."""
+    """Check whether each log may be read. A key that is no stream ID has no rows, so the query costs nothing."""
     logged = read_logged_tables(live, layout)
     if not logged:
         yield PreflightResult("logs", True, "no table has one")
@@ -193,19 +193,19 @@ def _logs(cluster: ScyllaCluster, live: ScyllaSession, layout: AvailableTables) 
 
 
 def _base(lake: Lake, live: ScyllaSession, table: LoggedTable) -> Iterator[PreflightResult]:
-    """Whether a table that is kept itself may be read; of another one only what `ingest --current` would lack."""
-    told = table.as_told()
+    """Check whether a replicated base table may be read; for others, report only what `ingest --current` would need."""
+    table_record = table.as_told()
     try:
-        (schema,) = load_table_schemas(Catalog(), [told])
+        (schema,) = load_table_schemas(Catalog(), [table_record])
     except StateError:
-        return  # a definition that is not understood is told of as the cluster is observed
-    check, needed = f"table {told.full_name}", is_replicated(lake, schema)
+        return  # the observation reports a definition that is not understood
+    check, needed = f"table {table_record.full_name}", is_replicated(lake, schema)
     name = base_name(schema)
     try:
         live.select(name, quote_name(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")
     except NotGranted as refusal:
-        found = "may not be read, and is kept" if needed else "may not be read: ingest --current needs that alone"
-        yield PreflightResult(check, not needed, found, f"{refusal.grant};")
+        detail = "may not be read, and is kept" if needed else "may not be read: ingest --current needs that alone"
+        yield PreflightResult(check, not needed, detail, f"{refusal.grant};")
     except PlatformError as error:
         yield _failed(check, error)
     else:
@@ -217,5 +217,5 @@ def _counted(nodes: tuple[Node, ...]) -> str:
 
 
 def _failed(check: str, error: PlatformError) -> PreflightResult:
-    found, _, mend = str(error).partition("; ")
-    return PreflightResult(check, False, found, mend or "see the server's log")
+    what, _, mend = str(error).partition("; ")
+    return PreflightResult(check, False, what, mend or "see the server's log")

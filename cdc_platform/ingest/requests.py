@@ -1,8 +1,8 @@
-"""The requests of a window, asked of a cluster where this code runs: the process that plans, or a task of Spark.
+"""Send a window's requests to a cluster from the planning process or from a task of Spark.
 
-A process has one session with a cluster, which a task opens when it needs it first, with the secrets as they are found
-there and one connection, and closes as the process ends. A request that failed is asked again, whole, in smaller pages,
-where it can be of another node.
+A process has one session with a cluster. A task opens its session on first use, with the secrets found on its machine
+and one connection, and closes it when the process ends. A failed request is repeated completely, in smaller pages, and
+from another node if possible.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cdc_platform.scylla import (
 )
 
 AT_ONCE = 4
-"""Requests that a process has under way at once."""
+"""Requests that a process has in flight at once."""
 REQUESTS_A_TASK = 200
 _SMALLER = 4
 Pages = Callable[[], Iterator[RawPage]]
-"""Gives the pages of a request that was sent; a try of each."""
+"""Yields the pages of a request that was sent, for one attempt."""
 Request = TypeVar("Request")
 
 _sessions: dict[tuple[str, Connection], ScyllaSession] = {}
@@ -45,7 +45,7 @@ atexit.register(_opened.close)
 
 @dataclass(frozen=True)
 class LogQuery:
-    """What a task needs to ask for rows of a log. Travels to executors: it holds no session and no secret."""
+    """What a task needs to read rows of a log. It travels to executors, so it holds no session and no secret."""
 
     name: str
     connection: Connection
@@ -54,46 +54,46 @@ class LogQuery:
 
     @property
     def table(self) -> str:
-        """What is asked, as CQL names it."""
+        """Return the table's name in CQL."""
         return log_name(self.schema)
 
     def statement(self, condition: str) -> str:
-        """The SELECT of one request."""
+        """Return the SELECT of one request."""
         return statement(self.schema, condition, self.bypass_cache)
 
     def tasks(self, conditions: Sequence[str]) -> int:
-        """How many tasks the requests are for."""
+        """Return how many tasks the requests are split into."""
         return -(-len(conditions) // REQUESTS_A_TASK)
 
     def task_rows(self, conditions: Sequence[str]) -> TaskRows:
-        """The rows of all requests, in tasks; every part has the column for values that no native one holds."""
+        """Return the rows of all requests, in tasks; every part has the column for out-of-range values."""
         parts = [conditions[first : first + REQUESTS_A_TASK] for first in range(0, len(conditions), REQUESTS_A_TASK)]
         return TaskRows(len(parts), lambda number: self.rows_of_task(parts[number], number))
 
     def rows_of_task(self, conditions: Sequence[str], number: int) -> Batches:
-        """The rows of requests, as the task of this number has them."""
+        """Yield the rows of requests, for the task of this number."""
         for pages in self.answers(conditions, number):
             if any(page.rows for page in pages):
                 yield from decode_log_rows(self.schema, pages, exact=True).rows.to_batches()
 
     def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
-        """The pages of each request, in their order, while the next are under way.
+        """Yield the pages of each request, in order, while the next are in flight.
 
-        A process that has no session yet opens one with the node whose turn it is by the number of the task.
+        A process without a session opens one with the node that the task's number selects.
         """
         live = _session(self.name, self.connection, task)
-        asked: dict[str, str | None] = {}
+        node_by_condition: dict[str, str | None] = {}
 
         def ask(condition: str, attempt: int) -> Pages:
             if attempt > 1:
-                live.leave(asked[condition])
-            asked[condition] = live.node
+                live.leave(node_by_condition[condition])
+            node_by_condition[condition] = live.node
             rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
             return live.ask_raw(self.table, self.statement(condition), rows)
 
         def pages_of(turns: Iterator[tuple[str, list[RawPage]]]) -> Iterator[list[RawPage]]:
             for condition, pages in turns:
-                del asked[condition]
+                del node_by_condition[condition]
                 yield pages
 
         return pages_of(in_turn(conditions, ask))
@@ -102,13 +102,13 @@ class LogQuery:
 def in_turn(
     requests: Iterable[Request], ask: Callable[[Request, int], Pages]
 ) -> Iterator[tuple[Request, list[RawPage]]]:
-    """Each request with its pages, in their order, while the next are under way; the first are sent at once.
+    """Yield each request with its pages, in order, while the next are in flight; send the first ones immediately.
 
-    `ask` sends one, at an attempt from 1; one that failed is asked again, whole, and what came of it is thrown away: a
-    row must not come twice.
+    `ask` sends a request, at an attempt counted from 1. A failed request is repeated completely and its earlier pages
+    are discarded, so that no row comes twice.
     """
-    left = iter(requests)
-    return _answered(deque((request, _sent(request, ask, 1)) for request in islice(left, AT_ONCE)), left, ask)
+    remaining = iter(requests)
+    return _answered(deque((request, _sent(request, ask, 1)) for request in islice(remaining, AT_ONCE)), remaining, ask)
 
 
 def _answered(
@@ -118,7 +118,7 @@ def _answered(
         while waiting:
             request, first = waiting.popleft()
             pages = _whole(request, ask, first)
-            waiting.extend((each, _sent(each, ask, 1)) for each in islice(left, 1))
+            waiting.extend((following, _sent(following, ask, 1)) for following in islice(left, 1))
             yield request, pages
     finally:
         waiting.clear()
@@ -133,7 +133,7 @@ def _whole(request: Request, ask: Callable[[Request, int], Pages], first: Pages)
 
 
 def _sent(request: Request, ask: Callable[[Request, int], Pages], attempt: int) -> Pages:
-    """A request that is under way; that it could not be sent is told when its pages are asked for, as of any other."""
+    """Send a request; raise a failure to send only when its pages are fetched, as for any other failure."""
     try:
         return ask(request, attempt)
     except Unreachable as error:
@@ -147,7 +147,7 @@ def _sent(request: Request, ask: Callable[[Request, int], Pages], attempt: int) 
 
 @contextmanager
 def serving(live: ScyllaSession) -> Iterator[None]:
-    """Let what this process asks go through a session that is open already."""
+    """Let this process's requests use a session that is already open."""
     key = (live.name, live.connection)
     _sessions[key] = live
     try:
@@ -163,5 +163,5 @@ def _session(name: str, connection: Connection, task: int) -> ScyllaSession:
 
 
 def empty_rows(schema: TableSchema) -> pa.Table:
-    """No rows of a log."""
+    """Return an empty table with the columns of a log."""
     return decode_log_rows(schema, []).rows

@@ -1,4 +1,4 @@
-"""Reads windows a second time, for the rows that were not visible when the first pass read them.
+"""Read windows a second time, for the rows that were not visible when the first pass read them.
 
 A write may carry an old timestamp, and a hint or a batch may be late: such rows appear behind the confidence window.
 The pass adds them by the log's key, so that nothing is doubled, and counts them in the same commit.
@@ -22,7 +22,7 @@ def run_second_pass(
 ) -> tuple[Microseconds | None, list[ReadWindow]]:
     """Read the windows up to `position_us` (µs) that are due; return how far (µs) the pass is, and the windows.
 
-    The first is None where nothing was ever due.
+    The first is None if nothing was ever due.
 
     Raises:
         ConflictError: another process reads the same windows a second time.
@@ -49,7 +49,7 @@ def run_second_pass(
         total = (lake.transaction(log.sink, LATE) or 0) + late.num_rows
         if log.append(late, {AGAIN: window.until_us, LATE: total}, done) is None:
             raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
-        found = late.num_rows + (0 if result is None else result.committed)
-        windows.append(ReadWindow.of(window, result, found, started, late=found))
+        late_count = late.num_rows + (0 if result is None else result.committed)
+        windows.append(ReadWindow.of(window, result, late_count, started, late=late_count))
         done, at_us, number = window.until_us, window.until_us, window.number
     return at_us, windows

@@ -61,14 +61,14 @@ _log = logging.getLogger(__name__)
 _OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by", "gaps")
 _TELL, _REFUSE = "tell", "refuse"
 _Offset = dict[str, Any]
-"""What Spark keeps as JSON."""
+"""What Spark stores as JSON."""
 _Interval = tuple[int, int]
-"""The time later than the first moment up to the second (µs)."""
+"""Times after the first and up to the second (µs)."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the options say. Times in µs, the first one read and the last. `refuses`: gaps; None where nobody says."""
+    """The options of a query. Times in µs, the first one read and the last. `refuses` gaps; None if not given."""
 
     home: str
     cluster: str
@@ -82,10 +82,10 @@ class _Asked:
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> _Asked:
-        """The options of a query, which Spark compares without regard to case.
+        """Parse the options of a query, which Spark compares without regard to case.
 
         Raises:
-            InputError: one is missing, unknown, or none of the values that it has.
+            InputError: one is missing, unknown, or has an invalid value.
         """
         given = {name.lower(): value for name, value in options.items()}
         unknown = sorted(set(given) - set(_OPTIONS))
@@ -104,21 +104,21 @@ class _Asked:
         if first is not None and until is not None and until < first:
             raise InputError(f"scylla_cdc: until is {given['until']}, which is before from, {given['from']}; swap them")
         confidence = _confidence_us(given.get("confidence", "30"))
-        found: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
+        chosen_way: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
         gaps = given.get("gaps")
         if gaps not in (None, _TELL, _REFUSE):
             raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_TELL} or {_REFUSE}")
         refuses = None if gaps is None else gaps == _REFUSE
         return cls(
-            given["home"], given["cluster"], keyspace, table, first, until, ReadPolicy(confidence), found, refuses
+            given["home"], given["cluster"], keyspace, table, first, until, ReadPolicy(confidence), chosen_way, refuses
         )
 
     def find(self) -> ScyllaCluster:
-        """The cluster, as the home knows it."""
+        """Return the cluster as registered in the home."""
         return registry.find_cluster(open_home(self.home, create=False), self.cluster)
 
     def schema(self) -> TableSchema:
-        """The table, as the cluster was seen to have it last."""
+        """Return the table as the cluster was last seen to define it."""
         cluster = self.find()
         with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
             _refreshed(live, cluster)
@@ -126,7 +126,7 @@ class _Asked:
 
 
 def _refreshed(live: ScyllaSession, cluster: ScyllaCluster) -> Observation | None:
-    """Observe the cluster if it changed; the history of the home names the Spark source as who has looked."""
+    """Observe the cluster if it changed; the home's history names the Spark source as the author."""
     with commit_as(CommitAuthor("Spark", "scylla_cdc")):
         return refresh_if_changed(live, cluster, Clock())
 
@@ -144,7 +144,7 @@ def _confidence_us(text: str) -> Microseconds:
 
 
 class ScyllaCdc(DataSource):
-    """The CDC log of a table, as the platform's lake would have it."""
+    """The CDC log of a table, as in the platform's lake."""
 
     @cached_property
     def _asked(self) -> _Asked:
@@ -152,29 +152,29 @@ class ScyllaCdc(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format`."""
+        """Return the name for `format`."""
         return "scylla_cdc"
 
     @in_one_line()
     def schema(self) -> StructType:
-        """The columns of the log, with the one for values that no native column holds."""
+        """Return the columns of the log, with the one for out-of-range values."""
         return arrow_to_spark_schema(log_table(self._asked.schema(), exact=True).schema)
 
     @in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads once."""
+        """Return the reader of a batch query."""
         return _Reader(self._asked)
 
     @in_one_line()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """What reads on and on."""
+        """Return the reader of a streaming query."""
         return _StreamReader(self._asked)
 
 
 class _Planner:
-    """A connection to the cluster and the windows that can be read, for who plans a query.
+    """A connection to the cluster and the windows that can be read, for planning a query.
 
-    A stream (`streams`) ends at a gap where its options do not say otherwise. One that goes on records it.
+    A stream (`streams`) ends at a gap unless its options say otherwise. One that goes on records it.
     """
 
     def __init__(self, asked: _Asked, streams: bool) -> None:
@@ -186,21 +186,21 @@ class _Planner:
 
     @cached_property
     def live(self) -> ScyllaSession:
-        """The connection, made when it is needed."""
+        """Return the session, opened on first use."""
         return self._opened.enter_context(
             open_session(self.cluster.name, self.cluster.connection, known_nodes=self.cluster.node_addresses)
         )
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._opened.close()
 
     def schema(self) -> TableSchema:
-        """The table as the home has it."""
+        """Return the table as the home has it."""
         return read_table_schema(self.lake, self.asked.keyspace, self.asked.table)
 
     def horizon_us(self) -> Microseconds:
-        """Up to when (µs) can be read now; what the cluster has new is taken in."""
+        """Return up to when (µs) can be read now; import what the cluster has new."""
         horizon = paces.horizon_us(self.live, Clock(), self.asked.policy, _log.warning)
         refreshed = _refreshed(self.live, self.cluster)
         if refreshed is not None:
@@ -210,7 +210,7 @@ class _Planner:
         return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
 
     def first_us(self) -> Microseconds:
-        """Behind what (µs) reading begins.
+        """Return the time (µs) after which reading begins.
 
         Raises:
             NothingReadable: no generation or stream set of the log can be read yet.
@@ -223,22 +223,22 @@ class _Planner:
         return Lifetimes.of(self.lake, schema).first_us(sets, now)
 
     def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
-        """The end (µs) of the last window from there on that can be read: no generation of it is awaited."""
+        """Return the end (µs) of the last window from there on that can be read without waiting for a generation."""
         now, schema = Clock().now_us(), self.schema()
-        ends = [each.until_us for each in iter_complete_windows(self.lake, schema, after_us, horizon_us, now)]
+        ends = [window.until_us for window in iter_complete_windows(self.lake, schema, after_us, horizon_us, now)]
         until = max(ends, default=after_us)
-        held = held_by(self.lake, schema, now, until, horizon_us)
-        if held is not None:
-            _log.warning(held)
+        waiting = held_by(self.lake, schema, now, until, horizon_us)
+        if waiting is not None:
+            _log.warning(waiting)
         return until
 
     def readable_sets(self, until_us: Microseconds) -> list[int]:
-        """Return when (µs) each set begins whose streams can be read and hold rows at or before a time (µs)."""
+        """Return when (µs) each set begins whose streams are readable and have rows at or before a time (µs)."""
         schema, now = self.schema(), Clock().now_us()
         source = StreamSources(self.lake).of(schema.keyspace, schema.name)
         sets = reader_sets_from_source(source, now)
-        begun = sorted(each for each in sets.seen if each <= until_us and each not in sets.passed)
-        return [int(each) for each in begun if source.is_complete(each)]
+        begun = sorted(begin_us for begin_us in sets.seen if begin_us <= until_us and begin_us not in sets.passed)
+        return [int(begin_us) for begin_us in begun if source.is_complete(begin_us)]
 
     def partitions(
         self,
@@ -249,59 +249,65 @@ class _Planner:
         missed: Sequence[Window] = (),
         way: Way | None = None,
     ) -> list[InputPartition]:
-        """The requests of all windows in between, a partition for a few hundred of them.
+        """Return the requests of all windows in between, a partition for a few hundred of them.
 
-        Of what was written later than `whole_us` (µs) nothing may be lacking. With `only` no set is read but those that
-        begin at these times (µs), and with `way` windows are read so: a batch that is planned again has the same rows.
-        `missed` windows are read first, by their streams: rows of other streams have come.
+        No row written later than `whole_us` (µs) may be missing. With `only`, read only the sets that begin at these
+        times (µs), and with `way` read windows that way, so that a batch planned again has the same rows. Read `missed`
+        windows first, by their streams, since the rows of other streams were read before.
 
         Raises:
-            StateError: something is, and that is not to be told alone.
+            StateError: a row may be missing, and the query refuses gaps.
         """
         schema = self.schema()
         windows = list(iter_complete_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
         self._tell_of_gaps(schema, windows, whole_us, missed)
         asking = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
         least = Lifetimes.of(self.lake, schema).least_us
-        found: list[InputPartition] = []
-        plans = [(made, Microseconds(0)) for each in missed for made in self._plans(schema, [each], STREAMS)]
-        plans += [(made, whole_us) for made in self._plans(schema, windows, way or self.asked.way)]
-        for made, whole in plans:
-            asks, alive = made.conditions, max(made.after_us, whole) + least
-            until = Microseconds(alive) if least and self._refuses and whole < made.until_us else None
+        partitions: list[InputPartition] = []
+        plans = [
+            (window_plan, Microseconds(0))
+            for window in missed
+            for window_plan in self._plans(schema, [window], STREAMS)
+        ]
+        plans += [(window_plan, whole_us) for window_plan in self._plans(schema, windows, way or self.asked.way)]
+        for window_plan, whole in plans:
+            asks, alive = window_plan.conditions, max(window_plan.after_us, whole) + least
+            until = Microseconds(alive) if least and self._refuses and whole < window_plan.until_us else None
             for first in range(0, len(asks), REQUESTS_A_TASK):
-                found.append(InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until, len(found))))
-        return found
+                partitions.append(
+                    InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until, len(partitions)))
+                )
+        return partitions
 
     def way(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Way:
-        """Return how to read all windows of a batch, so that its offset can say what came with it."""
+        """Return how to read all windows of a batch, so that its offset can record it."""
         schema, now = self.schema(), Clock().now_us()
         windows = iter_complete_windows(self.lake, schema, after_us, until_us, now, only)
-        first = next(self._plans(schema, [each for each in windows if not each.passed], self.asked.way), None)
+        first = next(self._plans(schema, [window for window in windows if not window.passed], self.asked.way), None)
         return STREAMS if first is None else first.chosen.way
 
     def scanned(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Iterator[_Interval]:
-        """Yield the time of each window that a scan reads: with it come the rows of all streams, known or not."""
-        for each in iter_complete_windows(self.lake, self.schema(), after_us, until_us, Clock().now_us(), only):
-            if not each.passed:
-                yield each.after_us, each.until_us
+        """Yield the time of each window that a scan reads; a scan reads the rows of all streams, known or not."""
+        for window in iter_complete_windows(self.lake, self.schema(), after_us, until_us, Clock().now_us(), only):
+            if not window.passed:
+                yield window.after_us, window.until_us
 
     def _tell_of_gaps(
         self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds, missed: Sequence[Window]
     ) -> None:
         now, lost = Clock().now_us(), list[LogGap]()
         lives = Lifetimes.of(self.lake, schema)
-        for each in missed:
-            died = lives.died_us(each.after_us, each.until_us, now)
+        for window in missed:
+            died = lives.died_us(window.after_us, window.until_us, now)
             if died is not None:
-                lost.append(died_before(schema, each, died))
+                lost.append(died_before(schema, window, died))
         if windows:
             after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
             lost += self._gaps(schema, after, until) if after < until else []
-        # No gap: ScyllaDB's own clients go on as well.
-        for each in windows:
-            if each.passed:
-                _log.warning(describe_skip(f"scylla_cdc of {schema.full_name}", each, None))
+        # This is no gap: ScyllaDB's own clients skip these windows as well.
+        for window in windows:
+            if window.passed:
+                _log.warning(describe_skip(f"scylla_cdc of {schema.full_name}", window, None))
         if lost and self._refuses:
             raise _refusal(list(map(str, lost)))
         for gap in lost:
@@ -312,7 +318,7 @@ class _Planner:
             log_gaps.record_log_gaps(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
 
     def _gaps(self, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> list[LogGap]:
-        """Return what the rows of an interval may lack by now, and what `ingest` found missing of them before."""
+        """Return what the rows of an interval may lack by now, and what `ingest` found missing from them before."""
         revealed = gaps_between(self.lake, schema, after_us, until_us, Clock().now_us())
         recorded = [
             gap
@@ -320,7 +326,7 @@ class _Planner:
             if gap.reader == INGEST_CONSUMER and gap.what != LogLoss.BEFORE_READING
             if gap.overlaps(Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US))
         ]
-        same = [gap for gap in recorded if any(_is_same(gap, each) for each in revealed)]
+        same = [gap for gap in recorded if any(_is_same(gap, other) for other in revealed)]
         return [*revealed, *(gap for gap in recorded if gap not in same)]
 
     def _plans(self, schema: TableSchema, windows: Sequence[Window], way: Way | None) -> Iterator[Plan]:
@@ -331,7 +337,7 @@ class _Planner:
 
 @dataclass(frozen=True)
 class _Task:
-    """Some requests for a task. No row of theirs may be gone until a time (µs), by which they have to be answered."""
+    """Requests for a task. Their rows exist until a time (µs), by which the requests must be answered."""
 
     asking: LogQuery
     conditions: Sequence[str]
@@ -339,10 +345,10 @@ class _Task:
     number: int
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows.
+        """Yield the rows.
 
         Raises:
-            StateError: some may have died meanwhile.
+            StateError: some may have expired meanwhile.
         """
         with in_one_line():
             yield from self.asking.rows_of_task(self.conditions, self.number)
@@ -369,33 +375,33 @@ class _Reader(DataSourceReader):
 
     @in_one_line()
     def partitions(self) -> Sequence[InputPartition]:
-        """The windows up to now."""
+        """Return the windows up to now."""
         planner = _Planner(self._asked, streams=False)
         try:
             horizon, first = planner.horizon_us(), planner.first_us()
             until = planner.readable_us(first, horizon)
-            # Who does not say from when on wants what there is.
+            # Without a start time the query wants what exists, with or without gaps.
             whole = until if self._asked.first_us is None else first
             return planner.partitions(first, until, whole) or [InputPartition(None)]
         finally:
             planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of some requests."""
+        """Return the rows of some requests."""
         return _rows(partition)
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are `{"until": µs, "origin": µs, "sets": [µs, ...]}`: all rows at or before `until` were read.
+    """A stream's offsets are `{"until": µs, "origin": µs, "sets": [µs, ...]}`: all rows at or before `until` were read.
 
-    `sets` are the starts of the generations or stream sets whose streams that was by. One that becomes readable after
+    `sets` are the starts of the generations or stream sets whose streams were read. A set that becomes readable after
     `until` has passed its start is read from its start in the next batch, but not from before `origin`, where the query
-    began, and not the times of `scanned` (`[[µs, µs], ...]`): a scan brings the rows of all streams. `by` says how the
-    batch that ends here is read. Offsets of earlier releases have `until` alone: the sets that are known by then count
-    as read.
+    began, and not for the times of `scanned` (`[[µs, µs], ...]`), since a scan reads the rows of all streams. `by` is
+    the way to read the batch that ends here. Offsets of earlier releases have `until` alone: the sets that are known by
+    then count as read.
 
-    The first one of a query that wants what there is also has `whole`: when it began (µs). What was written later than
-    that has to come; of what was there before nobody knows.
+    The first offset of a query without a start time also has `whole`: when the query began (µs). Rows written later
+    than that must not be missing; earlier ones may be.
     """
 
     def __init__(self, asked: _Asked) -> None:
@@ -403,7 +409,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fixed_us: Microseconds | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        # Tasks get a copy, which asks by a connection of their own.
+        # Tasks get a copy, which uses its own connection.
         return {name: value for name, value in vars(self).items() if name != "_planner"}
 
     @cached_property
@@ -412,24 +418,24 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_one_line()
     def initialOffset(self) -> _Offset:
-        """Where a new query begins."""
+        """Return where a new query begins."""
         self._planner.horizon_us()
         first = self._planner.first_us()
         offset: _Offset = {"until": first, "origin": first, "sets": []}
         return offset if self._asked.first_us is not None else {**offset, "whole": Clock().now_us()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """All that is there: rows of a cluster are not counted before they are read."""
+        """Return no limit: rows of a cluster cannot be counted before they are read."""
         return ReadAllAvailable()
 
     @in_one_line()
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix up to when this run reads."""
+        """Fix the time up to which this run reads."""
         self._fixed_us = self._planner.horizon_us()
 
     @in_one_line()
     def latestOffset(self, start: _Offset, limit: ReadLimit) -> _Offset:
-        """Up to when can be read by now, or could when this run began."""
+        """Return the offset up to which can be read by now, or could when this run began."""
         horizon = self._planner.horizon_us() if self._fixed_us is None else self._fixed_us
         after = Microseconds(start["until"])
         until = max(after, self._planner.readable_us(after, horizon))
@@ -440,22 +446,22 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         scanned = [(low, high) for low, high in start.get("scanned", ())]
         if way == RANGES:
             scanned += self._planner.scanned(after, until, sets)
-        joined = [list(each) for each in _joined(scanned)]
+        joined = [list(interval) for interval in _joined(scanned)]
         return {"until": until, "origin": start.get("origin", after), "sets": sets, "by": way, "scanned": joined}
 
     @in_one_line()
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
-        """The windows of a batch: the same whenever it is asked for again."""
+        """Return the windows of a batch, the same on every call."""
         after, until = Microseconds(start["until"]), Microseconds(end["until"])
         whole = Microseconds(start.get("whole", after))
         return self._planner.partitions(after, until, whole, end.get("sets"), _missed(start, end), end.get("by"))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of some requests."""
+        """Return the rows of some requests."""
         return _rows(partition)
 
     def commit(self, end: _Offset) -> None:
-        """Nothing is kept here: the checkpoint is Spark's."""
+        """Do nothing: Spark stores the checkpoint."""
 
     def stop(self) -> None:
         """Close the connection."""
@@ -463,10 +469,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _missed(start: _Offset, end: _Offset) -> list[Window]:
-    """Return what a stream had passed at `start` of sets that it can read since, without what scans have brought."""
+    """Return what a stream had passed at `start` of sets that it can read since, without what scans have read."""
     begins = sorted(end.get("sets", ()))
     read = set(start.get("sets", begins))
-    found: list[Window] = []
+    windows: list[Window] = []
     for begin, following in zip_longest(begins, begins[1:]):
         if begin in read:
             continue
@@ -474,20 +480,20 @@ def _missed(start: _Offset, end: _Offset) -> list[Window]:
         until = start["until"] if following is None else min(start["until"], following - ONE_US)
         for low, high in [*start.get("scanned", ()), (until, until)]:
             if after < min(low, until):
-                found.append(Window(0, Microseconds(begin), Microseconds(after), Microseconds(min(low, until))))
+                windows.append(Window(0, Microseconds(begin), Microseconds(after), Microseconds(min(low, until))))
             after = max(after, high)
-    return found
+    return windows
 
 
 def _joined(intervals: Iterable[_Interval]) -> list[_Interval]:
-    """Return intervals in their order, those as one that follow each other without a gap."""
-    found: list[_Interval] = []
+    """Return intervals in order, merging those that are adjacent or overlap."""
+    merged: list[_Interval] = []
     for low, high in sorted(intervals):
-        if found and low <= found[-1][1]:
-            found[-1] = found[-1][0], max(high, found[-1][1])
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
-            found.append((low, high))
-    return found
+            merged.append((low, high))
+    return merged
 
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:

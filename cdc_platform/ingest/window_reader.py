@@ -1,9 +1,8 @@
-"""Reads the rows of windows from a cluster, each once: a window by its streams, or several windows by one scan.
+"""Read the rows of windows from a cluster, each once: a window by its streams, or several windows by one scan.
 
-Memory holds at most `MAX_ROWS_IN_MEMORY` rows. When a reading reaches that bound it hands the rows that have arrived
-to the
-caller, who commits them as a part, and goes on. The position moves only with the last rows of a window. After a kill
-the log's table says up to when parts may hold rows (`PARTS_UNTIL`), and what is read again up to there is added by key.
+Memory holds at most `MAX_ROWS_IN_MEMORY` rows. At that bound the reader hands the rows that have arrived to the caller,
+who commits them as a part, and goes on. The position moves only with the last rows of a window. After a kill the log's
+table has the time up to which parts may have rows (`PARTS_UNTIL`); rows reread up to there are added by key.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from cdc_platform.timeline import StreamSource
 _ATTEMPTS = 3
 _WINDOWS_AHEAD = 100
 CommitPart = Callable[[pa.Table, Microseconds], None]
-"""Commits rows of a window, or of a scan that ends at a time (µs), of which more will come."""
+"""Commits a part of the rows of a window, or of a scan that ends at a time (µs)."""
 
 
 @dataclass(frozen=True)
 class WindowResult:
-    """The rows of a window that are still to be committed, sorted, and what reading them took.
+    """The remaining rows of a window to commit, sorted, and what reading them took.
 
-    `committed` rows of the window went into parts. `requests` is 0 where the scan of an earlier window brought the
-    rows; `scanned_with` is then the number of that window.
+    `committed` rows of the window went into parts. `requests` is 0 if the scan of an earlier window read the rows;
+    `scanned_with` is then the number of that window.
     """
 
     rows: pa.Table
@@ -86,21 +85,21 @@ class WindowReader:
         return self._schema
 
     def has_read(self, window: Window) -> bool:
-        """Return True if an earlier window's scan has brought the rows of this one."""
+        """Return True if an earlier window's scan has read the rows of this one."""
         return self._ahead is not None and self._ahead.covers(window)
 
     def resumes(self, window: Window) -> bool:
-        """Return True if a process that was killed may have committed parts of this window."""
+        """Return True if a killed process may have committed parts of this window."""
         return window.after_us < self._parts_until()
 
     def query(self) -> LogQuery:
-        """Return the requests' common part, for the log as it is known now."""
+        """Return the common part of the requests, for the log as currently known."""
         return LogQuery(self._live.name, self._live.connection, self._schema, self._live.is_scylla)
 
     def plan(
         self, source: StreamSource, window: Window, until_us: Microseconds | None = None, *, first_read: bool = False
     ) -> Plan:
-        """Plan a window, together with the windows behind it up to `until_us` (µs) where one scan is cheaper."""
+        """Plan a window, together with the following windows up to `until_us` (µs) if one scan is cheaper."""
         stored = self._planner.stored(self._clock.now_us(), first_read=first_read)
         coming = () if until_us is None else islice(self._coming(source, window, until_us), _WINDOWS_AHEAD)
         return self._planner.plan(source, window, stored, coming)
@@ -116,9 +115,9 @@ class WindowReader:
         first_read: bool = False,
         drop_known: bool = False,
     ) -> WindowResult:
-        """Return the rows of a window, by the requests of `plan` or those that an earlier window's scan has made.
+        """Return the rows of a window, by the requests of `plan` or from an earlier window's scan.
 
-        With `drop_known` rows that the log's table has already are left out, by the log's key.
+        With `drop_known`, leave out rows that the log's table already has, by the log's key.
 
         Raises:
             OtherColumns: the table was altered, and its definition is not understood.
@@ -141,7 +140,7 @@ class WindowReader:
         return WindowResult(rows, *self._planner.served(source, window, stored), 0, ahead.number, committed)
 
     def learn(self) -> None:
-        """Observe the cluster again, because the table was altered since it was last observed."""
+        """Observe the cluster again, because the table was altered since the last observation."""
         observe_session(self._live, self._cluster, self._clock)
         self._schema = definition(self._lake, self._schema.keyspace, self._schema.name)
         self._planner = self._planner_for(self._schema)
@@ -153,7 +152,7 @@ class WindowReader:
         return Microseconds(self._lake.transaction(log_table(self._schema), PARTS_UNTIL) or 0)
 
     def _coming(self, source: StreamSource, window: Window, until_us: Microseconds) -> Iterator[Window]:
-        """Yield the windows behind one that can be read by now."""
+        """Yield the following windows that can be read by now."""
         sets = reader_sets_from_source(source, self._clock.now_us())
         after: Window | None = window
         while after is not None:
@@ -173,13 +172,13 @@ class WindowReader:
                     raise
                 known = self._schema
                 self.learn()
-                # A value that is none of its column's type may be one of a newer type, and if not it is none at all.
+                # A value that is invalid for its column's type may be of a newer type; if not, it is invalid.
                 doubtful = self._schema != known
         raise AssertionError("unreachable: the last attempt raises")
 
     def _read(self, plan: Plan, commit_part: CommitPart, *, doubtful: bool, drop_known: bool) -> _Ahead:
-        """Read all rows of a plan; where it is `doubtful` a value that is none of its type raises OtherColumns."""
-        # Of an attempt before this one, or of a process that was killed.
+        """Read all rows of a plan; if it is `doubtful`, a value that is invalid for its type raises OtherColumns."""
+        # Rows of an earlier attempt, or of a process that was killed.
         drop_known = drop_known or plan.after_us < self._parts_until()
         ahead = _Ahead(plan)
         unreadable: Counter[str] = Counter()
@@ -205,7 +204,7 @@ class WindowReader:
             raise OtherColumns(f"{', '.join(unreadable)} of {self._schema.full_name} have values of another type")
 
     def _taken(self, ahead: _Ahead, *, drop_known: bool) -> pa.Table:
-        """Take the rows that have arrived, sorted; those that are new where the table may have some of them."""
+        """Take the rows that have arrived, sorted; with `drop_known` only those that the table lacks."""
         if not ahead.parts:
             return empty_rows(self._schema)
         rows = sort_log_rows(pa.concat_tables(_alike(ahead.parts)))
@@ -221,7 +220,7 @@ class WindowReader:
 
 @dataclass
 class _Ahead:
-    """The rows that a plan brought, and how many went into parts by the window that they are of.
+    """The rows that a plan has read, and how many went into parts, by window.
 
     `number` is that of the window they came with, None until that was reported.
     """
@@ -236,7 +235,7 @@ class _Ahead:
 
     @property
     def until_us(self) -> Microseconds:
-        """When the last of them may have been written."""
+        """Return when the last of them may have been written."""
         return self.plan.until_us
 
     def covers(self, window: Window) -> bool:
@@ -251,8 +250,8 @@ class _Ahead:
     def note_committed(self, rows: pa.Table) -> None:
         """Count rows that went into a part, by the end of their window."""
         ends = np.array(self.plan.ends, np.int64)
-        found, counts = np.unique(np.searchsorted(ends, _times(rows), side="left"), return_counts=True)
-        self.committed.update(dict(zip(ends[found].tolist(), counts.tolist(), strict=True)))
+        windows, counts = np.unique(np.searchsorted(ends, _times(rows), side="left"), return_counts=True)
+        self.committed.update(dict(zip(ends[windows].tolist(), counts.tolist(), strict=True)))
 
     def committed_in(self, window: Window) -> int:
         """Return how many rows of a window went into parts."""
@@ -271,7 +270,7 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
     """Return the table as the cluster was last seen to define it.
 
     Raises:
-        NotFound: it has none with a log, or one that the platform does not understand.
+        NotFound: it has no log, or the platform does not understand its definition.
     """
     try:
         return read_table_schema(lake, keyspace, table)
@@ -289,13 +288,13 @@ def _times(rows: pa.Table) -> np.ndarray:
 
 
 def _alike(several: Sequence[pa.Table]) -> list[pa.Table]:
-    """Tables of one log, of which some have the column for values that no native one holds."""
-    wide = next((each.schema for each in several if EXACT in each.column_names), None)
+    """Return tables of one log with equal columns: add the column for out-of-range values if any of them has it."""
+    wide = next((rows.schema for rows in several if EXACT in rows.column_names), None)
     if wide is None:
         return list(several)
     return [
-        each
-        if EXACT in each.column_names
-        else each.append_column(wide.field(EXACT), pa.nulls(each.num_rows, wide.field(EXACT).type))
-        for each in several
+        rows
+        if EXACT in rows.column_names
+        else rows.append_column(wide.field(EXACT), pa.nulls(rows.num_rows, wide.field(EXACT).type))
+        for rows in several
     ]

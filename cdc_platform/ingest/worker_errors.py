@@ -1,6 +1,6 @@
-"""What the platform refuses in a worker of Spark, handed on as one line: Spark would put the worker's stack around it.
+"""Report the platform's errors in a Spark worker as one line; Spark would surround them with the worker's stack trace.
 
-A worker tells the JVM of an error and ends; what it reads to know whether with its stack is set here, in the worker.
+A worker reports an error to the JVM and ends. It omits the stack trace if a variable, set here in the worker, says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _HIDES = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Run a block, or a function; where it is refused in a worker, that ends without a stack, but not of a defect."""
+    """Run a block or function; if a PlatformError ends it in a Spark worker, suppress the stack trace.
+
+    Other exceptions are defects and keep theirs.
+    """
     try:
         yield
     except PlatformError:

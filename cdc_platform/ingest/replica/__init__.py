@@ -1,1 +1,1 @@
-"""A live cluster's table itself in the lake: copied once, and kept up by its log."""
+"""A replica of a live cluster's table in the lake: copied once, then updated from its log."""

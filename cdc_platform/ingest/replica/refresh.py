@@ -1,7 +1,7 @@
-"""Rows that the cluster is asked for again, because the log alone does not determine their current state.
+"""Reread rows from the cluster whose current state the log alone does not determine.
 
-They are rows whose marker may or may not keep them, lists changed by unknown keys, rows that lost values to a TTL, and
-rows of late changes: what those wrote may have been deleted before the log reported it.
+They are rows whose marker is uncertain, lists changed at unknown keys, rows that lost values to a TTL, and rows of late
+changes, whose values may have been deleted before the log reported them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_platform.ingest.requests import Pages, in_turn
 from cdc_platform.scylla import ScyllaSession
 
 Place = tuple[bytes, bytes | None]
-"""A row: its serialized partition key, and its clustering key as a state has it; None of the static row."""
+"""A row: its serialized partition key, and its clustering key as a state has it; None for the static row."""
 _Row = dict[str, Any]
 _DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTONE, StateRowKind.ROW_TOMBSTONE)
 
@@ -34,9 +34,9 @@ def touched(
     found: SelectedRows,
     expired: tuple[Microseconds, Microseconds],
 ) -> set[Place]:
-    """The rows of a merged state to read again, `changes` being what came last into it and `found` what it shows.
+    """Return the rows of a merged state to reread; `changes` were merged last, and `found` is what the state shows.
 
-    `expired` are the times (µs) between which TTLs have passed since this was asked last.
+    `expired` are the times (µs) between which TTLs have passed since the last call.
     """
     doubtful = pa.array(found.doubtful)
     places = set(places_of(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
@@ -60,22 +60,22 @@ def touched(
 def read_again(
     live: ScyllaSession, schema: TableSchema, state: pa.Table, places: set[Place], now_us: Microseconds
 ) -> pa.Table:
-    """What rows of a state come to (`shape.STATE`), not merged, as the cluster has them now (µs)."""
+    """Return the state rows (`STATE_SCHEMA`), not merged, of rows as the cluster has them now (µs)."""
     unsure = state.filter(state["inexact"])
     known: dict[Place, list[_Row]] = {}
     partitions = pa.array(sorted({partition for partition, _ in places}), pa.binary())
     for row in _of(unsure, partitions).to_pylist():
-        place = row["partition"], row["clustering"]
-        if place in places:
-            known.setdefault(place, []).append(row)
+        row_key = row["partition"], row["clustering"]
+        if row_key in places:
+            known.setdefault(row_key, []).append(row)
     rows: list[_Row] = []
-    for place, values in _answers(live, schema, sorted(known, key=lambda each: (each[0], each[1] or b""))):
-        rows += _now(schema, known[place], values, now_us, static=place[1] is None)
+    for row_key, values in _answers(live, schema, sorted(known, key=lambda each: (each[0], each[1] or b""))):
+        rows += _now(schema, known[row_key], values, now_us, static=row_key[1] is None)
     return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)
 
 
 def places_of(partitions: Any, clusterings: Any) -> Iterator[Place]:
-    """The rows that columns of a state are of."""
+    """Yield the rows that columns of a state belong to."""
     return zip(partitions.to_pylist(), clusterings.to_pylist(), strict=True)
 
 
@@ -86,12 +86,12 @@ def _of(state: pa.Table, partitions: Any) -> pa.Table:
 
 
 def _lists(schema: TableSchema) -> list[str]:
-    """The columns that are lists whose elements have keys."""
-    return [each.name for each in schema.columns if each.type.multicell and isinstance(each.type, ListType)]
+    """Return the list columns whose elements have keys."""
+    return [column.name for column in schema.columns if column.type.multicell and isinstance(column.type, ListType)]
 
 
 def _changed(names: list[str], unsure: pa.Table, changes: pa.Table) -> set[Place]:
-    """The rows with lists of unknown keys that were changed, or that a deletion may or may not have taken."""
+    """Return the rows with lists of unknown keys that were changed, or that a deletion may have affected."""
     named = pa.array(names, pa.string())
     lists = unsure.filter(compute.fill_null(compute.is_in(unsure["column"], value_set=named), False))
     lists = _of(lists, changes["partition"])
@@ -113,11 +113,11 @@ def _changed(names: list[str], unsure: pa.Table, changes: pa.Table) -> set[Place
 def _answers(
     live: ScyllaSession, schema: TableSchema, places: Sequence[Place]
 ) -> Iterator[tuple[Place, dict[str, bytes | None] | None]]:
-    """Each row's values by column, None where it is not there, while the next are asked for."""
-    for place, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
-        names = [column.name for column in _columns(schema, static=place[1] is None)]
+    """Yield each row's values by column, None for a missing row, while the next requests are in flight."""
+    for row_key, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
+        names = [column.name for column in _columns(schema, static=row_key[1] is None)]
         row = next(([cells[0].as_py() for cells in page.columns] for page in pages if page.rows), None)
-        yield place, None if row is None else dict(zip(names, row, strict=True))
+        yield row_key, None if row is None else dict(zip(names, row, strict=True))
 
 
 def _ask(live: ScyllaSession, schema: TableSchema, place: Place) -> Pages:
@@ -126,14 +126,14 @@ def _ask(live: ScyllaSession, schema: TableSchema, place: Place) -> Pages:
 
 
 def asked_by_key(live: ScyllaSession, schema: TableSchema, place: Place, selected: str) -> Pages:
-    """What is selected of a row; of a static one with one row of its partition."""
+    """Select columns of a row by its key; for a static row, with one row of its partition."""
     partition, clustering = place
     keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
     if clustering is not None and schema.clustering_key:
         keys += schema.clustering_key
         values += [
-            each[0].as_py()
-            for each in split_components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
+            component[0].as_py()
+            for component in split_components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
         ]
     where = " AND ".join(f"{quote_name(key.name)} = ?" for key in keys)
     limit = " LIMIT 1" if clustering is None else ""
@@ -146,13 +146,14 @@ def _key_parts(partition: bytes, count: int) -> list[bytes]:
     if count == 1:
         return [partition]
     return [
-        each[0].as_py() for each in split_components(pa.array([partition], pa.binary()), count, header=2, trailer=1)
+        component[0].as_py()
+        for component in split_components(pa.array([partition], pa.binary()), count, header=2, trailer=1)
     ]
 
 
 def _columns(schema: TableSchema, *, static: bool) -> list[Column]:
-    found = schema.statics if static else schema.regulars
-    return [*schema.partition_key[:1], *found]
+    columns = schema.statics if static else schema.regulars
+    return [*schema.partition_key[:1], *columns]
 
 
 def _now(
@@ -163,14 +164,14 @@ def _now(
     *,
     static: bool,
 ) -> Iterator[_Row]:
-    """What the inexact parts of one row are, by its values."""
-    told = values or {}
-    shown = {
-        column.name: dict(elements(column, told.get(column.name) or b"")) if told.get(column.name) else {}
+    """Yield the current state of one row's inexact parts, from its values."""
+    current = values or {}
+    elements_by_column = {
+        column.name: dict(elements(column, current.get(column.name) or b"")) if current.get(column.name) else {}
         for column in (schema.statics if static else schema.regulars)
         if column.type.multicell
     }
-    bare = not any(told.get(column.name) is not None for column in schema.regulars)
+    bare = not any(current.get(column.name) is not None for column in schema.regulars)
     lists = dict[str, _Row]()
     for row in known:
         name = row["column"]
@@ -179,14 +180,18 @@ def _now(
                 yield row | {"dead": True, "value": None}
             elif bare:
                 yield row | {"value": SOLE}
-        elif name in shown and isinstance(schema.column(name).type, ListType):
+        elif name in elements_by_column and isinstance(schema.column(name).type, ListType):
             lists[name] = row
-        elif row["kind"] == StateRowKind.CELL and name in shown and row["path"] not in shown[name]:
+        elif (
+            row["kind"] == StateRowKind.CELL
+            and name in elements_by_column
+            and row["path"] not in elements_by_column[name]
+        ):
             yield row | {"dead": True, "value": None}
     for name, row in lists.items():
         overwritten = {"kind": int(StateRowKind.COLLECTION_TOMBSTONE), "path": None, "value": None, "dead": False}
         yield row | overwritten | {"timestamp": now_us - ONE_US}
-        for path, value in shown[name].items():
+        for path, value in elements_by_column[name].items():
             yield row | {
                 "kind": int(StateRowKind.CELL),
                 "path": path,
@@ -201,9 +206,9 @@ _LATE_DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTON
 
 @dataclass(frozen=True)
 class LateChanges:
-    """What late log rows come to. `changes` is to be merged (`shape.STATE`); `rows` are the log's.
+    """The effect of late log rows. `changes` are to be merged (`STATE_SCHEMA`); `rows` counts the log's rows.
 
-    `places` were written to, and of `partitions` anything was deleted.
+    `places` are the rows written to, and `partitions` those in which something was deleted.
     """
 
     changes: pa.Table
@@ -213,14 +218,14 @@ class LateChanges:
 
     @staticmethod
     def none() -> LateChanges:
-        """There are no such rows."""
+        """Return no changes."""
         return LateChanges(STATE_SCHEMA.empty_table())
 
     @staticmethod
     def read(
         live: ScyllaSession, schema: TableSchema, logs: Sequence[pa.Table], orders: SyntheticTimestamps
     ) -> LateChanges:
-        """What rows of the log (one table or more) come to, their rows of the base table being read as of a copy.
+        """Return the effect of log rows (one table or more), reading their rows of the base table as a copy does.
 
         Raises:
             NotGranted, Unreachable: the table could not be read.
@@ -235,24 +240,26 @@ class LateChanges:
         ordered = sorted(places, key=lambda place: (place[0], place[1] or b""))
         columns = selection(schema)
         answers = in_turn(ordered, lambda place, _: asked_by_key(live, schema, place, columns))
-        found = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
-        changes = merge_states(schema, [state.filter(pa.array(gone)), *found])
-        return LateChanges(changes, sum(each.num_rows for each in logs), places, partitions)
+        states = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
+        changes = merge_states(schema, [state.filter(pa.array(gone)), *states])
+        return LateChanges(changes, sum(log_rows.num_rows for log_rows in logs), places, partitions)
 
     def forgotten(self, state: pa.Table) -> pa.Table:
-        """A state without what was seen before of rows that were read again, where its times are but an order."""
+        """Return a state without the synthetic-time cells of rows that were reread."""
         if not self.places:
             return state
         unsure = np.flatnonzero(np.asarray(state["inexact"]))
-        some = state.select(["partition", "clustering"]).take(pa.array(unsure))
+        unsure_keys = state.select(["partition", "clustering"]).take(pa.array(unsure))
         keep = np.ones(state.num_rows, bool)
-        keep[unsure] = [place not in self.places for place in places_of(some["partition"], some["clustering"])]
+        keep[unsure] = [
+            place not in self.places for place in places_of(unsure_keys["partition"], unsure_keys["clustering"])
+        ]
         return state.filter(pa.array(keep))
 
     def touched(self, state: pa.Table) -> set[Place]:
-        """The rows of a merged state of which CQL does not tell what deletions have left of them."""
+        """Return the rows of a merged state that deletions may have affected in a way that CQL does not report."""
         if not self.partitions:
             return set()
         unsure = state.filter(state["inexact"])
-        found = set(places_of(unsure["partition"], unsure["clustering"]))
-        return {place for place in found - self.places if place[0] in self.partitions}
+        keys = set(places_of(unsure["partition"], unsure["clustering"]))
+        return {place for place in keys - self.places if place[0] in self.partitions}

@@ -1,8 +1,8 @@
-"""Keeps a table of a live cluster in the lake: what was copied of it once, and what its log told since, merged.
+"""Replicate a table of a live cluster in the lake, by merging one copy of it with its log since then.
 
-CQL tells when cells were written, so the copy and the log come together in any order, each as often as it likes; the
-log counts from before the copy began. What CQL does not tell is marked, and read again where it would be wrong by now.
-Each step can be done again: who is killed in between is followed by one that does it again, to the same rows.
+CQL reports when cells were written, so copy and log merge in any order, and repeatedly; the log counts from before the
+copy began. Cells whose time CQL does not report are marked inexact, and reread when they may be wrong. Each step is
+repeatable: the run after a killed one repeats the step with the same result.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from cdc_platform.tables import TIMESTAMP, Table
 
 _COMMITS = "current:commits"
 ROWS_AT_ONCE = 1 << 20
-"""So many rows of the state are merged at a time."""
+"""How many rows of the state are merged at a time."""
 _ROWS_A_BATCH = 1 << 15
-"""So many rows of what readers see are written at a time, while the next are digested."""
+"""How many rows of the readers' table are written at a time, while the next are digested."""
 _LEAD_US = SECOND_US * 10
-"""How far ahead of this machine a writer's clock may be for what it wrote to count as seen."""
+"""How far a writer's clock may be ahead of this machine's for its writes to count as seen."""
 _FIRST = Microseconds(0)
 
 
 @dataclass(frozen=True)
 class ReplicationResult:
-    """How a kept table stands, as of `as_of_us` (µs), and what was done to it now.
+    """The state of a replicated table as of `as_of_us` (µs), and what was done now.
 
-    `slices` of its `of_slices` were written anew for `changes` rows of its log, `read_again` rows were asked for once
-    more. `inexact` of its rows rest on what CQL does not tell.
+    `slices` of its `of_slices` token ranges were rewritten for `changes` rows of its log; `read_again` rows were reread
+    from the cluster. `inexact` of its rows rest on times that CQL does not report.
     """
 
     table: str
@@ -83,7 +83,7 @@ class ReplicationResult:
 
 
 class TableReplicator:
-    """Keeps one table. Whoever calls has the turn of its log."""
+    """Replicates one table. The caller holds the lock of its log."""
 
     def __init__(
         self, live: ScyllaSession, lake: Lake, clock: Clock, schema: TableSchema, workers: TaskRunner, tell: OnMessage
@@ -97,46 +97,46 @@ class TableReplicator:
     def replicate(
         self, as_of_us: Microseconds, whole_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
     ) -> ReplicationResult:
-        """Bring the table up to the newest version of its log, which has all rows up to `as_of_us` (µs).
+        """Update the table to the newest version of its log, which has all rows up to `as_of_us` (µs).
 
-        The log is whole from `whole_since_us` on; its rows live for `ttl_us` (0: for ever). The table is copied where
-        it is not there, or where that is later than what the copy counts on; with `anew` in any case.
+        The log is complete from `whole_since_us` on; its rows live for `ttl_us` (0: for ever). Copy the table if there
+        is no copy, if the copy counts on the log from an earlier time, or if `anew` is True.
 
         Raises:
             NotGranted: the table may not be read.
             Unreachable: the cluster stopped answering.
         """
         begun, copied = time.monotonic(), False
-        now = find_replica(self._lake, self._schema)
-        if now is None or anew or now.since_us < whole_since_us or self._lost_columns():
-            # What the user knows of and no log tells, as a TRUNCATE, was before now: the older log says it wrongly.
-            now, copied = self._copy(max(whole_since_us, as_of_us) if anew else whole_since_us, ttl_us), True
-        changes, slices = self._merge(now, as_of_us)
-        then = find_replica(self._lake, self._schema)
-        assert then is not None
-        assert then.as_of_us is not None
-        rows = sum(each.rows for each in self._lake.slices(self._current))
+        replica = find_replica(self._lake, self._schema)
+        if replica is None or anew or replica.since_us < whole_since_us or self._lost_columns():
+            # The user knows of something before now that no log records, such as a TRUNCATE, so the older log is wrong.
+            replica, copied = self._copy(max(whole_since_us, as_of_us) if anew else whole_since_us, ttl_us), True
+        changes, slices = self._merge(replica, as_of_us)
+        updated = find_replica(self._lake, self._schema)
+        assert updated is not None
+        assert updated.as_of_us is not None
+        rows = sum(part.rows for part in self._lake.slices(self._current))
         return ReplicationResult(
             self._schema.full_name,
-            then.as_of_us,
-            then.copied_us,
+            updated.as_of_us,
+            updated.copied_us,
             copied,
             rows,
-            then.inexact,
+            updated.inexact,
             changes,
             slices,
-            then.slices,
+            updated.slices,
             self._again,
             round(time.monotonic() - begun, 3),
         )
 
     def _lost_columns(self) -> bool:
-        """Whether the table has lost columns, or has some with another type: what they held is told by nobody."""
-        there = self._lake.columns(self._current)
-        if set(there) - set(self._current.schema.names):
+        """Return True if the table has lost columns or changed their types: no log has the values that they had."""
+        existing = self._lake.columns(self._current)
+        if set(existing) - set(self._current.schema.names):
             return True
         try:
-            if there:
+            if existing:
                 self._lake.widen(self._current)
         except StateError:
             return True
@@ -145,8 +145,8 @@ class TableReplicator:
     def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Replica:
         lake, schema, live = self._lake, self._schema, self._live
         began = self._clock.now_us()
-        reach = ttl_us or us_from_seconds(DAY_SECONDS)
-        since = Microseconds(max(whole_since_us, began - reach))
+        lifetime_us = ttl_us or us_from_seconds(DAY_SECONDS)
+        since = Microseconds(max(whole_since_us, began - lifetime_us))
         orders = SyntheticTimestamps(Microseconds(since - 1), began)
         scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, orders)
         slices = scan.slices()
@@ -164,12 +164,12 @@ class TableReplicator:
         rows = scan.cells(slices, one_by_one=self._workers.work_here(slices))
         frames.replace_all_rows(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
         failpoints.kill_if_selected(failpoints.AFTER_COPY)
-        made = find_replica(lake, schema)
-        assert made is not None
-        return made
+        replica = find_replica(lake, schema)
+        assert replica is not None
+        return replica
 
     def _merge(self, now: Replica, as_of_us: Microseconds) -> tuple[int, int]:
-        """Merge what the log has more; answers with its rows, and with how many slices were written."""
+        """Merge the new rows of the log; return their number, and how many token ranges were written."""
         version = self._lake.version(log_table(self._schema))
         logs, fresh = self._lacking(now, version)
         counts_from = Microseconds(max(now.since_us, now.sure_us + 1)) if logs is fresh else now.since_us
@@ -181,14 +181,14 @@ class TableReplicator:
         marks[tables.SURE] = self._lake.transaction(log_table(self._schema), AGAIN) or 0
         if now.log is None:
             chosen = list(range(now.slices))
-            several, found = list(self._groups(chosen)), None
+            groups, selected = list(self._groups(chosen)), None
             marks[INEXACT_APPLICATION] = 0
-            for group in several:
-                version, held = self._lake.version(self._cells), self._held(self._cells, group)
-                parted = PartialReplacement(held, np.ones(held.num_rows, bool))
-                found = self._state_of(group, parted, version, of_slices(changes, group), now, as_of)
-                marks[INEXACT_APPLICATION] += int(found.inexact.sum())
-            self._show_all(now, as_of, marks, found if len(several) == 1 else None)
+            for group in groups:
+                version, rows = self._lake.version(self._cells), self._held(self._cells, group)
+                parted = PartialReplacement(rows, np.ones(rows.num_rows, bool))
+                selected = self._state_of(group, parted, version, of_slices(changes, group), now, as_of)
+                marks[INEXACT_APPLICATION] += int(selected.inexact.sum())
+            self._show_all(now, as_of, marks, selected if len(groups) == 1 else None)
         else:
             self._lake.widen(self._current)
             chosen = sorted({*np.unique(np.asarray(changes[tables.SLICE])).tolist(), *self._due(as_of)})
@@ -199,33 +199,34 @@ class TableReplicator:
             marks = {_COMMITS: (number or 0) + 1, **marks}
             if not self._lake.append_once(self._current, self._current.schema.empty_table(), marks, number):
                 raise self._disturbed()
-        return sum(each.num_rows for each in logs), len(chosen)
+        return sum(log_rows.num_rows for log_rows in logs), len(chosen)
 
     def _lacking(self, now: Replica, version: int | None) -> tuple[list[pa.Table], list[pa.Table]]:
-        """The rows of the log that are not merged yet, all where nobody can tell; those that came behind the copy."""
+        """Return the log rows that are not merged yet (all, if unknown), and those that arrived after the copy."""
         log = log_table(self._schema)
         if version is None:
             return [], []
         if now.log is not None and now.log <= version:
-            found = read_changes_since(self._lake, log, now.log, version)
-            if found is not None:
-                return found, found
+            added = read_changes_since(self._lake, log, now.log, version)
+            if added is not None:
+                return added, added
         rows = self._lake.read_version(log, version)
         behind = None if now.log is not None or now.behind == version else now.behind
         fresh = None if behind is None else read_changes_since(self._lake, log, behind, version)
         return [rows] if rows.num_rows else [], fresh or []
 
     def _came_late(self, fresh: Sequence[pa.Table], since_us: Microseconds) -> LateChanges:
-        """Return what came into the log behind the copy, and is older than the tombstones that the state still has.
+        """Return the log rows that arrived after the copy and are older than the tombstones that the state still has.
 
-        Those are of times from which the log counts on, and later than the time up to which spent ones were removed.
+        Those tombstones have times from which the log counts on, and later than the time up to which purging removed
+        spent ones.
         """
         schema, since = self._schema, pa.scalar(datetime_from_us(since_us), TIMESTAMP)
-        older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in fresh]
-        older = [each for each in older if each.num_rows]
+        older = [rows.filter(compute.less(rows[WRITTEN_AT].cast(TIMESTAMP), since)) for rows in fresh]
+        older = [rows for rows in older if rows.num_rows]
         if not older:
             return LateChanges.none()
-        # A list that is read again is one of the time of reading, see `again`.
+        # A reread list gets the time of reading, see `refresh`.
         orders = SyntheticTimestamps(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
         late = LateChanges.read(self._live, schema, older, orders)
         self._tell(
@@ -236,25 +237,25 @@ class TableReplicator:
 
     def _of_log(self, logs: Sequence[pa.Table], since_us: Microseconds) -> pa.Table:
         since = pa.scalar(datetime_from_us(since_us), TIMESTAMP)
-        found = [each.filter(compute.greater_equal(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in logs]
-        found = [each for each in found if each.num_rows]
-        if not found:
+        parts = [rows.filter(compute.greater_equal(rows[WRITTEN_AT].cast(TIMESTAMP), since)) for rows in logs]
+        parts = [rows for rows in parts if rows.num_rows]
+        if not parts:
             return STATE_SCHEMA.empty_table()
-        whole = pa.concat_tables(found, promote_options="default")
+        whole = pa.concat_tables(parts, promote_options="default")
         return merge_states(self._schema, [state_from_log(self._schema, whole)])
 
     def _show_all(
         self, now: Replica, as_of: Microseconds, marks: Mapping[str, int], known: SelectedRows | None
     ) -> None:
-        """Put all slices of the state in place of what readers have, by one commit; `known`: what all of it shows."""
+        """Replace the readers' table by all of the state's token ranges, in one commit; `known` has their rows."""
         lake, schema, cells = self._lake, self._schema, self._cells
 
         def batches(number: int) -> Batches:
-            found = known
-            if found is None:
+            selected = known
+            if selected is None:
                 state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
-                found = select_with_details(schema, state, as_of)
-            yield from for_readers(schema, found, now.slices).combine_chunks().to_batches(_ROWS_A_BATCH)
+                selected = select_with_details(schema, state, as_of)
+            yield from for_readers(schema, selected, now.slices).combine_chunks().to_batches(_ROWS_A_BATCH)
 
         if not lake.exists(self._current):
             lake.ensure(self._current)
@@ -263,7 +264,7 @@ class TableReplicator:
         frames.replace_all_rows(TaskRunner.alone(), lake, self._current, rows, (_COMMITS, number), marks)
 
     def _due(self, as_of_us: Microseconds) -> Iterator[int]:
-        """The slices in which something has expired by then, told from the bounds of the readers' files."""
+        """Yield the token ranges in which something has expired by then, from the bounds of the readers' files."""
         expired = {
             file.path
             for file in self._lake.bounded_files(self._current, tables.EXPIRES)
@@ -274,30 +275,30 @@ class TableReplicator:
                 yield int(file.partition[0])
 
     def _groups(self, chosen: Sequence[int]) -> Iterator[list[int]]:
-        """The slices in as many parts as fit into memory, one after the other."""
+        """Yield the token ranges in groups that fit into memory."""
         sizes = {int(part.key[0]): part.rows for part in self._lake.slices(self._cells)}
         group, rows = list[int](), 0
-        for each in chosen:
-            if group and rows + sizes.get(each, 0) > ROWS_AT_ONCE:
+        for number in chosen:
+            if group and rows + sizes.get(number, 0) > ROWS_AT_ONCE:
                 yield group
                 group, rows = [], 0
-            group.append(each)
-            rows += sizes.get(each, 0)
+            group.append(number)
+            rows += sizes.get(number, 0)
         if group:
             yield group
 
     def _bring(self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds) -> None:
-        """Merge changes into slices, and put what they show as of a time (µs) in place of what readers have of them."""
+        """Merge changes into token ranges, and replace the readers' rows of those ranges as of a time (µs)."""
         lake, mine = self._lake, of_slices(changes, group)
         marked = lake.transaction(self._current, INEXACT_APPLICATION) or 0
         versions = lake.version(self._cells), lake.version(self._current)
         cells, rows = self._parted(group, mine, now, as_of)
-        found = self._state_of(group, cells, versions[0], mine, now, as_of)
-        more = int(found.inexact.sum()) - int(compute.sum(rows.gone[INEXACT]).as_py() or 0)
+        selected = self._state_of(group, cells, versions[0], mine, now, as_of)
+        more = int(selected.inexact.sum()) - int(compute.sum(rows.gone[INEXACT]).as_py() or 0)
         self._replace(
             self._current,
             rows,
-            for_readers(self._schema, found, now.slices),
+            for_readers(self._schema, selected, now.slices),
             group,
             versions[1],
             {INEXACT_APPLICATION: marked + more},
@@ -306,11 +307,11 @@ class TableReplicator:
     def _parted(
         self, group: list[int], changes: pa.Table, now: Replica, as_of: Microseconds
     ) -> tuple[PartialReplacement, PartialReplacement]:
-        """Both tables' rows of slices, those apart that changes reach, or the time that has passed."""
+        """Return both tables' rows of token ranges, split by whether changes or the passing of time affect them."""
         cells, rows = self._held(self._cells, group), self._held(self._current, group)
         passed = now.as_of_us or _FIRST, as_of
-        found = reached(self._schema, cells, rows, changes, passed, now.sure_us)
-        return PartialReplacement(cells, found.cells), PartialReplacement(rows, found.rows)
+        affected = reached(self._schema, cells, rows, changes, passed, now.sure_us)
+        return PartialReplacement(cells, affected.cells), PartialReplacement(rows, affected.rows)
 
     def _held(self, table: Table, group: list[int]) -> pa.Table:
         return self._lake.read(table, filters=[(tables.SLICE, "in", group)])
@@ -324,23 +325,23 @@ class TableReplicator:
         now: Replica,
         as_of: Microseconds,
     ) -> SelectedRows:
-        """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""
-        schema, held = self._schema, self._late.forgotten(cells.gone.drop_columns([tables.SLICE]))
-        state = merge_states(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
-        found = select_with_details(schema, state, as_of)
+        """Merge changes and reread rows into the replaced cells of a version; return the rows that they show."""
+        schema, remaining = self._schema, self._late.forgotten(cells.gone.drop_columns([tables.SLICE]))
+        state = merge_states(schema, [remaining, changes]) if changes.num_rows else remaining.combine_chunks()
+        selected = select_with_details(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)
-        places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of)) | self._late.touched(state)
+        places = touched(schema, state, fresh, selected, (now.as_of_us or _FIRST, as_of)) | self._late.touched(state)
         if places:
             seen_us = Microseconds(self._clock.now_us() + _LEAD_US)
             state = merge_states(schema, [state, read_again(self._live, schema, state, places, seen_us)])
-            found = select_with_details(schema, state, as_of)
+            selected = select_with_details(schema, state, as_of)
             self._again += len(places)
         if places or changes.num_rows:
-            # By what was sure before these changes: who is killed here is followed by one that merges them again.
-            state = purge_state(state, found, now.sure_us, as_of)
+            # Purge by what was certain before these changes: the run after a killed one merges them again.
+            state = purge_state(state, selected, now.sure_us, as_of)
             self._replace(self._cells, cells, with_slices(state, now.slices), group, version)
             failpoints.kill_if_selected(failpoints.AFTER_CURRENT_STATE)
-        return found
+        return selected
 
     def _replace(
         self,

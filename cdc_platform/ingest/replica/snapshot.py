@@ -1,7 +1,7 @@
 """The first copy of a table: its token ranges are read one by one, here or in tasks of Spark.
 
 Rows become rows of a state, with the write times that CQL reports. CQL reports those of atomic columns only; row
-markers, elements of collections and keys of lists are inexact, and get a time that the reader assigns.
+markers, elements of collections and keys of lists are inexact, and get a synthetic time.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ from cdc_platform.ingest.requests import LogQuery
 from cdc_platform.scylla import RawPage
 
 SOLE = b"\1"
-"""The value of a seen marker that was all that its row had: so there is one. Without it nobody knows."""
+"""The value of a marker of a row without regular values, whose marker thus exists. Without it that is unknown."""
 _LISTS_BEGIN = Microseconds(1_262_304_000_000_000)
-"""What was put in front of a list has a key before this time, what was put behind it one after it."""
+"""Prepended list elements have keys before this time, appended ones after it."""
 _NOW = "tounixtimestamp(now())"
 _SOLE_OR_NOT = pa.array([None, SOLE], pa.binary())
 
 
 @dataclass(frozen=True)
 class SyntheticTimestamps:
-    """At which times (µs) what has none of its own stands: below all that the log tells, or at the time of reading."""
+    """Times (µs) for cells that report none: below all times of the log, or for lists the time of reading."""
 
     unknown_us: Microseconds
     lists_us: Microseconds
 
 
 def selection(schema: TableSchema) -> str:
-    """What is selected of a base table: keys, the server's time, and each column with the time and TTL that it has."""
-    found = [quote_name(column.name) for column in _keys(schema)] + [_NOW]
+    """Return the columns to select from a base table: keys, the server's time, and each column with time and TTL."""
+    columns = [quote_name(column.name) for column in _keys(schema)] + [_NOW]
     for column in _others(schema):
         name = quote_name(column.name)
-        found += [name] if column.type.multicell else [name, f"writetime({name})", f"ttl({name})"]
-    return ", ".join(found)
+        columns += [name] if column.type.multicell else [name, f"writetime({name})", f"ttl({name})"]
+    return ", ".join(columns)
 
 
 def seen(schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> pa.Table:
-    """The rows of a state (`shape.STATE`), not merged, that pages of `selection` tell of."""
+    """Return the rows of a state (`STATE_SCHEMA`), not merged, from pages of `selection`."""
     rows = _Rows(schema, pages, orders)
     return pa.concat_tables([STATE_SCHEMA.empty_table(), *rows.state()])
 
 
 def elements(column: Column, value: bytes) -> list[tuple[bytes, bytes | None]]:
-    """The elements of a collection's or user type's value: the path of each, and its value."""
+    """Return the elements of a collection's or user type's value, each as its path and its value."""
     kind = column.type
     if isinstance(kind, UserType):
-        return [(SMALLINT.to_bytes(at), part) for at, part in enumerate(_parts(value, 0)) if part is not None]
+        return [(SMALLINT.to_bytes(index), part) for index, part in enumerate(_parts(value, 0)) if part is not None]
     parts = [part or b"" for part in _parts(value, 4)]
     if isinstance(kind, SetType):
         return [(part, None) for part in parts]
     if isinstance(kind, MapType):
         return list(zip(parts[::2], parts[1::2], strict=True))
     assert isinstance(kind, ListType)
-    return [(min_timeuuid(Microseconds(_LISTS_BEGIN + at)).bytes, part) for at, part in enumerate(parts)]
+    return [(min_timeuuid(Microseconds(_LISTS_BEGIN + index)).bytes, part) for index, part in enumerate(parts)]
 
 
 def _parts(value: bytes, at: int) -> Iterator[bytes | None]:
@@ -92,46 +92,46 @@ def _others(schema: TableSchema) -> list[Column]:
 
 
 class _Rows:
-    """The answered rows, and the keys of each."""
+    """The rows of an answer, and the keys of each."""
 
     def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> None:
         self._schema, self._orders = schema, orders
         self._columns: list[pa.BinaryArray] = [
-            several[0] if len(several) == 1 else pa.concat_arrays(several)
-            for several in zip(*(page.columns for page in pages), strict=True)
+            arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+            for arrays in zip(*(page.columns for page in pages), strict=True)
         ]
         self._size = sum(page.rows for page in pages)
 
     def state(self) -> Iterator[pa.Table]:
-        """What they tell of."""
+        """Yield the rows of the state."""
         if not self._size:
             return
         schema = self._schema
         parts = self._columns[: len(schema.partition_key)]
         self._partition = parts[0] if len(parts) == 1 else composite_keys_to_arrow(parts)
-        place = len(parts)
-        keys = self._columns[place : place + len(schema.clustering_key)]
-        place += len(keys)
-        # A static row that stands alone has no clustering key.
+        index = len(parts)
+        keys = self._columns[index : index + len(schema.clustering_key)]
+        index += len(keys)
+        # A static row without clustered rows has no clustering key.
         self._whole = np.ones(self._size, bool) if not keys else np.asarray(keys[0].is_valid())
-        found = join_components([key.drop_null() if key.null_count else key for key in keys], int(self._whole.sum()))
-        places = np.cumsum(self._whole) - 1
-        self._clustering = found if self._whole.all() else found.take(pa.array(places, mask=~self._whole))
-        self._now_us = _numbers(self._columns[place], ">i8")[1] * MILLISECOND_US
-        place += 1
+        joined = join_components([key.drop_null() if key.null_count else key for key in keys], int(self._whole.sum()))
+        row_indices = np.cumsum(self._whole) - 1
+        self._clustering = joined if self._whole.all() else joined.take(pa.array(row_indices, mask=~self._whole))
+        self._now_us = _numbers(self._columns[index], ">i8")[1] * MILLISECOND_US
+        index += 1
         bare = self._whole.copy()
         for column in _others(schema):
             chosen = np.ones(self._size, bool) if column.kind == "static" else self._whole
-            cells = self._columns[place]
-            there = np.asarray(cells.is_valid()) & chosen
+            cells = self._columns[index]
+            present = np.asarray(cells.is_valid()) & chosen
             if column.kind != "static":
-                bare &= ~there
+                bare &= ~present
             if column.type.multicell:
-                yield from self._collection(column, np.flatnonzero(there))
-                place += 1
+                yield from self._collection(column, np.flatnonzero(present))
+                index += 1
                 continue
-            yield self._atomic(column, np.flatnonzero(there), cells, *self._columns[place + 1 : place + 3])
-            place += 3
+            yield self._atomic(column, np.flatnonzero(present), cells, *self._columns[index + 1 : index + 3])
+            index += 3
         yield self._markers(bare)
 
     def _markers(self, bare: np.ndarray) -> pa.Table:
@@ -140,11 +140,11 @@ class _Rows:
         return self._part(StateRowKind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
 
     def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: pa.Array, ttls: pa.Array) -> pa.Table:
-        there, lives = _numbers(ttls, ">i4")
+        has_ttl, lives = _numbers(ttls, ">i4")
         written = _numbers(times, ">i8")[1][rows]
         seconds = self._now_us[rows] // SECOND_US + lives[rows]
-        expires = np.where(there[rows], seconds * SECOND_US, 0)
-        ttl = np.where(there[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
+        expires = np.where(has_ttl[rows], seconds * SECOND_US, 0)
+        ttl = np.where(has_ttl[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
         static = column.kind == "static"
         return self._part(
             StateRowKind.CELL,
@@ -169,14 +169,14 @@ class _Rows:
         static, is_list = column.kind == "static", isinstance(column.type, ListType)
         order = self._orders.lists_us if is_list else self._orders.unknown_us
         if is_list:
-            # What the log has of the time before has the keys that are not told here: it would come twice.
+            # The log's elements before this time have keys that CQL does not report here: they would come twice.
             before = self._at(Microseconds(order - ONE_US), rows)
             yield self._part(StateRowKind.COLLECTION_TOMBSTONE, rows, before, column=column.name, static=static)
-        found = np.array(owners, np.int64)
+        owner_rows = np.array(owners, np.int64)
         yield self._part(
             StateRowKind.CELL,
-            found,
-            self._at(order, found),
+            owner_rows,
+            self._at(order, owner_rows),
             column=column.name,
             path=pa.array(paths, pa.binary()),
             value=pa.array(values, pa.binary()),
@@ -184,12 +184,12 @@ class _Rows:
         )
 
     def _columns_place(self, column: Column) -> int:
-        place = len(_keys(self._schema)) + 1
-        for each in _others(self._schema):
-            if each is column:
+        index = len(_keys(self._schema)) + 1
+        for other in _others(self._schema):
+            if other is column:
                 break
-            place += 1 if each.type.multicell else 3
-        return place
+            index += 1 if other.type.multicell else 3
+        return index
 
     def _at(self, time_us: Microseconds, rows: np.ndarray) -> np.ndarray:
         return np.full(len(rows), time_us, np.int64)
@@ -210,7 +210,7 @@ class _Rows:
     ) -> pa.Table:
         size = len(rows)
         none = np.zeros(size, np.int64)
-        found = {
+        data = {
             "partition": _taken(self._partition, rows),
             "clustering": pa.nulls(size, pa.binary()) if static else _taken(self._clustering, rows),
             "kind": pa.array(np.full(size, kind, dtype=np.int8)),
@@ -223,51 +223,51 @@ class _Rows:
             "value": pa.nulls(size, pa.binary()) if value is None else value,
             "inexact": pa.repeat(not sure, size),
         }
-        return pa.table(found, schema=STATE_SCHEMA)
+        return pa.table(data, schema=STATE_SCHEMA)
 
 
 def _taken(values: pa.Array, rows: np.ndarray) -> pa.Array:
-    """The values at these places, themselves where these are all of them in their order."""
+    """Return the values at these indices; the same array if these are all of them in order."""
     if len(rows) == len(values) and np.array_equal(rows, np.arange(len(rows))):
         return values
     return values.take(pa.array(rows))
 
 
 def _numbers(cells: pa.Array, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Integers of the protocol (int64), 0 for null, and where there is one (bool)."""
-    there, values = np.asarray(cells.is_valid()), np.zeros(len(cells), np.int64)
+    """Return which cells are not null (bool), and the protocol's integers (int64, 0 for null)."""
+    present, values = np.asarray(cells.is_valid()), np.zeros(len(cells), np.int64)
     raw, bounds = get_binary_buffers(cells)
-    values[there] = raw[bounds[0] : bounds[-1]].view(kind)
-    return there, values
+    values[present] = raw[bounds[0] : bounds[-1]].view(kind)
+    return present, values
 
 
 ROWS_A_SLICE = 50_000
 MOST_SLICES = 4_096
 _SAMPLE_ROWS = 2_000
 _REQUESTS_A_SLICE = 12
-"""So that most are answered with one page: the next are under way while what came becomes rows."""
+"""Chosen so that one page answers most requests: the next are in flight while rows are converted."""
 _ROWS_AT_ONCE = 10_000
-"""So many rows or more that came become rows of the state together: of few at a time that takes twice as long."""
+"""How many rows are converted together at least; converting a few at a time takes twice as long."""
 
 
 @dataclass(frozen=True)
 class SnapshotQuery(LogQuery):
-    """What a task needs to ask for rows of a base table. Travels to executors, as `Asking` does."""
+    """What a task needs to read rows of a base table. It travels to executors, as `LogQuery` does."""
 
     orders: SyntheticTimestamps
 
     @property
     def table(self) -> str:
-        """The base table, as CQL names it."""
+        """Return the base table's name in CQL."""
         return base_name(self.schema)
 
     def statement(self, condition: str) -> str:
-        """The SELECT of a range of tokens."""
+        """Return the SELECT of a range of tokens."""
         end = " BYPASS CACHE" if self.bypass_cache else ""
         return f"SELECT {selection(self.schema)} FROM {self.table} WHERE {condition}{end}"
 
     def slices(self) -> int:
-        """How many slices of about `ROWS_A_SLICE` rows the table is worth, told from the first of its rows."""
+        """Estimate the number of token ranges, of about `ROWS_A_SLICE` rows each, from a sample of the first rows."""
         key = token(self.schema)
         sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache)
         condition = f"{key} >= {-(2**63) + 1} LIMIT {_SAMPLE_ROWS}"
@@ -275,40 +275,40 @@ class SnapshotQuery(LogQuery):
         tokens = [cell for page in pages for cell in page.columns[0].drop_null().to_pylist()]
         if len(tokens) < _SAMPLE_ROWS:
             return 1
-        reached = int.from_bytes(tokens[-1], "big", signed=True) + 2**63
-        rows = len(tokens) * 2**64 // max(reached, 1)
+        covered = int.from_bytes(tokens[-1], "big", signed=True) + 2**63
+        rows = len(tokens) * 2**64 // max(covered, 1)
         return int(min(MOST_SLICES, max(1, -(-rows // ROWS_A_SLICE))))
 
     def cells(self, slices: int, *, one_by_one: bool = False) -> TaskRows:
-        """The state of what is seen in each slice, merged, a part a slice.
+        """Return the state of each token range, merged, one part for each range.
 
-        `one_by_one`: a process makes them in their order, and the next is asked for while one is written.
+        With `one_by_one` this process reads them in order, and requests the next range while it writes one.
         """
-        each = _REQUESTS_A_SLICE if slices > 1 else 1
-        parts, key = ranges(slices * each), token(self.schema)
-        asked: dict[int, Iterator[list[RawPage]]] = {}
+        requests_per_range = _REQUESTS_A_SLICE if slices > 1 else 1
+        parts, key = ranges(slices * requests_per_range), token(self.schema)
+        in_flight: dict[int, Iterator[list[RawPage]]] = {}
 
         def answers(number: int) -> Iterator[list[RawPage]]:
-            mine = parts[number * each : (number + 1) * each]
+            mine = parts[number * requests_per_range : (number + 1) * requests_per_range]
             return self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine], number)
 
         def batches(number: int) -> Batches:
-            held: list[RawPage] = []
-            for place, pages in enumerate(asked.pop(number, None) or answers(number), 1):
-                if one_by_one and place == each and number + 1 < slices:
-                    asked[number + 1] = answers(number + 1)
-                held += pages
-                if place < each and sum(page.rows for page in held) < _ROWS_AT_ONCE:
+            received: list[RawPage] = []
+            for count, pages in enumerate(in_flight.pop(number, None) or answers(number), 1):
+                if one_by_one and count == requests_per_range and number + 1 < slices:
+                    in_flight[number + 1] = answers(number + 1)
+                received += pages
+                if count < requests_per_range and sum(page.rows for page in received) < _ROWS_AT_ONCE:
                     continue
-                state = self._one_a_place(seen(self.schema, held, self.orders))
-                held.clear()
+                state = self._one_a_place(seen(self.schema, received, self.orders))
+                received.clear()
                 if state.num_rows:
                     yield from with_slices(state, slices).to_batches()
 
         return TaskRows(slices, batches)
 
     def _one_a_place(self, state: pa.Table) -> pa.Table:
-        """What was seen, merged: a static cell comes with each row of its partition, an element with a tombstone."""
+        """Merge the state: a static cell comes with each row of its partition, an element with a tombstone."""
         schema = self.schema
         if schema.statics or any(column.type.multicell for column in schema.regulars):
             return merge_states(schema, [state])
@@ -316,7 +316,7 @@ class SnapshotQuery(LogQuery):
 
 
 class _Sample(LogQuery):
-    """Asks for the tokens of the first rows."""
+    """Requests the tokens of the first rows."""
 
     @property
     def table(self) -> str:
@@ -327,16 +327,16 @@ class _Sample(LogQuery):
 
 
 def token(schema: TableSchema) -> str:
-    """The token of a row, in CQL."""
-    return f"token({', '.join(quote_name(each.name) for each in schema.partition_key)})"
+    """Return a row's token as a CQL expression."""
+    return f"token({', '.join(quote_name(column.name) for column in schema.partition_key)})"
 
 
 def base_name(schema: TableSchema) -> str:
-    """The base table as CQL names it."""
+    """Return the base table's name in CQL."""
     return f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
 
 
 def of_slices(rows: pa.Table, chosen: Sequence[int]) -> pa.Table:
-    """Those of some rows that lie in these slices, without the slice."""
+    """Return the rows in these token ranges, without the range's column."""
     inside = np.isin(np.asarray(rows[SLICE]), np.asarray(chosen, np.int32))
     return rows.filter(pa.array(inside)).drop_columns([SLICE])

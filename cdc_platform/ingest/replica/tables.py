@@ -42,23 +42,25 @@ from cdc_platform.tables import Table, column
 
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
 COPIED, SINCE, SLICES, OF, BEHIND = (f"current:{name}" for name in ("copied", "since", "slices", "of", "behind"))
-"""Of the state: when the copy began (µs), from when on the log counts (µs), slices of the ring, of which table it is,
-and which version of the log was there before.
+"""The state's applications.
+
+They hold when the copy began (µs), from when on the log counts (µs), the number of token ranges, the table's identity,
+and the log's version before the copy.
 """
 COPY, COVERED, SURE = "current:copy", "current:log", "current:sure"
-"""Of the readers' table: of which copy it is, up to which version of the log, and up to when (µs) that is whole."""
+"""Of the readers' table: the copy that it comes from, the log version merged, and up to when (µs) that is complete."""
 
 
 def current_table(schema: TableSchema) -> Table:
-    """The readers' table: the base table's columns, with the types that they have in its log, behind three more.
+    """Return the readers' table: the base table's columns, with their types in its log, after three more.
 
-    Where a column may have values that no native one holds, there is the log's column for those as well.
+    If a column may have values out of its native type's range, the log's column for those is there too.
     """
     keys = tuple(
-        each.name for each in (*with_stored_names(schema).partition_key, *with_stored_names(schema).clustering_key)
+        item.name for item in (*with_stored_names(schema).partition_key, *with_stored_names(schema).clustering_key)
     )
-    fields = [column(each.name, each.type, "as SELECT answers", null=True) for each in select_schema(schema)]
-    more = [
+    fields = [column(item.name, item.type, "as SELECT answers", null=True) for item in select_schema(schema)]
+    extra_fields = [
         column(INEXACT, pa.bool_(), "true: some of it rests on what CQL does not tell exactly"),
         column(EXPIRES, pa.int64(), "when the next of it expires, µs; null: never", null=True),
         column(SLICE, pa.int32(), "slice of the token ring, from 0"),
@@ -66,8 +68,8 @@ def current_table(schema: TableSchema) -> Table:
     return Table(
         schema.keyspace,
         schema.name,
-        # Delta keeps the bounds of the first 32 columns alone, and those are what tells where something expires.
-        pa.schema([*more, *fields, *([EXACT_COLUMN] if _may_be_far(schema) else [])]),
+        # Delta has bounds of the first 32 columns only, and these bounds show where something expires.
+        pa.schema([*extra_fields, *fields, *([EXACT_COLUMN] if _may_be_far(schema) else [])]),
         keys=keys,
         comment=f"{schema.full_name} as the cluster has it",
         partition_by=(SLICE,),
@@ -76,8 +78,10 @@ def current_table(schema: TableSchema) -> Table:
 
 
 def cells_table(schema: TableSchema) -> Table:
-    """The state of the base table: `shape.STATE`, by slices."""
-    fields = [column(each.name, each.type, "see the state beside a log", null=each.nullable) for each in STATE_SCHEMA]
+    """Return the table of the base table's state (`STATE_SCHEMA`), by token range."""
+    fields = [
+        column(field.name, field.type, "see the state beside a log", null=field.nullable) for field in STATE_SCHEMA
+    ]
     return Table(
         schema.keyspace,
         f".{schema.name}.cells",
@@ -91,10 +95,10 @@ def cells_table(schema: TableSchema) -> Table:
 
 @dataclass(frozen=True)
 class Replica:
-    """How a kept table stands. Times in µs; `log` and `as_of_us` are None until it was brought up once.
+    """The state of a replicated table. Times in µs; `log` and `as_of_us` are None before the first update.
 
-    Of what was written up to `sure_us` no row comes any more: all that the log got of it by a second reading is merged.
-    What came into the log later than its version `behind` was not there yet when the table was copied.
+    No more rows arrive of writes up to `sure_us`: everything that the second pass added to the log is merged. Log rows
+    added after its version `behind` arrived after the copy.
     """
 
     copied_us: Microseconds
@@ -108,7 +112,7 @@ class Replica:
 
 
 def find_replica(lake: Lake, schema: TableSchema) -> Replica | None:
-    """How the table of this schema stands in the lake; None where it was not copied, or another one of its name was."""
+    """Return a table's replica in the lake; None if there is no copy, or one of another table of its name."""
     cells, current = cells_table(schema), current_table(schema)
     copied = lake.transaction(cells, COPIED)
     if copied is None or lake.transaction(cells, OF) != identity(schema):
@@ -125,12 +129,12 @@ def find_replica(lake: Lake, schema: TableSchema) -> Replica | None:
 
 
 def is_replicated(lake: Lake, schema: TableSchema) -> bool:
-    """Whether the table of this name is kept, or was before it was made anew."""
+    """Return True if a table of this name is replicated, or was before it was recreated."""
     return lake.transaction(cells_table(schema), COPIED) is not None
 
 
 def why_not_replicable(lake: Lake, schema: TableSchema) -> str | None:
-    """Why the table's log does not tell by now what becomes of the table; None where it does."""
+    """Return why the log no longer determines the table's state; None if it does."""
     if schema.cdc.delta != "full":
         return f"it logs keys alone (delta '{schema.cdc.delta}')"
     if not cdc_tables.find_cdc_table(lake, schema.keyspace, schema.name).enabled:
@@ -139,7 +143,7 @@ def why_not_replicable(lake: Lake, schema: TableSchema) -> str | None:
 
 
 def assert_replicable(lake: Lake, schema: TableSchema) -> None:
-    """Hold that the table's log tells what becomes of the table; raises StateError."""
+    """Raise StateError unless the table's log determines the table's state."""
     why = why_not_replicable(lake, schema)
     if why is not None:
         raise StateError(
@@ -149,44 +153,48 @@ def assert_replicable(lake: Lake, schema: TableSchema) -> None:
 
 
 def identity(schema: TableSchema) -> int:
-    """A number (63 bits) of the shape of states and of a table with these keys that was made when this one was."""
-    keys = [(each.name, each.type.cql, each.kind, each.descending) for each in schema.columns if each.is_key]
-    told = (STATE_SCHEMA.names, keys, ms_from_us(schema.created_at_us), *((EXACT,) if _may_be_far(schema) else ()))
-    return int.from_bytes(blake2b(repr(told).encode(), digest_size=8).digest(), "big") >> 1
+    """Return a number (63 bits) for the state's schema and a table with these keys and this creation time."""
+    keys = [
+        (key_column.name, key_column.type.cql, key_column.kind, key_column.descending)
+        for key_column in schema.columns
+        if key_column.is_key
+    ]
+    facts = (STATE_SCHEMA.names, keys, ms_from_us(schema.created_at_us), *((EXACT,) if _may_be_far(schema) else ()))
+    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _may_be_far(schema: TableSchema) -> bool:
-    return any(may_be_out_of_range(each.type) for each in schema.columns)
+    return any(may_be_out_of_range(column.type) for column in schema.columns)
 
 
 def slices_of(partitions: pa.Array, slices: int) -> np.ndarray:
-    """The slice (int32) of each serialized partition key (binary)."""
+    """Return the token range (int32) of each serialized partition key (binary)."""
     if not len(partitions):
         return np.empty(0, np.int32)
-    # Rows of a partition come together: it is hashed once for all of them.
+    # Rows of a partition are adjacent, so it is hashed once for all of them.
     begins = np.append(True, np.asarray(compute.not_equal(partitions[1:], partitions[:-1])))
     tokens = tokens_from_keys(partitions.filter(pa.array(begins))).astype(np.int64)
     ends = np.array([low for low, _ in ranges(slices)], np.int64)
-    found = (np.searchsorted(ends, tokens, side="left") - 1).clip(0).astype(np.int32)
-    return found[np.cumsum(begins) - 1]
+    indices = (np.searchsorted(ends, tokens, side="left") - 1).clip(0).astype(np.int32)
+    return indices[np.cumsum(begins) - 1]
 
 
 def ranges(slices: int) -> list[tuple[int, int]]:
-    """The tokens of each slice: behind the first number up to and with the second."""
+    """Return each range's tokens as (exclusive start, inclusive end)."""
     first, last = -(2**63), 2**63 - 1
-    edges = [first + (last - first) * place // slices for place in range(slices + 1)]
+    edges = [first + (last - first) * index // slices for index in range(slices + 1)]
     return list(pairwise(edges))
 
 
 def with_slices(state: pa.Table, slices: int) -> pa.Table:
-    """Rows of a state as the state's table has them."""
+    """Return the rows of a state with their token range, as in the state's table."""
     state = state.combine_chunks()
     keys = state["partition"].combine_chunks() if state.num_rows else pa.array([], pa.binary())
     return state.append_column(pa.field(SLICE, pa.int32(), nullable=False), pa.array(slices_of(keys, slices)))
 
 
 def for_readers(schema: TableSchema, found: SelectedRows, slices: int) -> pa.Table:
-    """The rows of a state as the readers' table has them."""
+    """Return the rows of a state as in the readers' table."""
     table = current_table(schema)
     marks = {
         INEXACT: pa.array(found.inexact),
@@ -199,21 +207,23 @@ def for_readers(schema: TableSchema, found: SelectedRows, slices: int) -> pa.Tab
 
 
 def _pairs(found: SelectedRows) -> list[list[tuple[str, str]] | None]:
-    """As Arrow takes a map: by row what no native column holds."""
+    """Return the out-of-range values by row, as Arrow takes a map."""
     pairs: list[list[tuple[str, str]] | None] = [None] * found.rows.num_rows
-    for row, beside in found.exact.items():
-        pairs[row] = list(beside.items())
+    for row, values in found.exact.items():
+        pairs[row] = list(values.items())
     return pairs
 
 
 MOST_REACHED = 0.6
-"""Of the cells: where more are reached, all are. To tell them apart takes 0.86 of the time at that share, half of it at
-0.02, and as long at 0.75."""
+"""The share of affected cells above which all are rewritten.
+
+Separating the affected ones takes 0.86 of the time at this share, half of it at 0.02, and as long at 0.75.
+"""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The cells, and the readers' rows, that are made anew (bool, of each)."""
+    """The cells and the readers' rows that are rewritten (bool, for each)."""
 
     cells: np.ndarray
     rows: np.ndarray
@@ -227,32 +237,33 @@ def reached(
     passed: tuple[Microseconds, Microseconds],
     sure_us: Microseconds,
 ) -> Reached:
-    """What changes of some slices reach of their cells and readers' rows, and the time from one moment to another (µs).
+    """Return the cells and readers' rows of some token ranges that changes or the passing of time (µs) affect.
 
-    That is as well what goes by itself, nothing as old as `sure_us` coming any more, see `purging`.
+    Time affects what expires, and what can be purged because no write as old as `sure_us` arrives any more, see
+    `purge_state`.
     """
     if not _are_told(schema.partition_key, rows):
         return everything(cells, rows)
     keys = _Keys.of(schema, rows, by_row=not schema.statics and _are_told(schema.clustering_key, rows))
     expires = np.asarray(cells["expires"])
     due = ((expires > passed[0]) & (expires <= passed[1])) | find_purgeable_rows(cells, sure_us, passed[1])
-    # Of who was killed once the cells were written these rows are all that is left.
+    # If a process was killed after writing the cells, only these rows show what expired.
     over = np.asarray(compute.fill_null(compute.less_equal(rows[EXPIRES], passed[1]), False))
     touched = _Touched.by([_places(changes), _places(cells.filter(pa.array(due))), keys.places(over)], keys.by_row)
-    found = touched.cells(cells)
-    if np.count_nonzero(found) > MOST_REACHED * len(found):
+    affected = touched.cells(cells)
+    if np.count_nonzero(affected) > MOST_REACHED * len(affected):
         return everything(cells, rows)
-    return Reached(found, touched.rows(keys))
+    return Reached(affected, touched.rows(keys))
 
 
 def everything(cells: pa.Table, rows: pa.Table) -> Reached:
-    """All of them."""
+    """Return all cells and all rows as affected."""
     return Reached(np.ones(cells.num_rows, bool), np.ones(rows.num_rows, bool))
 
 
 @dataclass(frozen=True)
 class _Keys:
-    """The keys of readers' rows as bytes, as cells have them; those of a row are made where they are asked for."""
+    """The keys of readers' rows as bytes, as cells have them; a row's clustering key is computed on demand."""
 
     schema: TableSchema
     native: pa.Table
@@ -263,21 +274,21 @@ class _Keys:
     def of(schema: TableSchema, rows: pa.Table, *, by_row: bool) -> _Keys:
         columns = (*schema.partition_key, *schema.clustering_key)
         names = _stored_names(schema, columns)
-        # Who reads it has to look at each row: it tells of other columns as well.
+        # The EXACT column has to be read for each row: it has values of other columns as well.
         if any(may_be_out_of_range(column.type) for column in columns) and EXACT in rows.schema.names:
             names.append(EXACT)
         native = rows.select(names).combine_chunks()
         return _Keys(schema, native, LogColumns(schema, native).partition_keys(), by_row)
 
     def clusterings(self, chosen: np.ndarray) -> pa.Array:
-        """The clustering keys of the rows at some places (int64); null where they count for nothing."""
+        """Return the clustering keys of the rows at some indices (int64); null if they are not used."""
         if not self.by_row:
             return pa.nulls(len(chosen), pa.binary())
         columns = LogColumns(self.schema, self.native.take(pa.array(chosen)))
         return join_components([columns.wire(column.name).data for column in self.schema.clustering_key], len(chosen))
 
     def places(self, chosen: np.ndarray) -> pa.Table:
-        """The places of some rows (bool)."""
+        """Return the keys of some rows (bool)."""
         rows = np.flatnonzero(chosen)
         wholes = pa.array(np.zeros(len(rows), bool))
         return _table(self.partitions.take(pa.array(rows)), self.clusterings(rows), wholes)
@@ -285,7 +296,7 @@ class _Keys:
 
 @dataclass(frozen=True)
 class _Touched:
-    """The partitions in which anything was touched, those of which all was, and the places (`_joined`) of the rows."""
+    """The affected partitions, the partitions affected as a whole, and the keys (`_joined`) of the affected rows."""
 
     partitions: pa.Array
     wholes: pa.Array
@@ -299,19 +310,19 @@ class _Touched:
         return _Touched(_distinct(places["partition"]), _distinct(wholes["partition"]), joined)
 
     def cells(self, cells: pa.Table) -> np.ndarray:
-        """Which cells (bool) are touched, those among them that delete more than a row of a touched partition."""
-        found = np.asarray(_in(cells["partition"], self.partitions))
-        near = np.flatnonzero(found)
-        some = _places(cells.select(["partition", "clustering", "kind"]).take(pa.array(near)))
-        found[near] = np.asarray(some["whole"]) | self._of(some["partition"], some["clustering"])
-        return found
+        """Return which cells (bool) are affected, including deletions of more than a row of an affected partition."""
+        affected = np.asarray(_in(cells["partition"], self.partitions))
+        near = np.flatnonzero(affected)
+        rows = _places(cells.select(["partition", "clustering", "kind"]).take(pa.array(near)))
+        affected[near] = np.asarray(rows["whole"]) | self._of(rows["partition"], rows["clustering"])
+        return affected
 
     def rows(self, keys: _Keys) -> np.ndarray:
-        """Which readers' rows (bool) are touched."""
-        found = np.asarray(_in(keys.partitions, self.partitions))
-        near = np.flatnonzero(found)
-        found[near] = self._of(keys.partitions.take(pa.array(near)), keys.clusterings(near))
-        return found
+        """Return which readers' rows (bool) are affected."""
+        affected = np.asarray(_in(keys.partitions, self.partitions))
+        near = np.flatnonzero(affected)
+        affected[near] = self._of(keys.partitions.take(pa.array(near)), keys.clusterings(near))
+        return affected
 
     def _of(self, partitions: Any, clusterings: Any) -> np.ndarray:
         whole = _in(partitions, self.wholes)
@@ -319,24 +330,24 @@ class _Touched:
 
 
 def _are_told(columns: Sequence[Column], rows: pa.Table) -> bool:
-    """Whether the native values of key columns tell the bytes that cells have."""
-    names = [each.name for each in columns]
-    return all(has_unique_encoding(each.type) for each in columns) and not any(rows[name].null_count for name in names)
+    """Return True if the native values of key columns determine the bytes that cells have."""
+    names = [item.name for item in columns]
+    return all(has_unique_encoding(item.type) for item in columns) and not any(rows[name].null_count for name in names)
 
 
 def _stored_names(schema: TableSchema, columns: Sequence[Column]) -> list[str]:
     names = dict(
         zip(
-            (each.name for each in schema.columns),
-            (each.name for each in with_stored_names(schema).columns),
+            (item.name for item in schema.columns),
+            (item.name for item in with_stored_names(schema).columns),
             strict=True,
         )
     )
-    return [names[each.name] for each in columns]
+    return [names[item.name] for item in columns]
 
 
 def _places(state: pa.Table) -> pa.Table:
-    """Of which partition and row each row of a state is; `whole` where it is of no row alone."""
+    """Return the partition and row of each row of a state; `whole` is True if it does not belong to one row."""
     is_range = compute.equal(state["kind"], int(StateRowKind.RANGE_TOMBSTONE))
     whole = compute.or_(is_range, compute.is_null(state["clustering"]))
     return _table(state["partition"], state["clustering"], whole)
@@ -347,7 +358,7 @@ def _table(partitions: Any, clusterings: Any, wholes: Any) -> pa.Table:
 
 
 def _joined(partitions: Any, clusterings: Any) -> pa.Array:
-    """Both as one; null where there is no clustering key."""
+    """Join both into one key; null without a clustering key."""
     return join_components([to_single_array(partitions), to_single_array(clusterings)], len(partitions))
 
 
