@@ -73,9 +73,7 @@ class InvariantFamily:
         return tuple(self._members)
 
     def due(self, findings: Sequence[Finding]) -> tuple[Invariant, ...]:
-        """Return the invariants that a summary must contain: those with something to judge, or those that must be
-        proven.
-        """
+        """Return the invariants that a summary must contain: those with something to judge, or those to be proven."""
         present = {line.invariant for line in findings}
         if not self.nothing or (not self.alone and present & set(self._members)):
             return self.invariants

@@ -95,9 +95,7 @@ class InventoryGeneration:
 
     @property
     def rows(self) -> StoredGenerationRows | None:
-        """Return the rows that represent the generation: V2 descriptions, else the topology description, else streams
-        rows.
-        """
+        """Return the rows that represent the generation: V2 descriptions, topology description, or streams rows."""
         return self.inserted or self.described or self.published
 
 
@@ -324,7 +322,8 @@ def _key_from_name(table: Table, name: str) -> str:
 
 
 def _integers(column: pa.ChunkedArray) -> Int64s:
-    """Return a column as int64[n]. Nulls, which only a foreign writer can leave, become the minimum token, which no key
-    has.
+    """Return a column as int64[n].
+
+    Nulls, which only a foreign writer can leave, become the minimum token, which no key has.
     """
     return to_int64_array(column, -(2**63))

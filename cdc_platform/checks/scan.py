@@ -116,7 +116,7 @@ def _sorted_facts(facts: RangeFacts) -> _FactFrame:
     columns = {name: np.concatenate([part[name] for part in facts.parts]) for name in judge.FACT_COLUMNS}
     order = np.lexsort((columns["range_end"], columns["generation"]))
     columns = {name: column[order] for name, column in columns.items()}
-    owners = np.array([owner for some in facts.owners for owner in some], dtype=object)[order]
+    owners = np.array([owner for part_owners in facts.owners for owner in part_owners], dtype=object)[order]
     generations = columns["generation"]
     firsts = np.flatnonzero(np.append(True, generations[1:] != generations[:-1]))
     return _FactFrame(facts, columns, owners, order, firsts)
@@ -424,9 +424,7 @@ def _stream_format(block: _Block) -> _Examination:
 
 
 def _streams_unique(block: _Block) -> _Examination:
-    """Find repeated streams. Equal streams have equal random bits, so only rows with equal bits need whole IDs
-    compared.
-    """
+    """Find repeated streams. Equal streams have equal random bits, so only those need whole IDs compared."""
     repeated = np.zeros(block.whole.shape, dtype=bool)
     in_order = np.sort(block.fields.randoms, axis=1)
     for row in np.flatnonzero((in_order[:, 1:] == in_order[:, :-1]).any(axis=1)):
@@ -613,8 +611,10 @@ def split_stream_lists(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes
     wrong = np.flatnonzero(np.asarray(compute.fill_null(compute.binary_length(values), -1)) != STREAM_ID_BYTES)
     if not len(wrong):
         return lengths, stream_ids_to_numpy(values), {}
-    damaged = {place: values[place].as_py() for place in wrong.tolist()}
-    whole = [bytes(STREAM_ID_BYTES) if place in damaged else value for place, value in enumerate(values.to_pylist())]
+    damaged = {position: values[position].as_py() for position in wrong.tolist()}
+    whole = [
+        bytes(STREAM_ID_BYTES) if position in damaged else value for position, value in enumerate(values.to_pylist())
+    ]
     return lengths, np.frombuffer(b"".join(whole), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES), damaged
 
 
@@ -671,7 +671,7 @@ def _generation_row_batch(
 ) -> GenerationRowBatch:
     counts = np.maximum(lengths, 0)
     order_known = ~np.isin(ends, task.unordered)
-    damaged_texts = {place: _damaged_text(value) for place, value in damaged.items()}
+    damaged_texts = {position: _damaged_text(value) for position, value in damaged.items()}
     rows = GenerationRowBatch(ends, msbs, counts, streams, order_known, damaged_texts)
     if task.sharding is None:
         return rows

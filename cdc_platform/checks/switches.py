@@ -72,9 +72,7 @@ def _undecided_violation(row: _Row) -> str | None:
 
 
 def _lease_violation(row: _Row) -> str | None:
-    """Check that a committed generation starts after every lease, so that no node can have accepted a write of it
-    before.
-    """
+    """Check that a committed generation starts after every lease, so no node can have accepted its writes before."""
     if row["phase"] != "committed":
         return None
     if row["time"] is None:

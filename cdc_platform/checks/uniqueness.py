@@ -138,9 +138,7 @@ def read_streams(files: Iterable[str]) -> Iterator[UInt8s]:
 
 
 def compute_fingerprints(streams: UInt8s) -> UInt64s:
-    """Return the fingerprint of each stream (uint8[n, 16]) as uint64[n]. Tables store them, so the function never
-    changes.
-    """
+    """Return the fingerprint of each stream (uint8[n, 16]) as uint64[n]. Tables store it, so it never changes."""
     return _fingerprint_words(stream_id_words(streams))
 
 
@@ -184,9 +182,7 @@ EMPTY_INDEX = FingerprintIndex(frozenset(), np.empty(0, dtype=np.uint64))
 
 
 def read_fingerprint_index(lake: Lake, besides: str) -> FingerprintIndex:
-    """Return the stored fingerprints that match the current files of their generations, except for generation
-    `besides`.
-    """
+    """Return the stored fingerprints that match the current files of generations other than `besides`."""
     rows = lake.read(STREAM_FINGERPRINTS)
     if not rows.num_rows:
         return EMPTY_INDEX
@@ -489,17 +485,17 @@ def _fingerprint_pass(workers: TaskRunner, sides: Mapping[StoredGenerationRows, 
     shares = _distribute_sides(workers, sides_to_read) or [[]]
 
     def held(share: int) -> Iterator[pa.RecordBatch]:
-        found, perhaps = np.zeros(2, dtype=np.int64), []
+        counts, perhaps = np.zeros(2, dtype=np.int64), []
         if one.in_order and share == 0:
-            found[0] = len(load_fingerprints(files))
+            counts[0] = len(load_fingerprints(files))
         for side, path in shares[share]:
             for batch in _read_side(side, path):
                 streams, strays, chosen = _streams_to_compare(side, batch)
-                found += streams, strays
+                counts += streams, strays
                 if not side.counted:
                     perhaps.append(load_fingerprints(files).perhaps(chosen))
         met = load_fingerprints(files).among(np.concatenate(perhaps)) if perhaps else 0
-        yield pa.RecordBatch.from_arrays([pa.array([number]) for number in (*found, met)], schema=_PASS_SCHEMA)
+        yield pa.RecordBatch.from_arrays([pa.array([number]) for number in (*counts, met)], schema=_PASS_SCHEMA)
 
     with translate_errors("comparing streams"):
         passed = workers.table(TaskRows(len(shares), held), _PASS_SCHEMA)
@@ -574,8 +570,9 @@ def _streams_to_compare(side: _SearchSide, rows: pa.RecordBatch) -> tuple[int, i
 
 
 def _strays(ranges: GenerationRanges, places: Int64s, lengths: Int64s, streams: StreamIds) -> Bools:
-    """Return which streams are outside the range of their row; `lengths` are the rows' stream counts, `places` their
-    ranks.
+    """Return which streams are outside the range of their row.
+
+    `lengths` are the rows' stream counts, `places` the ranks of their ranges.
     """
     tokens, indexes = streams.tokens, streams.indexes
     if len(lengths) and lengths[0] > 0 and (lengths == lengths[0]).all():

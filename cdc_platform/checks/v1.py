@@ -88,9 +88,7 @@ def compare_v1_with_published(lake: Lake, time_ms: Milliseconds) -> InvariantTal
 
 
 def _compare_with_v1(description: TopologyDescription, rows: pa.Table, where: str) -> InvariantTally:
-    """Check that `rows` (range_end, streams and perhaps ignore_msb) equal the entries of a V1 description, byte for
-    byte.
-    """
+    """Check that `rows` (range_end, streams, perhaps ignore_msb) equal the entries of a V1 description by bytes."""
     rows = rows.sort_by("range_end").combine_chunks()
     ends = np.asarray(rows["range_end"], dtype=np.int64)
     total = len(np.union1d(ends, description.range_ends))

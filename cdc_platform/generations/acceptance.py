@@ -47,9 +47,7 @@ class WriteVerdict(StrEnum):
     STREAM_UNKNOWN = "STREAM_UNKNOWN"
     """The rule accepts its timestamp, but its stream is unknown. Only `explain` returns this."""
     STREAM_MISPLACED = "STREAM_MISPLACED"
-    """The rule accepts its timestamp, but its stream is not where its range and shard put it. Only `explain` returns
-    this.
-    """
+    """The rule accepts its timestamp, but range and shard put its stream elsewhere. Only `explain` returns this."""
 
 
 @dataclass(frozen=True)

@@ -398,9 +398,7 @@ def _sum_counts(counts: UInt64s) -> int:
 
 
 def _find_same_index_rows(old: RingLayout, new: RingLayout) -> Iterator[tuple[int, int]]:
-    """Yield slices lo..hi-1 of the rows in which ranges with the same index overlap, each with a bounded number of
-    streams.
-    """
+    """Yield bounded slices lo..hi-1 of the rows in which ranges with the same index overlap."""
     count = min(len(old), len(new))
     overlap = (old.range_starts[:count] < new.range_ends[:count]) & (new.range_starts[:count] < old.range_ends[:count])
     overlap[:1] = True  # both wrap

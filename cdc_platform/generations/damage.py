@@ -186,7 +186,7 @@ def find_id_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[
 def find_description_damage(
     description: TopologyDescription, ring: Ring, expected: RingLayout
 ) -> list[GenerationDamage]:
-    """Find all damage of a readable generation with respect to its ring, as the three functions above do."""
+    """Find all damage of a readable generation with respect to its ring: in ranges, sharding and streams."""
     return [
         *find_range_damage(description.range_ends, ring.tokens),
         *find_sharding_damage(

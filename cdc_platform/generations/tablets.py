@@ -212,8 +212,7 @@ def apply_difference(previous: UInt8s, change: StreamSetDifference) -> UInt8s:
 
 
 def apply_difference_unchecked(previous: UInt8s | None, change: StreamSetDifference) -> UInt8s:
-    """Apply a difference to the previous set without checks; the first set (previous None) consists of its opened
-    streams.
+    """Apply a difference to the previous set without checks; the first set (None before) has its opened streams.
 
     Streams that a collection may have left as closed in the first set are ignored.
     """

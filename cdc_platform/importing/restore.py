@@ -55,13 +55,13 @@ def backdate_rows(lake: Lake, rows: pa.Table, kept: pa.Table, lost: Sequence[str
         file_rows = rows.filter((compute.field("time") >= file.low) & (compute.field("time") <= file.high))
         if file_rows.num_rows != file.rows:
             return None
-        candidates.append([(digest(some), some) for some in _candidate_rows(lake, file_rows, file.path)])
+        candidates.append([(digest(table), table) for table in _candidate_rows(lake, file_rows, file.path)])
     if prod(map(len, candidates)) > _MAX_TRIES:
         return None
     missing = (due - digest(kept)) % row_hash.DIGEST_MODULUS
-    for some in product(*candidates):
-        if sum(number for number, _ in some) % row_hash.DIGEST_MODULUS == missing:
-            return pa.concat_tables([kept, *(table for _, table in some)])
+    for choice in product(*candidates):
+        if sum(number for number, _ in choice) % row_hash.DIGEST_MODULUS == missing:
+            return pa.concat_tables([kept, *(table for _, table in choice)])
     return None
 
 

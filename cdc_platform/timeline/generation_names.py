@@ -52,7 +52,7 @@ class InboxJoin:
 
     @property
     def key(self) -> str:
-        """The generation's short name."""
+        """Return the generation's short name."""
         return f"{self.number}_{_short_node_name(self.address)}_{self.generation_id[:8]}"
 
 
@@ -120,7 +120,7 @@ class GenerationKeys:
 
     @cached_property
     def by_generation(self) -> dict[str, InboxJoin]:
-        """The joins by their generations' UUIDs."""
+        """Return the joins by their generations' UUIDs."""
         return {join.generation_id: join for join in self.joins}
 
 

@@ -36,12 +36,15 @@ class GenerationState(StrEnum):
     REMOVED = "removed"
     """It existed and its rows were removed, because no log can still contain rows of it."""
     NOT_RETRIEVABLE = "known but not retrievable"
-    """Something names it (a node's `cdc_local`, the ledger, a switch, a published V1 row), but its data is missing.
+    """Something names it (a node's `cdc_local`, the ledger, a switch, a V1 row), but its data is missing.
+
     Writes that belong to it are refused until its data is imported.
     """
     NOT_EXPORTED = "not exported, so unknown"
-    """Its timestamp and perhaps its streams are published, but the descriptions were never imported, so its origin is
-    unknown. Also a generation that is named by its UUID while the table of V2 descriptions was never imported.
+    """Its timestamp and perhaps its streams are published, but the descriptions were never imported.
+
+    Its origin is unknown. This includes a generation that is named by its UUID while the table of V2 descriptions was
+    never imported.
     """
     NOT_DESCRIBED = "published without a description"
     """Clients can read its streams. The table of descriptions was imported and has no row for it."""

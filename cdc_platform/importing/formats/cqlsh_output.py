@@ -1,6 +1,6 @@
 """Parse the output of SELECT and SELECT JSON in cqlsh, and JSON rows, into the form that COPY writes.
 
-The columns tell which table it is.
+The columns identify the table.
 """
 
 from __future__ import annotations

@@ -73,9 +73,7 @@ def parse_json(text: str, source: str) -> object:
 
 
 def _assert_shallow(value: object, source: str) -> None:
-    """Raise InputError if the value is so deep that code which prints or checks it could reach Python's recursion
-    limit.
-    """
+    """Raise InputError if the value is too deep to print or check within Python's recursion limit."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [inner for container in level for inner in _children(container) if isinstance(inner, (list, dict))]
