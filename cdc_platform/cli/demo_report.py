@@ -31,13 +31,13 @@ _SWITCH_MOMENTS: tuple[tuple[str, Microseconds, Microseconds], ...] = (
     ("1 s after", SECOND_US, SECOND_US),
     ("2 s late", SECOND_US, -SECOND_US),
 )
-"""What is shown of a switch: the moment, the coordinator's clock and the write's timestamp, both from the switch on."""
+"""Rows for each switch: the moment, the coordinator's clock and the write's timestamp (both µs after the switch)."""
 
 
 def write_demo_report(
     lake: Lake, settings: Settings, joins: Sequence[DemoJoin], old: OldCluster, home: str | None
 ) -> None:
-    """Print the report. `home` is the option as it was given, so that the commands to try are the right ones."""
+    """Print the report. `home` is the option as given, for use in the commands to try."""
     _write_joins(lake, joins)
     _write_audits(joins)
     _write_switches(lake, settings, joins)
@@ -69,7 +69,7 @@ def _write_joins(lake: Lake, joins: Sequence[DemoJoin]) -> None:
 
 
 def _write_audits(joins: Sequence[DemoJoin]) -> None:
-    """How much each invariant was checked on; they all hold, or the demo would not have come this far."""
+    """Print how many items each invariant checked. All of them hold, since a violation ends the demo earlier."""
     ran = [join for join in joins if join.checks]
     if not ran:
         click.echo(
@@ -107,21 +107,25 @@ def _write_switches(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -
 def _describe_placement(answer: VnodeExplanation, addresses: dict[str, str]) -> str:
     if not answer.accepted:
         return f"refused: {answer.verdict}"
-    place = answer.place
-    if place is None or place.stream_id is None:
+    placement = answer.place
+    if placement is None or placement.stream_id is None:
         return answer.reason
-    owner = addresses.get(place.owner or "", place.owner)
-    return f"{owner} shard {place.shard}  {_shorten_stream(place.stream_id)}"
+    owner = addresses.get(placement.owner or "", placement.owner)
+    return f"{owner} shard {placement.shard}  {_shorten_stream(placement.stream_id)}"
 
 
 def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> None:
-    """The log rows around a switch as the lake has them, and whether they amount to the base table."""
+    """Print the lake's log rows around a switch and the table rebuilt from them.
+
+    Raises:
+        StateError: that table differs from the base table.
+    """
     from cdc_platform.cdclog import Operation
     from cdc_platform.cli import demo_acts
     from cdc_platform.metastore import generations
 
-    told = demo_acts.read_demo_log(lake, settings, get_log_switch_us(lake, joins))
-    if told is None:
+    demo_log = demo_acts.read_demo_log(lake, settings, get_log_switch_us(lake, joins))
+    if demo_log is None:
         click.echo(f"The table {demo_acts.CARTS_TABLE} was dropped since; make it anew in another --home.\n")
         return
     streams = {
@@ -129,19 +133,19 @@ def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> Non
         for number, join in enumerate(joins, 1)
         for stream in generations.read_v2_description(lake, join.event.generation_id).streams
     }
-    rows, before = [], None
-    for row in told.rows:
+    rows, previous = [], None
+    for row in demo_log.rows:
         number, operation = streams.get(row.stream_id), Operation(row.operation)
-        statement = row.statement if row.statement != before else ""
-        shown = f"{operation.value} {operation.name.lower().replace('_', '-')}"
-        rows.append((statement, shown, _shorten_stream(row.stream_id), f"of join {number}" if number else "unknown"))
-        before = row.statement
+        statement = row.statement if row.statement != previous else ""
+        label = f"{operation.value} {operation.name.lower().replace('_', '-')}"
+        rows.append((statement, label, _shorten_stream(row.stream_id), f"of join {number}" if number else "unknown"))
+        previous = row.statement
     title = (
         f"The CDC log of {demo_acts.CARTS_TABLE}: two writes half a minute before switch 2, three half a minute "
         "after it"
     )
     write_table(title, ("statement", "cdc$operation", "cdc$stream_id", "generation"), rows)
-    if told.replayed != told.base:
+    if demo_log.replayed != demo_log.base:
         raise StateError(
             f"the log of {demo_acts.CARTS_TABLE} does not amount to its base table; look at: cdc-platform check"
         )
@@ -149,7 +153,7 @@ def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> Non
         "Whoever reads the log takes the streams of one generation to their end, then those of the next. Rebuilt from\n"
         "these rows alone the table has the rows that its statements have left:"
     )
-    for row in told.base:
+    for row in demo_log.base:
         click.echo(f"  {', '.join(f'{name} {value}' for name, value in row.items())}")
     click.echo()
 
@@ -167,11 +171,11 @@ def _write_rewrite(old: OldCluster) -> None:
 
 
 def _write_expiry(old: OldCluster) -> None:
-    """What became of the old cluster's generations: those that are gone, and for the others what keeps them."""
+    """Print what became of the old cluster's generations: which were removed, and what keeps the others."""
     from cdc_platform.lifecycle import expiry
     from cdc_platform.tables import REMOVED_GENERATIONS
 
-    gone = old.lake.read(REMOVED_GENERATIONS, ["time", "expired", "rows"]).sort_by("time").to_pylist()
+    removed = old.lake.read(REMOVED_GENERATIONS, ["time", "expired", "rows"]).sort_by("time").to_pylist()
     rows: list[tuple[str | None, ...]] = [
         (
             _format_datetime(row["time"]),
@@ -179,11 +183,11 @@ def _write_expiry(old: OldCluster) -> None:
             "removed",
             f"{row['rows']:,} rows are gone from all tables",
         )
-        for row in gone
+        for row in removed
     ]
-    for each in expiry.plan_expiry(old.lake, old.clock, old.home.settings):
-        expired = None if each.expired_ms is None else format_ms(each.expired_ms)
-        rows.append((format_ms(each.time_ms), expired, each.action.value, "; ".join(each.reasons)))
+    for planned in expiry.plan_expiry(old.lake, old.clock, old.home.settings):
+        expired = None if planned.expired_ms is None else format_ms(planned.expired_ms)
+        rows.append((format_ms(planned.time_ms), expired, planned.action.value, "; ".join(planned.reasons)))
     title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after two runs of expiry"
     write_table(title, ("generation", "expired", "action", "why"), rows)
     click.echo(
@@ -206,11 +210,11 @@ def _write_tablets(lake: Lake) -> None:
     sets = tablets.read_stream_sets(lake, *demo_acts.SESSIONS)
     tokens = tokens_from_keys([key.encode() for key in keys])
     rows = []
-    for each, change in zip(sets, tablets.read_stream_set_changes(lake, *demo_acts.SESSIONS), strict=True):
-        streams = find_tablet_streams(sets, [us_from_ms(each.timestamp_ms)] * len(tokens), tokens)[0]
-        places = (_shorten_stream(stream.tobytes(), 12) for stream in streams)
+    for stream_set, change in zip(sets, tablets.read_stream_set_changes(lake, *demo_acts.SESSIONS), strict=True):
+        streams = find_tablet_streams(sets, [us_from_ms(stream_set.timestamp_ms)] * len(tokens), tokens)[0]
+        stream_ids = (_shorten_stream(stream.tobytes(), 12) for stream in streams)
         counts = (len(change.current), len(change.closed), len(change.opened))
-        rows.append((format_ms(each.timestamp_ms), *counts, *places))
+        rows.append((format_ms(stream_set.timestamp_ms), *counts, *stream_ids))
     columns = ("stream set from", ">tablets", ">closed", ">opened", *(f"stream of {key}" for key in keys))
     write_table(f"A table with tablets, {name}: made with two of them, which are split", columns, rows)
     click.echo(
@@ -257,13 +261,13 @@ def _write_commands_to_try(home: str | None) -> None:
 
 
 def _program_as_typed(program: str) -> str:
-    """The program as one would type it here."""
+    """Return the program as a user would type it in the current folder."""
     path = Path(program)
     return PROG_NAME if path.name != PROG_NAME else _relative_path(path)
 
 
 def _relative_path(path: Path) -> str:
-    """The path as one would type it here."""
+    """Return the path relative to the current folder, or unchanged if it lies elsewhere."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:

@@ -1,6 +1,6 @@
 """`cdc-platform doctor`: check the prerequisites of this machine or of the Spark executors.
 
-It starts no JVM except for `java -version`.
+Checking this machine starts no JVM except for `java -version`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cdc_platform.preflight import PreflightResult
 
 GIB = 1 << 30
 MIN_FREE_DISK = 2 * GIB
-"""The JARs, a class-data archive of 170 MB and a few generations of a large cluster."""
+"""Bytes for the JARs, a class-data archive of 170 MB and a few generations of a large cluster."""
 MIN_MEMORY = 4 * GIB
-"""A Spark driver, its Python workers and Dagster."""
+"""Bytes for a Spark driver, its Python workers and Dagster."""
 
 
 @click.command()
@@ -58,7 +58,7 @@ def doctor(ctx: click.Context, session: CliSession, cluster: bool, as_json: bool
 
 
 def check_machine(home: str | Path | None) -> list[PreflightResult]:
-    """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
+    """Check everything that the platform needs on this machine, for a home at `home`. Writes nothing."""
     looks: list[Callable[[], Iterator[PreflightResult]]] = [
         _check_python,
         _check_packages,
@@ -72,10 +72,10 @@ def check_machine(home: str | Path | None) -> list[PreflightResult]:
 
 
 def check_executors(home: str | Path | None) -> list[PreflightResult]:
-    """Look at every executor of this process's Spark, which is started where there is none. Writes nothing.
+    """Check every executor of this process's Spark session, which is started if there is none. Writes nothing.
 
     Raises:
-        EnvironmentProblem: there is no home, whose file the executors are to read, or no session.
+        EnvironmentProblem: there is no session, or no home with a file for the executors to read.
     """
     from cdc_platform.home import MARKER_FILE, locate_home, open_home
     from cdc_platform.spark import check_executor, get_spark_session, get_worker_archive, probe_executors
@@ -85,12 +85,12 @@ def check_executors(home: str | Path | None) -> list[PreflightResult]:
     findings = [PreflightResult("archive", True, str(archive))]
     session = get_spark_session("cdc-platform doctor")
     try:
-        found = probe_executors(session, str(locate_home(home) / MARKER_FILE))
+        reports = probe_executors(session, str(locate_home(home) / MARKER_FILE))
     except PlatformError as error:
         return [*findings, PreflightResult("executors", False, "no task can run", str(error))]
     master = session.conf.get("spark.master")
-    findings.append(PreflightResult("executors", True, f"{len(found)} of {master}"))
-    return findings + [trial for told in found for trial in check_executor(told, archive)]
+    findings.append(PreflightResult("executors", True, f"{len(reports)} of {master}"))
+    return findings + [trial for report in reports for trial in check_executor(report, archive)]
 
 
 def _check_python() -> Iterator[PreflightResult]:
@@ -105,7 +105,7 @@ def _check_python() -> Iterator[PreflightResult]:
 
 
 def _check_packages() -> Iterator[PreflightResult]:
-    """Each package that the project pins or bounds, against what is installed."""
+    """Check each package that the project pins or bounds against the installed version."""
     from packaging.requirements import Requirement
 
     wrong, right = [], 0
@@ -121,8 +121,8 @@ def _check_packages() -> Iterator[PreflightResult]:
             wrong.append(f"{requirement.name} is {version}, expected {requirement.specifier}")
         else:
             right += 1
-    found = "; ".join(wrong) or f"{right} as expected"
-    yield PreflightResult("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
+    summary = "; ".join(wrong) or f"{right} as expected"
+    yield PreflightResult("packages", not wrong, summary, "install what is locked: make .venv" if wrong else None)
 
 
 def _check_java() -> Iterator[PreflightResult]:
@@ -135,7 +135,7 @@ def _check_java() -> Iterator[PreflightResult]:
 
 
 def _check_jars() -> Iterator[PreflightResult]:
-    """JARs that are missing are no fault: the first start of Spark fetches them. The cache must take them, though."""
+    """Accept missing JARs if the cache folder is writable, since the first start of Spark fetches them."""
     from cdc_platform.spark import CACHE_VARIABLE, DELTA_JARS, get_cache_folder, list_missing_jars
 
     names = ", ".join(jar.file_name for jar in DELTA_JARS)
@@ -145,12 +145,12 @@ def _check_jars() -> Iterator[PreflightResult]:
         return
     above = _nearest_existing(get_cache_folder())
     ok = os.access(above, os.W_OK | os.X_OK)
-    found = (
+    message = (
         f"{len(absent)} of {len(DELTA_JARS)} to be fetched into {get_cache_folder()} by the first start of Spark "
         "(network)"
     )
     yield PreflightResult(
-        "JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}"
+        "JARs", ok, message, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}"
     )
 
 
@@ -159,35 +159,35 @@ def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
     from cdc_platform.storage import ObjectStorePath, write_check
 
     try:
-        place, found = locate_home(home), home_exists(home)
-        if isinstance(place, ObjectStorePath):
-            write_check.assert_not_known_unsafe(place / "lake", "writing")
-            if not found and not place.has_bucket():
-                raise EnvironmentProblem(f"the bucket {place.root} does not exist")
+        path, exists = locate_home(home), home_exists(home)
+        if isinstance(path, ObjectStorePath):
+            write_check.assert_not_known_unsafe(path / "lake", "writing")
+            if not exists and not path.has_bucket():
+                raise EnvironmentProblem(f"the bucket {path.root} does not exist")
     except PlatformError as error:
         yield PreflightResult("home", False, str(home), str(error))
         return
-    if not found and place.here is None:
-        yield PreflightResult("home", True, f"{place} is made by the first command", None)
+    if not exists and path.here is None:
+        yield PreflightResult("home", True, f"{path} is made by the first command", None)
         return
-    if not found and place.here is not None:
-        above = _nearest_existing(place.here)
+    if not exists and path.here is not None:
+        above = _nearest_existing(path.here)
         ok = os.access(above, os.W_OK | os.X_OK)
         mend = None if ok else f"choose another with --home or {HOME_VARIABLE}"
         yield PreflightResult(
-            "home", ok, f"{place} is made by the first command" if ok else f"{above} is not writable", mend
+            "home", ok, f"{path} is made by the first command" if ok else f"{above} is not writable", mend
         )
         return
     try:
         settings = open_home(home, create=False).settings
     except PlatformError as error:
-        yield PreflightResult("home", False, str(place), str(error))
+        yield PreflightResult("home", False, str(path), str(error))
         return
-    yield PreflightResult("home", True, f"{place}, acceptance policy {settings.policy}")
+    yield PreflightResult("home", True, f"{path}, acceptance policy {settings.policy}")
 
 
 def _check_disk(home: str | Path | None) -> Iterator[PreflightResult]:
-    """Of a home in a store: where this machine has its own part of it."""
+    """Check the free disk of the home; for a home in a store, of this machine's own part of it."""
     from cdc_platform.home import local_state_folder, locate_home
 
     free = shutil.disk_usage(_nearest_existing(local_state_folder(locate_home(home)))).free
@@ -206,10 +206,10 @@ def _check_memory() -> Iterator[PreflightResult]:
 
 def _check_minimum(check: str, found: int, needed: int, mend: str) -> PreflightResult:
     ok = found >= needed
-    shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
-    return PreflightResult(check, ok, shown, None if ok else mend)
+    message = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
+    return PreflightResult(check, ok, message, None if ok else mend)
 
 
 def _nearest_existing(path: Path) -> Path:
-    """`path` or the nearest folder above it that exists."""
-    return next(place for place in [path, *path.parents] if place.exists())
+    """Return `path`, or its nearest parent folder that exists."""
+    return next(candidate for candidate in [path, *path.parents] if candidate.exists())

@@ -75,7 +75,7 @@ def expire(
         plan = done.plan
     _warn_of_assumptions(plan)
     write_result(
-        [_plan_document(each) for each in plan],
+        [_plan_document(generation) for generation in plan],
         lambda: _show_plan(plan, done),
         _expire_next_steps(lake, plan, done),
         as_json=as_json,
@@ -83,7 +83,7 @@ def expire(
 
 
 def _expire_next_steps(lake: Lake, plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> list[NextStep]:
-    """What a plan asks for that was only shown, or the removal of what was marked."""
+    """Return the command that executes a plan only shown so far, or that later removes what was marked."""
     from cdc_platform.delta import get_mirrored_cluster
     from cdc_platform.lifecycle import needs_mark
 
@@ -94,34 +94,36 @@ def _expire_next_steps(lake: Lake, plan: Sequence[PlannedGeneration], done: Expi
     if cluster is not None:
         why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM_NAME} observe {cluster}"
         return (
-            [build_next_step("expire", "--cql", why=why)] if any(each.action.value == "remove" for each in plan) else []
+            [build_next_step("expire", "--cql", why=why)]
+            if any(generation.action.value == "remove" for generation in plan)
+            else []
         )
-    due = any(each.action.value == "remove" or needs_mark(each) for each in plan)
+    due = any(generation.action.value == "remove" or needs_mark(generation) for generation in plan)
     return [build_write_step(lake, "expire")] if due else []
 
 
 def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:
-    """Name what a plan assumes, and the command that states each fact."""
+    """Warn of each assumption of a plan, and name the command that states the fact."""
     from cdc_platform.lifecycle import plan_assumptions
 
-    for each in plan_assumptions(plan):
-        warn(f"{each.table} keeps generations: {each.said}; {each.do}", code="unknown-past")
+    for assumption in plan_assumptions(plan):
+        warn(f"{assumption.table} keeps generations: {assumption.said}; {assumption.do}", code="unknown-past")
 
 
 def _show_plan(plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> None:
     columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes in the lake", "blocked by")
     rows = [
         (
-            format_optional_ms(each.time_ms),
-            each.id,
-            each.action.value,
-            format_optional_ms(each.expired_ms),
-            format_optional_ms(each.removable_ms),
-            each.rows,
-            each.bytes,
-            "; ".join(each.reasons) or None,
+            format_optional_ms(generation.time_ms),
+            generation.id,
+            generation.action.value,
+            format_optional_ms(generation.expired_ms),
+            format_optional_ms(generation.removable_ms),
+            generation.rows,
+            generation.bytes,
+            "; ".join(generation.reasons) or None,
         )
-        for each in plan
+        for generation in plan
     ]
     write_table("Purge plan" if done is None else "Expiry", columns, rows)
     if done is not None:
@@ -129,26 +131,26 @@ def _show_plan(plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> 
 
 
 def _write_statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:
-    """The plan as CQL, to be run with cqlsh; what is not to be told by a statement stands in comments."""
+    """Write the plan as CQL for cqlsh, or as JSON. CQL comments name the generations and what keeps them."""
     from cdc_platform.lifecycle import generate_purge_statements
 
-    found = generate_purge_statements(lake, plan)
+    purges = generate_purge_statements(lake, plan)
     if as_json:
-        told = ((format_optional_ms(each.generation.time_ms), each) for each in found)
-        document = [{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told]
+        timed = ((format_optional_ms(entry.generation.time_ms), entry) for entry in purges)
+        document = [{"id": entry.generation.id, "time": time, "statements": entry.statements} for time, entry in timed]
         write_json(document)
         return
     click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
     click.echo(
-        "CONSISTENCY QUORUM;" if found else "-- Nothing may be removed now; expire --dry-run says what keeps what."
+        "CONSISTENCY QUORUM;" if purges else "-- Nothing may be removed now; expire --dry-run says what keeps what."
     )
-    for each in plan:
-        for assumption in each.assumptions:
-            click.echo(f"-- generation {format_optional_ms(each.time_ms)} is kept: {_assumption_text(assumption)}")
-    for each in found:
-        name = f"generation {format_optional_ms(each.generation.time_ms)} {each.generation.id or ''}".strip()
-        click.echo(f"-- {name}: since {format_optional_ms(each.generation.expired_ms)} no log can hold a row of it")
-        for statement in each.statements:
+    for entry in plan:
+        for assumption in entry.assumptions:
+            click.echo(f"-- generation {format_optional_ms(entry.time_ms)} is kept: {_assumption_text(assumption)}")
+    for entry in purges:
+        name = f"generation {format_optional_ms(entry.generation.time_ms)} {entry.generation.id or ''}".strip()
+        click.echo(f"-- {name}: since {format_optional_ms(entry.generation.expired_ms)} no log can hold a row of it")
+        for statement in entry.statements:
             click.echo(statement)
 
 
@@ -175,7 +177,7 @@ def _assumption_text(assumption: ExpiryAssumption) -> str:
 
 
 def _summary(done: ExpiryResult) -> str:
-    rows, size = (sum(getattr(each, name) for each in done.removed) for name in ("rows", "bytes"))
+    rows, size = (sum(getattr(generation, name) for generation in done.removed) for name in ("rows", "bytes"))
     finished = f", finished {done.finished} removals of an earlier run" if done.finished else ""
     return (
         f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes in the lake)"
@@ -191,22 +193,25 @@ def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) 
     home = session.open_home()
     lake = Lake(home.lake)
     steps = forecast.forecast_growth(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
-    left: list[NextStep] = []
+    next_steps: list[NextStep] = []
     _warn_of_assumptions(expiry.plan_expiry(lake, session.clock, home.settings))
     if not cdc_tables.are_cdc_tables_known(lake):
-        left.append(
+        next_steps.append(
             build_next_step("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS")
         )
-        told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"
+        remedy = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"
         warn(
-            f"nobody has said which tables have a CDC log, so nothing expires here; {choose_remedy(lake, told)}",
+            f"nobody has said which tables have a CDC log, so nothing expires here; {choose_remedy(lake, remedy)}",
             code="no-tables",
         )
     first = next((step for step in steps if step.is_known_to_abort), None)
     if first is not None:
-        left.append(build_next_step("expire", "--dry-run", why="what could go before that"))
+        next_steps.append(build_next_step("expire", "--dry-run", why="what could go before that"))
     write_result(
-        [_forecast_document(each) for each in steps], lambda: _show_forecast(steps, nodes, hours), left, as_json=as_json
+        [_forecast_document(step) for step in steps],
+        lambda: _show_forecast(steps, nodes, hours),
+        next_steps,
+        as_json=as_json,
     )
 
 
@@ -231,7 +236,7 @@ def _show_forecast(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
 
     columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">in ScyllaDB", ">in the lake")
     columns += (">with expiry", ">in the lake")
-    shown = [step for step in steps if step.nodes in _sampled_steps(nodes)]
+    sampled = [step for step in steps if step.nodes in _sampled_steps(nodes)]
     write_table(
         f"Kept, a node every {hours} h: streams, and bytes of what ScyllaDB publishes and of all tables in the lake",
         columns,
@@ -246,7 +251,7 @@ def _show_forecast(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
                 step.streams_with_expiry,
                 step.bytes_with_expiry,
             )
-            for step in shown
+            for step in sampled
         ],
     )
     first = next((step for step in steps if step.is_known_to_abort), None)
@@ -259,5 +264,5 @@ def _show_forecast(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
 
 
 def _sampled_steps(nodes: int) -> set[int]:
-    """About twenty steps of the way, with both ends."""
+    """Return about twenty node counts from 0 to `nodes`, both ends included."""
     return {0, *range(0, nodes, max(1, nodes // 20)), nodes}

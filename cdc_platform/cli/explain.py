@@ -83,7 +83,7 @@ def explain(
 
 
 def _stream_source(lake: Lake, home: Home, table: tuple[str, str] | None) -> StreamSource:
-    """Where the writes to a table go, or without one those to any table whose streams are the generations'.
+    """Return the source of the streams for writes to a table, or the generations' source if `table` is None.
 
     Raises:
         NotFound: no such table is known.
@@ -123,11 +123,11 @@ def _show_explanation(facts: dict[str, Any]) -> None:
             if value is not None and facts["colocated"] is False:
                 lines.append((name.replace("_", " "), f"shard {value['shard']} of {value['owner']}"))
         elif name == "other_policies":
-            for other, said in value.items():
-                lines.append((f"by {other}", f"{said['verdict']}  {said['reason']}"))
+            for other, explanation in value.items():
+                lines.append((f"by {other}", f"{explanation['verdict']}  {explanation['reason']}"))
         elif name == "generation":
-            shown = value or {"id": None, "time": None}
-            lines += [("generation", shown["time"]), ("generation_id", shown["id"])]
+            generation = value or {"id": None, "time": None}
+            lines += [("generation", generation["time"]), ("generation_id", generation["id"])]
         else:
             lines.append((name, value))
     write_facts(lines)

@@ -78,7 +78,7 @@ def export(
 
     def show() -> None:
         words = "Would be written" if dry_run else "Written"
-        rows = [(each.full_name, done.keyspaces[each.keyspace], each.rows) for each in done.tables]
+        rows = [(table.full_name, done.keyspaces[table.keyspace], table.rows) for table in done.tables]
         write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
         if dry_run:
             write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
@@ -87,8 +87,8 @@ def export(
     values = {"prefix": prefix, "rate": rate, "replicas": replicas}
     given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     options = [word for option in given for word in (f"--{option}", values[option])]
-    left = [build_next_step("export", "--cluster", cluster.name, *options)] if dry_run else []
-    write_result(_export_document(done, dry_run), show, left, as_json=as_json)
+    next_steps = [build_next_step("export", "--cluster", cluster.name, *options)] if dry_run else []
+    write_result(_export_document(done, dry_run), show, next_steps, as_json=as_json)
 
 
 def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
@@ -98,28 +98,28 @@ def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
 
     lake = session.view()
     logs = list_stored_logs(lake)
-    made = dict.fromkeys(line for log in logs for line in log.made)
-    written = write_files(lake, folder, log_csv_tables(logs), list(made), home=session.open_home().path)
+    statements = dict.fromkeys(line for log in logs for line in log.made)
+    written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_home().path)
     _warn_of_missing_columns(logs)
-    for each in written:
-        if each.read_otherwise:
+    for file in written:
+        if file.read_otherwise:
             warn(
-                f"{each.name} has {each.read_otherwise} rows with line breaks, or with backslashes in collections, "
+                f"{file.name} has {file.read_otherwise} rows with line breaks, or with backslashes in collections, "
                 "which not every cqlsh loads as they are; use: cdc-platform export --cluster NAME",
                 code="not-for-cqlsh",
             )
-    told = {
+    document = {
         "folder": str(folder),
         "script": LOAD_SCRIPT_FILE,
-        "files": [{"name": each.name, "of": each.of, "rows": each.rows} for each in written],
+        "files": [{"name": file.name, "of": file.of, "rows": file.rows} for file in written],
     }
     columns = ("file", "of", ">rows")
-    rows = [(each.name, each.of, each.rows) for each in written]
-    write_json(told) if as_json else write_table(f"Written to {folder}", columns, rows)
+    rows = [(file.name, file.of, file.rows) for file in written]
+    write_json(document) if as_json else write_table(f"Written to {folder}", columns, rows)
 
 
 def _warn_of_missing_columns(logs: Sequence[StoredLog]) -> None:
-    """Name the columns whose values are in no export."""
+    """Warn of the columns whose values no export includes."""
     for log in logs:
         if log.left_out:
             warn(
@@ -134,7 +134,7 @@ def _export_document(done: ClusterExport, dry_run: bool) -> dict[str, Any]:
         "cluster": done.cluster,
         "written": not dry_run,
         "keyspaces": done.keyspaces,
-        "tables": [{"table": each.full_name, "rows": each.rows} for each in done.tables],
+        "tables": [{"table": table.full_name, "rows": table.rows} for table in done.tables],
         "statements": done.statements if dry_run else [],
         "rows": done.rows,
     }

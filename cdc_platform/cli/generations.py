@@ -51,7 +51,7 @@ def generations(session: CliSession, since: Microseconds | None, as_json: bool) 
     timeline = Timeline.read(lake)
     known, now = timeline.known, timeline.operating(session.clock.now_us())
     listed = known if since is None else _operating_since(known, since)
-    sizes = {each.time_ms: each for each in read_generation_sizes(lake)}
+    sizes = {size.time_ms: size for size in read_generation_sizes(lake)}
     owners = read_node_counts(lake)
     rows = [
         {
@@ -71,12 +71,12 @@ def generations(session: CliSession, since: Microseconds | None, as_json: bool) 
     else:
         columns = ("time", "id", "operating", "state", "nodes", "num_ranges", "num_streams", "expired")
         numbers = ("nodes", "num_ranges", "num_streams")
-        shown = [f">{name.removeprefix('num_')}" if name in numbers else name for name in columns]
-        write_table("Generations", shown, [[row[name] for name in columns] for row in rows])
+        headings = [f">{name.removeprefix('num_')}" if name in numbers else name for name in columns]
+        write_table("Generations", headings, [[row[name] for name in columns] for row in rows])
 
 
 def _size_fields(size: GenerationSize | None) -> dict[str, int | None]:
-    """Ranges and streams; null where only the time of a generation is known."""
+    """Return the numbers of ranges and streams; None if only the generation's time is known."""
     return {
         "num_ranges": (size and size.num_ranges) or None,
         "num_streams": (size and size.num_streams) or None,
@@ -84,7 +84,7 @@ def _size_fields(size: GenerationSize | None) -> dict[str, int | None]:
 
 
 def _operating_since(known: list[Generation], since_us: Microseconds) -> list[Generation]:
-    """Of the generations (oldest first) those that start at or after a time, and the one before them."""
+    """Return the generations (oldest first) that start at or after a time, and the one before them."""
     later = sum(us_from_ms(generation.time_ms) >= since_us for generation in known)
     return known[-(later + 1) :]
 
@@ -121,7 +121,7 @@ def streams(session: CliSession, generation: str | Milliseconds, as_json: bool) 
 
 
 def _unordered_range_ends(lake: Lake, time_ms: Milliseconds) -> set[int]:
-    """The range ends of the generation whose streams are in no known order."""
+    """Return the ends of the generation's ranges whose streams have no known order."""
     from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES
 
     where = [("table_name", "=", STREAMS_DESCRIPTIONS_V2.full_name), ("generation", "=", format_ms(time_ms))]
@@ -129,7 +129,7 @@ def _unordered_range_ends(lake: Lake, time_ms: Milliseconds) -> set[int]:
 
 
 def _json_texts(rows: pa.Table) -> Iterator[str]:
-    """Some ranges at a time as JSON objects, commas between them."""
+    """Yield the ranges as JSON objects, some at a time, separated by commas."""
     for batch in _range_batches(rows):
         yield ",\n".join(
             f'{{"range_end": {json.dumps(to_json_value(end))}, "streams": ["0x' + '", "0x'.join(ids) + '"]}'
@@ -147,7 +147,7 @@ def _line_texts(rows: pa.Table, unordered: set[int]) -> Iterator[str]:
 
 
 def _range_batches(rows: pa.Table) -> Iterator[list[tuple[int, list[str]]]]:
-    """Range ends with their streams as hexadecimal digits, some ranges at a time."""
+    """Yield range ends with their streams as hexadecimal digits, `_RANGES_PER_WRITE` ranges at a time."""
     from cdc_platform.delta import flatten_stream_lists
 
     for at in range(0, rows.num_rows, _RANGES_PER_WRITE):

@@ -65,7 +65,7 @@ def history(
       cdc-platform history --table shop.orders
       cdc-platform --home .cdc-platform/clusters/prod history --cluster
     """
-    if sum(each is not None for each in (generation, run, table, of_cluster or None)) != 1:
+    if sum(option is not None for option in (generation, run, table, of_cluster or None)) != 1:
         raise click.UsageError("name one of: a GENERATION, --run RUN_ID, --table KS.T, --cluster")
     lake = session.lake()
     if of_cluster:
@@ -74,35 +74,35 @@ def history(
     if run is not None:
         from cdc_platform.reporting import write_sort_key
 
-        title, told = f"Commits of run {run}", sorted(_run_writes(lake, run), key=write_sort_key)
+        title, writes = f"Commits of run {run}", sorted(_run_writes(lake, run), key=write_sort_key)
     elif table is not None:
-        title, told = f"Commits to {'.'.join(table)}", _table_writes(lake, *table)
+        title, writes = f"Commits to {'.'.join(table)}", _table_writes(lake, *table)
     else:
-        title, told = _generation_writes(session, lake, generation or "")
+        title, writes = _generation_writes(session, lake, generation or "")
     if as_json:
-        write_json(told)
+        write_json(writes)
         return
-    rows = [[row[name.strip(">")] for name in _COLUMNS] for row in told]
+    rows = [[row[name.strip(">")] for name in _COLUMNS] for row in writes]
     write_table(title, _COLUMNS, rows)
 
 
 def _write_cluster_changes(lake: Lake, as_json: bool) -> None:
-    """What became other in a live cluster, a line each, oldest first.
+    """Print the changes observed in a live cluster, one per line, oldest first.
 
     Raises:
-        NotFound: this home is of none that was observed.
+        NotFound: no live cluster was observed into this home.
     """
     from cdc_platform.metastore import read_cluster_changes
 
-    told = [each.facts() for each in read_cluster_changes(lake)]
-    if not told:
+    changes = [change.facts() for change in read_cluster_changes(lake)]
+    if not changes:
         raise NotFound(
             "no live cluster was observed into this home; each has its own, HOME/clusters/NAME: name it by --home"
         )
     if as_json:
-        write_json(told)
+        write_json(changes)
         return
-    write_table("What became other", _CLUSTER_COLUMNS, [[row[name] for name in _CLUSTER_COLUMNS] for row in told])
+    write_table("What became other", _CLUSTER_COLUMNS, [[row[name] for name in _CLUSTER_COLUMNS] for row in changes])
 
 
 def _generation_writes(session: CliSession, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -111,40 +111,40 @@ def _generation_writes(session: CliSession, lake: Lake, name: str) -> tuple[str,
 
     known = generation_names.GenerationKeys.read(lake)
     names = generation_names.get_generation_names(lake, known, resolve_generation_name(session, known, name))
-    shown = names.key if names.id is None else f"{names.key}, {names.id}"
-    return f"Generation {shown}", read_generation_writes(lake, names)
+    text = names.key if names.id is None else f"{names.key}, {names.id}"
+    return f"Generation {text}", read_generation_writes(lake, names)
 
 
 def resolve_generation_name(session: CliSession, known: GenerationKeys, name: str) -> str | Milliseconds:
-    """The generation of a partition, which may be withdrawn or removed, or by a name that every command takes."""
+    """Return the generation of a partition, even if withdrawn or removed, or of any name that commands accept."""
     from cdc_platform.timeline import resolve_generation
 
     return resolve_generation(session.lake(), known, name, session.clock.now_us())
 
 
 def _run_writes(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
-    """The commits of a run, a line each.
+    """Yield the commits of a run, one dict each.
 
     Raises:
-        NotFound: no table has any.
+        NotFound: no table has a commit of the run.
     """
     from cdc_platform.tables import TABLES
 
-    found = False
+    has_commits = False
     for table in TABLES.values():
         for commit in lake.envelopes(table):
             if commit.envelope is not None and commit.envelope.speaker.run == run:
-                found = True
+                has_commits = True
                 yield _write_with_partitions(table, commit)
-    if not found:
+    if not has_commits:
         raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
 
 
 def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
-    """The commits to the log of a base table and to the table itself, a line each, oldest first.
+    """Return the commits to the log of a base table and to the table itself, one dict each, oldest first.
 
     Raises:
-        NotFound: neither is here.
+        NotFound: this home has neither.
     """
     from cdc_platform.cdclog import log_table, read_table_schema
     from cdc_platform.ingest import current_table
@@ -152,12 +152,12 @@ def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
 
     schema = read_table_schema(lake, keyspace, name)
     tables = (log_table(schema), current_table(schema))
-    told = [_write_with_partitions(each, commit) for each in tables for commit in lake.envelopes(each)]
-    if not told:
+    writes = [_write_with_partitions(table, commit) for table in tables for commit in lake.envelopes(table)]
+    if not writes:
         raise NotFound(
             f"{schema.full_name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest"
         )
-    return sorted(told, key=write_sort_key)
+    return sorted(writes, key=write_sort_key)
 
 
 def _write_with_partitions(table: Table, commit: Commit) -> dict[str, Any]:
@@ -224,17 +224,22 @@ def _write_page(session: CliSession, asked: tuple[str, ...], file: Path, key_fil
         names, times = _requested_generations(session, home, asked)
         record, page = make_page(home, names, asked=times, key=key)
         size = draft.write_bytes(page.encode())
-    broken = [line["invariant"] for each in record["generations"] for line in each["invariants"] if not line["passed"]]
-    told: dict[str, Any] = {
+    broken = [
+        line["invariant"]
+        for generation_record in record["generations"]
+        for line in generation_record["invariants"]
+        if not line["passed"]
+    ]
+    result: dict[str, Any] = {
         "file": str(file),
         "bytes": size,
-        "generations": [each["key"] for each in record["generations"]],
+        "generations": [generation_record["key"] for generation_record in record["generations"]],
         "broken": list(dict.fromkeys(broken)),
         "key": record["key"],
     }
-    left = [build_next_step("report", "--verify", file, why="whether it still holds, at any time")]
-    facts = [(name, value) for name, value in told.items() if value]
-    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
+    next_steps = [build_next_step("report", "--verify", file, why="whether it still holds, at any time")]
+    facts = [(name, value) for name, value in result.items() if value]
+    write_result(result, lambda: write_facts(facts), next_steps, as_json=as_json)
 
 
 def _requested_generations(
@@ -251,7 +256,7 @@ def _requested_generations(
 
 
 def _verify_page(session: CliSession, page: Path, public_file: Path | None, as_json: bool) -> int:
-    """Print what was found; the exit code."""
+    """Verify a page, print the answers and return the exit code."""
     from cdc_platform.delta import ChainStatus
     from cdc_platform.reporting import read_public_key, verify_page
     from cdc_platform.storage import read_user_bytes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _CopiedHome:
-    """A home that is copied: its path below the copy (none of the home itself), where it is, its tables' versions."""
+    """A home to copy: its path below the copy (empty for the home itself), its location, and its tables' versions."""
 
     path: str
     source: StoragePath
@@ -63,16 +63,16 @@ def upkeep(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool
     opened = session.open_home()
     work = maintenance.preview_vacuum if dry_run else maintenance.vacuum_lake
     below = {"": parse_path(opened.name), **registry.list_cluster_homes(opened)}
-    done = [(path or None, each) for path, place in below.items() for each in work(Lake(str(place / "lake")))]
-    for _, each in done:
-        if each.failed:
-            warn(each.failed, code="not-kept-up")
-    told = [{"home": path, **asdict(each)} for path, each in done]
-    rows = [(path, each.table, each.files) for path, each in done if each.files]
+    done = [(path or None, result) for path, location in below.items() for result in work(Lake(str(location / "lake")))]
+    for _, result in done:
+        if result.failed:
+            warn(result.failed, code="not-kept-up")
+    documents = [{"home": path, **asdict(result)} for path, result in done]
+    rows = [(path, result.table, result.files) for path, result in done if result.files]
     title = "Files that would go" if dry_run else "Files that went"
-    left = [build_next_step("home", "upkeep")] if dry_run and rows else []
-    write_result(told, lambda: write_table(title, ("home", "table", ">files"), rows), left, as_json=as_json)
-    if any(each.failed for _, each in done):
+    next_steps = [build_next_step("home", "upkeep")] if dry_run and rows else []
+    write_result(documents, lambda: write_table(title, ("home", "table", ">files"), rows), next_steps, as_json=as_json)
+    if any(result.failed for _, result in done):
         ctx.exit(1)
 
 
@@ -99,33 +99,35 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
 
     del session
     begun = open_home(source, create=False)
-    place = locate_home(target)
-    to = str(place)
-    parts = _plan_copy(begun, place)
+    target_path = locate_home(target)
+    to = str(target_path)
+    parts = _plan_copy(begun, target_path)
     done = lake_copy.LakeCopyResult()
     for part in parts:
-        at, tell = place / part.path, partial(_warn_progress, part, as_json)
+        at, tell = target_path / part.path, partial(_warn_progress, part, as_json)
         done += lake_copy.copy_tables(Lake(str(part.source / "lake")), Lake(str(at / "lake")), part.versions, tell)
         lake_copy.copy_named_files(part.source, at, registry.list_extra_files(part.path, at))
-    for part in reversed(parts):  # the home itself is there when all is
-        open_home(str(place / part.path))
+    for part in reversed(parts):  # the home itself last, so that it exists once everything else does
+        open_home(str(target_path / part.path))
     stay = registry.copy_connections(begun, to)
-    for each in registry.list_homes_left_behind(begun, [part.source for part in parts]):
-        warn(f"{each} stays on this machine: a home of its name lies in the store", code="stays-here")
+    for entry in registry.list_homes_left_behind(begun, [part.source for part in parts]):
+        warn(f"{entry} stays on this machine: a home of its name lies in the store", code="stays-here")
     lake_copy.get_copy_note_path(to).remove()
     facts = {"from": begun.name, "to": to, "clusters": [part.path.partition("/")[2] for part in parts[1:]]}
     facts |= {"tables": done.tables, "files": done.files, "found": done.found}
-    left = [*(_register_cluster_step(each, to) for each in stay), build_next_step("status", home=to)]
-    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+    next_steps = [*(_register_cluster_step(entry, to) for entry in stay), build_next_step("status", home=to)]
+    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
 def _plan_copy(begun: Home, to: StoragePath) -> list[_CopiedHome]:
-    """What is copied, at one set of versions: as it was noted when the copy began, or as it is now, which is noted.
+    """Return the homes to copy, at one set of versions: those noted when the copy began, or else the current ones.
+
+    The current ones are noted, so that an interrupted copy resumes with them.
 
     Raises:
-        InputError: one of the places lies in the other.
-        StateError: something lies there already.
-        ConflictError: the home is written to all the time.
+        InputError: one of the two locations lies inside the other.
+        StateError: the target is not empty, or has an unfinished copy of another home or version.
+        ConflictError: the home is being written to all the time.
     """
     from cdc_platform.delta import Lake, lake_copy
     from cdc_platform.scylla import registry
@@ -144,15 +146,15 @@ def _plan_copy(begun: Home, to: StoragePath) -> list[_CopiedHome]:
             )
         if "parts" not in began:
             raise StateError(f"{to} is a copy that another version has begun; remove what lies there, and begin anew")
-        return [_CopiedHome(each["path"], parse_path(each["source"]), each["versions"]) for each in began["parts"]]
+        return [_CopiedHome(part["path"], parse_path(part["source"]), part["versions"]) for part in began["parts"]]
     if not _is_empty(to):
         raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
     lake_copy.assert_can_copy_to(Lake(str(to / "lake")))
     sources = {"": parse_path(begun.name), **registry.list_cluster_homes(begun, to)}
     at = lake_copy.read_settled_versions(*(Lake(str(source / "lake")) for source in sources.values()))
-    parts = [_CopiedHome(path, source, its) for (path, source), its in zip(sources.items(), at, strict=True)]
-    told = [{"path": each.path, "source": str(each.source), "versions": each.versions} for each in parts]
-    lake_copy.put_file(note, json.dumps({"from": begun.name, "parts": told}).encode())
+    parts = [_CopiedHome(path, source, versions) for (path, source), versions in zip(sources.items(), at, strict=True)]
+    documents = [{"path": part.path, "source": str(part.source), "versions": part.versions} for part in parts]
+    lake_copy.put_file(note, json.dumps({"from": begun.name, "parts": documents}).encode())
     return parts
 
 
@@ -162,7 +164,7 @@ def _warn_progress(part: _CopiedHome, as_json: bool, name: str) -> None:
 
 
 def _register_cluster_step(cluster: ScyllaCluster, home: str) -> NextStep:
-    """What tells the copy of the way to a cluster, on a machine that has the variables and files which it names."""
+    """Return the command that registers a cluster in the copy, for a machine with the variables and files it names."""
     from cdc_platform.scylla import registry
 
     names = ", ".join(name.replace("_", "-") for name in registry.get_machine_local_options(cluster.connection))
@@ -173,7 +175,7 @@ def _register_cluster_step(cluster: ScyllaCluster, home: str) -> NextStep:
 
 
 def _is_empty(place: StoragePath) -> bool:
-    """Whether nothing lies in a place but what a copy that was killed before it noted anything may have left."""
+    """Return True if `place` has nothing but remains of a copy that was killed before it noted anything."""
     from cdc_platform.storage import atomic, write_check
 
     if place.here is not None:

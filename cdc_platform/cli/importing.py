@@ -90,27 +90,27 @@ def import_files(
             "observed until cdc-platform check is clean, and nothing is built on it",
             code="only-observed",
         )
-    left = [build_next_step("check")] if report.flaws else []
-    write_result(build_import_document(report), lambda: show_import(report), left, as_json=as_json)
+    next_steps = [build_next_step("check")] if report.flaws else []
+    write_result(build_import_document(report), lambda: show_import(report), next_steps, as_json=as_json)
 
 
 def _restore_rows(session: CliSession, read: Callable[[], ImportSources], as_json: bool) -> int:
-    """Make damaged rows anew; answers with the exit code."""
+    """Restore damaged rows from the files. Return the exit code."""
     from cdc_platform.importing import restore_rows
 
-    done, left = restore_rows(session.lake(), session.clock, read)
-    rows = [(each.table, each.slice, each.version) for each in done]
+    done, remaining = restore_rows(session.lake(), session.clock, read)
+    rows = [(partition.table, partition.slice, partition.version) for partition in done]
     columns = ("table", "slice", "version")
-    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
-    ways = [build_next_step("check", "--deep")] if rows else []
-    write_result(result, lambda: write_table("Rows made anew", columns, rows), ways, as_json=as_json)
-    for line in left:
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": remaining}
+    next_steps = [build_next_step("check", "--deep")] if rows else []
+    write_result(result, lambda: write_table("Rows made anew", columns, rows), next_steps, as_json=as_json)
+    for line in remaining:
         warn(line, code="stays-damaged")
-    return int(bool(left))
+    return int(bool(remaining))
 
 
 def build_import_document(report: ImportReport) -> dict[str, object]:
-    """What an import did, as JSON has it."""
+    """Return the result of an import as a JSON document."""
     return {
         "nodes": {"added": report.nodes_added, "changed": report.nodes_changed, "removed": report.nodes_removed},
         "generations": [
@@ -126,14 +126,14 @@ def build_import_document(report: ImportReport) -> dict[str, object]:
         ],
         "stream_sets": [
             {
-                "table": each.table,
-                "timestamp": format_optional_ms(each.time_ms),
-                "num_streams": each.streams,
-                "num_closed": each.closed,
-                "num_opened": each.opened,
-                "new": each.new,
+                "table": stream_set.table,
+                "timestamp": format_optional_ms(stream_set.time_ms),
+                "num_streams": stream_set.streams,
+                "num_closed": stream_set.closed,
+                "num_opened": stream_set.opened,
+                "new": stream_set.new,
             }
-            for each in report.stream_sets
+            for stream_set in report.stream_sets
         ],
         "flaws": report.flaws,
         "rows_written": report.rows_written,
@@ -141,7 +141,7 @@ def build_import_document(report: ImportReport) -> dict[str, object]:
 
 
 def show_import(report: ImportReport) -> None:
-    """What an import did, as tables."""
+    """Print the result of an import as tables."""
     changes = (("added", report.nodes_added), ("changed", report.nodes_changed), ("removed", report.nodes_removed))
     nodes = [(what, host) for what, hosts in changes for host in hosts]
     if nodes:
@@ -162,8 +162,15 @@ def show_import(report: ImportReport) -> None:
         write_table("Generations", columns, rows)
     if report.stream_sets:
         sets = [
-            (each.table, format_optional_ms(each.time_ms), each.streams, each.closed, each.opened, each.new)
-            for each in report.stream_sets
+            (
+                stream_set.table,
+                format_optional_ms(stream_set.time_ms),
+                stream_set.streams,
+                stream_set.closed,
+                stream_set.opened,
+                stream_set.new,
+            )
+            for stream_set in report.stream_sets
         ]
         write_table("Stream sets of tablets", ("table", "timestamp", ">streams", ">closed", ">opened", "new"), sets)
     write_facts([("rows written", report.rows_written)])

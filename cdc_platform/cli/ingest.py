@@ -76,13 +76,13 @@ def ingest(
     from cdc_platform.spark import get_task_runner
 
     cluster = registry.find_cluster(session.open_home(), name)
-    pace = ReadPolicy(_us_from_seconds(confidence), None if again_after is None else _us_from_seconds(again_after))
+    policy = ReadPolicy(_us_from_seconds(confidence), None if again_after is None else _us_from_seconds(again_after))
     done = bring(
         cluster,
         session.clock,
         *table,
         get_task_runner(),
-        pace=pace,
+        pace=policy,
         until_us=until_us,
         way=by,
         tell=partial(warn, code="reading"),
@@ -188,8 +188,8 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
 
 def _window_document(window: ReadWindow) -> dict[str, Any]:
     estimates = {
-        name: None if each is None else _estimate_document(each)
-        for name, each in (("chosen", window.chosen), ("instead_of", window.other))
+        name: None if estimate is None else _estimate_document(estimate)
+        for name, estimate in (("chosen", window.chosen), ("instead_of", window.other))
     }
     return {
         "number": window.number,

@@ -18,10 +18,10 @@ _DEFAULT_WIDTH = 80
 
 
 def get_page_width() -> int:
-    """The characters of a line: those of the terminal; in a file or a pipe as many as `COLUMNS` says, else endless."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told):
-        return int(told)
+    """Return the characters of a line: `COLUMNS` if set, else the terminal's width, or no limit in a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     if sys.stdout is None or not sys.stdout.isatty():
         return _UNLIMITED_WIDTH
     try:
@@ -31,16 +31,16 @@ def get_page_width() -> int:
 
 
 def format_table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """A table below its head. A column whose name begins with `>` is aligned to the right."""
+    """Yield the lines of a table, without its title. Columns whose name begins with `>` are right-aligned."""
     names = [name.removeprefix(">") for name in columns]
     cells = [names, *rows]
-    room = width - 1 - _COLUMN_GAP * (len(names) - 1)
+    available = width - 1 - _COLUMN_GAP * (len(names) - 1)
     natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     least = [max(map(_longest_word, column)) for column in zip(*cells, strict=True)]
-    if sum(least) > room:
+    if sum(least) > available:
         yield from _record_lines(names, rows, width)
         return
-    widths = _column_widths(natural, least, room)
+    widths = _column_widths(natural, least, available)
     yield ""
     yield from _row_lines(names, widths, columns)
     yield f" {'─' * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))}"
@@ -50,7 +50,7 @@ def format_table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], wi
 
 
 def format_fact_lines(facts: Sequence[tuple[str, str]], width: int) -> Iterator[tuple[str, str]]:
-    """Names, all of one length, with the lines of their values; the name of a line that goes on is blank."""
+    """Yield the name, padded to one width, and the text of each line. A continuation line has a blank name."""
     longest = max((cell_len(name) for name, _ in facts), default=0)
     for name, value in facts:
         for number, part in enumerate(_wrap(value, width - longest - 2)):
@@ -67,22 +67,22 @@ def _record_lines(names: Sequence[str], rows: Sequence[Sequence[str]], width: in
 def _row_lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[str]) -> Iterator[str]:
     parts = [_wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
     for number in range(max(map(len, parts), default=0)):
-        shown = [
+        cells = [
             _pad(lines[number] if number < len(lines) else "", width, right=name.startswith(">"))
             for lines, width, name in zip(parts, widths, columns, strict=True)
         ]
-        yield f" {(' ' * _COLUMN_GAP).join(shown)}".rstrip()
+        yield f" {(' ' * _COLUMN_GAP).join(cells)}".rstrip()
 
 
 def _column_widths(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """The width of each column: what it wants, or a fair share of what is left when every word has its place."""
+    """Return the width of each column: its longest word plus a fair share of the remaining space, at most `natural`."""
     widths = list(least)
-    left = room - sum(least)
+    remaining = room - sum(least)
     wanting = sorted(range(len(widths)), key=lambda column: natural[column] - least[column])
-    for place, column in enumerate(wanting):
-        given = min(natural[column] - least[column], left // (len(wanting) - place))
+    for index, column in enumerate(wanting):
+        given = min(natural[column] - least[column], remaining // (len(wanting) - index))
         widths[column] += given
-        left -= given
+        remaining -= given
     return widths
 
 
