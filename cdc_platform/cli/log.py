@@ -64,8 +64,8 @@ def log(
     from cdc_platform.delta import Lake
 
     run = commit_script if is_kept else dry_run_on_stored_tables
-    told = _OutcomeSpool() if as_json else _OutcomePreview()
-    result = run(text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, tell=told.add)
+    outcomes = _OutcomeSpool() if as_json else _OutcomePreview()
+    result = run(text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, tell=outcomes.add)
     notes = _ttl_notes(result)
     for line in result.left:
         warn(line, code="left-out")
@@ -73,24 +73,24 @@ def log(
         warn(line, code="cdc-turned-off")
     for line in notes:
         warn(line, code="row-ttl")
-    left = _log_next_steps(result, file, values, strict, is_kept)
-    if isinstance(told, _OutcomeSpool):
+    next_steps = _log_next_steps(result, file, values, strict, is_kept)
+    if isinstance(outcomes, _OutcomeSpool):
         document = {
-            "statements": told,
+            "statements": outcomes,
             "tables": _table_documents(result),
             "summary": result.summary,
             "notes": [*notes, *result.warnings],
         }
-        write_result(document, lambda: None, left, as_json=True)
+        write_result(document, lambda: None, next_steps, as_json=True)
     elif result.wrong is None:
-        write_result(None, lambda: _show_result(told, result), left, as_json=False)
+        write_result(None, lambda: _show_result(outcomes, result), next_steps, as_json=False)
     _exit_by_result(ctx, result, _file_name(file))
 
 
 def _log_next_steps(
     result: ScriptResult, file: Path, values: Path | None, strict: bool, is_kept: bool
 ) -> list[NextStep]:
-    """Why a write was refused is seen in the generations, or in a switch; what was rehearsed is kept next."""
+    """Return the command that explains a refusal, or after a successful dry run the one that commits it."""
     from cdc_platform.errors import WriteRefused
     from cdc_platform.generations import WriteVerdict
 
@@ -104,16 +104,19 @@ def _log_next_steps(
         ]
     if is_kept or _STDIN in (file, values):
         return []
-    asked = ["--values", values] if values is not None else []
+    options = ["--values", values] if values is not None else []
     return [
-        build_next_step("log", file, *asked, *(["--strict"] if strict else []), "--keep", why="nothing is written yet")
+        build_next_step(
+            "log", file, *options, *(["--strict"] if strict else []), "--keep", why="nothing is written yet"
+        )
     ]
 
 
 def _ttl_notes(result: ScriptResult) -> list[str]:
-    """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380).
+    """Return notes on rows that expire without a log row.
 
-    Rows that go by a TTL column are deleted with log rows, whose times no script says.
+    ScyllaDB logs nothing when a TTL passes (scylladb#7141, #8380). Rows of a table with a TTL column are deleted with
+    log rows, but no script states their times.
     """
     count = result.tally.expiring_rows
     cells = (
@@ -177,7 +180,11 @@ def _table_documents(result: ScriptResult) -> dict[str, object]:
 
 
 def _exit_by_result(ctx: click.Context, result: ScriptResult, name: str) -> None:
-    """The exit code, with one line about the first statement that asks for it."""
+    """Exit with code 1 if a write was refused or a statement passed over.
+
+    Raises:
+        InputError: a statement is wrong; the message names the first one.
+    """
     if result.wrong is not None and result.wrong.error is not None:
         number, line = result.tally.first["wrong"][0], result.wrong.statement.line
         refused = InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
@@ -188,22 +195,22 @@ def _exit_by_result(ctx: click.Context, result: ScriptResult, name: str) -> None
 
 
 class _OutcomeSpool(SpooledList):
-    """What `--json` tells of each statement: a line of a file, so that memory does not grow with a script."""
+    """The `--json` document of each statement, spooled to a file so that memory does not grow with a script."""
 
     def add(self, outcome: StatementOutcome) -> None:
-        """Take the next statement."""
+        """Append the next statement."""
         self.append(_outcome_document(outcome))
 
 
 class _OutcomePreview:
-    """The statements that people are shown: the first ones, and behind those such as were not done."""
+    """The statements that people see: the first `_MAX_STATEMENTS`, and then some of those that were not done."""
 
     def __init__(self) -> None:
         self.outcomes: list[tuple[int, StatementOutcome]] = []
         self.count = 0
 
     def add(self, outcome: StatementOutcome) -> None:
-        """Take the next statement."""
+        """Add the next statement if the preview has space for it."""
         self.count += 1
         most = _MAX_STATEMENTS if outcome.became == "done" else 2 * _MAX_STATEMENTS
         if self.count <= _MAX_STATEMENTS or len(self.outcomes) < most:
@@ -228,14 +235,14 @@ def _show_result(told: _OutcomePreview, result: ScriptResult) -> None:
 
 
 def _show_summary(result: ScriptResult) -> None:
-    """How many statements of each kind became what; nothing where all of them were done."""
+    """Print how many statements of each kind had which outcome, unless all of them were done."""
     if result.summary.keys() - {"done"}:
         rows = [[kind, became, count] for became, kinds in result.summary.items() for kind, count in kinds.items()]
         write_table("Statements", ["kind", "outcome", ">count"], rows)
 
 
 def _show_answer(rows: list[dict[str, object]]) -> None:
-    """What the client of a lightweight transaction gets."""
+    """Print the rows that the client of a lightweight transaction receives."""
     write_table("", list(rows[0]), [[to_json_value(value) for value in row.values()] for row in rows[:_MAX_ROWS]])
 
 
@@ -252,7 +259,7 @@ def _show_table(table: TouchedTable) -> None:
 
 
 def _show_rows(title: str, rows: list[dict[str, object]]) -> None:
-    """Rows as a table; columns in which no row has anything are left out."""
+    """Print rows as a table, without the columns that are empty in every row."""
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     write_table(title, columns, [[to_json_value(row[name]) for name in columns] for row in rows[:_MAX_ROWS]])
     if len(rows) > _MAX_ROWS:

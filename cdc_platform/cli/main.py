@@ -88,8 +88,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bundle": ("bundle:bundle", "Pack status, findings, versions and ends of logs into one file."),
     "completion": ("completion:completion", "Print a shell's completion script."),
 }
-"""The module and function of each command, as `module:function`, and its summary."""
-"""Commands by name: the module in cdc_platform.cli that has the function `<module>`, and what help says."""
+"""The commands by name: `module:function` in cdc_platform.cli, and the summary that the help text shows."""
 
 
 _WRITING_COMMANDS: Mapping[str, str] = {
@@ -110,31 +109,31 @@ _WRITING_COMMANDS: Mapping[str, str] = {
     "tablets gc": "",
     "log": "--keep",
 }
-"""The commands that build on a home, each with the option that it needs for it: refused where that is only observed."""
+"""Commands that build on a home, with the option that makes them do so. Refused if the home is only observed."""
 _CONSUMER_COMMANDS = frozenset({"consume", "consumers forget"})
-"""Those of them which write what readers have done: nothing of that is a fact of the cluster."""
+"""Writing commands that record the progress of readers, which is not a fact of the cluster."""
 _DECLARING_COMMANDS = frozenset({"import", "tables add", "tables none", "tables alter", "tables drop"})
-"""The commands that tell of a cluster by other means than looking at it: refused where it is looked at."""
+"""Commands that state facts of a cluster without observing it. Refused in the home of an observed cluster."""
 _OUTPUT_ONLY_COMMANDS = frozenset({"sql", "status", "streams", "watch"})
-"""The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
+"""Commands that do nothing but print, at length or for ever. They end when standard output fails."""
 _CURRENT_STATE_OPTIONS = frozenset({"--ttl", "--enabled", "--disabled"})
-"""The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
+"""Options of `tables alter` that state the current state of a table, which an observation of the cluster shows."""
 _PAST_STATE_OPTIONS = frozenset({"--created-at", "--ttl-since"})
-"""Those that state how old a log is and since when its TTL is in force, which no look at a cluster shows."""
+"""Options that state how old a log is and since when its TTL is in force, which no observation shows."""
 _ROW_ERRORS = (InputError, NotFound, StateError)
-"""Errors that a table can cause which is not as the platform left it: then the message names that table too."""
+"""Errors that can be due to a table changed by something else than the platform. The message then names the table."""
 _DAMAGE_CODES = frozenset({StoreFailure.code, NotAsCommitted.code})
-"""Failures over damaged tables, which a command of several commits can meet behind some of them."""
+"""Codes of failures due to damaged tables. A command of several commits can fail so after some of them."""
 _READ_ONLY_OPTIONS = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
 def _is_installed(name: str) -> bool:
-    """Whether the module of a command is there, looked up without loading it."""
+    """Return True if the module of a command exists, without loading it."""
     return find_spec(f"{__package__}.{COMMANDS[name][0].partition(':')[0]}") is not None
 
 
 class CommandFailure(click.ClickException):
-    """A failure as it is shown: one line on standard error, its `kind` (a code of docs/codes.md), and the exit code."""
+    """A failure as printed: one line on standard error, its `kind` (a code of docs/codes.md), and the exit code."""
 
     def __init__(self, message: str, code: int, kind: str | None = None) -> None:
         super().__init__(message)
@@ -142,7 +141,7 @@ class CommandFailure(click.ClickException):
 
 
 class _EscapingFormatter(logging.Formatter):
-    """A line of the log, with what cannot be shown escaped."""
+    """Format log lines with unprintable characters escaped."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return escape_unprintable(super().formatMessage(record))
@@ -153,7 +152,7 @@ def _is_not_py4j_record(record: logging.LogRecord) -> bool:
 
 
 class CommandGroup(click.Group):
-    """The group of commands: loads them by name, and is the one edge at which errors become lines and codes."""
+    """The group of commands. It loads them by name, and it alone turns errors into lines and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in COMMANDS if _is_installed(name)]
@@ -165,7 +164,11 @@ class CommandGroup(click.Group):
         return getattr(import_module(f"{__package__}.{module}"), function)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """The command that is asked for, in whose name is committed from here on; none of its arguments is told."""
+        """Return the requested command, and make it the author of all later commits (without its arguments).
+
+        Raises:
+            PlatformError: the command would write to a home that refuses it.
+        """
         name, command, rest = super().resolve_command(ctx, args)
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
         path = f"{name} {inner}".strip()
@@ -179,17 +182,17 @@ class CommandGroup(click.Group):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in the help text, which loads none of the commands."""
+        """Write the command list of the help text without loading any command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a failure leaves as one line with its exit code."""
+        """Run the command, and convert a failure into one line and an exit code."""
         with track_reads() as read, track_commits() as commits:
             try:
                 return self._invoke(ctx, read)
             except CommandFailure as failure:
-                if commits and failure.kind in _DAMAGE_CODES:  # some of it is done: 2 says that nothing is
+                if commits and failure.kind in _DAMAGE_CODES:  # a part is committed, and 2 would mean that nothing is
                     failure.code = EXIT_FAILED
                 raise
 
@@ -201,8 +204,8 @@ class CommandGroup(click.Group):
         except PlatformError as error:
             _print_traceback(ctx)
             cause = _find_damage(ctx, read) if isinstance(error, _ROW_ERRORS) else None
-            said = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
-            raise CommandFailure(add_home_option(said, ctx.params["home"]), error.exit_code, error.code) from error
+            message = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
+            raise CommandFailure(add_home_option(message, ctx.params["home"]), error.exit_code, error.code) from error
         except KeyboardInterrupt:
             raise _interrupted_failure() from None
         except OSError as error:
@@ -212,17 +215,19 @@ class CommandGroup(click.Group):
             if is_disk_full(error):
                 full = disk_full_error(error.filename or "the device")
                 raise CommandFailure(str(full), EXIT_BAD_REQUEST, full.code) from error
-            if error.errno is None and (cause := _find_damage(ctx, read)) is not None:  # a library's, of a file
-                said = add_home_option(f"{to_one_line(str(error))}; {cause}", ctx.params["home"])
-                raise CommandFailure(said, EXIT_BAD_REQUEST, StoreFailure.code) from error
+            if (
+                error.errno is None and (cause := _find_damage(ctx, read)) is not None
+            ):  # raised by a library about a file
+                message = add_home_option(f"{to_one_line(str(error))}; {cause}", ctx.params["home"])
+                raise CommandFailure(message, EXIT_BAD_REQUEST, StoreFailure.code) from error
             where = f"{error.filename}: " if error.filename else ""
             raise CommandFailure(f"{where}{error.strerror or error}", EXIT_BAD_REQUEST, Unavailable.code) from error
         except Exception as error:
             _print_traceback(ctx)
             cause = _find_damage(ctx, read)
             if cause is not None:
-                said = add_home_option(f"{cause} ({type(error).__name__})", ctx.params["home"])
-                raise CommandFailure(said, EXIT_BAD_REQUEST, StoreFailure.code) from error
+                message = add_home_option(f"{cause} ({type(error).__name__})", ctx.params["home"])
+                raise CommandFailure(message, EXIT_BAD_REQUEST, StoreFailure.code) from error
             raise CommandFailure(
                 f"this is a defect of {PROG_NAME}: {type(error).__name__}: {to_one_line(str(error))[:300]}; "
                 f"{PROG_NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
@@ -231,10 +236,10 @@ class CommandGroup(click.Group):
             ) from error
 
     def make_context(self, info_name: str | None, args: list[str], *pos: Any, **extra: Any) -> click.Context:
-        """Read the options; Ctrl-C here is one line too.
+        """Parse the options, and convert Ctrl-C into one line here too.
 
         Raises:
-            UsageError: an argument is not UTF-8: no table, no file of the lake and no output could have it.
+            UsageError: an argument is not UTF-8, so no table, file of the lake or output can contain it.
         """
         try:
             for number, word in enumerate(args, 1):
@@ -252,9 +257,9 @@ class CommandGroup(click.Group):
         interruptible: bool = False,
         **extra: Any,
     ) -> NoReturn:
-        """Run the program and leave the process with the exit code.
+        """Run the program and end the process with its exit code.
 
-        `interruptible`: the process hears Ctrl-C, and is this program's alone: once it leaves, another one ends it.
+        `interruptible`: the process handles Ctrl-C and is this program's alone, so that Ctrl-C at exit ends it at once.
         """
         extra["standalone_mode"] = False
         with standard_streams() as output, _allow_interrupts(interruptible):
@@ -271,12 +276,12 @@ class CommandGroup(click.Group):
 
 
 _may_end_jvm = threading.Event()
-"""Set where the process is this program's alone: a JVM that it has is its own then, and not of who calls it."""
+"""Set if the process is this program's alone. A JVM in it is then its own, and not that of a calling program."""
 
 
 @contextmanager
 def _allow_interrupts(hears: bool) -> Iterator[None]:
-    """Let Ctrl-C interrupt a block, and end the process at once behind it: what runs at exit would print a stack."""
+    """Let Ctrl-C interrupt the block. Afterwards it ends the process at once, or exit handlers would print a stack."""
     if hears:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _may_end_jvm.set()
@@ -291,7 +296,7 @@ def _allow_interrupts(hears: bool) -> Iterator[None]:
 
 
 def _interrupted_failure() -> CommandFailure:
-    """The failure of a command that Ctrl-C has ended, once the JVM that it started is gone, if it started one."""
+    """Return the failure for Ctrl-C, after ending the JVM that this process started, if any."""
     session = sys.modules.get("cdc_platform.spark.session")
     if session is not None and _may_end_jvm.is_set():
         session.end_jvm()
@@ -299,13 +304,13 @@ def _interrupted_failure() -> CommandFailure:
 
 
 def is_write_command(path: str, arguments: Sequence[str]) -> bool:
-    """Whether a command, which is `path`, would build on its home with these arguments, and not only look."""
+    """Return True if the command `path` would, with these arguments, build on its home rather than only read it."""
     needed = _WRITING_COMMANDS.get(path)
     return needed is not None and needed in ("", *arguments) and _READ_ONLY_OPTIONS.isdisjoint(arguments)
 
 
 def is_unobserved_write(path: str, arguments: Sequence[str]) -> bool:
-    """Whether a command, which is `path`, would write facts of a cluster that it did not see in one."""
+    """Return True if the command `path` would write facts of a cluster that it did not observe in one."""
     options = {word.partition("=")[0] for word in arguments}
     if path == "tables alter" and options & _PAST_STATE_OPTIONS and not options & _CURRENT_STATE_OPTIONS:
         return False
@@ -315,7 +320,7 @@ def is_unobserved_write(path: str, arguments: Sequence[str]) -> bool:
 
 
 def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
-    """Refuse, before a command does anything, what the mirror of a live cluster refuses; no option lets it."""
+    """Raise, before a command does anything, if its home mirrors a live cluster. No option overrides this."""
     from cdc_platform.delta import access
     from cdc_platform.home import locate_home
 
@@ -326,7 +331,7 @@ def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
 
 
 def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
-    """Refuse, before a command does anything, what its first commit would refuse."""
+    """Raise, before a command does anything, what its first commit would raise."""
     from cdc_platform.home import locate_home
 
     lake = locate_home(ctx.params["home"]) / "lake"
@@ -338,9 +343,9 @@ def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
 
 
 def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
-    """What may have made a command fail: the first of the tables that it has read that is not as the platform left it.
+    """Return the first damaged table among those that a failed command has read, as a possible cause; None without one.
 
-    Looked up only once a command has failed.
+    The search runs only after a failure.
     """
     if not read:
         return None
@@ -349,19 +354,19 @@ def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
 
     try:
         return find_first_cause(Lake(str(locate_home(ctx.params["home"]) / "lake")), set(read))
-    except (PlatformError, OSError):  # what the command has failed over is said all the same
+    except (PlatformError, OSError):  # the command's own failure is reported anyway
         return None
 
 
 def _stream_failure(stream: object) -> OSError | None:
-    """Return what a standard stream failed with, None where it did not."""
+    """Return the failure of a standard stream, or None."""
     return stream.failure if isinstance(stream, StandardStream) else None
 
 
 def _final_exit_code(output: StandardStream, code: int) -> int:
-    """Return the exit code of a command with this one of its own, whose result went to `output`.
+    """Return the exit code of a command whose own code is `code` and whose result went to `output`.
 
-    A reader that closed the pipe has read what it wanted. Any other failure is a result that nobody has.
+    A reader that closed the pipe has read what it wanted. Any other failure means that the result was lost.
     """
     if output.failure is None or output.failure.errno == errno.EPIPE:
         return code
@@ -419,7 +424,7 @@ def program(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_EscapingFormatter("%(levelname)s %(name)s: %(message)s"))
-    # py4j logs an interrupt with its stack, by a logger of its own and by the root.
+    # py4j logs an interrupt with its stack trace, through its own logger and through the root logger.
     logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
     if not debug:
         for handler in logging.getLogger().handlers:

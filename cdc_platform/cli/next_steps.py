@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A command that goes on, quoted as a shell wants it, and when or what for (`why`) where that is to be said."""
+    """A command to run next, quoted for a shell, and when or why to run it (`why`, empty if that is obvious)."""
 
     command: str
     why: str = ""
 
     def __str__(self) -> str:
-        """The line; what is behind the `#` no shell reads."""
+        """Return the line to print. A shell ignores what follows the `#`."""
         return f"{self.command}  # {self.why}" if self.why else self.command
 
 
 def build_next_step(*words: object, why: str = "", home: object = None) -> NextStep:
-    """The command of these words, on `home`, or else on the home that this command was told to work on."""
+    """Return the command made of `words`, for `home` or else for the home of the running command."""
     home = home or get_home_option()
-    place = [] if home is None else ["--home", home]
-    return NextStep(shlex.join(str(word) for word in [PROGRAM_NAME, *place, *words]), why)
+    home_option = [] if home is None else ["--home", home]
+    return NextStep(shlex.join(str(word) for word in [PROGRAM_NAME, *home_option, *words]), why)
 
 
 def build_write_step(lake: Lake, *words: object, why: str = "") -> NextStep:
-    """The command of these words, which builds on the home; where that is only observed, what lets it."""
+    """Return the command made of `words`, which builds on the home, or `check` if the home is only observed."""
     from cdc_platform.delta import get_observed_status
 
     if get_observed_status(lake) is not None:
@@ -45,7 +45,7 @@ def build_write_step(lake: Lake, *words: object, why: str = "") -> NextStep:
 
 
 def build_cluster_repair_steps(lake: Lake) -> list[NextStep]:
-    """How the cluster that a lake mirrors mends its generations itself; nothing where it mirrors none."""
+    """Return the step with which the mirrored cluster repairs its own generations; empty without a mirror."""
     from cdc_platform.delta import REPAIR_STREAMS_COMMAND, get_mirrored_cluster
 
     name = get_mirrored_cluster(lake)
@@ -60,7 +60,7 @@ def build_cluster_repair_steps(lake: Lake) -> list[NextStep]:
 
 
 def build_observe_step(lake: Lake, why: str) -> NextStep | None:
-    """A look at the cluster that a lake mirrors, from the home that knows it; None where it mirrors none."""
+    """Return the command that observes the mirrored cluster, from the home that knows it; None without a mirror."""
     from cdc_platform.delta import get_mirrored_cluster, get_registering_home
 
     name = get_mirrored_cluster(lake)
@@ -72,7 +72,7 @@ def build_observe_step(lake: Lake, why: str) -> NextStep | None:
 
 
 def _is_refused_on_mirror(step: NextStep) -> bool:
-    """Whether a command would be refused, since its home mirrors a live cluster."""
+    """Return True if the command would be refused because its home mirrors a live cluster."""
     from cdc_platform.cli.main import is_unobserved_write
     from cdc_platform.delta import read_mirrored_cluster
     from cdc_platform.home import locate_home
@@ -86,14 +86,14 @@ def _is_refused_on_mirror(step: NextStep) -> bool:
 
 
 def write_result(told: object, show: Callable[[], object], left: Iterable[NextStep], *, as_json: bool) -> None:
-    """Write a result, as JSON (`told`) or for people (`show`), and what is left to do after it."""
-    steps = [each for each in left if not _is_refused_on_mirror(each)]
+    """Write a result, as JSON (`told`) or for people (`show`), followed by the steps to take next (`left`)."""
+    steps = [step for step in left if not _is_refused_on_mirror(step)]
     if as_json and isinstance(told, dict):
-        write_json_document({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
+        write_json_document({**told, "next": [{"command": step.command, "why": step.why or None} for step in steps]})
         return
     if as_json:
         write_json(told)
     else:
         show()
-    for each in steps:
-        click.echo(f"next: {escape_unprintable(str(each))}", err=as_json)
+    for step in steps:
+        click.echo(f"next: {escape_unprintable(str(step))}", err=as_json)

@@ -48,17 +48,17 @@ _DURATION_UNITS = (
     ("us", 1),
 )
 MAX_EXACT_INTEGER = 1 << 53
-"""Whole numbers beyond this are no longer exact as JavaScript's and many JSON readers' numbers: they go out as text."""
+"""Larger integers are written as text, since numbers in JavaScript and many JSON readers are not exact beyond this."""
 
 _ASCII_MARKS = str.maketrans("─✓✗", "-+x")
-"""What stands for lines and marks where a stream cannot encode them."""
+"""Replacements for lines and marks that a stream cannot encode."""
 
 
 class StandardStream:
-    """Standard output or error of a command, which runs on where nobody takes what it writes.
+    """Standard output or error of a command, which keeps running if the stream fails.
 
-    A command that ended there would leave with the code of a refusal, which says that nothing was changed, behind a
-    commit. Only one that does nothing but write ends with its output, see `ends_with_it`.
+    If it ended there after a commit, its exit code would be that of a refusal, which means that nothing was changed.
+    Only a command that does nothing but print ends with its output, see `ends_with_it`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,7 +67,7 @@ class StandardStream:
         self.ends_with_it = False
 
     def write(self, text: str) -> int:
-        """Write a text, unless an earlier one could not be written."""
+        """Write a text, unless an earlier write failed."""
         if self.failure is None:
             try:
                 self._stream.write(text)
@@ -79,7 +79,7 @@ class StandardStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written, unless it could not be."""
+        """Flush the stream, unless a write failed."""
         if self.failure is None:
             try:
                 self._stream.flush()
@@ -88,7 +88,7 @@ class StandardStream:
 
     @property
     def encoding(self) -> str:
-        """UTF-8, so that click writes to no stream below this one; what the stream cannot encode goes out escaped."""
+        """Return UTF-8, so that click does not write past this stream. `write` escapes what it cannot encode."""
         return "utf-8"
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ class StandardStream:
 
     def _fail(self, error: OSError) -> None:
         self.failure = error
-        # What the stream still holds goes nowhere, or the process would fail over it when it ends.
+        # Discard what the stream still buffers, or flushing it at exit would fail.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -107,8 +107,8 @@ class StandardStream:
 
 @contextmanager
 def standard_streams() -> Iterator[StandardStream]:
-    """Let a command write to the standard streams; yield its standard output. One that is closed goes nowhere."""
-    before = sys.stdout, sys.stderr
+    """Wrap the standard streams for a command; yield its standard output. A closed stream discards what is written."""
+    originals = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         output = StandardStream(sys.stdout or nowhere)
         sys.stdout = cast("TextIO", output)
@@ -116,7 +116,7 @@ def standard_streams() -> Iterator[StandardStream]:
         try:
             yield output
         finally:
-            sys.stdout, sys.stderr = before
+            sys.stdout, sys.stderr = originals
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write the result as one JSON document.")
@@ -124,7 +124,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write the re
 
 @singledispatch
 def to_json_value(value: object) -> object:
-    """A value as JSON has it: blobs as 0x hex, times as ISO 8601 in UTC, maps as lists of [key, value], sets sorted."""
+    """Convert to JSON types: blobs to 0x hex, times to ISO 8601 in UTC, maps to lists of [key, value]; sort sets."""
     item = getattr(value, "item", None)
     return to_json_value(item()) if callable(item) else str(value)
 
@@ -167,11 +167,11 @@ def _day(value: date) -> object:
 
 @to_json_value.register
 def _(value: timedelta) -> object:
-    """A duration as CQL writes it: 1d12h30m."""
-    left = abs(value) // timedelta(microseconds=1)
+    """Return a duration as CQL writes it, for example 1d12h30m."""
+    remaining = abs(value) // timedelta(microseconds=1)
     text = ""
     for unit, size in _DURATION_UNITS:
-        count, left = divmod(left, size)
+        count, remaining = divmod(remaining, size)
         text += f"{count}{unit}" if count else ""
     return f"{'-' if value < timedelta(0) else ''}{text or '0s'}"
 
@@ -200,22 +200,26 @@ def _list(value: Iterable) -> object:
 
 
 def escape_unprintable(text: str) -> str:
-    """A text with what cannot be shown, control characters and the like, as in Python: `\\x1b`, `\\n`, `\\u202e`."""
+    """Return a text with unprintable characters escaped as in Python: `\\x1b`, `\\n`, `\\u202e`."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """A value as JSON, with what cannot be shown as JSON escapes it: it is the same document."""
+    """Return a value as JSON, with unprintable characters as JSON escapes, so that the document stays the same."""
     text = json.dumps(to_json_value(value), ensure_ascii=False, indent=indent)
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1] for character in text
+    )
 
 
 def write_json(value: object) -> None:
-    """One JSON document; a list has an entry a line."""
+    """Write one JSON document. A list has one entry per line."""
     if isinstance(value, list):
         write_json_list(to_json(entry) for entry in value)
     else:
@@ -223,7 +227,7 @@ def write_json(value: object) -> None:
 
 
 def write_json_list(entries: Iterable[str]) -> None:
-    """A JSON list of entries that are JSON already, written as they come: nothing waits for the last one."""
+    """Write a JSON list of entries that are JSON already, each as soon as it comes."""
     opening = "["
     for entry in entries:
         click.echo(f"{opening}{entry}", nl=False)
@@ -232,7 +236,7 @@ def write_json_list(entries: Iterable[str]) -> None:
 
 
 def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people. A column whose name begins with `>` is aligned to the right. None shows as a dash."""
+    """Write a table for people. Columns whose name begins with `>` are right-aligned. None shows as a dash."""
     from cdc_platform.cli.layout import format_table_lines, get_page_width
 
     names = [
@@ -246,38 +250,38 @@ def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def write_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Names and values, one a line."""
+    """Write names and values, one pair per line."""
     from cdc_platform.cli.layout import format_fact_lines, get_page_width
 
-    told = [(escape_unprintable(name), format_cell(value)) for name, value in facts]
-    for name, part in format_fact_lines(told, get_page_width()):
+    cells = [(escape_unprintable(name), format_cell(value)) for name, value in facts]
+    for name, part in format_fact_lines(cells, get_page_width()):
         click.echo(f"{click.style(name, bold=True)}  {part}".rstrip())
 
 
 def format_cell(value: object) -> str:
-    """A value as tables show it: as JSON has it, whole numbers always as digits, None as a dash."""
+    """Return a value as tables show it: as in JSON, but integers always as digits and None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    told = to_json_value(value)
-    return escape_unprintable(told) if isinstance(told, str) else to_json(value)
+    converted = to_json_value(value)
+    return escape_unprintable(converted) if isinstance(converted, str) else to_json(value)
 
 
 def format_optional_ms(ms: Milliseconds | None) -> str | None:
-    """A generation's time (ms) as text, None as None."""
+    """Return a generation's time (ms) as text, or None."""
     return None if ms is None else format_ms(ms)
 
 
 def warn(text: str, *, code: str) -> None:
-    """A remark that is not part of the result, on standard error; its `code` ends the line, docs/codes.md has it."""
+    """Write a remark to standard error. It is no part of the result, and ends with its `code` (see docs/codes.md)."""
     click.echo(f"warning: {escape_unprintable(add_home_option(text, get_home_option()))} [{code}]", err=True)
 
 
 def write_preflight_results(trials: Sequence[PreflightResult]) -> None:
-    """Print what was tried (at least one thing), each with a tick or a cross and, where there is one, its mend."""
+    """Print each check (at least one) with a tick or a cross, and its remedy if there is one."""
     width = max(len(trial.check) for trial in trials)
     for trial in trials:
         mark = click.style("✓", fg="green") if trial.ok else click.style("✗", fg="red")
@@ -291,30 +295,30 @@ _BYTES_IN_MEMORY = 1 << 20
 
 
 class SpooledList:
-    """A list of values, of which the memory holds a mebibyte at most; its file is gone when it is."""
+    """A list of values that keeps at most 1 MiB in memory. Its temporary file is deleted with the list."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_BYTES_IN_MEMORY, "w+", encoding="utf-8", newline="\n")  # noqa: SIM115
 
     def append(self, value: object) -> None:
-        """Put a value behind the others."""
+        """Append a value."""
         self._file.write(to_json(value) + "\n")
 
     def __iter__(self) -> Iterator[object]:
-        """The values as JSON has them."""
+        """Return an iterator over the values in JSON types."""
         self._file.seek(0)
         return map(json.loads, self._file)
 
 
 def write_json_document(document: Mapping[str, object]) -> None:
-    """One JSON document, with the same text as one whose spooled lists were in memory."""
+    """Write one JSON document. Spooled lists give the same text as lists in memory."""
     for piece in iterate_document_text(document):
         click.echo(piece, nl=False)
     click.echo()
 
 
 def iterate_document_text(document: Mapping[str, object]) -> Iterator[str]:
-    """The text of `write_json_document`, piece by piece."""
+    """Yield the text of `write_json_document`, piece by piece."""
     opening = "{"
     for name, value in document.items():
         yield f"{opening}\n  {to_json(name)}: "
@@ -339,9 +343,9 @@ def _indented_json(value: object, depth: int) -> str:
 
 
 def warn_if_topology_changing(lake: Lake) -> None:
-    """Say that the nodes are those of before, where they are."""
+    """Warn if the topology is changing, since the nodes stored here are those from before the change."""
     from cdc_platform.metastore import read_topology_transition
 
-    found = read_topology_transition(lake)
-    if found is not None:
-        warn(f"{found}: the nodes here are those of before", code="topology-changing")
+    transition = read_topology_transition(lake)
+    if transition is not None:
+        warn(f"{transition}: the nodes here are those of before", code="topology-changing")

@@ -29,24 +29,24 @@ from cdc_platform.clock import (
 from cdc_platform.cql import parse_table_name
 from cdc_platform.errors import InputError
 
-# As cdc_platform.ring has them; written down here because the command line is ready before numpy is loaded.
+# The same as in cdc_platform.ring, repeated here so that the command line starts without loading numpy.
 FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
 MAX_SHARD_COUNT = 4096
 MAX_IGNORE_MSB = 31
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 LATEST, OPERATING, NOW = "latest", "operating", "now"
-# The first group of a UUID at least begins otherwise than a year and a month.
+# The begin of a UUID. A text that looks like a year and a month is a time instead.
 _UUID_PREFIX = re.compile(r"(?=.{4,35}$)(?!\d{4}-\d{2}(-|$))[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.I)
 _TIME_PREFIX = re.compile(r"\d{4}-\d{2}(-\d{2}(T\d{2}(:\d{2}(:\d{2}(\.\d{0,2})?)?)?)?)?", re.I)
 _EPOCH_NUMBER = re.compile(r"([+-]?\d{1,30})(s|ms|us)?", re.ASCII)
-# As long as no first group of a UUID is.
+# Longer than the first group of a UUID, or with a unit.
 _LONG_NUMBER = re.compile(r"\d{9,30}(s|ms|us)?|\d{1,30}(s|ms|us)", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
 
 class ValidatedParam(click.ParamType):
-    """A parameter whose text is read by `read`; what that refuses is a usage error that names the parameter."""
+    """A parameter whose text `read` converts. An InputError of `read` is a usage error that names the parameter."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
@@ -57,33 +57,37 @@ class ValidatedParam(click.ParamType):
             self.fail(str(error), param, ctx)
 
     def read(self, text: str) -> object:
-        """The value of the text; raises InputError."""
+        """Return the value of the text. Raises InputError."""
         raise NotImplementedError
 
 
 class _TimeParam(ValidatedParam):
-    """A time with a zone, or a number since 1970, of which it is said how it was read; as µs.
+    """A time with a zone, or a number since 1970; as µs. Standard error shows how a number was read.
 
-    A number is µs, as CQL's USING TIMESTAMP has it, unless it has as many digits as the seconds or milliseconds of our
-    time; with a unit behind it (`1769860800s`, `5ms`, `7us`) it is what that says.
+    A number is in µs, as in CQL's USING TIMESTAMP, unless it has as many digits as present times have in seconds or
+    milliseconds. A unit may follow it (`1769860800s`, `5ms`, `7us`).
     """
 
     name = "time"
 
     def read(self, text: str) -> Microseconds:
-        found = _us_from_number(text)
-        if found is None:
+        time_us = _us_from_number(text)
+        if time_us is None:
             return parse_time_us(text)
-        click.echo(f"{text} is read as {format_us(found)}", err=True)
-        return found
+        click.echo(f"{text} is read as {format_us(time_us)}", err=True)
+        return time_us
 
 
 def _us_from_number(text: str) -> Microseconds | None:
-    """What a number is a time of; None where it is no number. Raises InputError where there is no such time."""
-    found = _EPOCH_NUMBER.fullmatch(text)
-    if found is None:
+    """Return the time (µs) that a number stands for, or None if the text is not a number.
+
+    Raises:
+        InputError: there is no such time.
+    """
+    match = _EPOCH_NUMBER.fullmatch(text)
+    if match is None:
         return None
-    digits, unit = found.groups()
+    digits, unit = match.groups()
     unit = unit or {9: "s", 10: "s", 12: "ms", 13: "ms"}.get(len(digits.lstrip("+-")), "us")
     us = Microseconds(int(digits) * {"s": SECOND_US, "ms": MILLISECOND_US, "us": ONE_US}[unit])
     datetime_from_us(us)
@@ -91,7 +95,7 @@ def _us_from_number(text: str) -> Microseconds | None:
 
 
 class _GenerationTimeParam(ValidatedParam):
-    """As `_TimeParam`, and no finer than milliseconds; as ms since 1970."""
+    """As `_TimeParam`, but no finer than milliseconds; as ms since 1970."""
 
     name = "time"
 
@@ -109,19 +113,22 @@ class _CreationTimeParam(ValidatedParam):
 
 
 def _parse_ms(text: str) -> Milliseconds:
-    """A time in ms; of a number it is said how it was read."""
-    found = _us_from_number(text)
-    if found is None:
+    """Return a time in ms. Standard error shows how a number was read. Raises InputError."""
+    time_us = _us_from_number(text)
+    if time_us is None:
         return parse_time_ms(text)
-    if not is_whole_ms(found):
-        raise InputError(f"{text} is {format_us(found)}, which is finer than milliseconds; generations' times are not")
+    if not is_whole_ms(time_us):
+        raise InputError(
+            f"{text} is {format_us(time_us)}, which is finer than milliseconds; generations' times are not"
+        )
     return ms_from_us(TIME.read(text))
 
 
 class _GenerationParam(ValidatedParam):
-    """A generation's UUID (lower-case text), its time (ms since 1970), or what stands for one of them (text).
+    """A generation's UUID (lower-case text), its time (ms since 1970), or a name for one of them (text).
 
-    That is `latest`, `operating`, or the begin of a UUID or a time, four characters at least, see `Session.named`.
+    A name is `latest`, `operating`, or a prefix of a UUID or a time with at least four characters, see
+    `CliSession.named`.
     """
 
     name = "generation"
@@ -175,7 +182,7 @@ class _KeyParam(ValidatedParam):
 
 
 class _TableNameParam(ValidatedParam):
-    """A table as KS.T, read as CQL reads names: unquoted ones are lower case. As (keyspace, table)."""
+    """A table as KS.T, returned as (keyspace, table). As in CQL, unquoted names are lower case."""
 
     name = "ks.t"
 
@@ -184,15 +191,15 @@ class _TableNameParam(ValidatedParam):
 
 
 class SecondsRange(click.FloatRange):
-    """Seconds, or a part of one: what is between two bounds, and a number at all."""
+    """A finite number of seconds between two bounds, which may be a fraction."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """As any number, but for the one that is none: it is between all bounds."""
+        """Return the seconds. Refuse NaN here, since it would pass the check of any bounds."""
         try:
-            known = isfinite(float(str(value)))
+            is_finite = isfinite(float(str(value)))
         except ValueError:
-            known = False
-        if not known:
+            is_finite = False
+        if not is_finite:
             self.fail(f"{value!r} is no number of seconds; write them as 30 or 0.5", param, ctx)
         return super().convert(value, param, ctx)
 

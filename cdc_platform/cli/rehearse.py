@@ -70,14 +70,14 @@ def rehearse(
         _write_plot(target, home, effects, max_bytes)
     if as_json:
         passes = [_limit_document(effects, table, effect) for table, effect in beyond.items()]
-        told = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
-        write_json(told | {"picture": picture, "steps": [_effect_document(effect) for effect in effects]})
+        document = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
+        write_json(document | {"picture": picture, "steps": [_effect_document(effect) for effect in effects]})
         return
     _write_effects(effects)
     for table, effect in beyond.items():
-        place = effects.index(effect)
+        index = effects.index(effect)
         change = f"{effect.kind} {effect.subject}".strip()
-        passes = f"{table} passes {max_bytes} bytes in ScyllaDB after line {place} ({change}): {effect.kept[table]}"
+        passes = f"{table} passes {max_bytes} bytes in ScyllaDB after line {index} ({change}): {effect.kept[table]}"
         warn(passes, code="too-large")
 
 
@@ -104,21 +104,25 @@ def _read_start(
     from cdc_platform.ring import Ring
     from cdc_platform.settings import Settings
 
-    # A ring from a file needs no home; where there is one its settings hold.
+    # A ring from a file needs no home. If there is one, its settings apply.
     settings = session.open_home().settings if home_exists(session.home) else Settings()
     ring = Ring.of(read_ring_snapshot(ring_file, shards, ignore_msb))
     return start_from_ring(ring, session.clock.now_ms()), settings
 
 
 def _find_home_folder(session: CliSession) -> Path | None:
-    """The home's folder, None where there is no home: a ring from a file needs none."""
+    """Return the home's folder, or None without a home, which a ring from a file does not need."""
     from cdc_platform.home import home_exists
 
     return session.open_home().path if home_exists(session.home) else None
 
 
 def _check_plot_path(picture: str, home: Path | None) -> Path:
-    """Where the picture goes, checked before anything is played."""
+    """Return the path of the picture, checked before the rehearsal starts.
+
+    Raises:
+        InputError: it does not end in .png, or cannot be a new file.
+    """
     path = Path(picture)
     if path.suffix.lower() != ".png":
         raise InputError(f"{picture}: the picture is a PNG; give it a name that ends in .png")
@@ -149,7 +153,7 @@ def _limit_document(effects: Sequence[StepEffect], table: str, effect: StepEffec
 
 
 def _effect_document(effect: StepEffect) -> dict[str, object]:
-    made = effect.made and {
+    generation = effect.made and {
         "id": effect.made.id.uuid,
         "time": format_ms(effect.made.id.time_ms),
         "format": effect.made.id.format,
@@ -166,8 +170,8 @@ def _effect_document(effect: StepEffect) -> dict[str, object]:
         "at": format_ms(effect.at_ms),
         "nodes": effect.nodes,
         "tokens": effect.tokens,
-        "generation": made,
-        "findings": [{"condition": each.condition.value, "detail": each.detail} for each in effect.findings],
+        "generation": generation,
+        "findings": [{"condition": finding.condition.value, "detail": finding.detail} for finding in effect.findings],
         "excess_ranges": effect.excess_ranges,
         "excess_streams": effect.excess_streams,
         "vnode_colocation": effect.colocated and effect.colocated.vnode,
@@ -182,10 +186,10 @@ def _write_effects(effects: Sequence[StepEffect]) -> None:
     tables = [table for table in effects[0].kept if any(effect.kept[table] for effect in effects)]
     columns = ("", "change", ">nodes", ">ranges", "generation", ">streams", ">changed", ">excess", ">vnodes", ">shards")
     columns += (">at risk", *(f">{_SHORT_NAMES[table.partition('.')[2]]}" for table in tables))
-    write_table("", columns, [_effect_row(place, effect, tables) for place, effect in enumerate(effects)])
+    write_table("", columns, [_effect_row(index, effect, tables) for index, effect in enumerate(effects)])
 
 
-# In a table for people: the two formats of descriptions, and what readers get.
+# Column names for people: the two formats of descriptions, and the table that readers use.
 _SHORT_NAMES = {
     "cdc_generation_descriptions_v2": "descriptions",
     "cdc_generation_descriptions": "descriptions (V1)",
@@ -194,18 +198,18 @@ _SHORT_NAMES = {
 
 
 def _effect_row(place: int, effect: StepEffect, tables: Sequence[str]) -> tuple[object, ...]:
-    made, colocated = effect.made, effect.colocated
+    generation, colocated = effect.made, effect.colocated
     what = f"{effect.kind} {effect.subject}".strip()
-    if effect.kind == "repair" and made is None:
+    if effect.kind == "repair" and generation is None:
         what += " (not needed)"
     return (
         place,
         what,
         effect.nodes,
         effect.tokens,
-        None if made is None else format_ms(made.id.time_ms),
-        None if made is None else made.num_streams,
-        None if made is None else _format_percent(made.changed_share),
+        None if generation is None else format_ms(generation.id.time_ms),
+        None if generation is None else generation.num_streams,
+        None if generation is None else _format_percent(generation.changed_share),
         effect.excess_ranges,
         None if colocated is None else _format_percent(colocated.vnode),
         None if colocated is None else _format_percent(colocated.shard),

@@ -77,7 +77,7 @@ def repair(
     strict = home.settings.repair_strict if strict is None else strict
     checkup = repairing.check_newest_generation(lake, strict=strict)
     result = _check_document(checkup, strict)
-    # From before it is asked for: the sensor of an `up` beside this would make the generation as well.
+    # Lock before queueing: the sensor of a concurrent `up` would make the generation too.
     with shared_lock(lake, JOIN_COMMANDS_LOCK) if run else nullcontext():
         if not dry_run:
             event = repairing.queue_needed_repair(lake, session.clock, checkup, node)
@@ -87,15 +87,15 @@ def repair(
                 result |= {"event_id": event.event_id, "generation_id": event.generation_id}
             if event is not None and run:
                 result |= _run_repair(session, event.generation_id)
-    asked = "event_id" in result or (dry_run and checkup.needed)
-    left = _repair_next_steps(lake, checkup, strict) if asked and not run else []
-    write_result(result, lambda: _write_check(checkup, result), left, as_json=as_json)
+    is_pending = "event_id" in result or (dry_run and checkup.needed)
+    next_steps = _repair_next_steps(lake, checkup, strict) if is_pending and not run else []
+    write_result(result, lambda: _write_check(checkup, result), next_steps, as_json=as_json)
     if dry_run:
         ctx.exit(int(checkup.needed))
 
 
 def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
-    """Make damaged rows anew, or say which those are; answers with the exit code."""
+    """Restore damaged rows, or with `dry_run` list those that can be restored. Return the exit code."""
     from cdc_platform.delta import assert_write_allowed, list_stray_checkpoint_pointers
     from cdc_platform.lifecycle import restore
     from cdc_platform.spark import get_task_runner
@@ -105,18 +105,18 @@ def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
         assert_write_allowed(lake, "making rows of generations anew")
         for pointer in list_stray_checkpoint_pointers(lake):
             pointer.remove()
-    found = restore.find_damaged_generations(lake)
-    done, left = ([], found.rest) if dry_run else restore.restore_generations(get_task_runner(), lake, found)
-    made = [(what, None) for what in found.lacking] if dry_run else done
-    rows = [(what.table.full_name, what.entry.generation_id, what.slice, version) for what, version in made]
+    damaged = restore.find_damaged_generations(lake)
+    done, remaining = ([], damaged.rest) if dry_run else restore.restore_generations(get_task_runner(), lake, damaged)
+    restored = [(what, None) for what in damaged.lacking] if dry_run else done
+    rows = [(what.table.full_name, what.entry.generation_id, what.slice, version) for what, version in restored]
     columns = ("table", "generation", "slice", "version")
-    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": remaining}
     title = "Rows that can be made anew" if dry_run else "Rows made anew"
-    ways = [build_next_step("repair", "--from-description")] if dry_run and rows else []
-    write_result(result, lambda: write_table(title, columns, rows), ways, as_json=as_json)
-    for line in left:
+    next_steps = [build_next_step("repair", "--from-description")] if dry_run and rows else []
+    write_result(result, lambda: write_table(title, columns, rows), next_steps, as_json=as_json)
+    for line in remaining:
         warn(line, code="stays-damaged")
-    return int(bool(left or (dry_run and rows)))
+    return int(bool(remaining or (dry_run and rows)))
 
 
 def _repair_next_steps(lake: Lake, checkup: RepairCheck, strict: bool) -> list[NextStep]:
@@ -124,11 +124,11 @@ def _repair_next_steps(lake: Lake, checkup: RepairCheck, strict: bool) -> list[N
 
     if get_mirrored_cluster(lake) is not None:
         return [] if checkup.blocked_by else build_cluster_repair_steps(lake)
-    made = build_write_step(lake, "repair", "--run", *(["--strict"] if strict else []))
+    run_step = build_write_step(lake, "repair", "--run", *(["--strict"] if strict else []))
     if not checkup.blocked_by:
-        return [made]
-    # What blocks it is a join that is not finished, or a node that only an import or an observation shows at rest.
-    return [build_next_step("bootstrap", "--list", why=checkup.blocked_by[0]), NextStep(made.command, "after that")]
+        return [run_step]
+    # Blocked by an unfinished join, or by a node that only an import or an observation can show at rest.
+    return [build_next_step("bootstrap", "--list", why=checkup.blocked_by[0]), NextStep(run_step.command, "after that")]
 
 
 def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
@@ -136,8 +136,10 @@ def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
     from cdc_platform.spark import get_task_runner
 
     home = session.open_home()
-    made = run_join(get_task_runner(), session.lake(), session.clock, home.settings, generation_id, door="repair --run")
-    return {"time": format_ms(made.time_ms), "num_ranges": made.num_ranges, "num_streams": made.num_streams}
+    joined = run_join(
+        get_task_runner(), session.lake(), session.clock, home.settings, generation_id, door="repair --run"
+    )
+    return {"time": format_ms(joined.time_ms), "num_ranges": joined.num_ranges, "num_streams": joined.num_streams}
 
 
 def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
@@ -154,16 +156,16 @@ def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
 
 
 def _findings_document(findings: Sequence[GenerationDamage]) -> list[dict[str, str]]:
-    return [{"condition": each.condition.value, "detail": each.detail} for each in findings]
+    return [{"condition": finding.condition.value, "detail": finding.detail} for finding in findings]
 
 
 def _write_check(checkup: RepairCheck, result: dict[str, object]) -> None:
     needed: object = checkup.cannot_tell or checkup.needed
-    shown = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
-    made = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
-    write_facts([*shown.items(), *((name, result[name]) for name in made if name in result)])
+    summary = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
+    fields = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
+    write_facts([*summary.items(), *((name, result[name]) for name in fields if name in result)])
     kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
-    rows = [(kind, each.condition.value, each.detail) for kind, found in kinds for each in found]
+    rows = [(kind, finding.condition.value, finding.detail) for kind, findings in kinds for finding in findings]
     if rows:
         write_table("", ("", "condition", "detail"), rows)
     for line in checkup.blocked_by:

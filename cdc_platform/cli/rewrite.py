@@ -72,9 +72,9 @@ def rewrite(
         warn(done.ended, code="nothing-to-do")
     for decision in done.missing:
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
-    asked = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
-    left = [build_write_step(Lake(home.lake), "rewrite", *asked)] if dry_run and done.decisions else []
-    write_result(_decision_rows(done), lambda: _show_rewrite(done), left, as_json=as_json)
+    options = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
+    next_steps = [build_write_step(Lake(home.lake), "rewrite", *options)] if dry_run and done.decisions else []
+    write_result(_decision_rows(done), lambda: _show_rewrite(done), next_steps, as_json=as_json)
 
 
 def _show_rewrite(done: RewriteResult) -> None:
@@ -85,39 +85,41 @@ def _show_rewrite(done: RewriteResult) -> None:
 
 
 def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings, as_json: bool) -> int:
-    """Say whether clients may switch; 1 where they may not, or not for everything."""
+    """Print whether clients may switch. Return 1 if they may not, or not for all rows."""
     from cdc_platform.lifecycle import rewrite
 
-    found = rewrite.check_client_readiness(lake, session.clock, settings)
-    since = None if found.from_ms is None else format_ms(found.from_ms)
-    answer = "yes" if found.may else f"for rows from {since} on" if since and not found.unmarked else "no"
-    told = {
-        "may_switch": found.may,
+    readiness = rewrite.check_client_readiness(lake, session.clock, settings)
+    since = None if readiness.from_ms is None else format_ms(readiness.from_ms)
+    answer = "yes" if readiness.may else f"for rows from {since} on" if since and not readiness.unmarked else "no"
+    document = {
+        "may_switch": readiness.may,
         "from": since,
-        "old_table": found.has_old,
-        "nodes_not_marked": list(found.unmarked),
-        "lacking": [{"time": format_ms(each.time_ms), "reason": each.reason} for each in found.lacking],
+        "old_table": readiness.has_old,
+        "nodes_not_marked": list(readiness.unmarked),
+        "lacking": [
+            {"time": format_ms(generation.time_ms), "reason": generation.reason} for generation in readiness.lacking
+        ],
     }
     marked = (
-        f"{len(found.unmarked)} nodes lack it: {', '.join(found.unmarked[:3])}"
-        if found.unmarked
+        f"{len(readiness.unmarked)} nodes lack it: {', '.join(readiness.unmarked[:3])}"
+        if readiness.unmarked
         else "every node has it"
     )
     facts: list[tuple[str, object]] = [
         ("may clients switch", answer),
         ("rows from", since and f"{since} on can be read by the new tables alone"),
-        ("old table", None if found.has_old else "there is none here: clients go by the new ones at once"),
+        ("old table", None if readiness.has_old else "there is none here: clients go by the new ones at once"),
     ]
-    if found.has_old:
+    if readiness.has_old:
         facts[2] = ("row `rewritten`", marked)
 
     def show() -> None:
         write_facts(facts)
-        for each in found.lacking:
-            click.echo(f"lacking: {format_ms(each.time_ms)}: {each.reason}")
+        for generation in readiness.lacking:
+            click.echo(f"lacking: {format_ms(generation.time_ms)}: {generation.reason}")
 
-    write_result(told, show, [] if found.may else [build_next_step("rewrite", "--dry-run")], as_json=as_json)
-    return int(not found.may)
+    write_result(document, show, [] if readiness.may else [build_next_step("rewrite", "--dry-run")], as_json=as_json)
+    return int(not readiness.may)
 
 
 def _decision_rows(done: RewriteResult) -> list[dict[str, object]]:

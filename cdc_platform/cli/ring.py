@@ -57,13 +57,13 @@ def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds
     from cdc_platform.metastore import read_current_ring
 
     current = read_current_ring(session.view())
-    told = None if colocation is None else _colocation_document(session, current, colocation)
+    document = None if colocation is None else _colocation_document(session, current, colocation)
     warn_if_topology_changing(session.lake())
-    if told is not None:
-        write_json(told) if as_json else _show_colocation(told)
-        for line in _colocation_warnings(told):
+    if document is not None:
+        write_json(document) if as_json else _show_colocation(document)
+        for line in _colocation_warnings(document):
             warn(line, code="colocation-in-doubt")
-        ctx.exit(1 if _colocation_warnings(told) else 0)
+        ctx.exit(1 if _colocation_warnings(document) else 0)
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
         from cdc_platform.importing import snapshot_from_node
@@ -90,10 +90,12 @@ def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds
 
 
 def _colocation_document(session: CliSession, current: Ring, name: str | Milliseconds) -> dict[str, Any]:
-    """What a generation colocates on the ring as it stands: shares from 0 to 1.
+    """Return what a generation colocates on the current ring, as shares from 0 to 1.
 
     Raises:
-        NotFound, StateError: there is no such generation, its description is not here, or there is no ring.
+        NotFound: there is no such generation.
+        StateError: its description or the ring is missing, or the topology is changing and the generation has ranges of
+            nodes that are not here yet.
     """
     import numpy as np
 
@@ -107,9 +109,11 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
             "first"
         )
     lake = session.lake()
-    found = Timeline.read(lake).find(session.named(name))
-    made = read_generation_description(lake, found.gossiped)
-    layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
+    generation = Timeline.read(lake).find(session.named(name))
+    description = read_generation_description(lake, generation.gossiped)
+    layout = RingLayout(
+        description.range_ends, description.range_starts, description.stream_counts, description.ignore_msbs
+    )
     coming = int((~np.isin(layout.range_ends, current.tokens)).sum())
     changing = cluster_changes.read_topology_transition(lake)
     if coming and changing is not None:
@@ -118,19 +122,19 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
             "yet; observe the cluster again when it has settled"
         )
     excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
-    damage = find_misplaced_streams(made)
+    damage = find_misplaced_streams(description)
     return {
-        "generation": {"id": found.id, "time": format_optional_ms(found.time_ms)},
-        **_colocation_shares(layout, current, decode_stream_ids(made.streams).tokens),
+        "generation": {"id": generation.id, "time": format_optional_ms(generation.time_ms)},
+        **_colocation_shares(layout, current, decode_stream_ids(description.streams).tokens),
         "excess_ranges": len(excess),
         "excess_streams": int(excess.sum()),
         "misplaced_streams": damage[0].detail if damage else None,
-        "unordered_ranges": len(read_unordered_ranges(lake, found.gossiped)),
+        "unordered_ranges": len(read_unordered_ranges(lake, generation.gossiped)),
     }
 
 
 def _colocation_warnings(told: dict[str, Any]) -> list[str]:
-    """Why the shares are not those of a sound generation, a line each."""
+    """Return why the shares may not be those of a sound generation, one line per reason."""
     lines = [] if told["misplaced_streams"] is None else [told["misplaced_streams"]]
     if told["unordered_ranges"]:
         lines.append(
@@ -143,20 +147,20 @@ def _colocation_warnings(told: dict[str, Any]) -> list[str]:
 def _colocation_shares(layout: RingLayout, current: Ring, streams: Int64s) -> dict[str, Any]:
     from cdc_platform.generations import compute_colocation_by_shard
 
-    found = compute_colocation_by_shard(layout, current, streams)
-    everything = sum(found.tokens.tolist())
-    rows = list(zip(found.shards.tolist(), found.tokens.tolist(), found.on_shard.tolist(), strict=True))
+    colocation = compute_colocation_by_shard(layout, current, streams)
+    everything = sum(colocation.tokens.tolist())
+    rows = list(zip(colocation.shards.tolist(), colocation.tokens.tolist(), colocation.on_shard.tolist(), strict=True))
     nodes = []
     for number, node in enumerate(current.nodes):
-        mine = [row for row, owner in zip(rows, found.nodes.tolist(), strict=True) if owner == number]
-        held = sum(tokens for _, tokens, _ in mine)
+        mine = [row for row, owner in zip(rows, colocation.nodes.tolist(), strict=True) if owner == number]
+        owned = sum(tokens for _, tokens, _ in mine)
         nodes.append(
             {
                 "host_id": node.host_id,
                 "address": node.address,
-                "share_of_ring": held / everything,
-                "vnode_colocation": _ratio(int(found.in_vnode[number]), held),
-                "shard_colocation": _ratio(sum(same for _, _, same in mine), held),
+                "share_of_ring": owned / everything,
+                "vnode_colocation": _ratio(int(colocation.in_vnode[number]), owned),
+                "shard_colocation": _ratio(sum(same for _, _, same in mine), owned),
                 "shards": [
                     {"shard": shard, "share_of_ring": tokens / everything, "colocation": _ratio(same, tokens)}
                     for shard, tokens, same in mine
@@ -164,8 +168,8 @@ def _colocation_shares(layout: RingLayout, current: Ring, streams: Int64s) -> di
             }
         )
     return {
-        "vnode_colocation": _ratio(sum(found.in_vnode.tolist()), everything),
-        "shard_colocation": _ratio(sum(found.on_shard.tolist()), everything),
+        "vnode_colocation": _ratio(sum(colocation.in_vnode.tolist()), everything),
+        "shard_colocation": _ratio(sum(colocation.on_shard.tolist()), everything),
         "nodes": nodes,
     }
 
@@ -186,11 +190,13 @@ def _show_colocation(told: dict[str, Any]) -> None:
             for name, node in named
         ],
     )
-    losing = [(name, each) for name, node in named for each in node["shards"] if each["colocation"] not in (None, 1.0)]
+    losing = [
+        (name, shard) for name, node in named for shard in node["shards"] if shard["colocation"] not in (None, 1.0)
+    ]
     if losing:
         rows = [
-            (name, each["shard"], _format_percent(each["share_of_ring"]), _format_percent(each["colocation"]))
-            for name, each in losing
+            (name, shard["shard"], _format_percent(shard["share_of_ring"]), _format_percent(shard["colocation"]))
+            for name, shard in losing
         ]
         write_table("Shards that lose some", ("node", ">shard", ">of the ring", ">same shard"), rows[:_MAX_SHARDS])
         if len(rows) > _MAX_SHARDS:

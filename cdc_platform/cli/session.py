@@ -1,4 +1,4 @@
-"""The global options of a command, its home and its clock, passed along as click's context object."""
+"""The global options of a command (its home and its clock), passed along as click's context object."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CliSession:
-    """The options before the command. `home` None means the environment's or the default one."""
+    """The options before the command. `home` None means the environment's or the default home."""
 
     home: str | None
     clock: Clock
     _lakes: dict[str, Lake] = field(default_factory=dict, repr=False, compare=False)
 
     def open_home(self, *, create: bool = False) -> Home:
-        """The home; commands that only look do not make one.
+        """Return the home. Commands that only read do not create one.
 
         Raises:
-            EnvironmentProblem: it is missing, not writable, or a newer version wrote it.
+            EnvironmentProblem: it is missing, not writable, or written by a newer version.
         """
         from cdc_platform.home import open_home
 
         return open_home(self.home, create=create)
 
     def lake(self, *, create: bool = False) -> Lake:
-        """The home's tables; the same object each time, with those of them that are open already.
+        """Return the home's tables, as the same object each time, so that open tables stay open.
 
         Raises:
             EnvironmentProblem: as `open_home`.
@@ -44,7 +44,7 @@ class CliSession:
         return self._lake_at(self.open_home(create=create).lake)
 
     def view(self, home: Home | None = None) -> Lake:
-        """The home's tables for a command that only looks: at each of them once, until it ends.
+        """Return the home's tables for a command that only reads. Until it ends, each table is looked up just once.
 
         Raises:
             EnvironmentProblem: as `open_home`.
@@ -60,7 +60,7 @@ class CliSession:
 
     @contextmanager
     def making_home(self) -> Iterator[Home]:
-        """The home, made if it is not there; where the block is refused, what was made for it is gone again.
+        """Yield the home, created if it is missing. If the block raises PlatformError, remove a home created for it.
 
         Raises:
             EnvironmentProblem: as `open_home`.
@@ -68,30 +68,30 @@ class CliSession:
         from cdc_platform.errors import PlatformError
         from cdc_platform.home import home_exists, remove_empty_home
 
-        was_there = home_exists(self.home)
+        existed = home_exists(self.home)
         home = self.open_home(create=True)
         try:
             yield home
         except PlatformError:
-            if not was_there:
+            if not existed:
                 remove_empty_home(home)
             raise
 
     def named(self, name: str | Milliseconds) -> str | Milliseconds:
-        """The generation that a name stands for, by its UUID or, without one, its time (ms); see `GENERATION`.
+        """Return the generation that a name stands for, by its UUID or, without one, its time (ms); see `GENERATION`.
 
-        A name that is whole already is left as it is, whether or not there is such a generation.
+        A complete name is returned unchanged, whether or not there is such a generation.
 
         Raises:
-            NotFound: `latest` or `operating` of none, or a begin of no name or of several.
+            NotFound: no generation is `latest` or `operating`, or the name is a prefix of none or of several.
         """
         if not isinstance(name, str) or len(name) == _UUID_LENGTH:
             return name
         from cdc_platform.timeline import Timeline
 
         timeline = Timeline.read(self.lake())
-        found = timeline.called(name, self.clock.now_us())
-        return found.id or found.time_ms
+        generation = timeline.called(name, self.clock.now_us())
+        return generation.id or generation.time_ms
 
 
 _UUID_LENGTH = 36

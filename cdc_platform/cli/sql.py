@@ -1,6 +1,6 @@
 """`cdc-platform sql`: query the tables with DuckDB or Spark, and write rows as a table, JSON, CSV or Parquet.
 
-Rows are written batch by batch, whatever their number.
+Rows are written batch by batch, however many there are.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stop_at_closed_pipe() -> Iterator[None]:
-    """Write as long as somebody reads: a reader that has seen enough (`| head`) ends the command well."""
+    """Write until the reader closes the pipe. A reader that has seen enough (`| head`) ends the command well."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer goes nowhere, or the interpreter would complain of it as it ends.
+        # Discard what is still buffered, or the interpreter would report a failed flush at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
 def write_preview(rows: QueryResult, most: int) -> None:
-    """A table of the first `most` rows, with a remark where there are more."""
+    """Write a table of the first `most` rows, and warn if there are more."""
     import pyarrow.types as pat
 
     def is_number(kind: pa.DataType) -> bool:
@@ -61,14 +61,14 @@ def write_preview(rows: QueryResult, most: int) -> None:
 
 
 def write_json_rows(rows: QueryResult) -> None:
-    """A JSON list, an object a row."""
+    """Write a JSON list with an object per row."""
     names = rows.names
     objects = (dict(zip(names, row, strict=True)) for row in rows.values())
     write_json_list(map(to_json, objects))
 
 
 def write_csv(rows: QueryResult) -> None:
-    """A header and a line a row; null is empty, lists and maps are JSON."""
+    """Write a header and a line per row. Null is empty; lists and maps are JSON."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(rows.names)
     for row in rows.values():
@@ -76,10 +76,10 @@ def write_csv(rows: QueryResult) -> None:
 
 
 def write_parquet(rows: QueryResult, file: Path, home: Path) -> None:
-    """A new Parquet file, outside of the home, which is there when all rows are in it; says how many.
+    """Write a new Parquet file outside the home, and print its number of rows. It appears once all rows are in it.
 
     Raises:
-        InputError: a column has a type that Parquet has not, or the file was made by another in the meantime.
+        InputError: Parquet does not have a column's type, or another process created the file in the meantime.
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -97,18 +97,18 @@ def write_parquet(rows: QueryResult, file: Path, home: Path) -> None:
 
 
 def _csv_cell(value: Any) -> str:
-    """A value in CSV."""
-    told = to_json_value(value)
-    if told is None:
+    """Return a value as CSV text."""
+    converted = to_json_value(value)
+    if converted is None:
         return ""
-    return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
+    return converted if isinstance(converted, str) else json.dumps(converted, ensure_ascii=False)
 
 
 _PREVIEW_ROWS = 100
 
 
 class _VersionOrTimeParam(ValidatedParam):
-    """A version of a table (int), or a time with a zone, as text that was found to be one."""
+    """A version of a table (int), or a time with a zone (the text, which is valid)."""
 
     name = "version|time"
 
@@ -157,8 +157,8 @@ def sql(
     home = session.open_home()
     if parquet is not None:
         atomic.assert_path_free(parquet, home.path)
-    shown = not (as_json or as_csv or parquet)
-    most = _PREVIEW_ROWS + 1 if shown and limit is None else limit
+    is_preview = not (as_json or as_csv or parquet)
+    most = _PREVIEW_ROWS + 1 if is_preview and limit is None else limit
     with stop_at_closed_pipe(), _run_query(session.lake(), query, at, most, on_spark) as rows:
         if as_json:
             write_json_rows(rows)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.reporting import HomeStatus
 
 _MAX_ENTRIES = 4
-"""Entries of a list that a screen has room for; the others are counted."""
+"""Entries of a list that are shown; the others are counted."""
 _WATCH_SECONDS = 5.0
 
 
@@ -58,19 +58,19 @@ def status(ctx: click.Context, session: CliSession, watch: float | None, as_json
 
 
 def _write_status(session: CliSession, as_json: bool) -> int:
-    """Look once, and say it; 1 where something is wrong."""
+    """Print the status once. Return 1 if something is wrong."""
     from cdc_platform.delta import Lake
     from cdc_platform.reporting import read_home_status
 
     home = session.open_home()
     lake = Lake(home.lake)
     with lake.open_tables.looked_at_once():
-        found = read_home_status(lake, session.clock, home.settings)
+        home_status = read_home_status(lake, session.clock, home.settings)
     if as_json:
-        write_json({"home": home.name, **add_home_option_in_json(found.facts(), session.home)})
+        write_json({"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)})
     else:
-        _show_overview(home.name, found, session.home)
-    return int(found.wrong)
+        _show_overview(home.name, home_status, session.home)
+    return int(home_status.wrong)
 
 
 def _show_overview(home: str, found: HomeStatus, option: str | None) -> None:
@@ -78,16 +78,16 @@ def _show_overview(home: str, found: HomeStatus, option: str | None) -> None:
     for name, show in _SECTION_LINES.items():
         section = found.sections[name]
         texts = ["cannot be read"] if section is None and name != "repair" else show(section)
-        lines += [(name if place == 0 else "", text) for place, text in enumerate(texts)]
+        lines += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
     write_facts(lines)
-    wrong = sum(each.wrong for each in found.matters)
+    wrong = sum(alert.wrong for alert in found.matters)
     click.echo()
     click.echo(f"{wrong} wrong, {len(found.matters) - wrong} to do or to know" if found.matters else "nothing to do")
-    for each in found.matters:
-        mark = click.style("✗", fg="red") if each.wrong else "-"
-        click.echo(f"{mark} {each.code}: {escape_unprintable(each.said)}")
-        if each.do:
-            click.echo(f"    do: {escape_unprintable(add_home_option(each.do, option))}")
+    for alert in found.matters:
+        mark = click.style("✗", fg="red") if alert.wrong else "-"
+        click.echo(f"{mark} {alert.code}: {escape_unprintable(alert.said)}")
+        if alert.do:
+            click.echo(f"    do: {escape_unprintable(add_home_option(alert.do, option))}")
 
 
 def _truncate(lines: list[str]) -> list[str]:
@@ -96,7 +96,7 @@ def _truncate(lines: list[str]) -> list[str]:
 
 
 def _ring_lines(ring: dict[str, Any]) -> list[str]:
-    moving = [f"{each['host_id']} is {each['status']}" for each in ring["not_at_rest"]]
+    moving = [f"{node['host_id']} is {node['status']}" for node in ring["not_at_rest"]]
     without = f" ({ring['zero_token_nodes']} zero-token)" if ring["zero_token_nodes"] else ""
     return [f"{ring['nodes']} nodes{without}, {ring['tokens']} tokens, {ring['shards']} shards", *_truncate(moving)]
 
@@ -107,7 +107,7 @@ def _generation_lines(told: dict[str, Any]) -> list[str]:
     lines.append(f"operates: {_generation_line(operating)}" if operating else "none operates")
     if seen and seen != operating:
         lines.append(f"clients see: {_generation_line(seen)}")
-    lines += [f"next: {_generation_line(each)}" for each in told["next"][:_MAX_ENTRIES]]
+    lines += [f"next: {_generation_line(generation)}" for generation in told["next"][:_MAX_ENTRIES]]
     if (nodes := told["nodes"]) is not None:
         lines.append(f"nodes: {nodes['know']} know it, {len(nodes['behind'])} behind, {len(nodes['unknown'])} unknown")
     return lines
@@ -124,14 +124,14 @@ def _repair_lines(told: dict[str, Any] | None) -> list[str]:
 
 
 def _inbox_lines(told: list[dict[str, Any]]) -> list[str]:
-    return _truncate([f"{each['event_id']}  {each['kind']} of {each['host_id']}: {each['state']}" for each in told])
+    return _truncate([f"{join['event_id']}  {join['kind']} of {join['host_id']}: {join['state']}" for join in told])
 
 
 def _switch_lines(told: list[dict[str, Any]]) -> list[str]:
     return _truncate(
         [
-            f"{each['generation_id']}  {each['phase']}, {each['acknowledged']} of {each['participants']} answered"
-            for each in told
+            f"{entry['generation_id']}  {entry['phase']}, {entry['acknowledged']} of {entry['participants']} answered"
+            for entry in told
         ]
     )
 
@@ -139,10 +139,10 @@ def _switch_lines(told: list[dict[str, Any]]) -> list[str]:
 def _table_lines(told: list[dict[str, Any]]) -> list[str]:
     return _truncate(
         [
-            f"{each['table']}  ttl {each['ttl_seconds']} s, log of {each['log_rows']:,} rows "
-            f"({each['log_bytes_in_lake']:,} bytes in the lake), streams of {each['streams']}"
-            f"{'' if each['enabled'] else ', CDC is off'}{_current_table_text(each['kept'])}"
-            for each in told
+            f"{table['table']}  ttl {table['ttl_seconds']} s, log of {table['log_rows']:,} rows "
+            f"({table['log_bytes_in_lake']:,} bytes in the lake), streams of {table['streams']}"
+            f"{'' if table['enabled'] else ', CDC is off'}{_current_table_text(table['kept'])}"
+            for table in told
         ]
     )
 
@@ -156,8 +156,8 @@ def _current_table_text(told: dict[str, Any] | None) -> str:
 def _consumer_lines(told: list[dict[str, Any]]) -> list[str]:
     return _truncate(
         [
-            f"{each['name']} of {each['table']}  {each['behind_seconds']:,.0f} s behind the clock{_lag_text(each)}"
-            for each in told
+            f"{reader['name']} of {reader['table']}  {reader['behind_seconds']:,.0f} s behind the clock{_lag_text(reader)}"
+            for reader in told
         ]
     )
 
@@ -181,9 +181,9 @@ def _check_lines(told: dict[str, Any]) -> list[str]:
     if not told["judged"]:
         return ["never"]
     failed = len(told["failed"])
-    held = f"{told['judged'] - failed} hold, {failed} do not, at {told['newest']} by {told['door']}"
+    summary = f"{told['judged'] - failed} hold, {failed} do not, at {told['newest']} by {told['door']}"
     newer = told["newer_tables"]
-    return [held, *([f"written since: {', '.join(_truncate(newer))}"] if newer else [])]
+    return [summary, *([f"written since: {', '.join(_truncate(newer))}"] if newer else [])]
 
 
 _SECTION_LINES = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.generations import GenerationSwitch
 
 DECIDED_BY = "cdc-platform switch"
-"""What `decided_by` says of a decision made by hand."""
+"""The value of `decided_by` for a decision made by hand."""
 
 
 @click.group()
@@ -55,19 +55,19 @@ def show(session: CliSession, generation: str | Milliseconds | None, as_json: bo
     columns = ("generation", "phase", ">acknowledged", ">participants", "prepared", "deadline", "time")
     rows = [
         (
-            each.generation_id,
-            str(each.phase),
-            len(each.leases),
-            len(each.participants),
-            format_optional_ms(each.prepared_at_ms),
-            format_optional_ms(each.deadline_ms),
-            format_optional_ms(each.time_ms),
+            entry.generation_id,
+            str(entry.phase),
+            len(entry.leases),
+            len(entry.participants),
+            format_optional_ms(entry.prepared_at_ms),
+            format_optional_ms(entry.deadline_ms),
+            format_optional_ms(entry.time_ms),
         )
-        for each in listed
+        for entry in listed
     ]
-    left = [step for each in switches.read_unfinished_switches(lake) for step in _switch_next_steps(lake, each)]
-    told = [_switch_document(each) for each in listed]
-    write_result(told, lambda: write_table("Generation switches", columns, rows), left, as_json=as_json)
+    next_steps = [step for entry in switches.read_unfinished_switches(lake) for step in _switch_next_steps(lake, entry)]
+    documents = [_switch_document(entry) for entry in listed]
+    write_result(documents, lambda: write_table("Generation switches", columns, rows), next_steps, as_json=as_json)
 
 
 @switch.command()
@@ -162,12 +162,12 @@ def _write_switch(lake: Lake, switch: GenerationSwitch, as_json: bool) -> None:
     facts = _switch_document(switch)
     leases = ", ".join(f"{host} (lease until {format_optional_ms(end)})" for host, end in switch.leases)
     hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
-    shown = facts | hosts | {"acknowledged": leases or None}
-    write_result(facts, lambda: write_facts(shown.items()), _switch_next_steps(lake, switch), as_json=as_json)
+    rendered = facts | hosts | {"acknowledged": leases or None}
+    write_result(facts, lambda: write_facts(rendered.items()), _switch_next_steps(lake, switch), as_json=as_json)
 
 
 def _switch_next_steps(lake: Lake, switch: GenerationSwitch) -> list[NextStep]:
-    """What goes on with a switch: an answer that is missing, its decision, or the join that it is part of."""
+    """Return the command that continues a switch: a missing acknowledgement, its decision, or the rest of its join."""
     from cdc_platform.generations import SwitchPhase
     from cdc_platform.metastore import read_join_progress
 
@@ -175,5 +175,5 @@ def _switch_next_steps(lake: Lake, switch: GenerationSwitch) -> list[NextStep]:
         return [build_next_step("switch", "ack", switch.generation_id, "--node", switch.missing[0])]
     if switch.phase is SwitchPhase.PREPARING:
         return [build_next_step("switch", "commit", switch.generation_id)]
-    joins = [each for each in read_join_progress(lake) if each.generation_id == switch.generation_id and each.is_open]
-    return [build_next_step(*each.ends) for each in joins]
+    joins = [join for join in read_join_progress(lake) if join.generation_id == switch.generation_id and join.is_open]
+    return [build_next_step(*join.ends) for join in joins]

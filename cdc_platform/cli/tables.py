@@ -46,7 +46,7 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
       cdc-platform tables --history
     """
     if ctx.invoked_subcommand is not None:
-        ctx.with_resource(allow_writes())  # what is told of the cluster is no building on it
+        ctx.with_resource(allow_writes())  # declaring facts of the cluster does not build on the home
         if history or as_json:
             raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
         return
@@ -141,11 +141,11 @@ def none(session: CliSession, as_json: bool) -> None:
 
     with session.making_home() as home:
         cdc_tables.declare_no_cdc_tables(Lake(home.lake))
-    told = {"tables": 0}
+    result = {"tables": 0}
     if as_json:
-        write_json(told)
+        write_json(result)
     else:
-        write_facts(told.items())
+        write_facts(result.items())
 
 
 @tables.command()
@@ -213,11 +213,11 @@ def drop(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
     from cdc_platform.lifecycle import tablets
 
     tablets.drop_table_log(session.lake(), session.clock, *table)
-    told = {"table": ".".join(table), "dropped": True}
+    result = {"table": ".".join(table), "dropped": True}
     if as_json:
-        write_json(told)
+        write_json(result)
     else:
-        write_facts(told.items())
+        write_facts(result.items())
 
 
 def _table_document(table: CdcTable) -> dict[str, object]:

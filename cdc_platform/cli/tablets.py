@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cdc_platform.metastore import StreamSetChange, TabletLayoutChange
 
 _QualifiedName = tuple[str, str]
-# As generations.tablets has it; written down here because the command line is ready before numpy is loaded.
+# The same as in generations.tablets, repeated here so that the command line starts without loading numpy.
 _TABLET_COUNT = click.IntRange(1, 1 << 20)
 _count_option = click.option("--count", type=_TABLET_COUNT, required=True, help="How many tablets there are to be.")
 
@@ -140,12 +140,12 @@ def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
         write_json(
             [
                 {
-                    "timestamp": format_ms(each.timestamp_ms),
-                    "current": _format_stream_ids(each.current),
-                    "closed": _format_stream_ids(each.closed),
-                    "opened": _format_stream_ids(each.opened),
+                    "timestamp": format_ms(change.timestamp_ms),
+                    "current": _format_stream_ids(change.current),
+                    "closed": _format_stream_ids(change.closed),
+                    "opened": _format_stream_ids(change.opened),
                 }
-                for each in sets
+                for change in sets
             ]
         )
     else:
@@ -184,9 +184,7 @@ def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: in
         session.open_home().settings.expiry_grace_ms,
     )
     if table is not None:
-        tablets.plan_tablet_collection(
-            lake, session.clock, *table
-        )  # so that a wrong name is refused before anything is written
+        tablets.plan_tablet_collection(lake, session.clock, *table)  # refuse a wrong name before writing anything
     if not dry_run:
         lifecycle.finish_tablet_changes(lake, session.clock)
     names = _known_tables(lake) if table is None else [table]
@@ -196,15 +194,17 @@ def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: in
         else tablets.collect_tablet_sets(lake, session.clock, *name, grace_ms=grace_ms)
         for name in names
     ]
-    left = _gc_next_steps(lake, planned, table, ttl) if dry_run else []
-    _show_collections(planned, dry_run, left, as_json)
+    next_steps = _gc_next_steps(lake, planned, table, ttl) if dry_run else []
+    _show_collections(planned, dry_run, next_steps, as_json)
 
 
 def _gc_next_steps(
     lake: Lake, planned: list[TabletCollection], table: _QualifiedName | None, ttl: int | None
 ) -> list[NextStep]:
-    """What a plan asks for that was only shown: under another TTL that one first."""
-    going = [format_table_name(each.keyspace, each.table) for each in planned if each.removed_ms]
+    """Return the commands that execute a plan only shown so far, preceded by those that set another TTL."""
+    going = [
+        format_table_name(collection.keyspace, collection.table) for collection in planned if collection.removed_ms
+    ]
     named = [] if table is None else [format_table_name(*table)]
     alter = [build_next_step("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
     return [*alter, build_write_step(lake, "tablets", "gc", *named)] if going else []
@@ -243,29 +243,29 @@ def _ends_before_drop(lake: Lake, table: _QualifiedName) -> np.ndarray:
 
 def _show_change(change: TabletLayoutChange, table: _QualifiedName, as_json: bool) -> None:
     time = change.layout.timestamp_ms
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "table": ".".join(table),
         "timestamp": None if time is None else format_ms(time),
         "tablets": len(change.layout.last_tokens),
         "changed": change.changed,
     }
     if as_json:
-        write_json(told)
+        write_json(document)
     else:
-        write_facts(told.items())
+        write_facts(document.items())
 
 
 def _show_sets(name: str, sets: list[StreamSetChange], now_ms: Milliseconds) -> None:
-    started = [each.timestamp_ms for each in sets if each.timestamp_ms <= now_ms]
+    started = [change.timestamp_ms for change in sets if change.timestamp_ms <= now_ms]
     rows = [
         (
-            format_ms(each.timestamp_ms),
-            len(each.current),
-            len(each.closed),
-            len(each.opened),
-            each.timestamp_ms == max(started, default=None),
+            format_ms(change.timestamp_ms),
+            len(change.current),
+            len(change.closed),
+            len(change.opened),
+            change.timestamp_ms == max(started, default=None),
         )
-        for each in sets
+        for change in sets
     ]
     write_table(f"Stream sets of {name}", ("timestamp", ">current", ">closed", ">opened", "operating"), rows)
     from cdc_platform.generations import get_stream_tokens
@@ -278,45 +278,45 @@ def _show_sets(name: str, sets: list[StreamSetChange], now_ms: Milliseconds) -> 
 def _show_collections(planned: list[TabletCollection], dry_run: bool, left: list[NextStep], as_json: bool) -> None:
     rows = [
         {
-            "table": each.full_name,
-            "ttl_seconds": each.ttl_seconds,
-            "base": format_ms(each.base_ms),
-            "removed": [format_ms(time) for time in each.removed_ms],
-            "at_risk": [format_ms(time) for time in each.at_risk_ms],
+            "table": collection.full_name,
+            "ttl_seconds": collection.ttl_seconds,
+            "base": format_ms(collection.base_ms),
+            "removed": [format_ms(time) for time in collection.removed_ms],
+            "at_risk": [format_ms(time) for time in collection.at_risk_ms],
             "held_back": [
                 {
-                    "consumer": held.consumer.name,
-                    "position": format_us(held.consumer.position_us),
-                    "sets": [format_ms(time) for time in held.sets_ms],
+                    "consumer": hold.consumer.name,
+                    "position": format_us(hold.consumer.position_us),
+                    "sets": [format_ms(time) for time in hold.sets_ms],
                 }
-                for held in each.held_back
+                for hold in collection.held_back
             ],
         }
-        for each in planned
+        for collection in planned
     ]
-    for each in planned:
-        if each.at_risk_ms:
+    for collection in planned:
+        if collection.at_risk_ms:
             warn(
-                f"{each.full_name}: rows of {len(each.at_risk_ms)} stream sets "
+                f"{collection.full_name}: rows of {len(collection.at_risk_ms)} stream sets "
                 f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written",
                 code="rows-at-risk",
             )
-        for held in each.held_back:
-            warn(str(held), code="held-back")
+        for hold in collection.held_back:
+            warn(str(hold), code="held-back")
     columns = ("table", ">ttl_seconds", "base", ">would go" if dry_run else ">removed")
-    shown = [
-        (row["table"], row["ttl_seconds"], row["base"], len(each.removed_ms))
-        for row, each in zip(rows, planned, strict=True)
+    cells = [
+        (row["table"], row["ttl_seconds"], row["base"], len(collection.removed_ms))
+        for row, collection in zip(rows, planned, strict=True)
     ]
-    write_result(rows, lambda: write_table("Stream sets of tablets", columns, shown), left, as_json=as_json)
+    write_result(rows, lambda: write_table("Stream sets of tablets", columns, cells), left, as_json=as_json)
 
 
 def _known_tables(lake: Lake) -> list[_QualifiedName]:
-    """The tables with stream sets whose TTL is known; a remark names the others."""
+    """Return the tables with stream sets whose TTL is known, and warn of the others."""
     from cdc_platform.delta import choose_remedy
     from cdc_platform.metastore import cdc_tables, tablets
 
-    known = {(each.keyspace_name, each.table_name) for each in cdc_tables.read_cdc_tables(lake)}
+    known = {(entry.keyspace_name, entry.table_name) for entry in cdc_tables.read_cdc_tables(lake)}
     names = tablets.read_tables_with_stream_sets(lake)
     for keyspace, table in names:
         if (keyspace, table) not in known:

@@ -51,12 +51,12 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
     home = session.open_home(create=True)
     _refuse_world_writable_home(home)
     with (
-        lock_home_exclusively(home) as held,
+        lock_home_exclusively(home) as instance_lock,
         _hold_store_lease(home) as lease,
         _open_port(port) as bound,
         supervise() as supervisor,
     ):
-        parts = _start_services(supervisor, session, home, held, bound, public, read_only, quiet=as_json)
+        parts = _start_services(supervisor, session, home, instance_lock, bound, public, read_only, quiet=as_json)
         if as_json:
             write_json(parts)
         else:
@@ -68,11 +68,11 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
 
 
 def _hold_store_lease(home: Home) -> AbstractContextManager[StoreLease | None]:
-    """A home in a store is held against other machines by a lease there; a folder by its locks alone."""
+    """Hold a lease on a home in an object store, against other machines. Locks alone protect a home in a folder."""
     from cdc_platform.storage import ObjectStorePath, acquire_lease, parse_path
 
-    place = parse_path(home.name) / "up.lease.json"
-    return acquire_lease(place, f"home {home.name} is up") if isinstance(place, ObjectStorePath) else nullcontext()
+    path = parse_path(home.name) / "up.lease.json"
+    return acquire_lease(path, f"home {home.name} is up") if isinstance(path, ObjectStorePath) else nullcontext()
 
 
 def _start_services(
@@ -86,7 +86,7 @@ def _start_services(
     *,
     quiet: bool,
 ) -> dict[str, object]:
-    """Start all of it and wait until it answers; what a person is told then."""
+    """Start all services and wait until they answer. Return the facts to print then."""
     from cdc_platform.server import UpServices, generate_token
     from cdc_platform.spark import LOG_VARIABLE, find_java, get_jars
 
@@ -101,11 +101,11 @@ def _start_services(
     parts.spark_file.withdraw()
     for service in parts.services(bound):
         supervisor.start(service)
-    bound.close()  # only the UI listens from now on: when it dies, nobody waits for an answer
+    bound.close()  # only the UI listens from now on, so that clients do not wait for an answer if it dies
     log = parts.logs / "spark.log"
     log.unlink(missing_ok=True)
     os.environ[LOG_VARIABLE] = str(log)
-    # Spark last: it waits for itself, and the others come up meanwhile.
+    # Spark last: this waits until it has started, and the others come up meanwhile.
     server = parts.connect_server()
     supervisor.adopt(
         "the Spark Connect server",
@@ -129,10 +129,12 @@ def _start_services(
 
 
 def _refuse_world_writable_home(home: Home) -> None:
-    """Whoever can write into a home can have code run by whoever brings it up.
+    """Raise if everybody on this machine can write to the home.
+
+    Anybody who can write to a home can run code as the user who brings it up.
 
     Raises:
-        EnvironmentProblem: that is everybody on this machine.
+        EnvironmentProblem: the home is world-writable.
     """
     if home.path.stat().st_mode & 0o002:
         raise EnvironmentProblem(
@@ -142,10 +144,10 @@ def _refuse_world_writable_home(home: Home) -> None:
 
 
 def _open_port(wanted: int | None) -> socket.socket:
-    """A socket that listens at the port that is asked for; without one at the default, or any where that is taken.
+    """Return a socket that listens at the port `wanted`; if None, at the default port, or at any port if that is taken.
 
     Raises:
-        InputError: the port that is asked for is taken.
+        InputError: the port `wanted` is taken.
     """
     try:
         return listen_on_loopback(DEFAULT_PORT if wanted is None else wanted)
