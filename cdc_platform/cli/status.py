@@ -156,8 +156,8 @@ def _current_table_text(told: dict[str, Any] | None) -> str:
 def _consumer_lines(told: list[dict[str, Any]]) -> list[str]:
     return _truncate(
         [
-            f"{reader['name']} of {reader['table']}  {reader['behind_seconds']:,.0f} s behind the clock{_lag_text(reader)}"
-            for reader in told
+            f"{row['name']} of {row['table']}  {row['behind_seconds']:,.0f} s behind the clock{_lag_text(row)}"
+            for row in told
         ]
     )
 
