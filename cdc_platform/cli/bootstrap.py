@@ -1,4 +1,4 @@
-"""`cdc-platform bootstrap`: queue a joining node; with --run make its generation."""
+"""`cdc-platform bootstrap`: queue a joining node, and with --run make its generation."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def add_home_option_in_json(document: Any, home: str | None) -> Any:
 
 
 def get_home_option() -> str | None:
-    """Return `--home` as the running command was given it; None without the option, or outside any command."""
+    """Return the `--home` option of the running command; None without the option, or outside any command."""
     context = click.get_current_context(silent=True)
     session = None if context is None else context.find_object(CliSession)
     return None if session is None else session.home

@@ -1,4 +1,4 @@
-"""`cdc-platform consumers`, `consume` and `complete`: readers of CDC logs, their plans, copies and proofs."""
+"""`cdc-platform consumers`, `consume` and `complete`: list CDC log readers, plan, run and verify them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _run_joins(
     done: dict[str, DemoJoin] = {}
     with _force_spark(), ThreadPoolExecutor(1) as executor:
         bar = progress.add_task("starting Spark", total=len(due))
-        # Dagster takes as long to import as the JVM to start, on another core.
+        # Import Dagster while the JVM starts: both take equally long, on different cores.
         loaded = executor.submit(importlib.import_module, "cdc_platform.definitions")
         _start_spark()
         loaded.result()

@@ -1,4 +1,4 @@
-"""`cdc-platform explain`: token, generation, stream and acceptance of a write."""
+"""`cdc-platform explain`: show the token, generation, stream and acceptance of a write."""
 
 from __future__ import annotations
 

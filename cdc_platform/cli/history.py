@@ -1,4 +1,4 @@
-"""`cdc-platform history` and `report`: commits behind a generation, and the auditor's page with its verification."""
+"""`cdc-platform history` and `report`: list commits, and write or verify the auditor's page of generations."""
 
 from __future__ import annotations
 

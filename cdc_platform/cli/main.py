@@ -192,7 +192,7 @@ class CommandGroup(click.Group):
             try:
                 return self._invoke(ctx, read)
             except CommandFailure as failure:
-                if commits and failure.kind in _DAMAGE_CODES:  # a part is committed, and 2 would mean that nothing is
+                if commits and failure.kind in _DAMAGE_CODES:  # exit code 2 would mean that nothing is committed
                     failure.code = EXIT_FAILED
                 raise
 
@@ -215,9 +215,8 @@ class CommandGroup(click.Group):
             if is_disk_full(error):
                 full = disk_full_error(error.filename or "the device")
                 raise CommandFailure(str(full), EXIT_BAD_REQUEST, full.code) from error
-            if (
-                error.errno is None and (cause := _find_damage(ctx, read)) is not None
-            ):  # raised by a library about a file
+            # Without an errno a library raised it, about a file.
+            if error.errno is None and (cause := _find_damage(ctx, read)) is not None:
                 message = add_home_option(f"{to_one_line(str(error))}; {cause}", ctx.params["home"])
                 raise CommandFailure(message, EXIT_BAD_REQUEST, StoreFailure.code) from error
             where = f"{error.filename}: " if error.filename else ""
@@ -343,9 +342,9 @@ def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
 
 
 def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
-    """Return the first damaged table among those that a failed command has read, as a possible cause; None without one.
+    """Return the first table that is damaged or that somebody else changed, among those that a failed command has read.
 
-    The search runs only after a failure.
+    That may be the cause of the failure. Return None if there is no such table, or the search fails too.
     """
     if not read:
         return None

@@ -1,7 +1,7 @@
 """Write results to standard output as JSON or tables, and warnings to standard error.
 
-Every JSON value goes through `to_json_value`. Control characters and escapes are printed escaped. Long JSON
-lists are spooled to a file.
+Every JSON value goes through `to_json_value`. Unprintable characters are printed as escapes. Long JSON lists are
+spooled to a file.
 """
 
 from __future__ import annotations

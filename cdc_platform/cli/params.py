@@ -1,6 +1,6 @@
 """Click parameter types: times, tokens, keys, generations, table names.
 
-Invalid values are usage errors before a command does anything.
+Invalid values are usage errors, raised before a command does anything.
 """
 
 from __future__ import annotations

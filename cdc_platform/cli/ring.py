@@ -93,9 +93,9 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
     """Return what a generation colocates on the current ring, as shares from 0 to 1.
 
     Raises:
-        NotFound: there is no such generation.
-        StateError: its description or the ring is missing, or the topology is changing and the generation has ranges of
-            nodes that are not here yet.
+        NotFound: the generation or its description is not here.
+        StateError: there is no ring, the description is incomplete, or the topology is changing and the generation has
+            ranges of nodes that are not here yet.
     """
     import numpy as np
 

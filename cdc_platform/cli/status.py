@@ -1,4 +1,4 @@
-"""`cdc-platform status`: summary of the home and the next step."""
+"""`cdc-platform status`: summarize the home and name the next step."""
 
 from __future__ import annotations
 
