@@ -21,16 +21,16 @@ from cdc_platform import __version__
 from cdc_platform.storage import set_for_block
 
 COMMIT_INFO_KEY = "cdc_platform"
-"""The name under which a commit's `commitInfo` has its envelope, as JSON."""
+"""The key in a commit's `commitInfo` for the platform's CommitInfo, as JSON."""
 UNKNOWN_USER = "unknown"
-"""The user where a door knows that somebody asked, and not who."""
+"""The user if an entry point has a request from somebody whose name it does not know."""
 
 
 @dataclass(frozen=True)
 class CommitAuthor:
-    """Who commits: a `door` (command line, Dagster), the `command` in it, Dagster's `run`; empty where nobody said.
+    """The author of commits: entry point (`door`: command line, Dagster), `command`, Dagster's `run`; empty if not set.
 
-    `user` is who asked the door, where that is another one than the user of the machine, or UNKNOWN.
+    `user` is the user of the entry point if it differs from the machine's user, or UNKNOWN_USER.
     """
 
     door: str = ""
@@ -41,10 +41,10 @@ class CommitAuthor:
 
 @dataclass(frozen=True, eq=False)
 class CommitInfo:
-    """One commit's: its random `id`, who made it, the numbers of consumers, and the digest of each slice it changed.
+    """The CommitInfo of a commit: its random `id`, author, numbers of consumers, and digests of the changed partitions.
 
-    `user` is the speaker's or the machine's, `program` the platform's version; `digests` are those after the commit,
-    see `digests`. `accepts` says of foreign commits, by version, why they are taken as they are.
+    `user` is the speaker's or the machine's, `program` the platform's version; `digests` are those after the commit.
+    `accepts` gives the reason for accepting each foreign commit, by version.
     """
 
     id: str
@@ -56,8 +56,8 @@ class CommitInfo:
     accepts: Mapping[int, str] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, str]:
-        """What goes into the commit."""
-        said: dict[str, Any] = {
+        """Return the entries for the commit's metadata."""
+        fields: dict[str, Any] = {
             "id": self.id,
             "door": self.speaker.door,
             "command": self.speaker.command,
@@ -68,7 +68,7 @@ class CommitInfo:
             "digests": {name: f"{digest:032x}" for name, digest in self.digests.items()},
             "accepts": {str(version): because for version, because in self.accepts.items()},
         }
-        return {COMMIT_INFO_KEY: json.dumps({name: value for name, value in said.items() if value})}
+        return {COMMIT_INFO_KEY: json.dumps({name: value for name, value in fields.items() if value})}
 
 
 _process_author = CommitAuthor()
@@ -76,13 +76,13 @@ _block_author: ContextVar[CommitAuthor | None] = ContextVar("speaker", default=N
 
 
 def set_process_author(speaker: CommitAuthor) -> None:
-    """Say for whom this process commits, wherever no block says something else."""
+    """Set the author of this process's commits, outside blocks of `commit_as`."""
     global _process_author
     _process_author = speaker
 
 
 def commit_as(speaker: CommitAuthor) -> AbstractContextManager[None]:
-    """Say for whom a block commits, in its thread."""
+    """Set the author of a block's commits, in its thread."""
     return set_for_block(_block_author, speaker)
 
 
@@ -91,7 +91,7 @@ def new_commit_info(
     numbers: Mapping[str, int] | None = None,
     accepts: Mapping[int, str] | None = None,
 ) -> CommitInfo:
-    """The envelope of the next commit: one that no other commit has."""
+    """Return a CommitInfo with a new ID for the next commit."""
     speaker = _block_author.get() or _process_author
     return CommitInfo(
         str(uuid.uuid4()),
@@ -105,17 +105,17 @@ def new_commit_info(
 
 
 def parse_commit_info(commit_info: Mapping[str, Any]) -> CommitInfo | None:
-    """The envelope in a commit's `commitInfo`; None where it has none that can be read."""
+    """Return the CommitInfo in a commit's `commitInfo`; None if there is none that can be parsed."""
     try:
-        said = json.loads(commit_info[COMMIT_INFO_KEY])
+        fields = json.loads(commit_info[COMMIT_INFO_KEY])
         return CommitInfo(
-            str(said["id"]),
-            CommitAuthor(*(str(said.get(name, "")) for name in ("door", "command", "run"))),
-            str(said.get("user", "")),
-            str(said.get("program", "")),
-            {str(name): int(number) for name, number in said.get("numbers", {}).items()},
-            {str(name): int(digest, 16) for name, digest in said.get("digests", {}).items()},
-            {int(version): str(because) for version, because in said.get("accepts", {}).items()},
+            str(fields["id"]),
+            CommitAuthor(*(str(fields.get(name, "")) for name in ("door", "command", "run"))),
+            str(fields.get("user", "")),
+            str(fields.get("program", "")),
+            {str(name): int(number) for name, number in fields.get("numbers", {}).items()},
+            {str(name): int(digest, 16) for name, digest in fields.get("digests", {}).items()},
+            {int(version): str(because) for version, because in fields.get("accepts", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None

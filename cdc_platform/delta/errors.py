@@ -30,22 +30,22 @@ from cdc_platform.storage import clean_message, object_store
 
 OUTSIDE_PARTITION = "rows lie outside that slice"
 
-# What file systems say of data that may come back: deltalake hands on their words alone. Names in paths do not count.
+# Messages of file systems about temporary failures: deltalake passes on only the text. Names in paths do not match.
 _TRANSIENT = re.compile(
     r"(?<![\w/.-])(permission denied|timed out|timeout|connection|unreachable|too many open files|no space left)"
     r"(?![\w/])",
     flags=re.IGNORECASE,
 )
-# How errors begin that deltalake raises as a plain OSError, with the words of its own file systems.
+# The start of errors that deltalake raises as a plain OSError, with messages of its own file systems.
 _DELTALAKE_MESSAGE = re.compile(r"^(Kernel|Generic \w+) error")
 _DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNORECASE)
 _SPARK_CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
-# What delta-rs says of a log with entries between others that are gone, and of one without its first.
+# Messages of delta-rs about a log with a gap, and about one without its first entry.
 _LOG_GAP = re.compile(r"found gap: .*?\bversion: (\d+),.* -> .*?\bversion: (\d+),")
 _UNREADABLE_FILE = re.compile(r"Failed to fetch metadata for file (.+?): (.*)", flags=re.DOTALL)
-"""What its query engine says of a data file that it cannot read, and why."""
+"""The query engine's message about a data file that it cannot read, and the reason."""
 _NO_FIRST_ENTRY = "No table metadata or protocol found in delta log"
-# What is wrong with the rows or the SQL that was handed in.
+# Errors in the rows or the SQL of the request.
 _REQUEST_ERRORS = (
     "DELTA_VIOLATE_CONSTRAINT",
     "DELTA_NOT_NULL_CONSTRAINT",
@@ -68,7 +68,7 @@ _REQUEST_ERRORS = (
     "INVALID_",
     "INCOMPATIBLE_",
 )
-# What is wrong with what is there.
+# Errors in the stored data.
 _LAKE_ERRORS = ("DELTA_", "PATH_NOT_FOUND", "FAILED_READ_FILE", "CANNOT_READ")
 
 
@@ -79,28 +79,31 @@ _DAMAGE_HINT = "cdc-platform check --deep names what else is damaged, and what i
 
 
 def is_content_error(error: Exception) -> bool:
-    """Whether a file cannot be read for what is in it: of where it lies the system says the name."""
+    """Return True if a file's contents are the reason why it cannot be read.
+
+    Errors about its location come from the system, with a file name or an errno.
+    """
     return not isinstance(error, OSError) or (error.filename is None and error.errno is None)
 
 
 def translate_errors(what: str) -> AbstractContextManager[None]:
-    """Run a block; an error that means something to a person leaves it as a `PlatformError` about `what`.
+    """Run a block and raise its known errors as a `PlatformError` about `what`.
 
-    Anything else is a defect and leaves it as it is.
+    Any other error is a defect and propagates unchanged.
     """
     return _ErrorTranslation(what)
 
 
 def translate_read_errors(what: str) -> AbstractContextManager[None]:
-    """Run a block that only reads rows of a table; as `translate_errors`.
+    """Run a block that only reads rows of a table, and translate its errors as `translate_errors` does.
 
-    Rows that do not have the declared columns and types are damage, and leave the block as a `StoreFailure`.
+    Rows that do not have the declared columns and types are damage, and raise a `StoreFailure`.
     """
     return _ErrorTranslation(f"reading {what}", of_rows=True)
 
 
 class _ErrorTranslation(AbstractContextManager[None]):
-    """Written out, since each read is two such blocks: a generator takes four times as long."""
+    """A class, since each read enters two of these blocks and a generator takes four times as long."""
 
     __slots__ = ("_of_rows", "_what")
 
@@ -112,22 +115,22 @@ class _ErrorTranslation(AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, PlatformError):
             return
-        told = translate_error(error, self._what)
-        if told is None and self._of_rows and isinstance(error, _ROW_ERRORS):
-            told = StoreFailure(f"{self._what}: {_shorten(str(error))}; {_DAMAGE_HINT}")
-        if told is not None:
-            raise told from error
+        translated = translate_error(error, self._what)
+        if translated is None and self._of_rows and isinstance(error, _ROW_ERRORS):
+            translated = StoreFailure(f"{self._what}: {_shorten(str(error))}; {_DAMAGE_HINT}")
+        if translated is not None:
+            raise translated from error
 
 
 def translate_error(error: Exception, what: str) -> PlatformError | None:
-    """The platform's error for a foreign one, or None where it is none that a person can do anything about."""
+    """Return the platform's error for a foreign one; None if a user cannot do anything about it."""
     module = type(error).__module__
     if isinstance(error, DeltaError):
         return _translate_deltalake(error, what)
     if module.startswith(("pyspark", "delta", "py4j")):
         return _translate_spark(error, what)
     if type(error) is Exception:
-        # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
+        # deltalake's query engine raises no class of its own, and puts a stack trace under its first line.
         return _translate_store_response(str(error), what) or _translate_store(
             (str(error).splitlines() or [""])[0], what
         )
@@ -136,9 +139,9 @@ def translate_error(error: Exception, what: str) -> PlatformError | None:
     if (
         isinstance(error, OSError)
         and error.errno is None
-        and (told := _translate_store_response(str(error), what)) is not None
+        and (translated := _translate_store_response(str(error), what)) is not None
     ):
-        return told
+        return translated
     if isinstance(error, OSError) and is_disk_full(error):
         return disk_full_error(error.filename or _folder_in_message(str(error)), what)
     if isinstance(error, OSError) and error.filename is not None:
@@ -149,7 +152,10 @@ def translate_error(error: Exception, what: str) -> PlatformError | None:
 
 
 def error_from_task_trace(error: Exception) -> PlatformError | None:
-    """The platform's error that a task of Spark raised: it comes as the text of a stack, with the error at its end."""
+    """Return the platform's error that a Spark task raised; None if it raised none.
+
+    Spark reports it as the text of a stack trace with the error at its end.
+    """
     raised = re.findall(r"^cdc_platform\.errors\.(\w+): ([^\n]*)$", str(error), flags=re.MULTILINE)
     if not raised:
         return None
@@ -157,15 +163,19 @@ def error_from_task_trace(error: Exception) -> PlatformError | None:
 
 
 def error_from_task_report(name: str, said: str) -> PlatformError:
-    """The platform's error of a class of this name that a task tells of; a write's verdict does not come along."""
+    """Return the platform's error of the class that a task reports by name.
+
+    `WriteRefused` becomes a `StateError`, since the verdict of a write is not part of the report.
+    """
     kind = getattr(errors, name, PlatformError)
     return (StateError if kind is errors.WriteRefused else kind)(said)
 
 
 def _get_spark_conflict_errors() -> tuple[type[Exception], ...]:
-    """What Delta on Spark raises when another writer came first: by running again, the later one wins or finds it done.
+    """Return the exceptions that Delta on Spark raises when another writer committed first.
 
-    Importing them teaches pyspark to raise them, in embedded sessions and on Connect.
+    When the later writer runs again, it commits or finds the work done. Importing these exceptions makes pyspark raise
+    them, in embedded sessions and on Connect.
     """
     import delta.connect.exceptions  # noqa: F401
     from delta import exceptions
@@ -197,10 +207,10 @@ def _translate_deltalake(error: DeltaError, what: str) -> PlatformError:
 
 
 def _translate_store(text: str, what: str) -> PlatformError:
-    """What the store says of its files: that they cannot be had now, or what is wrong with them."""
-    told = _translate_store_response(text, what)
-    if told is not None:
-        return told
+    """Translate a store's message about its files: they are unavailable now, or damaged."""
+    translated = _translate_store_response(text, what)
+    if translated is not None:
+        return translated
     if _DISK_FULL.search(text):
         return disk_full_error(_folder_in_message(text), what)
     lost = _describe_missing_file(text)
@@ -210,7 +220,7 @@ def _translate_store(text: str, what: str) -> PlatformError:
 
 
 def _describe_missing_file(text: str) -> str | None:
-    """Which entries of a log, or which data file, are gone, where that is what is wrong."""
+    """Describe the missing log entries or the missing data file; None if the message is about anything else."""
     unread = _UNREADABLE_FILE.search(text)
     if unread is not None and "not found" in unread[2]:
         return f"{unread[1]} is gone"
@@ -224,19 +234,19 @@ def _describe_missing_file(text: str) -> str | None:
 
 
 def _translate_store_response(text: str, what: str) -> PlatformError | None:
-    """What an object store answers that does not do now what it is asked; None of any other text."""
-    told = object_store.classify_store_error(text)
-    return None if told is None else type(told)(f"{what}: {told}")
+    """Translate an object store's refusal or failure of a request; None for any other text."""
+    translated = object_store.classify_store_error(text)
+    return None if translated is None else type(translated)(f"{what}: {translated}")
 
 
 def _folder_in_message(text: str) -> str:
-    """The folder of the file that a message names."""
+    """Return the folder of the file that a message names."""
     named = re.search(r"(?<![\w/])(/[^\s\"':,;)]+)/", text)
     return named[1] if named else "the device"
 
 
 def _translate_spark(error: Exception, what: str) -> PlatformError | None:
-    """Spark names its errors in brackets, `[NAME] message SQLSTATE: ...`, also inside a raw Py4J error."""
+    """Translate a Spark error, which has its name in brackets (`[NAME] message SQLSTATE: ...`), also within Py4J."""
     text = str(error)
     names = re.findall(r"\[([A-Z][A-Z0-9_.]+)\]\s*([^\n]*)", text)
     for name, message in names:
@@ -266,7 +276,7 @@ def _translate_spark_failure(error: Exception, text: str, what: str) -> Platform
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError") and "java" not in text.lower():
         return EnvironmentProblem(f"{what}: the JVM is gone ({_shorten(text)}); check free memory and run it again")
     if "Connect" in type(error).__name__ and ("UNAVAILABLE" in text or "UNAUTHENTICATED" in text):
-        # One that was started again has another token.
+        # A restarted server has a different token.
         return EnvironmentProblem(
             f"{what}: the Spark Connect server is gone; start it again, or unset {list_variables_to_unset()}"
         )
@@ -284,13 +294,13 @@ def _without_sqlstate(message: str) -> str:
 
 
 def _offending_values(text: str) -> str:
-    """The values that Delta lists under a broken constraint, on the same line."""
+    """Return the values that Delta lists under a broken constraint, joined on one line."""
     values = dict.fromkeys(re.findall(r"^ - (\S+ : [^\n]*)", text, flags=re.MULTILINE))
     return f" ({', '.join(values)})" if values else ""
 
 
 def _first_row(preview: str) -> str:
-    """`column=value, ...` of the first row in the frame that deltalake draws around rows that break a constraint."""
+    """Return `column=value, ...` of the first row in deltalake's preview of rows that break a constraint."""
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in preview.splitlines() if line.startswith("|")
     ]
@@ -300,6 +310,6 @@ def _first_row(preview: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """The first sentence of a foreign message, on one line."""
+    """Return the first sentence of a foreign message, on one line of at most 300 characters."""
     line = clean_message(text)
     return line if len(line) <= 300 else line[:297] + "..."

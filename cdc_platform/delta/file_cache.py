@@ -17,13 +17,13 @@ from cdc_platform.delta.files import DataFile, open_parquet
 from cdc_platform.storage import map_in_threads, parse_path, set_for_block
 
 _FILE_BYTES, _CACHE_BYTES = 1 << 18, 1 << 26
-"""Of the rows as they are before Parquet compresses them: of a file that is small, and of all that are kept."""
+"""Limits in uncompressed bytes: of a small file, and of all cached rows."""
 _THREADS = 16
 
 
 @dataclass
 class _FileCache:
-    """The rows of files by their paths; None of those that are not kept."""
+    """The rows of files by path; None for files that are not cached."""
 
     tables: dict[str, pa.Table | None] = field(default_factory=dict)
     bytes: int = 0
@@ -34,7 +34,7 @@ _file_cache: ContextVar[_FileCache | None] = ContextVar("read", default=None)
 
 @contextmanager
 def cache_file_reads() -> Iterator[None]:
-    """Read each small file once in a block, all of its columns, for whoever reads it next."""
+    """Within the block, read each small file once, with all of its columns."""
     if _file_cache.get() is not None:
         yield
         return
@@ -43,30 +43,30 @@ def cache_file_reads() -> Iterator[None]:
 
 
 def fits_in_cache(files: Sequence[DataFile]) -> bool:
-    """Whether these are read once each, by whoever reads them next. What is packed as IDs are is half of its size."""
+    """Return True if a cache is active and these files fit into it. Packed columns such as IDs compress to half."""
     return _file_cache.get() is not None and sum(file.bytes for file in files) <= _CACHE_BYTES // 4
 
 
 def read_cached_file(path: str) -> pa.Table | None:
-    """All rows of a small file in such a block; None for who has to read it in parts, and outside.
+    """Return all rows of a small file from the block's cache; None outside such a block or if the file is not small.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
-    kept = _file_cache.get()
-    if kept is None:
+    cache = _file_cache.get()
+    if cache is None:
         return None
-    if path not in kept.tables:
+    if path not in cache.tables:
         with open_parquet(path) as file:
             size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
-            fits = size <= _FILE_BYTES and kept.bytes + size <= _CACHE_BYTES
-            kept.tables[path] = file.read(use_threads=False) if fits else None
-            kept.bytes += size * fits
-    return kept.tables[path]
+            fits = size <= _FILE_BYTES and cache.bytes + size <= _CACHE_BYTES
+            cache.tables[path] = file.read(use_threads=False) if fits else None
+            cache.bytes += size * fits
+    return cache.tables[path]
 
 
 def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """All rows of a file that fits into memory, in all columns or some; raises as `read_cached_file`."""
+    """Return all rows of a file that fits into memory, in all columns or some; raises as `read_cached_file`."""
     rows = read_cached_file(path)
     if rows is not None:
         return rows if columns is None else rows.select(list(columns))
@@ -75,7 +75,7 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_files(paths: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
-    """All rows of some files, in some columns; of a store several files at once, since each is awaited."""
+    """Return all rows of some files, in some columns; read a store's files in parallel, since each read waits."""
     if len(paths) < 2 or parse_path(paths[0]).here is not None:
         return [read_file(path, columns) for path in paths]
     return map_in_threads(lambda path: read_file(path, columns), paths, _THREADS)

@@ -27,12 +27,12 @@ from cdc_platform.storage import StoragePath, parse_path
 from cdc_platform.tables import Table
 
 MAX_REASON_LENGTH = 500
-"""Characters of a reason."""
+"""The maximum number of characters of a reason."""
 
 
 @dataclass(frozen=True)
 class AcceptedCommit:
-    """A foreign commit that is accepted: in which version that is said, and the slices that are taken as they are."""
+    """An accepted foreign commit: the version that records it (`said_in`), and the partitions accepted as they are."""
 
     table: str
     version: int
@@ -42,14 +42,14 @@ class AcceptedCommit:
 
 
 def accept_commit(lake: Lake, name: str, version: int, because: str) -> AcceptedCommit:
-    """Accept a foreign commit of a table; one that is accepted stays as it was said.
+    """Accept a foreign commit of a table; an earlier acceptance stays unchanged.
 
-    Slices that another foreign commit has changed as well, which nobody has accepted, are left for that one.
+    Partitions that another foreign commit without acceptance has changed as well are left to that commit.
 
     Raises:
         NotFound: there is no such table or commit.
-        InputError: the commit is the platform's own, or from before there were envelopes, or changes nothing; or there
-            is no reason, or it is too long.
+        InputError: the commit is the platform's own, or older than CommitInfo, or changes nothing; or there is no
+            reason, or it is too long.
         StateError: a file of the table is damaged.
         ConflictError: other writers kept winning.
     """
@@ -61,9 +61,9 @@ def accept_commit(lake: Lake, name: str, version: int, because: str) -> Accepted
 
 @dataclass(frozen=True)
 class UndoneCommit:
-    """A foreign commit, and all behind it, that was taken back: to which version, and in which one that is recorded.
+    """A foreign commit that was undone with all later ones: the restored version, and the version that records it.
 
-    `moved`: the entries of the log that could not be read and were moved out of it, by where they lie now.
+    `moved` are the unreadable entries that were moved out of the log, by their new paths.
     """
 
     table: str
@@ -74,10 +74,10 @@ class UndoneCommit:
 
 
 def undo_commit(lake: Lake, name: str, version: int, because: str) -> UndoneCommit:
-    """Take a foreign commit of a table back, with everything behind it: the table is as in the version before.
+    """Undo a foreign commit of a table, with all later commits: restore the version before it.
 
     Entries of the log that no reader understands, so that the table cannot be opened, are moved into the folder
-    `damaged` of the home; what they wrote is gone with them.
+    `damaged` of the home; their changes are lost.
 
     Raises:
         NotFound: there is no such table or commit.
@@ -106,24 +106,26 @@ def _find_table(lake: Lake, name: str, because: str) -> Table:
 def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCommit:
     folder, name = lake.path(table), table.full_name
     log = transaction_log.get_log_folder(folder)
-    newest = max((each for each in map(transaction_log.version_from_name, log.names()) if each is not None), default=-1)
+    newest = max(
+        (number for number in map(transaction_log.version_from_name, log.names()) if number is not None), default=-1
+    )
     if 0 < version == newest + 1 and (moved := _list_moved_entries(lake, name, version)):
         # A process that died between the move and its record.
         return _record_undo(folder, name, version, because, moved)
     if not 0 < version <= newest:
         raise NotFound(f"{name} has no commit {version} that could be taken back; its newest is {newest}")
     entries: dict[int, Commit | None] = {}
-    for each in range(version, newest + 1):
+    for number in range(version, newest + 1):
         try:
-            entries[each] = transaction_log.read_commit(transaction_log.get_entry_path(folder, each), each)
+            entries[number] = transaction_log.read_commit(transaction_log.get_entry_path(folder, number), number)
         except ValueError:
-            entries[each] = None
+            entries[number] = None
         except OSError as error:
-            raise StateError(f"version {each} of {name} cannot be read: {error}; bring it back first") from None
+            raise StateError(f"version {number} of {name} cannot be read: {error}; bring it back first") from None
     _refuse_own(name, version, entries)
     before = version - 1
     _assert_restorable(folder, name, before)
-    changing = [each for each, commit in entries.items() if commit is None or commit.changes]
+    changing = [number for number, commit in entries.items() if commit is None or commit.changes]
     with translate_errors(f"taking back version {version} of {name}"):
         if None not in entries.values() and _try_restore(folder, before, dict.fromkeys(changing, because)):
             return UndoneCommit(name, version, before, newest + 1, ())
@@ -141,15 +143,15 @@ def _record_undo(folder: str, name: str, version: int, because: str, moved: tupl
 
 
 def _try_restore(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
-    """Restore a version of a table in a commit of its own; False where Delta cannot: then nothing was written.
+    """Restore a version of a table in a commit; return False, without a write, if Delta cannot.
 
     Raises:
         CommitFailedError: another writer was first.
     """
     try:
         opened = files.open_table(folder)
-        files.list_paths(opened)  # what is not in the table's folder cannot be taken out of the log by its name
-        if files.list_unsupported_features(opened):  # no version that is restored turns a feature off
+        files.list_paths(opened)  # Delta cannot remove a file outside the table's folder from the log
+        if files.list_unsupported_features(opened):  # restoring a version does not turn a feature off
             return False
         transaction_log.make_commit(
             opened,
@@ -177,7 +179,7 @@ def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -
     first = entries[version]
     if first is not None and first.envelope is not None:
         raise InputError(f"version {version} of {name} is the platform's own; only foreign commits are taken back")
-    own = [each for each, commit in entries.items() if commit is not None and commit.envelope and commit.changes]
+    own = [number for number, commit in entries.items() if commit is not None and commit.envelope and commit.changes]
     if own:
         raise StateError(
             f"the platform has written version {own[0]} of {name} since, which would go as well; accept version "
@@ -199,7 +201,7 @@ def _move_entries(lake: Lake, name: str, log: StoragePath, version: int) -> tupl
 
 
 def _list_moved_entries(lake: Lake, name: str, version: int) -> tuple[str, ...]:
-    """Return where the entries of a version and later ones lie that were moved out of a log earlier."""
+    """List the entries of a version and later ones that were moved out of a log earlier, by their new paths."""
     folder = lake.place.folder / f"damaged/{name}"
     return tuple(
         str(folder / file) for file in sorted(folder.names()) if file[:20].isdigit() and int(file[:20]) >= version
@@ -217,43 +219,47 @@ def _accept_once(lake: Lake, table: Table, version: int, because: str) -> Accept
     folder, name = lake.path(table), table.full_name
     opened = files.open_table(folder)
     history = list(transaction_log.iter_commits(folder, opened.version()))
-    said = {number: each.version for each in history if each.envelope for number in each.envelope.accepts}
-    if version in said:
-        return AcceptedCommit(name, version, said[version], (), is_new=False)
+    acceptances = {
+        number: commit.version for commit in history if commit.envelope for number in commit.envelope.accepts
+    }
+    if version in acceptances:
+        return AcceptedCommit(name, version, acceptances[version], (), is_new=False)
     foreign = verification.list_foreign_commits(history)
     _refuse_unless_foreign(name, version, history, foreign)
-    left = [each.version for each in foreign if each.version not in {*said, version}]
-    taken = _list_changed_partitions(folder, [number for number in (*said, version) if number not in left])
-    taken -= _list_changed_partitions(folder, left)
-    now = verification.digest_partitions(name, folder, opened.version(), taken)
-    said_in = opened.version() + 1
-    transaction_log.make_commit(
-        opened, lambda properties: _make_empty_commit(opened, properties), digests=now, accepts={version: because}
+    open_versions = [commit.version for commit in foreign if commit.version not in {*acceptances, version}]
+    partitions = _list_changed_partitions(
+        folder, [number for number in (*acceptances, version) if number not in open_versions]
     )
-    return AcceptedCommit(name, version, said_in, tuple(sorted(now)), is_new=True)
+    partitions -= _list_changed_partitions(folder, open_versions)
+    digests = verification.digest_partitions(name, folder, opened.version(), partitions)
+    recorded_in = opened.version() + 1
+    transaction_log.make_commit(
+        opened, lambda properties: _make_empty_commit(opened, properties), digests=digests, accepts={version: because}
+    )
+    return AcceptedCommit(name, version, recorded_in, tuple(sorted(digests)), is_new=True)
 
 
 def _refuse_unless_foreign(name: str, version: int, history: Sequence[Commit], foreign: Sequence[Commit]) -> None:
-    if any(each.version == version for each in foreign):
+    if any(commit.version == version for commit in foreign):
         return
-    found = next((each for each in history if each.version == version), None)
-    if found is None:
+    existing = next((commit for commit in history if commit.version == version), None)
+    if existing is None:
         raise NotFound(f"{name} has no commit {version} in its log; its newest is {history[0].version}")
-    why = "is the platform's own" if found.envelope else "changes nothing, or is from before commits had envelopes"
+    why = "is the platform's own" if existing.envelope else "changes nothing, or is from before commits had envelopes"
     raise InputError(f"version {version} of {name} {why}: there is nothing to accept; check names foreign commits")
 
 
 def _list_changed_partitions(folder: str, versions: Sequence[int]) -> set[str]:
-    """The slices of which commits have put in or taken out a file."""
-    found: set[str] = set()
+    """Return the partitions in which commits have added or removed a file."""
+    partitions: set[str] = set()
     for version in versions:
         after, before = (_map_files_to_partitions(folder, number) for number in (version, version - 1))
-        found |= {name for path, name in (after | before).items() if (path in after) != (path in before)}
-    return found
+        partitions |= {name for path, name in (after | before).items() if (path in after) != (path in before)}
+    return partitions
 
 
 def _map_files_to_partitions(folder: str, version: int) -> dict[str, str]:
-    """The files of a version, each with its slice."""
+    """Return the partition of each file of a version, by path."""
     try:
         opened = files.open_table(folder, version)
     except OSError as error:

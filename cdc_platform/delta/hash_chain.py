@@ -1,8 +1,8 @@
-"""A hash chain over a table's commits, by which a stored link later reveals a changed history.
+"""Hash chain over a table's commits. A stored link later reveals a changed history.
 
-A version's link is the SHA-256, in hex, of the line `PRIOR VERSION ENTRY` and a line feed: the previous link (64
-zeros before the first), the version number, and the SHA-256 of its log entry's file. An entry never changes, and
-contains the CommitInfo with author and digests.
+A version's link is the SHA-256, in hex, of the line `PRIOR VERSION ENTRY` and a line feed: the previous link (64 zeros
+before the first), the version number, and the SHA-256 of its log entry's file. An entry never changes, and contains the
+CommitInfo with author and digests.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _MAX_LINKS = 256
 
 
 class ChainStatus(StrEnum):
-    """What a look at something that was written down once can find."""
+    """Result of comparing the current state with a recorded one."""
 
     HOLDS = "holds"
     NEWER = "newer"
-    """It was so, and the home has gone on since."""
+    """The recorded state is intact, and newer commits follow it."""
     UNKNOWN = "unknown"
-    """What it takes to tell is not there any more."""
+    """The log no longer has the entries that the comparison needs."""
     DIFFERS = "differs"
 
 
 @dataclass(frozen=True)
 class HashChain:
-    """What is kept of a chain: the versions of a log from `first` to `last`, and the links of some, the last's always.
+    """The recorded chain of a log: versions `first` to `last`, and links of some of them, always including the last.
 
-    `first` is above 0 where Delta had removed the entries before it.
+    `first` is above 0 where Delta had removed the earlier entries.
     """
 
     first: int
@@ -47,14 +47,14 @@ class HashChain:
 
 @dataclass(frozen=True)
 class ChainComparison:
-    """What a look has found, and that in words."""
+    """The result of a comparison, and its description."""
 
     answer: ChainStatus
     said: str
 
 
 def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
-    """The chain of a table's log as it is there; None where there is no table. Of many links it keeps some.
+    """Return the hash chain of a table's log, with at most 256 links; None if there is no table.
 
     Raises:
         StoreFailure: an entry cannot be read.
@@ -76,7 +76,7 @@ def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
 
 
 def compare_hash_chain(lake: Lake, table: Table, kept: HashChain) -> ChainComparison:
-    """Whether a table's log still begins with the commits of a chain that was kept.
+    """Compare a table's log with a recorded hash chain.
 
     Raises:
         StoreFailure: an entry cannot be read.
@@ -87,17 +87,17 @@ def compare_hash_chain(lake: Lake, table: Table, kept: HashChain) -> ChainCompar
         return ChainComparison(ChainStatus.DIFFERS, f"the log {ends}, it had version {kept.last}")
     folder = lake.path(table)
     with translate_errors(f"reading the log of {table.full_name}"):
-        there = [
+        versions = [
             version
             for version in range(kept.first, kept.last + 1)
             if transaction_log.get_entry_path(folder, version).seen()
         ]
-        if not there:
+        if not versions:
             return ChainComparison(ChainStatus.UNKNOWN, f"versions {kept.first} to {kept.last} are in the log no more")
-        if there[-1] != kept.last or len(there) != kept.last - there[0] + 1:
-            gone = min(set(range(there[0], kept.last + 1)) - set(there))
-            return ChainComparison(ChainStatus.DIFFERS, f"version {gone} is missing between others")
-        begins = _find_start(kept, there[0])
+        if versions[-1] != kept.last or len(versions) != kept.last - versions[0] + 1:
+            missing = min(set(range(versions[0], kept.last + 1)) - set(versions))
+            return ChainComparison(ChainStatus.DIFFERS, f"version {missing} is missing between others")
+        begins = _find_start(kept, versions[0])
         if begins is None:
             return ChainComparison(
                 ChainStatus.UNKNOWN, f"of versions {kept.first} to {kept.last} too few are in the log to tell"
@@ -110,8 +110,10 @@ def compare_hash_chain(lake: Lake, table: Table, kept: HashChain) -> ChainCompar
                 return ChainComparison(ChainStatus.DIFFERS, f"{where} is not the commit that it was")
             sound = version if version in kept.links else sound
     if begin > kept.first:
-        said = f"versions {begin} to {kept.last} are what they were; {kept.first} to {begin - 1} are in the log no more"
-        return ChainComparison(ChainStatus.UNKNOWN, said)
+        message = (
+            f"versions {begin} to {kept.last} are what they were; {kept.first} to {begin - 1} are in the log no more"
+        )
+        return ChainComparison(ChainStatus.UNKNOWN, message)
     if newest > kept.last:
         return ChainComparison(
             ChainStatus.NEWER, f"{_describe_versions(kept)} what they were; {newest - kept.last} came since"
@@ -124,7 +126,10 @@ def _describe_versions(kept: HashChain) -> str:
 
 
 def _find_start(kept: HashChain, there: int) -> tuple[int, str] | None:
-    """From which version on, and behind which link, entries that begin with `there` can be held against a chain."""
+    """Return the first version that can be compared with a recorded chain, and the link before it.
+
+    `there` is the first version still in the log. Return None if no recorded link can be used.
+    """
     if there == kept.first:
         return there, GENESIS_LINK
     known = min((version for version in kept.links if there - 1 <= version < kept.last), default=None)
@@ -132,7 +137,7 @@ def _find_start(kept: HashChain, there: int) -> tuple[int, str] | None:
 
 
 def _iter_links(folder: str, first: int, last: int, prior: str) -> Iterator[tuple[int, str]]:
-    """The links of versions, one after the other."""
+    """Yield each version of a range with its link."""
     for version in range(first, last + 1):
         entry = sha256(transaction_log.get_entry_path(folder, version).read()).hexdigest()
         prior = sha256(f"{prior} {version} {entry}\n".encode()).hexdigest()

@@ -26,12 +26,12 @@ from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, map_in_th
 _ATTEMPTS = 5
 _THREADS = 8
 _CHUNK_BYTES = 8 << 20
-"""Bytes of a file that are in memory at once."""
+"""The bytes of a file in memory at once."""
 
 
 @dataclass(frozen=True)
 class LakeCopyResult:
-    """What lies at the other end now: tables, files in all, and how many of them were there already."""
+    """The tables and files at the target, and the number of files that were there already."""
 
     tables: int = 0
     files: int = 0
@@ -42,59 +42,61 @@ class LakeCopyResult:
 
 
 def read_settled_versions(*lakes: Lake) -> list[dict[str, int]]:
-    """The newest version of each table of each lake, such that none changed while they were looked up.
+    """Return the newest version of each table of each lake, from a moment when none changed.
 
     Raises:
-        ConflictError: somebody writes all the time.
+        ConflictError: a writer commits all the time.
     """
     seen = [read_newest_versions(lake) for lake in lakes]
     for _ in range(_ATTEMPTS):
-        again = [read_newest_versions(lake) for lake in lakes]
-        if again == seen:
+        current = [read_newest_versions(lake) for lake in lakes]
+        if current == seen:
             return seen
-        seen = again
+        seen = current
     raise ConflictError(f"{lakes[0].place} is written to all the time; copy it when less is going on")
 
 
 def assert_can_copy_to(target: Lake) -> None:
-    """Hold that a lake may be copied there.
+    """Raise an error unless a lake may be copied to the target.
 
     Raises:
-        Unavailable, NoConditionalWrites: there is no room, or the store is none that may be written to.
+        Unavailable, NoConditionalWrites: the disk is full, or the store does not support the platform's writes.
     """
     write_check.assert_storage_writable(target.place, 0, f"copying to {target.place.folder}")
 
 
 def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str], None]) -> LakeCopyResult:
-    """Copy the tables as they are at these versions; what lies there is compared with what it was copied of.
+    """Copy the tables at these versions, and verify the copy.
 
-    Every file is read again there and has the bytes that were read here; one that is there and has them is not copied
-    again. The rows of these versions are compared with the digests of their commits as well. `told` gets the name of
-    each table.
+    Every copied file is read again at the target and compared with the bytes read at the source; an identical file is
+    not copied again. The rows of these versions are compared with the digests of their commits as well. `told` is
+    called with the name of each table.
 
     Raises:
-        StateError: what lies at the other end is not what the commits say, or is another table.
+        StateError: the copy differs from its commits, or the target has another table.
     """
     assert_can_copy_to(target)
     done = LakeCopyResult()
-    # In a home that is a folder they only move to where they belong.
+    # In a folder, drafts are renamed to their final paths.
     with atomic.temporary_folder("copy", local_state_folder(target.place.folder)) as folder:
         for name, version in at.items():
             told(name)
             keyspace, _, short = name.partition(".")
-            here, there = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
+            source_path, target_path = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
             done += LakeCopyResult(tables=1)
-            # The log comes last, and in its order: a table is there at once, or grows version by version.
+            # Copy the log last and in order, so that a table appears at once, or grows version by version.
             with translate_read_errors(f"the log of {name}"):
-                data, log = _list_table_files(here, version)
-            done += _copy_all(here, there, data, folder, at_once=_THREADS)
-            done += _copy_all(here, there, log, folder, at_once=1)
-    wrong = [line for each in verify_tables(target, deep=True, names=at) for line in (*each.damage, *each.strange)]
+                data, log = _list_table_files(source_path, version)
+            done += _copy_all(source_path, target_path, data, folder, at_once=_THREADS)
+            done += _copy_all(source_path, target_path, log, folder, at_once=1)
+    wrong = [
+        line for result in verify_tables(target, deep=True, names=at) for line in (*result.damage, *result.strange)
+    ]
     if wrong:
-        here, there = source.place.folder, target.place.folder
+        source_path, target_path = source.place.folder, target.place.folder
         raise StateError(
             f"the copy at {target.place} is not what was copied: {wrong[0]}; where cdc-platform check --deep finds "
-            f"that in {here} as well, mend it there, remove what lies at {there}, and copy it anew"
+            f"that in {source_path} as well, mend it there, remove what lies at {target_path}, and copy it anew"
         )
     newest = read_newest_versions(target)
     other = next((name for name, version in at.items() if newest.get(name) != version), None)
@@ -104,40 +106,46 @@ def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callabl
 
 
 def _list_table_files(table: StoragePath, version: int) -> tuple[list[str], list[str]]:
-    """The files of a table up to a version: those of its rows, and those of its log, checkpoints before commits."""
+    """Return the data files and the log files (checkpoints before commits) of a table up to a version."""
     log = table / LOG_FOLDER
     names = [name for name in log.names() if name[:20].isdigit() and int(name[:20]) <= version]
     commits = [name for name in names if name.endswith(".json")]
     with translate_errors(f"opening {table}"):
         opened = files.open_table(str(table), version)
-        held = {decode_path(path) for path in opened.get_add_actions().column("path").to_pylist()}
+        data_paths = {decode_path(path) for path in opened.get_add_actions().column("path").to_pylist()}
     for name in commits:
         for line in (log / name).read().decode().splitlines():
             added = json.loads(line).get("add")
             if added is not None:
-                held.add(decode_path(added["path"]))
+                data_paths.add(decode_path(added["path"]))
     ordered = [*sorted(set(names) - set(commits)), *sorted(commits)]
-    return sorted(held), [f"{LOG_FOLDER}/{name}" for name in ordered]
+    return sorted(data_paths), [f"{LOG_FOLDER}/{name}" for name in ordered]
 
 
 def _copy_all(
     here: StoragePath, there: StoragePath, paths: Sequence[str], folder: Path, *, at_once: int
 ) -> LakeCopyResult:
-    found = map_in_threads(lambda path: _copy_file(here / path, there / path, folder), paths, at_once)
-    return LakeCopyResult(files=sum(each is not None for each in found), found=sum(each is True for each in found))
+    results = map_in_threads(lambda path: _copy_file(here / path, there / path, folder), paths, at_once)
+    return LakeCopyResult(
+        files=sum(result is not None for result in results), found=sum(result is True for result in results)
+    )
 
 
 def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool | None:
-    """Bring a file there, whole; whether it was there already, None where it is gone from here.
+    """Copy a file whole; return True if the target had it already, None if the source no longer exists.
 
-    Files of earlier versions that an upkeep has removed are gone; one of the version that is copied would be missed.
+    Maintenance removes files of earlier versions. The final verification reports a missing file of the copied version.
     """
     try:
-        here = source.seen()
-        if here is None:
+        source_stat = source.seen()
+        if source_stat is None:
             return None
-        there = target.seen()
-        if there is not None and there.bytes == here.bytes and _hash_file(target) == _hash_file(source):
+        target_stat = target.seen()
+        if (
+            target_stat is not None
+            and target_stat.bytes == source_stat.bytes
+            and _hash_file(target) == _hash_file(source)
+        ):
             return True
         draft = folder / uuid.uuid4().hex
         due = _write_draft(source, draft)
@@ -153,7 +161,7 @@ def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool |
 
 
 def _write_draft(source: StoragePath, draft: Path) -> bytes:
-    """Write a file anew on this machine; answers with the digest of its bytes."""
+    """Copy a file to this machine; return the digest of its bytes."""
     digest = hashlib.sha256()
     with draft.open("wb") as file:
         for part in _iter_chunks(source):
@@ -170,17 +178,17 @@ def _hash_file(file: StoragePath) -> bytes:
 
 
 def _iter_chunks(file: StoragePath) -> Iterator[bytes]:
-    """The bytes of a file, some at a time.
+    """Yield the bytes of a file in chunks.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
     if isinstance(file, ObjectStorePath):
-        seen = file.seen()
-        if seen is None:
+        stat = file.seen()
+        if stat is None:
             raise FileNotFoundError(str(file))
-        for start in range(0, seen.bytes, _CHUNK_BYTES):
-            yield file.read_range(start, min(start + _CHUNK_BYTES, seen.bytes))
+        for start in range(0, stat.bytes, _CHUNK_BYTES):
+            yield file.read_range(start, min(start + _CHUNK_BYTES, stat.bytes))
         return
     assert file.here is not None
     with file.here.open("rb") as opened:
@@ -188,12 +196,12 @@ def _iter_chunks(file: StoragePath) -> Iterator[bytes]:
 
 
 def get_copy_note_path(home: str) -> StoragePath:
-    """Where it is noted that a home is a copy that is not whole yet."""
+    """Return the path of the note that marks a home as an incomplete copy."""
     return parse_path(home) / ".copying.json"
 
 
 def put_file(place: StoragePath, content: bytes) -> None:
-    """Give a file at either end this content, at once."""
+    """Write a file atomically, at the source or the target."""
     if isinstance(place, ObjectStorePath):
         place.put(content)
         return
@@ -203,7 +211,7 @@ def put_file(place: StoragePath, content: bytes) -> None:
 
 
 def copy_named_files(source: StoragePath, target: StoragePath, names: Sequence[str]) -> None:
-    """Bring the files of these names that lie in a home into its copy."""
+    """Copy the files of these names, if they exist, from a home into its copy."""
     for name in names:
         try:
             content = (source / name).read()

@@ -30,17 +30,17 @@ from cdc_platform.storage import parse_path
 from cdc_platform.tables import Table
 
 _CACHED_ENTRIES = 50_000
-"""Entries of logs, which never change, that a process remembers."""
+"""Log entries that a process caches; an entry never changes."""
 
 _STATISTICS_ROUNDING = timedelta(milliseconds=1)
 
 PartSelector = Mapping[str, Any]
-"""The values of columns that name a part; none name the whole table."""
+"""Column values that select a part; an empty mapping selects the whole table."""
 
 
 @dataclass(frozen=True, eq=False)
 class PartChange:
-    """A commit that wrote or removed rows of a part: `written` rows are those that it brought, `removed` it took."""
+    """A commit that changed a part: it added `written` rows and removed `removed` rows."""
 
     commit: Commit
     written: int
@@ -61,7 +61,7 @@ class _LogEntry:
 
 
 class PartitionDigests:
-    """The digests of a table's slices as they are now: what commits say of them, else what their files hold."""
+    """The current digests of a table's partitions: from its commits or, where they record none, from its files."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
         self._rule = lake.digest_rule(table)
@@ -72,16 +72,19 @@ class PartitionDigests:
         for entry in _iter_entries(lake, table):
             if self._files.keys() <= self._said.keys():
                 break
-            said = {} if entry.commit.envelope is None else entry.commit.envelope.digests
-            self._said = {name: digest for name, digest in said.items() if name in self._files} | self._said
+            recorded = {} if entry.commit.envelope is None else entry.commit.envelope.digests
+            self._said = {name: digest for name, digest in recorded.items() if name in self._files} | self._said
 
     @property
     def names(self) -> list[str]:
-        """The slices that have rows."""
+        """The partitions that have rows."""
         return [name for name, files in self._files.items() if any(file.rows for file in files)]
 
     def digest(self, name: str, *, most_bytes: int | None = None) -> int | None:
-        """The digest of a slice; None where it has no rows, or where more than so many bytes had to be read for it."""
+        """Return the digest of a partition.
+
+        Return None if it has no rows, or if computing the digest would read more than `most_bytes` bytes.
+        """
         files = [file for file in self._files.get(name, ()) if file.rows]
         if not files:
             return None
@@ -93,7 +96,7 @@ class PartitionDigests:
 
 
 def get_part_digest(lake: Lake, table: Table, where: PartSelector) -> int | None:
-    """The digest of a part as it is now; None where it has no rows.
+    """Return the current digest of a part; None if it has no rows.
 
     Raises:
         StoreFailure: the log or a file cannot be read.
@@ -108,41 +111,42 @@ def get_part_digest(lake: Lake, table: Table, where: PartSelector) -> int | None
 
 
 def get_table_digest(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | None:
-    """The digest of a whole table: of one without slices that of its rows, else a hash of its slices'; None: no rows.
+    """Return the digest of a whole table; None if it has no rows.
 
-    None as well where more than so many bytes of a slice had to be read for it, because no commit says what it holds.
+    For a table without partitions this is the digest of its rows, otherwise a hash of its partitions' digests. Return
+    None as well if no commit records a partition's digest and computing it would read more than `most_bytes` bytes.
     """
     with translate_errors(f"reading {table.full_name}"):
         slices = PartitionDigests(lake, table)
-        found = {name: slices.digest(name, most_bytes=most_bytes) for name in slices.names}
-    told = {name: digest for name, digest in found.items() if digest is not None}
-    if not told or len(told) < len(found):
+        digests = {name: slices.digest(name, most_bytes=most_bytes) for name in slices.names}
+    known = {name: digest for name, digest in digests.items() if digest is not None}
+    if not known or len(known) < len(digests):
         return None
     if not table.partition_by:
-        return told[""]
-    lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(told.items()))
+        return known[""]
+    lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(known.items()))
     return int.from_bytes(blake2b(lines.encode(), digest_size=BLAKE2B_BYTES).digest(), "little")
 
 
 def get_recorded_digest(lake: Lake, table: Table, where: PartSelector, at_ms: int) -> int | None:
-    """The digest that commits said a slice has at a time (ms by their writers' clocks); None where none says so."""
+    """Return a partition's digest at a time (ms by its writers' clocks) from the commits; None if none records it."""
     name = row_hash.partition_name_from_values(tuple(where), where)
     for entry in _iter_entries(lake, table):
-        said = entry.commit.envelope
-        if said is not None and (entry.commit.at_ms or 0) <= at_ms and name in said.digests:
-            return said.digests[name]
+        info = entry.commit.envelope
+        if info is not None and (entry.commit.at_ms or 0) <= at_ms and name in info.digests:
+            return info.digests[name]
     return None
 
 
 def find_last_change(lake: Lake, table: Table, where: PartSelector) -> PartChange | None:
-    """The newest commit that wrote rows of a part; None where it cannot be told any more."""
+    """Return the newest commit that wrote rows of a part; None if the log or files no longer show it."""
     return next((change for change in iter_changes(lake, table, where) if change.written), None)
 
 
 def iter_changes(lake: Lake, table: Table, where: PartSelector) -> Iterator[PartChange]:
-    """The commits that changed a part, newest first, as far back as log and files go.
+    """Yield the commits that changed a part, newest first, as far back as log and files go.
 
-    A slice that was replaced by the same rows was written all the same; of other parts only what changed is told.
+    A partition that was replaced by the same rows counts as written; for other parts only actual differences count.
 
     Raises:
         StoreFailure: an entry of the log cannot be read.
@@ -155,19 +159,19 @@ def iter_changes(lake: Lake, table: Table, where: PartSelector) -> Iterator[Part
         if not added and not removed:
             continue
         if not rest:
-            rows = (sum(int(stats.get("numRecords") or 1) for _, _, stats in some) for some in (added, removed))
+            rows = (sum(int(stats.get("numRecords") or 1) for _, _, stats in files) for files in (added, removed))
             yield PartChange(entry.commit, *rows)
             continue
-        brought, took = (_hash_selected_rows(lake, table, some, rest) for some in (added, removed))
-        if brought is None or took is None:
+        added_keys, removed_keys = (_hash_selected_rows(lake, table, files, rest) for files in (added, removed))
+        if added_keys is None or removed_keys is None:
             continue
-        same = brought & took
-        if brought - same or took - same:
-            yield PartChange(entry.commit, len(brought - same), len(took - same))
+        common = added_keys & removed_keys
+        if added_keys - common or removed_keys - common:
+            yield PartChange(entry.commit, len(added_keys - common), len(removed_keys - common))
 
 
 def _iter_entries(lake: Lake, table: Table) -> Iterator[_LogEntry]:
-    """The log's entries that there still are, newest first."""
+    """Yield the entries that are still in the log, newest first."""
     version = lake.version(table)
     folder = lake.path(table)
     with translate_errors(f"reading the log of {table.full_name}"):
@@ -182,26 +186,30 @@ def _iter_entries(lake: Lake, table: Table) -> Iterator[_LogEntry]:
 
 @lru_cache(maxsize=_CACHED_ENTRIES)
 def _digest_file(path: str, rule: row_hash.DigestRule) -> int:
-    """The sum of the digests of a file's rows. A file never changes."""
+    """Return the sum of the digests of a file's rows. A file never changes."""
     parts = (row_hash.digest_rows(pa.Table.from_batches([batch]), (), rule) for batch in read_file_batches(path))
     return sum(sum(part.values()) for part in parts) % row_hash.DIGEST_MODULUS
 
 
 @lru_cache(maxsize=_CACHED_ENTRIES)
 def _read_entry(file: str, version: int, _mark: str) -> _LogEntry:
-    found: dict[str, list[_LogFile]] = {"add": [], "remove": []}
+    files_by_kind: dict[str, list[_LogFile]] = {"add": [], "remove": []}
     actions = transaction_log.read_actions(parse_path(file))
     for action in actions:
-        for kind, files in found.items():
+        for kind, files in files_by_kind.items():
             if kind in action and action[kind].get("dataChange", True):
-                said = action[kind]
-                stats = json.loads(said.get("stats") or "{}")
-                files.append((said["path"], said.get("partitionValues") or {}, stats))
-    return _LogEntry(transaction_log.commit_from_actions(actions, version), tuple(found["add"]), tuple(found["remove"]))
+                file_action = action[kind]
+                stats = json.loads(file_action.get("stats") or "{}")
+                files.append((file_action["path"], file_action.get("partitionValues") or {}, stats))
+    return _LogEntry(
+        transaction_log.commit_from_actions(actions, version),
+        tuple(files_by_kind["add"]),
+        tuple(files_by_kind["remove"]),
+    )
 
 
 def _can_contain(file: _LogFile, slices: PartSelector, rest: PartSelector) -> bool:
-    """Whether a file can hold rows of a part, by its partition values and its statistics."""
+    """Return True if a file can hold rows of a part, by its partition values and its statistics."""
     _, partition, stats = file
     if any(not _equals_partition_value(partition.get(name), value) for name, value in slices.items()):
         return False
@@ -210,7 +218,10 @@ def _can_contain(file: _LogFile, slices: PartSelector, rest: PartSelector) -> bo
 
 
 def _is_between(value: Any, low: Any, high: Any) -> bool:
-    """Whether statistics leave room for a value. Who wrote them may have cut texts short, and times to milliseconds."""
+    """Return True if the bounds in a file's statistics allow a value.
+
+    Writers may truncate strings, and round times to milliseconds.
+    """
     if not (isinstance(low, str) and isinstance(high, str)):
         return True
     if isinstance(value, datetime):
@@ -219,32 +230,32 @@ def _is_between(value: Any, low: Any, high: Any) -> bool:
 
 
 def _parse_time(written: str) -> datetime:
-    """A time as Delta's log writes it, in UTC."""
+    """Parse a time as Delta's log writes it, in UTC."""
     return datetime.fromisoformat(f"{written.replace(' ', 'T').removesuffix('Z')}+00:00")
 
 
 def _equals_partition_value(written: Any, value: Any) -> bool:
-    """Whether a partition value, as Delta's log writes it, is this value."""
+    """Return True if a partition value, as Delta's log writes it, equals this value."""
     if isinstance(value, datetime) and isinstance(written, str):
         return _parse_time(written) == value
     return written == (None if value is None else str(value))
 
 
 def _hash_selected_rows(lake: Lake, table: Table, files: Sequence[_LogFile], rest: PartSelector) -> set[bytes] | None:
-    """The digests of the rows of some files that belong to a part; None where a file is gone."""
-    found: set[bytes] = set()
+    """Return the digests of the rows in some files that belong to a part; None if a file is gone."""
+    digests: set[bytes] = set()
     for path, _, _ in files:
         file = parse_path(lake.path(table)) / decode_path(path)
         try:
             rows = file_cache.read_file(str(file))
         except FileNotFoundError:
             return None
-        # Not a filter: deltalake's files may have views, with which Arrow can do little.
+        # Compare columns instead of filtering: files of deltalake may have view types, which Arrow barely supports.
         chosen = np.ones(rows.num_rows, dtype=bool)
         for name, value in rest.items():
             column = rows[name].cast(pa.string()) if isinstance(value, str) else rows[name]
             same = compute.equal(column, pa.scalar(value, column.type))
             chosen &= np.asarray(compute.fill_null(same, False))
         keys = hash_keys(rows, rows.schema.names)
-        found |= {key for key, wanted in zip(keys, chosen.tolist(), strict=True) if wanted}
-    return found
+        digests |= {key for key, wanted in zip(keys, chosen.tolist(), strict=True) if wanted}
+    return digests

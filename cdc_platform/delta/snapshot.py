@@ -25,20 +25,21 @@ from cdc_platform.tables import Table
 if TYPE_CHECKING:
     from pyarrow import dataset as arrow_dataset
 
-# Of what is not here (deletion vectors, column mapping) a file alone does not tell the rows that a table has.
+# With other features (deletion vectors, column mapping) the data files alone do not determine the rows.
 _READABLE_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
-# A scan has this many files open, and batches read ahead in each: by default they are 4 and 16 batches of 131,072
-# rows, gigabytes where rows have lists of streams.
+# Limits of a scan: files open at once, and batches read ahead in each. The defaults, 4 files and 16 batches of 131,072
+# rows, take gigabytes if rows have lists of streams.
 _FILES_AHEAD, _BATCHES_AHEAD, _ROWS_A_BATCH = 2, 2, 1 << 15
 
 _TIME_TYPES = frozenset({pa.timestamp("us"), pa.timestamp("us", "UTC")})
 _MAX_EXACT_US = 1 << 62
-"""Moments (µs) from here on are not rounded to others that are none."""
+"""Times (µs) from here on get no bounds, since rounding would overflow."""
 
 
 class SnapshotFile(NamedTuple):
-    """A data file: its path in the table's folder, its values in the partition columns, and between which moments the
-    `times` of its rows lie (in the unit of the column), by columns in which it has no null.
+    """A data file: its path in the table's folder, its partition values, and the bounds of its times.
+
+    `times` has the least and the greatest value (in the unit of the column) of the columns without nulls in the file.
     """
 
     path: str
@@ -50,7 +51,7 @@ class SnapshotFile(NamedTuple):
 class Snapshot:
     """A version of a table: its columns, its files.
 
-    `beyond` are the Delta features by which the files alone do not tell which rows it has.
+    `beyond` are the Delta features that need more than the data files to read the rows.
     """
 
     table: Table
@@ -61,7 +62,7 @@ class Snapshot:
     beyond: tuple[str, ...] = ()
 
     def dataset(self) -> arrow_dataset.Dataset:
-        """The rows, to be scanned any number of times.
+        """Return the rows as a dataset that can be scanned any number of times.
 
         Row groups that a filter excludes stay unread; files that it excludes by partition or time are not opened.
 
@@ -75,7 +76,7 @@ class Snapshot:
             )
         arrow = _import_dataset()
         system, folder = _file_system(self.folder)
-        # Spark writes times of 12 bytes, which pyarrow would read as nanoseconds.
+        # Spark writes INT96 times, which pyarrow would read as nanoseconds.
         reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
         fragments = [
             reading.make_fragment(f"{folder}{part.path}", system, partition_expression=self._holds(part))
@@ -84,31 +85,31 @@ class Snapshot:
         return _get_bounded_dataset_class()(fragments, self.schema, reading, system)
 
     def damage(self) -> str | None:
-        """The first file that is missing or cannot be read to its end, and why; None where all is well.
+        """Describe the first file that is missing or cannot be read to its end; None if all is well.
 
-        Reads every file: for when a query has failed.
+        This reads every file, so call it only after a query has failed.
         """
         for part in self.parts:
-            told = _find_damage(self.folder / part.path)
-            if told is not None:
-                return f"{self.table.full_name}: {self.folder / part.path} {told}"
+            message = _find_damage(self.folder / part.path)
+            if message is not None:
+                return f"{self.table.full_name}: {self.folder / part.path} {message}"
         return None
 
     def _holds(self, part: SnapshotFile) -> arrow_dataset.Expression | None:
-        """What is true of every row of a file."""
+        """Return an expression that holds for every row of a file."""
         field = _import_dataset().field
-        each = [
+        conditions = [
             field(name).is_null() if value is None else field(name) == pa.scalar(value, self.schema.field(name).type)
             for name, value in part.values.items()
         ]
         for name, (low, high) in part.times.items():
             low, high = (pa.scalar(at, self.schema.field(name).type) for at in (low, high))
-            each += [field(name) >= low, field(name) <= high]
-        return reduce(and_, each) if each else None
+            conditions += [field(name) >= low, field(name) <= high]
+        return reduce(and_, conditions) if conditions else None
 
 
 def read_newest_snapshot(lake: Lake, table: Table) -> Snapshot | None:
-    """The table as it is now; None where it does not exist.
+    """Return the newest snapshot of a table; None if the table does not exist.
 
     Raises:
         StateError: its log is damaged.
@@ -118,10 +119,10 @@ def read_newest_snapshot(lake: Lake, table: Table) -> Snapshot | None:
 
 
 def read_snapshot_at_version(lake: Lake, table: Table, version: int) -> Snapshot:
-    """A version of the table, in the columns that it had then.
+    """Return the snapshot of a version, in the columns of that version.
 
     Raises:
-        NotFound: there is no such version, any more or yet.
+        NotFound: the version does not exist, or not any more.
         StateError: as `read_newest_snapshot`.
     """
     opened = _open_newest(lake, table)
@@ -133,21 +134,21 @@ def read_snapshot_at_version(lake: Lake, table: Table, version: int) -> Snapshot
 
 
 def read_snapshot_at_time(lake: Lake, table: Table, at_us: Microseconds) -> Snapshot | None:
-    """The newest version that was committed at `at_us` (µs) or before; None where the table did not exist then.
+    """Return the newest snapshot committed at `at_us` (µs) or before; None if the table did not exist then.
 
-    By the times in the commits, which are of the clocks of the machines that made them.
+    The times in the commits come from the clocks of the machines that made them.
 
     Raises:
-        NotFound: what the table was then is forgotten.
+        NotFound: the log no longer goes back to that time.
         StateError: as `read_newest_snapshot`.
     """
     opened = _open_newest(lake, table)
     if opened is None:
         return None
     commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.history() if "timestamp" in entry)
-    found = max((version for version, ms in commits if us_from_ms(ms) <= at_us), default=None)
-    if found is not None:
-        return _read_at_version(lake, table, opened, found)
+    newest = max((version for version, ms in commits if us_from_ms(ms) <= at_us), default=None)
+    if newest is not None:
+        return _read_at_version(lake, table, opened, newest)
     if commits and commits[0][0] == 0:
         return None
     raise NotFound(
@@ -168,11 +169,13 @@ def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int)
     if version != opened.version():
         with translate_errors(f"opening version {version} of {table.full_name}"):
             opened = files.open_table(lake.path(table), version)
-    found = _make_snapshot(lake, table, opened)
-    gone = next((part.path for part in found.parts if (found.folder / part.path).seen() is None), None)
+    snapshot = _make_snapshot(lake, table, opened)
+    gone = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).seen() is None), None)
     if gone is not None:
-        raise NotFound(f"version {version} of {table.full_name} cannot be read any more: {found.folder / gone} is gone")
-    return found
+        raise NotFound(
+            f"version {version} of {table.full_name} cannot be read any more: {snapshot.folder / gone} is gone"
+        )
+    return snapshot
 
 
 def _make_snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
@@ -183,7 +186,7 @@ def _make_snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
         paths = list(map(files.decode_path, added["path"].to_pylist())) if added.num_rows else []
     columns = [added[f"partition.{name}"].to_pylist() if added.num_rows else [] for name in names]
     values = zip(*columns, strict=True) if names else ((),) * added.num_rows
-    named = (dict(zip(names, each, strict=True)) for each in values)
+    named = (dict(zip(names, row, strict=True)) for row in values)
     parts = tuple(map(SnapshotFile, paths, named, _read_time_bounds(added, schema)))
     return Snapshot(
         table, opened.version(), parse_path(lake.path(table)), schema, parts, _list_unreadable_features(opened)
@@ -191,20 +194,20 @@ def _make_snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
 
 
 def _read_time_bounds(added: pa.Table, schema: pa.Schema) -> list[dict[str, tuple[int, int]]]:
-    """Between which moments the times in each file lie, as the log says."""
-    found: list[dict[str, tuple[int, int]]] = [{} for _ in range(added.num_rows)]
-    for each in schema:
-        told = [f"{what}.{each.name}" for what in ("min", "max", "null_count")]
-        if each.type not in _TIME_TYPES or not set(told) <= set(added.schema.names):
+    """Return the bounds of the times in each file, by column, from the log."""
+    bounds: list[dict[str, tuple[int, int]]] = [{} for _ in range(added.num_rows)]
+    for column in schema:
+        statistics = [f"{what}.{column.name}" for what in ("min", "max", "null_count")]
+        if column.type not in _TIME_TYPES or not set(statistics) <= set(added.schema.names):
             continue
         lows, highs, nulls = (
             added[name].cast(kind).cast(pa.int64()).to_pylist()
-            for name, kind in zip(told, (each.type, each.type, pa.int64()), strict=True)
+            for name, kind in zip(statistics, (column.type, column.type, pa.int64()), strict=True)
         )
-        for times, low, high, absent in zip(found, lows, highs, nulls, strict=True):
+        for times, low, high, absent in zip(bounds, lows, highs, nulls, strict=True):
             if absent == 0 and low is not None and high is not None and max(-low, high) < _MAX_EXACT_US:
-                times[each.name] = low - files.STATISTICS_ROUNDING_US, high + files.STATISTICS_ROUNDING_US
-    return found
+                times[column.name] = low - files.STATISTICS_ROUNDING_US, high + files.STATISTICS_ROUNDING_US
+    return bounds
 
 
 def _list_unreadable_features(opened: DeltaTable) -> tuple[str, ...]:
@@ -215,7 +218,7 @@ def _list_unreadable_features(opened: DeltaTable) -> tuple[str, ...]:
 
 
 def _file_system(folder: StoragePath) -> tuple[Any, str]:
-    """What Arrow reads the files of a table by, and what their paths begin with there."""
+    """Return Arrow's file system for a table's files, and the prefix of their paths in it."""
     from pyarrow import fs
 
     if folder.here is not None:
@@ -241,7 +244,7 @@ def _find_damage(path: StoragePath) -> str | None:
 
 @cache
 def _get_bounded_dataset_class() -> type[Any]:
-    """A dataset whose scans read little ahead: engines scan it by its method, and leave that to it."""
+    """Return a dataset class whose scans read little ahead, also if a query engine starts them."""
     arrow = _import_dataset()
 
     class Bounded(arrow.FileSystemDataset):
@@ -254,7 +257,7 @@ def _get_bounded_dataset_class() -> type[Any]:
 
 @cache
 def _import_dataset() -> Any:
-    """pyarrow's datasets, which take longer to load than most of what is asked without them."""
+    """Import pyarrow's datasets late: loading them takes longer than most calls that do not need them."""
     import pyarrow.dataset
 
     return pyarrow.dataset

@@ -1,9 +1,9 @@
 """Write rows in volume: Spark tasks write the files, and one atomic commit adds them to the table.
 
 Each task writes through deltalake into a Delta table of its own with the declared schema and constraints, so Parquet,
-statistics, NOT NULL and CHECKs are those of every other write. A commit names only files that were seen in their
-place. Delta on Spark took five times as long: it rebuilds a table's state before it replaces a partition (a third of
-that), and every row passes through the JVM.
+statistics, NOT NULL and CHECKs are those of every other write. A commit names only files that exist at their paths.
+Delta on Spark took five times as long: it rebuilds a table's state before it replaces a partition (a third of that),
+and every row passes through the JVM.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ from cdc_platform.storage import atomic, parse_path
 from cdc_platform.tables import Table
 
 _REPORT_SCHEMA = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string(), "read": pa.string()})
-"""What a task answers: a line a file, with the action that adds it, and one with the digest of those that it has made
-others of; or one that says why it refuses its rows.
+"""A task's report.
+
+It has a row for each file, with the action that adds it, and one with the digest of the rows that it read; or one row
+with the reason why it refuses its rows.
 """
 _FEW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class WriteDraft:
-    """Files that are written, in a folder beside their table, and in no table yet.
+    """Written files that no table contains yet, in a folder next to their table.
 
-    In a store there is no such folder: they are where they are to be, under names that nobody else has.
+    In a store there is no such folder: the files are at their final paths, under unique names.
     """
 
     folder: Path | None
@@ -66,25 +68,25 @@ class WriteDraft:
 
     @property
     def digests(self) -> dict[str, int]:
-        """The digests of its rows, by slice."""
+        """The digests of its rows, by partition."""
         return row_hash.sum_digests(
             {name: int(digest, 16) for name, digest in file["digests"].items()} for file in self.files
         )
 
 
 WritableRows = TaskRows | VerifiedRows
-"""Rows that tasks make, or make of rows of another slice while they hold these against what commits say of them."""
+"""Rows that tasks produce, or derive from another partition's rows while they verify those against the commits."""
 
 
 def write_draft(
     workers: TaskRunner, lake: Lake, table: Table, rows: FrameRows | WritableRows, where: Mapping[str, Any], what: str
 ) -> WriteDraft:
-    """Write the rows of a slice beside the table; one Spark job at most. `what` names the write in errors.
+    """Write the rows of a partition next to the table, in at most one Spark job. `what` names the write in errors.
 
     Raises:
-        InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
+        InputError: the rows don't fit the table's columns, types or constraints, or lie outside the partition.
         EnvironmentProblem: Spark's workers do not see the folder that the driver made.
-        StateError: what they are made of is not what commits put there.
+        StateError: the source rows are not the committed ones.
         PlatformError: as `assert_table_writable`.
     """
     assert_table_writable(lake, what, table)
@@ -100,49 +102,51 @@ def write_draft(
     )
     try:
         if isinstance(rows, TaskRows | VerifiedRows):
-            made = rows if isinstance(rows, TaskRows) else rows.rows
-            answers = workers.table(made.through(part.write), _REPORT_SCHEMA)
+            tasks = rows if isinstance(rows, TaskRows) else rows.rows
+            answers = workers.table(tasks.through(part.write), _REPORT_SCHEMA)
         else:
             answers = rows.table(part.write, _REPORT_SCHEMA)
-        found = answers.to_pylist()
-        for line in found:
+        lines = answers.to_pylist()
+        for line in lines:
             if line["refused"]:
                 raise error_from_task_report(line["refused"], line["said"])
         if source is not None:
-            source.accept(int(line["read"], 16) for line in found if line["read"])
+            source.accept(int(line["read"], 16) for line in lines if line["read"])
     except BaseException:
         if folder is not None:
             atomic.discard_draft(folder)
         raise
-    return WriteDraft(folder, tuple(json.loads(line["file"]) for line in found if line["file"]))
+    return WriteDraft(folder, tuple(json.loads(line["file"]) for line in lines if line["file"]))
 
 
 def collect_if_few(workers: TaskRunner, table: Table, rows: FrameRows | WritableRows) -> pa.Table | None:
-    """The rows of one task that this process makes, where they are few and their partition is named by no time.
+    """Return the rows of a single task that this process runs, if they are few (1 MiB); None otherwise.
+
+    Return None as well for tables with time partitions.
 
     Raises:
-        StateError: what they are made of is not what commits put there.
+        StateError: the source rows are not the committed ones.
     """
     if isinstance(rows, FrameRows):
         return None
     tasks = rows if isinstance(rows, TaskRows) else rows.rows
     if tasks.tasks != 1 or not workers.work_here(1) or writer.has_time_partitions(table):
         return None
-    made: list[pa.RecordBatch] = []
+    collected: list[pa.RecordBatch] = []
     read: list[int] = []
     size, batches = 0, tasks.batches(0)
     for batch in rows.read(batches, read) if isinstance(rows, VerifiedRows) else batches:
         size += batch.nbytes
         if size > _FEW_BYTES:
             return None
-        made += [batch] if batch.num_rows else []
+        collected += [batch] if batch.num_rows else []
     if isinstance(rows, VerifiedRows):
         rows.accept(read)
-    return pa.Table.from_batches(made) if made else None
+    return pa.Table.from_batches(collected) if collected else None
 
 
 def check_rows(table: Table, rows: pa.Table, where: Mapping[str, Any], what: str) -> pa.Table:
-    """Rows of a slice in the columns and types that they are written in.
+    """Return rows of a partition in the columns and types of the table.
 
     Raises:
         InputError: as `write_draft`.
@@ -160,32 +164,32 @@ def commit_few_rows(
     where: Mapping[str, Any],
     in_place_of: Collection[DataFile] | None = None,
 ) -> int:
-    """Write checked rows in place of the slice's by one commit, without a draft: of few that takes a third of the time.
+    """Replace a partition's rows by checked rows in one commit, without a draft; return the new version.
 
-    Answers, and gives way to other writers, as `commit_draft`.
+    For few rows this takes a third of the time. Conflicts are raised as in `commit_draft`.
 
     Raises:
-        ConflictError: the slice has by now other files than those that it is to be put `in_place_of`.
+        ConflictError: the partition no longer has the files `in_place_of`.
     """
     with lake.taken(table) as opened:
         filters = normalize_filters(table, [(name, "=", value) for name, value in where.items()])
-        # What has to make room is looked for in the log alone; where there is nothing, deltalake need not look.
-        held = list_data_files(opened, table, lake.path(table), filters)
-        if in_place_of is not None and set(held) != set(in_place_of):
+        # Look up the replaced files in the log alone; without any, deltalake need not search.
+        existing = list_data_files(opened, table, lake.path(table), filters)
+        if in_place_of is not None and set(existing) != set(in_place_of):
             raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
         replaced = filters_sql(filters) if filters else None
         name = row_hash.partition_name_from_values(table.partition_by, where)
         read_version = opened.version()
         write = partial(
             write_deltalake,
-            with_data_files(opened) if held else opened,
+            with_data_files(opened) if existing else opened,
             rows,
             writer_properties=writer.get_writer_properties(table, rows),
             post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
         )
 
         def put(properties: transaction_log.DeltaCommitProperties) -> None:
-            if held:
+            if existing:
                 write(mode="overwrite", predicate=replaced, commit_properties=properties)
             else:
                 write(mode="append", commit_properties=properties)
@@ -199,14 +203,14 @@ def commit_few_rows(
 
 
 def commit_draft(lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str, Any]) -> int:
-    """Put the files in place of the slice's rows; answers with the table's version in which they are.
+    """Replace the partition's rows by the files of a draft; return the version of the table that has them.
 
-    Only onto the version that was looked at, as every commit here: when another writer comes in between, deltalake
-    raises its conflict, and the caller tries again from the look. With nothing to put in and nothing to take out,
-    nothing is committed.
+    The commit applies only to the version that was read: if another writer commits in between, deltalake raises its
+    conflict, and the caller reads and tries again. If there is nothing to add and nothing to remove, there is no
+    commit.
 
     Raises:
-        EnvironmentProblem: a file is not where Spark's worker said it wrote it; nothing was committed.
+        EnvironmentProblem: a file is not where Spark's worker reported it; nothing was committed.
     """
     with lake.taken(table) as opened:
         return _commit_opened(opened, lake, table, draft, where)
@@ -244,15 +248,15 @@ def commit_draft_once(
     beside: Mapping[str, int] | None = None,
     of: int | None = None,
 ) -> bool:
-    """Put the files behind the table's rows, or in place of all of them in the declared columns; whether it was now.
+    """Append the files of a draft, or replace all rows of the table in the declared columns; return True if it did.
 
-    With a `transaction` (application and its number) not if the table has seen that number or a higher one. `beside`
-    are numbers of other applications that are kept with it, also where there is no file. `of` is the version of the
-    table that the rows were made of.
+    With a `transaction` (application and its number), do nothing if the table has that number or a higher one. `beside`
+    are numbers of other applications to record in the same commit, also if there is no file. `of` is the version of the
+    table from which the rows were derived.
 
     Raises:
         EnvironmentProblem: as `commit_draft`.
-        ConflictError: it is of another version by now.
+        ConflictError: the table is no longer at version `of`.
     """
     with lake.taken(table) as opened:
         if of is not None and opened.version() != of:
@@ -280,8 +284,8 @@ def _commit_opened_once(
     if append:
         after = row_hash.update_digests(writer.get_digests_before(opened, table, added), added, {})
     else:
-        held = [row_hash.format_partition_name(table.partition_by, part.key) for part in lake.slices(table)]
-        after = dict.fromkeys(held if table.partition_by else [""], 0) | added
+        existing = [row_hash.format_partition_name(table.partition_by, part.key) for part in lake.slices(table)]
+        after = dict.fromkeys(existing if table.partition_by else [""], 0) | added
     transaction_log.make_commit(
         opened,
         lambda properties: opened.create_write_transaction(
@@ -299,19 +303,18 @@ def _commit_opened_once(
 
 
 def discard_write_draft(draft: WriteDraft) -> None:
-    """Remove a draft, or what is left of it. Files of a store that no commit names go with the table's upkeep."""
+    """Remove a draft's folder. The table's maintenance removes a store's files that no commit names."""
     if draft.folder is not None:
         atomic.discard_draft(draft.folder)
 
 
 @dataclass(frozen=True, eq=False)
 class _TaskWriter:
-    """One task's part of a write; travels to the executors, which share the lake's place with the driver.
+    """One task's part of a write; pickled to the executors, which see the lake at the driver's path.
 
-    `folder`: the draft that it writes into, beside `target`; empty where that lies in a store: what is written there is
-    not seen before a commit names it. On its way there it lies in `here`, the driver's own part of the home, or, where
-    the executor does not see that, with its temporary files. `source`: what the rows that it gets are to be held
-    against before others are made of them, see there.
+    `folder` is the draft folder, next to `target`; empty for a store, where no reader sees files before a commit names
+    them. For a store, a task first writes to `here`, the driver's local state of the home, or to its temporary folder
+    if the executor does not see `here`. `source` verifies the rows that the task receives, see `VerifiedRows`.
     """
 
     table: Table
@@ -325,20 +328,24 @@ class _TaskWriter:
     source: VerifiedRows | None = None
 
     def write(self, batches: Batches) -> Batches:
-        """Rows in; the actions that add their files out."""
+        """Write rows, and yield the actions that add their files."""
         read: list[int] = []
         try:
-            made = batches if self.source is None else self.source.read(batches, read)
-            lines = [{"file": json.dumps(file)} for file in self._written(made)]
+            source_rows = batches if self.source is None else self.source.read(batches, read)
+            lines = [{"file": json.dumps(file)} for file in self._written(source_rows)]
             lines += [{"read": f"{sum(read):x}"}] if read else []
         except (PlatformError, DeltaError) as error:
-            # As an error of Python in a task of Spark it would lose its class, and be run again for nothing.
-            told = error if isinstance(error, PlatformError) else translate_error(error, self.what)
-            if told is None or (isinstance(told, Unavailable) and is_retried_elsewhere()):
+            # A Python error in a Spark task would lose its class, and Spark would retry the task in vain.
+            translated = error if isinstance(error, PlatformError) else translate_error(error, self.what)
+            if translated is None or (isinstance(translated, Unavailable) and is_retried_elsewhere()):
                 raise
-            # By the class of the platform's own that it is: rooms above have some that only they know.
-            known = next(each.__name__ for each in type(told).__mro__ if getattr(errors, each.__name__, None) is each)
-            lines = [{"refused": known, "said": str(told)}]
+            # Report the nearest class in `errors`: packages above define subclasses that this one does not know.
+            class_name = next(
+                error_class.__name__
+                for error_class in type(translated).__mro__
+                if getattr(errors, error_class.__name__, None) is error_class
+            )
+            lines = [{"refused": class_name, "said": str(translated)}]
         columns = [pa.array([line.get(name) for line in lines], pa.string()) for name in _REPORT_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, schema=_REPORT_SCHEMA)
 
@@ -355,12 +362,12 @@ class _TaskWriter:
         try:
             added = self._placed(rows)
         except DeltaError:
-            if failed:  # Arrow's stream between the two hands on what an error says, not what it is.
+            if failed:  # Arrow's stream passes on an error's message, not its class.
                 raise failed[0] from None
             raise
-        held = {slice_: f"{digest:032x}" for slice_, digest in row_hash.sum_digests(seen).items()}
-        # Of all rows of the task: which are in which of its files, nobody asks.
-        return [file | {"digests": {} if place else held} for place, file in enumerate(added)]
+        digests = {slice_: f"{digest:032x}" for slice_, digest in row_hash.sum_digests(seen).items()}
+        # The first file has the digests of all rows of the task: nothing needs them by file.
+        return [file | {"digests": {} if index else digests} for index, file in enumerate(added)]
 
     def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
         how = writer.get_bulk_writer_properties(self.table)

@@ -25,7 +25,7 @@ from cdc_platform.delta.table_usage import record_commit
 from cdc_platform.storage import FileStat, StoragePath, parse_path
 
 DeltaCommitProperties = CommitProperties
-"""What deltalake takes with a commit."""
+"""deltalake's properties of a commit."""
 _ENTRY_NAME = re.compile(r"[0-9]{20}\.json")
 _FILE_ACTIONS = ("add", "remove")
 """The actions that name a data file."""
@@ -33,9 +33,11 @@ _FILE_ACTIONS = ("add", "remove")
 
 @dataclass(frozen=True, eq=False)
 class Commit:
-    """One entry of Delta's log. `at_ms` is by its writer's clock; `envelope` None: the platform did not make it, or one
-    from before there were envelopes; `changes`: whether it changed rows, columns or rules of the table; `files`: the
-    data files that it adds or removes, by their paths below the table.
+    """One entry of Delta's log.
+
+    `at_ms` is by its writer's clock. `envelope` is None if the platform did not make the commit, or made it before
+    CommitInfo existed. `changes` is True if it changed rows, columns or rules of the table. `files` are the data files
+    that it adds or removes, by their paths below the table.
     """
 
     version: int
@@ -55,12 +57,12 @@ def make_commit(
     numbers: Mapping[str, int] | None = None,
     accepts: Mapping[int, str] | None = None,
 ) -> None:
-    """Run what makes one commit, in an envelope, as the version after the opened one.
+    """Run `commit`, which makes one commit, with a CommitInfo, as the version after the opened one.
 
-    `digests` are those of the slices that it changes; `numbers` those of applications, which Delta keeps as well;
-    `accepts` are foreign commits. A failure is ignored if the commit is in the log all the same: a store may have done
-    what it reported as failed. If a store refuses a file, a thread of deltalake may print a panic on standard error,
-    next to the exception that it raises.
+    `digests` are those of the partitions that it changes. `numbers` are transaction numbers by application, which Delta
+    keeps as well. `accepts` are foreign commits. A failure is ignored if the commit is in the log all the same: a store
+    may have done what it reported as failed. If a store refuses a file, a thread of deltalake may print a panic on
+    standard error, next to the exception that it raises.
     """
     seal = commit_info.new_commit_info(digests, numbers, accepts)
     read_version, folder = opened.version(), folder_from_opened(opened)
@@ -77,15 +79,19 @@ def make_commit(
 
 
 def properties_from_commit_info(seal: CommitInfo) -> DeltaCommitProperties:
-    """An envelope as deltalake takes it, of a commit that is made once: with others behind it its digests are wrong."""
+    """Return deltalake's properties for a commit with this CommitInfo.
+
+    The commit is never retried, since its digests would be wrong on top of another commit.
+    """
     marks = [Transaction(*number) for number in seal.numbers.items()] or None
     return CommitProperties(custom_metadata=dict(seal.metadata()), max_commit_retries=0, app_transactions=marks)
 
 
 def get_post_commit_hooks(opened: DeltaTable) -> PostCommitHookProperties:
-    """What deltalake does behind the next commit: what has expired goes from the log where a checkpoint is made.
+    """Return deltalake's work after the next commit: remove expired log entries only where a checkpoint is due.
 
-    It goes no further than that, and to look for it each time is as slow as a commit of one row.
+    Delta removes entries no further than a checkpoint, and a search after every commit is as slow as a commit of one
+    row.
     """
     configured = opened.metadata().configuration.get("delta.checkpointInterval", "100")
     every = int(configured) if configured.isdigit() else 1
@@ -94,7 +100,7 @@ def get_post_commit_hooks(opened: DeltaTable) -> PostCommitHookProperties:
 
 
 def iter_commits(folder: str, newest: int) -> Iterator[Commit]:
-    """The commits that Delta's log still has, back from a version without a gap.
+    """Yield the commits that are still in Delta's log, backwards from a version until the first gap.
 
     Raises:
         ValueError: an entry cannot be read; the error names its file.
@@ -107,13 +113,13 @@ def iter_commits(folder: str, newest: int) -> Iterator[Commit]:
 
 
 def get_entry_path(folder: str, version: int) -> StoragePath:
-    """The file of a commit in Delta's log."""
+    """Return the file of a commit in Delta's log."""
     return get_log_folder(folder) / _entry_name(version)
 
 
 @lru_cache(maxsize=256)
 def get_log_folder(folder: str) -> StoragePath:
-    """Where a table's log is: it is asked for at each look."""
+    """Return the folder of a table's log. Cached: every access needs it."""
     return parse_path(folder) / LOG_FOLDER
 
 
@@ -123,7 +129,7 @@ def _entry_name(version: int) -> str:
 
 @dataclass(frozen=True)
 class LogProbe:
-    """What Delta's log tells by names alone: the marks of two commits, None if one is gone; if others followed."""
+    """A look at Delta's log by names only: the marks of two commits (None if gone), and if the second is the newest."""
 
     mark: str | None
     newest_mark: str | None
@@ -131,24 +137,24 @@ class LogProbe:
 
 
 FileLister = Callable[[StoragePath, str], Iterable[tuple[str, FileStat]]]
-"""What tells the files of a folder of a store whose names come after one."""
+"""A function that lists the files of a folder in a store whose names come after a given one."""
 
 
 def probe_log(folder: str, version: int, newest: int, listed: FileLister) -> LogProbe:
-    """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
+    """Probe the entries of a version, of the newest known version and of the next one; in a store by one request."""
     log = get_log_folder(folder)
     at, last, after = (_entry_name(number) for number in (version, newest, newest + 1))
     if log.here is not None:
-        seen = {name: there for name in {at, last, after} if (there := log.seen_in(name)) is not None}
+        seen = {name: stat for name in {at, last, after} if (stat := log.seen_in(name)) is not None}
     else:
-        # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
+        # List the names after the entry's own without its suffix, so that the entry itself is among them.
         seen = dict(listed(log, at.removesuffix(".json")))
     mark, newest_mark = (seen[name].mark if name in seen else None for name in (at, last))
     return LogProbe(mark, newest_mark, after not in seen)
 
 
 def read_commit(file: StoragePath, version: int) -> Commit:
-    """A commit as its file tells of it.
+    """Read a commit from its file.
 
     Raises:
         ValueError: the file is no entry of a log; the error names it.
@@ -158,33 +164,33 @@ def read_commit(file: StoragePath, version: int) -> Commit:
 
 
 def read_actions(file: StoragePath) -> list[dict[str, Any]]:
-    """The actions of an entry of a log, in its order; raises what `read` does."""
+    """Return the actions of a log entry, in its order; raises as `read_commit`."""
     try:
-        found = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
-        if not found:
+        actions = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
+        if not actions:
             raise ValueError("it is empty")
-        if not all(isinstance(each, dict) for each in found):
+        if not all(isinstance(action, dict) for action in actions):
             raise ValueError("an action is none")
-        if not all(isinstance(each.get("commitInfo", {}), dict) for each in found):
+        if not all(isinstance(action.get("commitInfo", {}), dict) for action in actions):
             raise ValueError("its commitInfo is no object")
-        of_files = [each[kind] for each in found for kind in _FILE_ACTIONS if kind in each]
-        if not all(isinstance(each, dict) and isinstance(each.get("path"), str) for each in of_files):
+        of_files = [action[kind] for action in actions for kind in _FILE_ACTIONS if kind in action]
+        if not all(isinstance(action, dict) and isinstance(action.get("path"), str) for action in of_files):
             raise ValueError("a file has no path")
     except RecursionError:
         raise ValueError(f"{file.name} is damaged (its JSON is nested too deep)") from None
     except ValueError as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
-    return found
+    return actions
 
 
 def version_from_name(name: str) -> int | None:
-    """The version of the commit whose file in Delta's log has this name; None where it is another file."""
+    """Return the version of the log entry with this file name; None if the name is not that of an entry."""
     return int(name[:-5]) if _ENTRY_NAME.fullmatch(name) else None
 
 
 def commit_from_actions(entry: Sequence[Mapping[str, Any]], version: int) -> Commit:
-    """The commit of these actions; files outside the table's folder, which nothing reads, are not among its files."""
-    info: Mapping[str, Any] = next((each["commitInfo"] for each in reversed(entry) if "commitInfo" in each), {})
+    """Return the commit of these actions, without files outside the table's folder, which the platform never reads."""
+    info: Mapping[str, Any] = next((action["commitInfo"] for action in reversed(entry) if "commitInfo" in action), {})
     at, operation = info.get("timestamp"), info.get("operation")
     return Commit(
         version,
@@ -193,88 +199,88 @@ def commit_from_actions(entry: Sequence[Mapping[str, Any]], version: int) -> Com
         str(info.get("engineInfo") or "an unknown engine"),
         commit_info.parse_commit_info(info),
         any(map(_is_change, entry)),
-        frozenset(_paths_inside(each[kind]["path"] for each in entry for kind in _FILE_ACTIONS if kind in each)),
+        frozenset(_paths_inside(action[kind]["path"] for action in entry for kind in _FILE_ACTIONS if kind in action)),
     )
 
 
 def _paths_inside(written: Iterable[str]) -> Iterator[str]:
-    """The paths that lie in the table's folder."""
-    for each in written:
+    """Yield the paths that lie in the table's folder."""
+    for path in written:
         with suppress(ForeignPath):
-            yield decode_path(each)
+            yield decode_path(path)
 
 
 def _is_change(action: Mapping[str, Any]) -> bool:
-    """Whether an action is about rows, columns or rules: files that are put together anew are not."""
+    """Return True if an action changes rows, columns or rules; compacted files do not."""
     files = [action[kind] for kind in _FILE_ACTIONS if kind in action]
     return "metaData" in action or "protocol" in action or any(file.get("dataChange", True) for file in files)
 
 
 def get_digest_rule(opened: DeltaTable) -> DigestRule:
-    """The rule by which the commits of an opened table say what its slices hold.
+    """Return the rule by which the commits of an opened table compute digests.
 
     Raises:
-        StateError: this version does not know it.
+        StateError: this version does not know the rule.
     """
     metadata = opened.metadata()
     return digest_rule_from_properties(metadata.name or opened.table_uri, metadata.configuration)
 
 
 def get_digests(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | None:
-    """What commits say that slices hold in an opened version; None where that of one of them cannot be told.
+    """Return the recorded digests of partitions in an opened version; None if one of them is unknown.
 
-    A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
+    A partition that no commit names is empty, if the log goes back to a creation with a CommitInfo.
     """
     found = get_known_digests(opened, wanted)
     return found if len(found) == len(set(wanted)) else None
 
 
 def get_known_digests(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int]:
-    """What commits say that slices hold in an opened version, without those of which that cannot be told.
+    """Return the recorded digests of partitions in an opened version, without the unknown ones.
 
-    A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
+    A partition that no commit names is empty, if the log goes back to a creation with a CommitInfo.
     """
-    found: dict[str, int] = {}
+    digests: dict[str, int] = {}
     folder, known = folder_from_opened(opened), _get_commit_info_cache(opened)
     for version in range(opened.version(), -1, -1):
         if version not in known:
             try:
                 known[version] = read_commit(_get_nearest_entry_path(opened, folder, version), version).envelope
             except FileNotFoundError:
-                return found
-        said = known[version]
-        if said is not None:
-            found = {name: digest for name, digest in said.digests.items() if name in wanted} | found
-            if len(found) == len(set(wanted)):
-                return found
+                return digests
+        info = known[version]
+        if info is not None:
+            digests = {name: digest for name, digest in info.digests.items() if name in wanted} | digests
+            if len(digests) == len(set(wanted)):
+                return digests
             if version == 0:
-                return {name: found.get(name, 0) for name in wanted}
-    return found
+                return {name: digests.get(name, 0) for name in wanted}
+    return digests
 
 
 def _get_nearest_entry_path(opened: DeltaTable, folder: str, version: int) -> StoragePath:
-    """The file of a commit of an opened table: out of its mirror, if it is there."""
+    """Return the file of a commit of an opened table, from its mirror if that has it."""
     mirrored = log_mirror.get_mirror(opened)
-    here = None if mirrored is None else mirrored.entry(version)
-    return get_entry_path(folder, version) if here is None else parse_path(here)
+    entry = None if mirrored is None else mirrored.entry(version)
+    return get_entry_path(folder, version) if entry is None else parse_path(entry)
 
 
 def _get_commit_info_cache(opened: DeltaTable) -> dict[int, CommitInfo | None]:
-    """The envelopes of an opened table's commits that were read, or made, since it was opened: a commit never changes.
+    """Return the CommitInfo of the commits that were read or made since the table was opened, by version.
 
-    A table that is put into its place is opened anew.
+    A commit never changes. A replaced table is opened again, with an empty cache.
     """
     return vars(opened).setdefault("_said", {})
 
 
 def _is_committed(folder: str, after: int, identity: str) -> bool:
-    """Whether a commit with this envelope is in the log behind a version."""
+    """Return True if a commit with this CommitInfo's ID follows a version in the log."""
     version = after + 1
     while True:
         try:
-            said = read_commit(get_entry_path(folder, version), version).envelope
-        except (FileNotFoundError, ValueError):  # half written by whoever writes it now
+            info = read_commit(get_entry_path(folder, version), version).envelope
+        except (FileNotFoundError, ValueError):  # another writer is still writing it
             return False
-        if said is not None and said.id == identity:
+        if info is not None and info.id == identity:
             return True
         version += 1

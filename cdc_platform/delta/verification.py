@@ -1,8 +1,8 @@
 """Verify tables against their commits: damaged files, unexpected rows, foreign commits. No JVM.
 
 No declaration is needed, so every table of a lake is verified. Digests are known from the first commit with a
-CommitInfo on; what is older is unknown and no complaint. Rows that serve as input for other rows are verified while
-they are read (`VerifiedRows`). A table without partitions is one partition, so its added files are verified by the
+CommitInfo on; anything older is unknown, which is no complaint. `VerifiedRows` verify rows that serve as input for
+other rows while they are read. A table without partitions is one partition, so its added files are verified by the
 difference of two digests instead.
 """
 
@@ -41,25 +41,25 @@ from cdc_platform.storage import (
 )
 from cdc_platform.tables import Table
 
-# A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
+# A check without `deep` reads this much, the smallest partitions first. Several thousand small generations fit.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
 LAST_CHECKPOINT_FILE = "_last_checkpoint"
 """The file in a log that names its newest checkpoint, from which readers start."""
 _CHECKPOINT_NAME = re.compile(r"[0-9]{20}\.checkpoint.*\.parquet")
 _MAX_NAMED_FILES = 3
-"""Files that are named of those of a slice with other rows."""
+"""The number of files that a message names of a partition with unexpected rows."""
 
 
 @dataclass
 class TableVerification:
-    """What is wrong with one table, in words, and how much was looked at.
+    """The complaints about one table, in words, and how much of it was verified.
 
-    `damage`: files; `strange`: slices that hold other rows than their commits say; `foreign`: commits that are not the
-    platform's; `accepted`: those of them that somebody has accepted, which is no complaint; `unnamed`: files of which
-    nobody can tell, which is none either. `files`, `slices`,
-    `commits` were judged; `left` slices were not read, `unknown` ones have no digest. `broken`: the slices that cannot
-    be read or hold other rows, with the digest that is due, where commits say one; `is_unreadable`: the log is damaged,
-    so that none can be read.
+    Complaints are `damage` (damaged files), `strange` (partitions with other rows than their commits record) and
+    `foreign` (commits that the platform did not make). `accepted` foreign commits and `unnamed` files, which no commit
+    names, are no complaints. `files`, `slices` and `commits` count what was verified; `left` partitions were not read,
+    `unknown` ones have no digest. `broken` are the partitions that cannot be read or have unexpected rows, each with
+    the expected digest, or None if no commit records it. `is_unreadable` means that the log is damaged, so that no
+    partition can be read.
     """
 
     name: str
@@ -78,39 +78,44 @@ class TableVerification:
 
 
 def verify_tables(lake: Lake, *, deep: bool = False, names: Collection[str] | None = None) -> list[TableVerification]:
-    """Look at the tables that lie in a lake, all of them or those with these names, in the order of their names.
+    """Verify the tables in a lake, all of them or those with these names, ordered by name.
 
-    Every file is looked for; without `deep` only so many bytes are read, see `BYTES_READ`.
+    The existence and size of every file are checked. Without `deep`, rows are read only up to `BYTES_READ` and
+    `FILES_READ`.
     """
-    looked = [
+    examinations = [
         _TableExamination(name, folder)
         for name, folder in (*iter_table_folders(lake.place), *iter_state_folders(lake.place))
         if names is None or name in names
     ]
     slices = sorted(
-        ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
+        (
+            (sum(file.bytes for file in partition_files), examination, name)
+            for examination in examinations
+            for name, partition_files in examination.slices.items()
+        ),
         key=lambda each: each[0],
     )
     read_bytes = read_files = 0
-    for size, look, name in slices:
-        read_bytes, read_files = read_bytes + size, read_files + len(look.slices[name])
+    for size, examination, name in slices:
+        read_bytes, read_files = read_bytes + size, read_files + len(examination.slices[name])
         if deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ):
-            look.read(name)
+            examination.read(name)
         else:
-            look.look_for(name)
-            look.found.left += 1
-    tried = [] if names is not None else write_check.list_leftover_probes(lake.place)
+            examination.look_for(name)
+            examination.found.left += 1
+    probes = [] if names is not None else write_check.list_leftover_probes(lake.place)
     why = "left by a try of the store that was killed, or is under way"
-    unnamed = [f"{write_check.PROBE_FOLDER}/{place.name} is {why}" for place in tried]
+    unnamed = [f"{write_check.PROBE_FOLDER}/{probe.name} is {why}" for probe in probes]
     return [
-        *(look.found for look in looked),
+        *(examination.found for examination in examinations),
         *([TableVerification(write_check.PROBE_FOLDER, unnamed=unnamed)] if unnamed else []),
     ]
 
 
 @dataclass(frozen=True)
 class ReadFailureCause:
-    """Why reading a table fails: the table, what is wrong with it, and, as a string, the command that says more."""
+    """Why reading a table fails: the table and a complaint; as a string also the command that shows the remedy."""
 
     table: str
     complaint: str
@@ -120,75 +125,86 @@ class ReadFailureCause:
 
 
 def find_first_cause(lake: Lake, names: Collection[str]) -> ReadFailureCause | None:
-    """The first of these tables that is damaged, or that somebody else has changed; None if all are as they were left.
+    """Return the first complaint about these tables: damage, unexpected rows or a foreign commit; None if all is well.
 
-    What was accepted counts as well: rows that stay may still be none that the platform can work with.
+    Accepted commits count as well: the platform may still be unable to work with their rows.
     """
-    found = verify_tables(lake, names=names)
+    results = verify_tables(lake, names=names)
     for complaints in ("damage", "strange", "foreign", "accepted"):
-        for each in found:
-            if lines := getattr(each, complaints):
-                return ReadFailureCause(each.name, lines[0])
+        for result in results:
+            if lines := getattr(result, complaints):
+                return ReadFailureCause(result.name, lines[0])
     return None
 
 
 def assert_tables_as_committed(lake: Lake, names: Collection[str], what: str) -> None:
-    """Hold that every slice of these tables has the rows that commits put there, before `what` is made of them.
+    """Raise StateError unless all partitions of these tables have their committed rows.
+
+    Called before `what` is derived from these rows.
 
     Raises:
-        StateError: one has others, or a file of it is damaged.
+        StateError: a partition has other rows, or one of its files is damaged.
     """
-    wrong = [line for each in verify_tables(lake, deep=True, names=names) for line in (*each.damage, *each.strange)]
+    wrong = [
+        line for result in verify_tables(lake, deep=True, names=names) for line in (*result.damage, *result.strange)
+    ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
         raise StateError(f"{wrong[0]}{more}: {what} is not made of it; cdc-platform check --deep names every file")
 
 
 def verify_partitions(name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> TableVerification:
-    """Verify some partitions of a table in the version that is opened, by the newest commits that name them alone.
+    """Verify some partitions of a table in the opened version, against the newest commits that name them.
 
-    Of the log it reads the entries back to those; `verify_tables` judges a whole log.
+    Only the log entries back to those commits are read; `verify_tables` verifies a whole log.
     """
-    look = _PartitionExamination(name, folder, opened, partitions)
+    examination = _PartitionExamination(name, folder, opened, partitions)
     for partition in partitions:
-        look.read(partition)
-    return look.found
+        examination.read(partition)
+    return examination.found
 
 
 def verify_table_log(lake: Lake, table: Table) -> TableVerification:
-    """Judge the log of a table: whether it is whole, and whose commits are in it. No row is read."""
+    """Verify the log of a table: its completeness and the authors of its commits. No row is read."""
     return _TableExamination(table.full_name, lake.path(table)).found
 
 
 def list_foreign_commits(history: Sequence[Commit]) -> list[Commit]:
-    """The commits of a log (newest first) that changed a table and are not the platform's, since its first envelope."""
+    """List the foreign commits of a log (newest first) that changed the table, since the first CommitInfo."""
     return [commit for commit in _since_first_commit_info(history) if commit.envelope is None and commit.changes]
 
 
 def list_stray_checkpoint_pointers(lake: Lake) -> list[StoragePath]:
-    """The files that send readers of a table to a checkpoint which is not there: without them the log is read."""
+    """List the `_last_checkpoint` files that name a missing checkpoint.
+
+    Without such a file, readers read the log itself.
+    """
     logs = [parse_path(folder) / LOG_FOLDER for _, folder in iter_table_folders(lake.place)]
     return [log / LAST_CHECKPOINT_FILE for log in logs if _describe_stray_pointer(log, log.names()) is not None]
 
 
 def digest_partitions(name: str, folder: str, version: int, slices: Collection[str]) -> dict[str, int]:
-    """The digests of slices of a table as its files are, in a version that has to be its newest.
+    """Compute the digests of a table's partitions from its files, in a version that must be the newest.
 
     Raises:
         StateError: a file is damaged.
         CommitFailedError: there is a newer version.
     """
-    look = _TableExamination(name, folder)
-    if look.version not in (version, None):
-        raise CommitFailedError(f"{name} has a version {look.version} by now")
-    found = {slice_: [look.digest_of(file) for file in look.slices.get(slice_, [])] for slice_ in slices}
-    if look.found.damage:
-        raise StateError(f"{look.found.damage[0]}; a damaged table cannot be accepted: bring its files back first")
-    return {slice_: sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS for slice_, parts in found.items()}
+    examination = _TableExamination(name, folder)
+    if examination.version not in (version, None):
+        raise CommitFailedError(f"{name} has a version {examination.version} by now")
+    digests = {
+        slice_: [examination.digest_of(file) for file in examination.slices.get(slice_, [])] for slice_ in slices
+    }
+    if examination.found.damage:
+        raise StateError(
+            f"{examination.found.damage[0]}; a damaged table cannot be accepted: bring its files back first"
+        )
+    return {slice_: sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS for slice_, parts in digests.items()}
 
 
 def _describe_stray_pointer(log: StoragePath, names: Collection[str]) -> str | None:
-    """What is wrong with the file that names a log's newest checkpoint, in words; None where it names one."""
+    """Describe the defect of a log's `_last_checkpoint` file; None if it is sound or does not exist."""
     if LAST_CHECKPOINT_FILE not in names:
         return None
     way = "repair --from-description removes it, the log needs none"
@@ -198,15 +214,15 @@ def _describe_stray_pointer(log: StoragePath, names: Collection[str]) -> str | N
         version = None
     if not isinstance(version, int):
         return f"{LOG_FOLDER}/{LAST_CHECKPOINT_FILE} is damaged; {way}"
-    # It was written behind its checkpoint, and may be newer than the names.
+    # The pointer is written after its checkpoint, and may be newer than the names: list again.
     if any(fnmatch(name, f"{version:020d}.checkpoint*.parquet") for name in (*names, *log.names())):
         return None
     return f"{LOG_FOLDER}/{LAST_CHECKPOINT_FILE} names the checkpoint of version {version}, which is missing; {way}"
 
 
 def _since_first_commit_info(history: Sequence[Commit]) -> Sequence[Commit]:
-    """The commits since the first that has an envelope, with it."""
-    known = [place for place, commit in enumerate(history) if commit.envelope is not None]
+    """Return the commits since the first one with a CommitInfo, including that one."""
+    known = [index for index, commit in enumerate(history) if commit.envelope is not None]
     return history[: known[-1] + 1] if known else []
 
 
@@ -215,7 +231,7 @@ def _format_commit_time(commit: Commit) -> str:
 
 
 class _TableExamination:
-    """One table under examination: its log is read when it is made, its slices one by one."""
+    """One table under examination: the constructor reads its log, `read` one partition."""
 
     def __init__(self, name: str, folder: str) -> None:
         self._begin(name, folder)
@@ -229,12 +245,12 @@ class _TableExamination:
         self.found.is_unreadable = bool(self.found.damage)
 
     def _begin(self, name: str, folder: str) -> None:
-        """Set what nothing is known of yet."""
+        """Initialize the attributes."""
         self.found = TableVerification(name)
         self.slices: dict[str, list[DataFile]] = {}
         self.version: int | None = None
         self._folder = folder
-        # A state follows from its log, and is made again from it.
+        # A state table derives from its log, and can be rebuilt.
         self._remedy = f"; remove {folder}: the next script that is kept makes it anew" if is_state_table(name) else ""
         self._digests: dict[str, int] = {}
         self._born_known = False
@@ -243,24 +259,24 @@ class _TableExamination:
         self._unbound: list[str] = []
 
     def read(self, name: str) -> None:
-        """Read a slice whole and compare it with its digest, and each of its files with what the log says of it."""
+        """Read a whole partition; compare it with its digest, and each of its files with the statistics in the log."""
         self._unbound.clear()
         parts = [self._examined(file) for file in self.slices[name]]
         due = self._digests.get(name, 0 if self._born_known else None)
         if None in parts:
             self.found.broken[name] = due
             return
-        held = sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS
+        actual = sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS
         self.found.slices += 1
         self.found.unknown += due is None
-        if due is not None and held != due:
-            held_by = ", ".join([self._name(file) for file in self.slices[name]][:_MAX_NAMED_FILES]) or "no file"
-            self._note_slice(name, due, "holds other rows than its commits put there", held_by)
+        if due is not None and actual != due:
+            file_names = ", ".join([self._name(file) for file in self.slices[name]][:_MAX_NAMED_FILES]) or "no file"
+            self._note_slice(name, due, "holds other rows than its commits put there", file_names)
         elif self._unbound:
             self._note_slice(name, due, "is not what its log says, by which readers leave files out", self._unbound[0])
 
     def _examined(self, file: DataFile) -> int | None:
-        """As `digest_of`; None, and damage, as well where the file cannot be examined for any other reason."""
+        """Return a file's digest as `digest_of`; note damage and return None on any other error as well."""
         try:
             return self.digest_of(file)
         except Exception as error:  # noqa: BLE001 whatever a file holds, the other files are examined
@@ -268,24 +284,26 @@ class _TableExamination:
             return None
 
     def look_for(self, name: str) -> None:
-        """See that the files of a slice are there, and as long as they were."""
+        """Check that the files of a partition exist with their recorded sizes."""
         for file in self.slices[name]:
             self.found.files += 1
             self._is_there(file)
 
     def _history(self) -> list[Commit]:
-        """The commits of the log, newest first; what is missing or unreadable among them is noted."""
+        """Return the commits of the log, newest first, and note missing or unreadable entries."""
         log = parse_path(self._folder) / LOG_FOLDER
         names = log.names()
         versions = sorted(version for name in names if (version := transaction_log.version_from_name(name)) is not None)
         starts = [int(name[:20]) for name in names if _CHECKPOINT_NAME.fullmatch(name)]
-        in_the_way = [each.name for each in log.folders() if transaction_log.version_from_name(each.name) is not None]
+        in_the_way = [
+            child.name for child in log.folders() if transaction_log.version_from_name(child.name) is not None
+        ]
         for name in in_the_way:
             self._note_damage(f"{LOG_FOLDER}/{name} is a directory where an entry of the log is due")
         if not versions and not starts:
             self._note_damage(f"its log is gone ({log})")
             return []
-        # Delta removes old entries, from the first one on, where a checkpoint holds what they said.
+        # Delta removes old entries, from the first one on, once a checkpoint holds their contents.
         if versions and versions[0] > max(starts, default=-1) + 1:
             self._note_gap(versions[0] - 1, versions[0] - 1)
         for before, after in pairwise(versions):
@@ -294,22 +312,22 @@ class _TableExamination:
         pointer = _describe_stray_pointer(log, names)
         if pointer is not None:
             self._note_damage(pointer)
-        found: list[Commit] = []
+        commits: list[Commit] = []
         for version in reversed(versions):
             file = transaction_log.get_entry_path(self._folder, version)
             try:
-                found.append(transaction_log.read_commit(file, version))
+                commits.append(transaction_log.read_commit(file, version))
             except (ValueError, OSError) as error:
-                said = _format_error_line(error).removeprefix(f"{file.name} is damaged (").removesuffix(")")
+                message = _format_error_line(error).removeprefix(f"{file.name} is damaged (").removesuffix(")")
                 way = f"; check --undo {self.found.name}@{version} takes it out of the log" * (
                     version == versions[-1] > 0
                 )
-                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({said}){way}")
+                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({message}){way}")
         self.found.files += len(versions)
-        return found
+        return commits
 
     def _note_gap(self, first: int, last: int) -> None:
-        """Report the versions of a range whose entries are not in the log."""
+        """Note the range of versions whose entries are not in the log."""
         which = f"{LOG_FOLDER}/{first:020d}.json"
         self._note_damage(f"{which} is missing" if first == last else f"{which} to {last:020d}.json are missing")
 
@@ -346,14 +364,14 @@ class _TableExamination:
             for version, because in commit.envelope.accepts.items()
         }
         for commit in list_foreign_commits(history):
-            said = (
+            message = (
                 f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} "
                 f"{_format_commit_time(commit)}"
             )
             if commit.version in accepted:
-                self.found.accepted.append(f"{said}, {accepted[commit.version]}")
+                self.found.accepted.append(f"{message}, {accepted[commit.version]}")
             else:
-                self.found.foreign.append(said + self._remedy)
+                self.found.foreign.append(message + self._remedy)
 
     def _list_slices(self, opened: DeltaTable) -> None:
         keyspace, _, name = self.found.name.partition(".")
@@ -361,49 +379,49 @@ class _TableExamination:
         self._rule = transaction_log.get_digest_rule(opened)
         self._said = files.read_file_statistics(opened, self._folder)
         table = Table(keyspace, name, pa.schema(opened.schema()), (), "", partition_by)
-        # A slice whose files are all gone from the log has no rows, which its commits may have said.
+        # A partition without files has no rows, and its commits may have recorded that.
         self.slices = {name: [] for name in self._digests}
         for file in files.list_data_files(opened, table, self._folder):
             self.slices.setdefault(row_hash.format_partition_name(partition_by, file.partition), []).append(file)
 
     def _list_unnamed(self, opened: DeltaTable, history: Sequence[Commit]) -> None:
-        """The data files that no commit names: the last commit of a log can be lost without a gap in it."""
-        left = set(opened.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
-        left = left.difference(*(commit.files for commit in history))
+        """List the data files that no commit names: a log can lose its last commit without a gap."""
+        unnamed = set(opened.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
+        unnamed = unnamed.difference(*(commit.files for commit in history))
         why = "its writer was killed or is at it, or the newest commit is lost"
-        self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(left)]
+        self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(unnamed)]
 
     def digest_of(self, file: DataFile) -> int | None:
-        """The sum of a file's rows; None where it is damaged, which is noted."""
+        """Return the sum of the digests of a file's rows; None, with a note, if it is damaged."""
         self.found.files += 1
         if not self._is_there(file):
             return None
-        rows, held, bounds = 0, 0, BoundsCheck(self._said[file.path])
+        rows, digest, bounds = 0, 0, BoundsCheck(self._said[file.path])
         try:
             with bypass_fetch_cache():
                 for batch in read_file_batches(file.path):
                     rows += batch.num_rows
                     bounds.see(batch)
-                    held += sum(row_hash.digest_rows(pa.Table.from_batches([batch]), (), self._rule).values())
+                    digest += sum(row_hash.digest_rows(pa.Table.from_batches([batch]), (), self._rule).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_format_error_line(error)})")
         else:
-            if rows == file.rows or not file.rows:  # a log need not say how many
+            if rows == file.rows or not file.rows:  # a log need not have the count
                 wrong = bounds.wrong()
                 self._unbound += [] if wrong is None else [f"{self._name(file)}, where {wrong} that it gives"]
-                return held
+                return digest
             self._note_file(file, f"is damaged (it has {rows} rows, and had {file.rows})")
         return None
 
     def _is_there(self, file: DataFile) -> bool:
-        place = parse_path(file.path)
-        size = self._sizes.get(place.path) if isinstance(place, ObjectStorePath) else None
+        path = parse_path(file.path)
+        size = self._sizes.get(path.path) if isinstance(path, ObjectStorePath) else None
         if size is None:
             try:
-                seen = place.seen()
+                stat = path.seen()
             except OSError:
-                seen = None
-            size = None if seen is None else seen.bytes
+                stat = None
+            size = None if stat is None else stat.bytes
         if size != file.bytes:
             what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
             self._note_file(file, f"is {what}")
@@ -411,24 +429,24 @@ class _TableExamination:
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
-        """The bytes of each file, where one list of a store tells of many."""
-        place = parse_path(self._folder)
+        """The bytes of each file by path, from one listing of a store if there are several files; else empty."""
+        path = parse_path(self._folder)
         is_many = sum(map(len, self.slices.values())) > 1
-        return place.sizes() if isinstance(place, ObjectStorePath) and is_many else {}
+        return path.sizes() if isinstance(path, ObjectStorePath) and is_many else {}
 
     def _note_slice(self, name: str, due: int | None, what: str, where: str) -> None:
-        """Say of a slice what it holds."""
+        """Note a complaint about a partition's rows."""
         self.found.broken[name] = due
         self.found.strange.append(
             f"{self.found.name}{_describe_partition(name)} {what}, in version {self.version}: {where}{self._remedy}"
         )
 
     def _note_file(self, file: DataFile, what: str) -> None:
-        """Say something of a data file."""
+        """Note a complaint about a data file."""
         self._note_damage(f"{self._name(file)}, a file of version {self.version}, {what}")
 
     def _name(self, file: DataFile) -> str:
-        """The path of a file in the table's folder."""
+        """Return the path of a file in the table's folder."""
         return file.path.removeprefix(self._folder).lstrip("/")
 
     def _note_damage(self, what: str) -> None:
@@ -436,7 +454,7 @@ class _TableExamination:
 
 
 class _PartitionExamination(_TableExamination):
-    """Some partitions of a version that is open already; the rest of the table and of its log is left alone."""
+    """Some partitions of an opened version; the rest of the table and of its log is not read."""
 
     def __init__(self, name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> None:
         self._begin(name, folder)
@@ -461,7 +479,7 @@ def _format_error_line(error: Exception) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    """An error that nobody has foreseen, by its class as well."""
+    """Format an unforeseen error, with its class."""
     return f"{type(error).__name__}: {_format_error_line(error)}"[:160]
 
 
@@ -471,10 +489,10 @@ _BatchChange = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, eq=False)
 class VerifiedRows:
-    """The rows of a slice, in all columns but those that name it, and the digest that is `due` of them.
+    """The rows of a partition, in all columns except its partition columns, and their expected digest `due`.
 
-    `due` is None where commits say nothing of them: they are taken as they are. `rule` is that of their table,
-    `refusal` what is said where they are others or a file of theirs is damaged. `change` makes other rows of them.
+    `due` is None if no commit records it; the rows are then not verified. `rule` is the digest rule of their table.
+    `refusal` is the message for unexpected rows or a damaged file. `change` derives other rows from them.
     """
 
     rows: TaskRows
@@ -484,11 +502,11 @@ class VerifiedRows:
     change: _BatchChange | None = None
 
     def changed(self, change: _BatchChange) -> VerifiedRows:
-        """The same rows, of which others are made."""
+        """Return the same rows, to be replaced by derived ones as they are read."""
         return replace(self, change=change)
 
     def read(self, batches: Batches, seen: list[int]) -> Batches:
-        """What is made of some of the rows as tasks read them; their digest is added to what was `seen`.
+        """Yield a task's batches, changed by `change`, and append the digests of the original batches to `seen`.
 
         Raises:
             StateError: a file is damaged.
@@ -496,8 +514,8 @@ class VerifiedRows:
         try:
             for batch in batches:
                 if self.due is not None:
-                    found = row_hash.digest_rows(pa.Table.from_batches([batch]), (), self.rule)
-                    seen.append(found.get("", 0))
+                    digests = row_hash.digest_rows(pa.Table.from_batches([batch]), (), self.rule)
+                    seen.append(digests.get("", 0))
                 yield batch if self.change is None else self.change(batch)
         except (OSError, pa.ArrowException) as error:
             if self.due is None or not is_content_error(error):
@@ -505,35 +523,35 @@ class VerifiedRows:
             raise StateError(self.refusal) from None
 
     def accept(self, seen: Iterable[int]) -> None:
-        """Hold that what was seen, in all parts together, is what is due.
+        """Raise StateError unless the digests of all parts together are the expected digest.
 
         Raises:
-            StateError: it is not.
+            StateError: they differ.
         """
         if self.due is not None and sum(seen) % row_hash.DIGEST_MODULUS != self.due:
             raise StateError(self.refusal)
 
     def hold(self, workers: TaskRunner) -> None:
-        """Read the rows for their digest alone.
+        """Read the rows only to verify their digest.
 
         Raises:
-            StateError: they are others, or a file of theirs is damaged.
+            StateError: they are unexpected rows, or one of their files is damaged.
         """
         if self.due is None:
             return
-        said = workers.table(self.rows.through(partial(_digest_batches, replace(self, change=None))), _DIGEST_SCHEMA)
-        lines = said["digest"].to_pylist()
+        answer = workers.table(self.rows.through(partial(_digest_batches, replace(self, change=None))), _DIGEST_SCHEMA)
+        lines = answer["digest"].to_pylist()
         if None in lines:
             raise StateError(self.refusal)
         self.accept(int(digest, 16) for digest in lines)
 
 
 def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
-    """The rows of the slice in which each of the partition columns has its value in `where`."""
+    """Return the rows of the partition whose partition columns have their values in `where`."""
     with lake.open_tables.looked_at_once():
         version = lake.version(table)
         name = row_hash.partition_name_from_values(table.partition_by, where)
-        said = (
+        digests = (
             None if version is None else transaction_log.get_digests(lake.open_tables.newest(lake.path(table)), [name])
         )
         columns = [column for column in table.schema.names if column not in table.partition_by]
@@ -544,30 +562,30 @@ def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> Ver
         f"{table.full_name}{of} holds other rows than its commits put there, in version {version}: nothing is made of"
         " it; cdc-platform check --deep names the file, repair --from-description makes anew what can be"
     )
-    return VerifiedRows(rows_from_files(files, columns), rule, None if said is None else said[name], refusal)
+    return VerifiedRows(rows_from_files(files, columns), rule, None if digests is None else digests[name], refusal)
 
 
 def _digest_batches(rows: VerifiedRows, batches: Batches) -> Batches:
-    """Rows in; a line with their digest out, without one where a file is damaged."""
+    """Read rows, and yield one line with their digest, or with null if a file is damaged."""
     seen: list[int] = []
     try:
         for _ in rows.read(batches, seen):
             pass
         digest = f"{sum(seen) % row_hash.DIGEST_MODULUS:032x}"
     except StateError:
-        # As an error of Python in a task of Spark it would lose its class, and be run again for nothing.
+        # A Python error in a Spark task would lose its class, and Spark would retry the task in vain.
         digest = None
     yield pa.RecordBatch.from_pydict({"digest": [digest]}, schema=_DIGEST_SCHEMA)
 
 
-# Bounds of times are cut to it.
+# Writers truncate the bounds of times to it.
 _STATISTICS_ROUNDING = timedelta(milliseconds=1)
 _WHOLE_TABLE = row_hash.partition_name_from_values((), {})
 
 
 @dataclass(frozen=True)
 class _LogEntry:
-    """A commit: the files that it adds and takes away, the digest of all rows after it; None where it does not say."""
+    """A commit: the files that it adds, whether it removes any, and its digest of all rows (None if not recorded)."""
 
     version: int
     added: frozenset[str]
@@ -577,22 +595,26 @@ class _LogEntry:
 
 
 def verify_added_files_between(lake: Lake, table: Table, column: str, low: datetime, high: datetime) -> None:
-    """Hold as `_verify_added_files` the files that can have rows with a time of this column, from one to another.
+    """Verify the files that can have rows with a time of this column between `low` and `high`.
 
     Raises:
-        StoreFailure: as there.
+        StoreFailure: as `_verify_added_files`.
     """
     low, high = low - _STATISTICS_ROUNDING, high + _STATISTICS_ROUNDING
-    found = lake.bounded_files(table, column)
-    wanted = [each.path for each in found if None in (each.low, each.high) or (each.low <= high and each.high >= low)]
+    bounded = lake.bounded_files(table, column)
+    wanted = [
+        bounds.path
+        for bounds in bounded
+        if None in (bounds.low, bounds.high) or (bounds.low <= high and bounds.high >= low)
+    ]
     _verify_added_files(lake, table, wanted)
 
 
 def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> None:
-    """Hold that files of the table have the rows that were put there, before something is made of them.
+    """Verify that files of the table have their committed rows, before other rows are derived from them.
 
-    What cannot be told is taken as it is: of a stranger's commit, of one that Delta's log has forgotten, or of one that
-    put files together of which some are gone since. A commit is judged once a process.
+    Files without a known digest are not verified: those of a foreign commit, of a commit that the log no longer has, or
+    of a compaction some of whose files are gone. A process verifies each commit once.
 
     Raises:
         StoreFailure: a file has other rows, or is damaged.
@@ -615,34 +637,34 @@ def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> Non
 
 
 def _find_adding_commits(opened: DeltaTable, folder: str, names: set[str]) -> Iterator[tuple[_LogEntry, int | None]]:
-    """The commits that added these files, newest first, each with the digest before it, where that is known."""
+    """Yield the commits that added these files, newest first, each with the digest before it (None if unknown)."""
     waiting: list[_LogEntry] = []
-    left = set(names)
+    remaining = set(names)
     for version in range(opened.version(), -1, -1):
         entry = _read_log_entry(opened, folder, version)
         if entry is None:
             break
         if waiting and entry.digest is not None:
-            yield from ((each, entry.digest) for each in waiting)
+            yield from ((waiting_entry, entry.digest) for waiting_entry in waiting)
             waiting = []
-        if left & entry.added:
-            left -= entry.added
+        if remaining & entry.added:
+            remaining -= entry.added
             waiting.append(entry)
         if version == 0:
-            yield from ((each, 0 if entry.is_ours else None) for each in waiting)
+            yield from ((waiting_entry, 0 if entry.is_ours else None) for waiting_entry in waiting)
             waiting = []
-        if not left and not waiting:
+        if not remaining and not waiting:
             return
-    yield from ((each, None) for each in waiting)
+    yield from ((waiting_entry, None) for waiting_entry in waiting)
 
 
 def _get_expected_digest(folder: str, entry: _LogEntry, before: int | None) -> tuple[Collection[str], int | None]:
-    """Files and the digest of their rows; None where that cannot be told."""
+    """Return files with the expected digest of their rows; None if it is unknown."""
     if not entry.is_ours or before is None:
         return (), None
     if not entry.has_removed:
         return entry.added, (before if entry.digest is None else entry.digest) - before
-    # All that there was then: what was put together has the rows of what it was made of.
+    # Use all files of that version: compacted files have the rows of the files that they replaced.
     names = [
         path.removeprefix(f"{parse_path(folder)}/")
         for path in files.list_paths(files.open_table(folder, entry.version))
@@ -652,29 +674,31 @@ def _get_expected_digest(folder: str, entry: _LogEntry, before: int | None) -> t
 
 
 def _digest_files(opened: DeltaTable, folder: str, names: Collection[str]) -> int | None:
-    """The digest of the rows of files; None where one is damaged."""
-    rule, held = transaction_log.get_digest_rule(opened), 0
+    """Return the digest of the rows of files; None if one is damaged."""
+    rule, digest = transaction_log.get_digest_rule(opened), 0
     try:
         for name in names:
             for batch in read_file_batches(str(parse_path(folder) / name)):
-                held += sum(row_hash.digest_rows(pa.Table.from_batches([batch]), (), rule).values())
+                digest += sum(row_hash.digest_rows(pa.Table.from_batches([batch]), (), rule).values())
     except (OSError, pa.ArrowException) as error:
         if is_content_error(error):
             return None
         raise
-    return held % row_hash.DIGEST_MODULUS
+    return digest % row_hash.DIGEST_MODULUS
 
 
 def _read_log_entry(opened: DeltaTable, folder: str, version: int) -> _LogEntry | None:
-    """A commit of the log, which is read once; None where the log has forgotten it."""
+    """Return a commit of the log, cached; None if the log no longer has it."""
     known: dict[int, _LogEntry] = vars(opened).setdefault("_entries", {})
     if version not in known:
         try:
             actions = transaction_log.read_actions(transaction_log.get_entry_path(folder, version))
         except FileNotFoundError:
             return None
-        added = frozenset(decode_path(each["add"]["path"]) for each in actions if "add" in each)
-        said = transaction_log.commit_from_actions(actions, version).envelope
-        digest = None if said is None else said.digests.get(_WHOLE_TABLE)
-        known[version] = _LogEntry(version, added, any("remove" in each for each in actions), digest, said is not None)
+        added = frozenset(decode_path(action["add"]["path"]) for action in actions if "add" in action)
+        info = transaction_log.commit_from_actions(actions, version).envelope
+        digest = None if info is None else info.digests.get(_WHOLE_TABLE)
+        known[version] = _LogEntry(
+            version, added, any("remove" in action for action in actions), digest, info is not None
+        )
     return known[version]

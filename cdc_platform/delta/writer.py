@@ -46,27 +46,29 @@ from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.storage import StoragePath, atomic, parse_path
 from cdc_platform.tables import Table
 
-# To set zstd up for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
+# Setting up zstd for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
 _FEW_ROWS_PROPERTIES = WriterProperties(compression="UNCOMPRESSED")
 _FEW_ROWS_BYTES = 1 << 17
-# A column of which nearly all values differ soon goes on without a dictionary: with one of all of them its file is up
-# to twice as large, and takes a third more time.
+# Limits the dictionary of columns whose values nearly all differ: a dictionary of all values makes a file up to twice
+# as large, and takes a third more time.
 _DICTIONARY_BYTES = 1 << 16
 _STREAM_ID_PROPERTIES = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
-"""How stream IDs are written. No two are the same, so that a dictionary is made for nothing; to know the least and the
-greatest of them helps nobody and takes a fifth of a write. deltalake finds no column inside another by its name (its
-setting is dropped in silence), so this is what holds for all columns that are not named.
+"""How stream IDs are written: without dictionary and statistics.
+
+All stream IDs differ, so a dictionary is useless. Nobody needs their least and greatest values, which take a fifth of a
+write. deltalake does not find a nested column by its name (it silently drops the setting), so these are the properties
+of all columns that are not named.
 """
 _OTHER_PROPERTIES = ColumnProperties(dictionary_enabled=True, statistics_enabled="PAGE")
 
 
 def get_writer_properties(table: Table, rows: pa.Table) -> WriterProperties:
-    """How one file of these rows of a table is written: where they are few, as they are."""
+    """Return the properties for one file of these rows: uncompressed if they are few (128 KiB)."""
     return _FEW_ROWS_PROPERTIES if rows.nbytes <= _FEW_ROWS_BYTES else get_bulk_writer_properties(table)
 
 
 def get_bulk_writer_properties(table: Table) -> WriterProperties:
-    """How files of many rows of a table are written."""
+    """Return the properties for files of many rows of a table."""
     others = [name for name in table.schema.names if name != "streams"]
     if table.generation_column is None or len(others) == len(table.schema.names):
         return _make_bulk_properties()
@@ -90,26 +92,26 @@ def _make_bulk_properties(
 
 @dataclass(frozen=True, eq=False)
 class PartialReplacement:
-    """All rows that pass some filters, and which of them (bool) go; the others stay."""
+    """All rows that pass some filters, and a mask `go` (bool) of the rows to remove; the others stay."""
 
     rows: pa.Table
     go: np.ndarray
 
     @cached_property
     def gone(self) -> pa.Table:
-        """The rows that go."""
+        """The removed rows."""
         return self.rows if self.go.all() else self.rows.filter(pa.array(self.go))
 
     def after(self, table: Table, came: pa.Table) -> pa.Table:
-        """The rows of a table when others have come: the first with the key of one that goes in its place, the rest
-        behind all.
+        """Return the rows after `came` replaces the removed ones.
 
-        So a file stays in its order, in which it is smaller.
+        The first new row with the key of a removed row takes its position; the rest follow at the end. This preserves
+        the order of a file, in which it is smaller.
         """
         if self.go.all():
             return came
-        known, asked = (encode_rows(each, table.keys) for each in (self.gone, came))
-        met = np.asarray(compute.fill_null(compute.index_in(asked, value_set=known), -1))
+        known, new_keys = (encode_rows(part, table.keys) for part in (self.gone, came))
+        met = np.asarray(compute.fill_null(compute.index_in(new_keys, value_set=known), -1))
         partners, first = np.unique(met, return_index=True)
         partners, first = partners[partners >= 0], first[partners >= 0]
         order = np.where(self.go, -1, np.arange(len(self.go)))
@@ -124,19 +126,19 @@ _AddedFile = dict[str, Any]
 
 
 def has_time_partitions(table: Table) -> bool:
-    """Whether partitions of the table are named by times."""
+    """Return True if a partition column of the table holds times."""
     return any(pat.is_timestamp(table.schema.field(name).type) for name in table.partition_by)
 
 
 def format_partition_value(value: Any) -> str:
-    """A partition column's value as Delta's log has it, and as deltalake takes it in filters."""
+    """Format a partition column's value as in Delta's log and in deltalake's filters."""
     return _format_time(us_from_datetime(value)) if isinstance(value, datetime) else str(value)
 
 
 def write_draft_files(
     empty: InitialLog, folder: Path, rows: pa.Table | pa.RecordBatchReader, properties: WriterProperties
 ) -> list[_AddedFile]:
-    """Write rows as files of a table of its own in a new folder, whose log begins as `empty`; answers with the files.
+    """Write rows as files of a new table in a new folder, whose log begins as `empty`; return the files.
 
     So Parquet, statistics, NOT NULL and CHECKs are those of every other write.
 
@@ -152,29 +154,29 @@ def write_draft_files(
 def place_files(
     table: Table, target: str, draft: Path | None, files: Sequence[_AddedFile], unseen: str
 ) -> list[AddAction | RemoveAction]:
-    """Move the files of a draft to where the table has its own, under their names, and say how they are added.
+    """Move the files of a draft into the table's folder under their names, and return the actions that add them.
 
-    All of them are looked at before the first is moved. Without a draft they are there, or nowhere.
+    All files are checked before the first one moves. Without a draft, they must be in the table's folder already.
 
     Raises:
-        EnvironmentProblem: one is not there, or not whole; it goes on with `unseen` and the file's name.
+        EnvironmentProblem: a file is missing or incomplete; the message ends with `unseen` and the file's name.
     """
     missing: list[str] = []
     moves: list[tuple[Path, StoragePath]] = []
     for file in files:
         path = decode_path(file["path"])
-        written, place = draft and draft / file["draft"] / path, parse_path(target) / path
+        written, final_path = draft and draft / file["draft"] / path, parse_path(target) / path
         if written is not None and _is_whole(parse_path(written), file["size"]):
-            moves.append((written, place))
-        elif not _is_whole(place, file["size"]):  # where an attempt that met a conflict has moved it
-            missing.append(str(written or place))
+            moves.append((written, final_path))
+        elif not _is_whole(final_path, file["size"]):  # an attempt that met a conflict may have moved it there
+            missing.append(str(written or final_path))
     if missing:
         raise EnvironmentProblem(
             f"{table.full_name} stays as it was: {len(missing)} of {len(files)} new files are not whole; "
             + unseen.format(missing[0])
         )
-    for written, place in moves:
-        place.receive(written)
+    for written, final_path in moves:
+        final_path.receive(written)
     return [_make_add_action(table, file) for file in files]
 
 
@@ -185,10 +187,10 @@ def _rewrite_partitions(
     partitions: Iterable[Any],
     commit: tuple[DeltaCommitProperties, WriterProperties],
 ) -> None:
-    """Commit rows: behind those that there are, and in place of those of some partitions of the table's one column.
+    """Commit rows: append them, or replace the rows of some partitions of the table's one partition column.
 
-    Only as the version after the opened one, if the properties say so. What a killed process leaves is swept by the
-    next; files that no commit names are taken by vacuum.
+    The commit is only the version after the opened one, if the properties say so. The next process sweeps the drafts of
+    a killed one; vacuum removes files that no commit names.
     """
     properties, writing = commit
     target = parse_path(folder_from_opened(opened))
@@ -223,7 +225,7 @@ def _make_add_action(table: Table, file: _AddedFile) -> AddAction:
 
 
 def _with_zones(table: Table, values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Values of partition columns as deltalake wrote them, times with their zone."""
+    """Return partition values as deltalake wrote them, with a zone added to times."""
     times = {name for name in values if pat.is_timestamp(table.schema.field(name).type)}
     return {
         name: _format_time(parse_time_us(value, zone_required=False)) if value is not None and name in times else value
@@ -232,36 +234,36 @@ def _with_zones(table: Table, values: Mapping[str, str | None]) -> dict[str, str
 
 
 def _format_time(us: Microseconds) -> str:
-    """As Delta on Spark writes it: ISO 8601 in UTC, always with six decimals."""
+    """Format a time as Delta on Spark does: ISO 8601 in UTC, always with six decimals."""
     return f"{datetime_from_us(us):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def _is_whole(file: StoragePath, size: int) -> bool:
     try:
-        seen = file.seen()
+        stat = file.seen()
     except OSError:
         return False
-    return seen is not None and seen.bytes == size
+    return stat is not None and stat.bytes == size
 
 
-# More keys than this are looked for by their bounds: a statement takes no list of any length.
+# More keys than this are searched by their bounds: the length of a list in a statement is limited.
 _MAX_LISTED_KEYS = 256
 
 _ReplaceCondition = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
-"""Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
+"""A mask of the existing rows (first) to replace by the new rows with the same keys (second)."""
 
 TransactionNumbers = Mapping[str, int]
-"""Transactions of applications by their names, which Delta keeps with a commit."""
+"""Transaction numbers by application, which Delta keeps with a commit."""
 
 NO_TRANSACTION_NUMBERS: TransactionNumbers = MappingProxyType({})
 
 RowsRule = Callable[[pa.Table], pa.Table | None]
-"""What makes the rows to write, or nothing, of all rows of a table."""
+"""A function from all rows of a table to the rows to write, or None."""
 
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge did. `version` is the table's version in which all of the rows are."""
+    """The result of a merge. `version` is the table's version that has all of the rows."""
 
     inserted: int
     updated: int
@@ -271,17 +273,17 @@ class MergeResult:
 def transact_rows(
     opened: DeltaTable, table: Table, rule: RowsRule, *, whole: bool, numbers: TransactionNumbers
 ) -> None:
-    """Merge what a rule makes of all rows; only as the version after the one that they were read from.
+    """Merge the rows that a rule derives from all rows, as the version after the one that was read.
 
-    Nothing where the table has seen one of the `numbers` of applications, or a higher one.
+    Do nothing if the table has one of the `numbers` of applications, or a higher one.
     """
     if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
         return
     there = _read_declared_rows(opened, table)
-    made = rule(there)
-    if made is None:
+    result = rule(there)
+    if result is None:
         return
-    source = conform_rows(table, made)
+    source = conform_rows(table, result)
     refuse_repeated_keys(table, source)
     update = not table.is_append_only
     merge_rows(opened, table, source, update, there=there, whole=whole, numbers=numbers)
@@ -290,11 +292,11 @@ def transact_rows(
 def merge_judged_rows(
     opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool
 ) -> MergeResult | None:
-    """Merge what is made of the newest rows, whoever reads them; only as the version after the one that is opened."""
-    made = judge()
-    if made is None:
+    """Merge the rows that `judge` derives from the newest rows, as the version after the opened one."""
+    result = judge()
+    if result is None:
         return None
-    source = conform_rows(table, made)
+    source = conform_rows(table, result)
     refuse_repeated_keys(table, source)
     return merge_rows(opened, table, source, update)
 
@@ -309,22 +311,23 @@ def merge_rows(
     whole: bool = False,
     numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
 ) -> MergeResult:
-    """Merge by key. With `only` none is inserted. `there`: rows of the table, among them all with keys of `rows`.
+    """Merge rows by key.
 
-    `whole`: `there` is all of it, and rows whose key is not among those of `rows` go.
+    With `only`, no row is inserted. `there` are rows of the table that include all with keys of `rows`. With `whole`,
+    `there` is the whole table, and rows whose keys are not in `rows` are removed.
     """
     if not rows.num_rows and not whole:
         return MergeResult(0, 0, opened.version())
-    held = _read_declared_rows(opened, table, _make_key_filters(table, rows)) if there is None else there
-    if rows.num_rows and not held.num_rows and only is None:
+    existing = _read_declared_rows(opened, table, _make_key_filters(table, rows)) if there is None else there
+    if rows.num_rows and not existing.num_rows and only is None:
         done = MergeResult(rows.num_rows, 0, opened.version() + 1)
         append_rows(opened, table, rows, numbers)
         return done
-    place_of = {key: place for place, key in enumerate(hash_keys(rows, table.keys))}
-    keys_there = hash_keys(held, table.keys)
-    met = [place for place, key in enumerate(keys_there) if key in place_of]
-    partners = [place_of[keys_there[place]] for place in met]
-    old, new = held.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
+    index_by_key = {key: index for index, key in enumerate(hash_keys(rows, table.keys))}
+    keys_there = hash_keys(existing, table.keys)
+    met = [index for index, key in enumerate(keys_there) if key in index_by_key]
+    partners = [index_by_key[keys_there[index]] for index in met]
+    old, new = existing.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
     changing = np.zeros(len(met), dtype=bool)
     if met and only is not None:
         changing = np.asarray(compute.fill_null(only(old, new), False))
@@ -334,14 +337,14 @@ def merge_rows(
     inserted[partners] = False
     fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
     removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
-    lost = [place for place, key in enumerate(keys_there) if whole and key not in place_of]
-    gone = held.take(pa.array(lost, pa.int64()))
+    lost = [index for index, key in enumerate(keys_there) if whole and key not in index_by_key]
+    gone = existing.take(pa.array(lost, pa.int64()))
     done = MergeResult(fresh.num_rows, removed.num_rows, opened.version() + 1)
     if not done.inserted and not done.updated and not lost:
         return MergeResult(0, 0, opened.version())
-    # A row of which a stranger has left two is given once, and replaces both.
+    # If a foreign writer duplicated a row, pass its replacement once; it replaces both.
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
-    moved = [place in changed or (only is None and new) for place, new in enumerate(inserted)]
+    moved = [index in changed or (only is None and new) for index, new in enumerate(inserted)]
     source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
     added, taken = pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])
 
@@ -362,12 +365,12 @@ def merge_rows(
 
 
 def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
-    """Delete the rows that pass all (normal) filters; answers how many. None is no commit."""
+    """Delete the rows that pass all (normal) filters; return their number. Without any, there is no commit."""
     predicate = filters_sql(filters)
     if all(name in table.partition_by for name, _, _ in filters):
-        gone = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
-        left = {row_hash.format_partition_name(table.partition_by, file.partition): 0 for file in gone}
-        if gone:
+        removed_files = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+        digests = {row_hash.format_partition_name(table.partition_by, file.partition): 0 for file in removed_files}
+        if removed_files:
             transaction_log.make_commit(
                 opened,
                 lambda own: opened.delete(
@@ -375,9 +378,9 @@ def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> 
                     commit_properties=own,
                     post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
                 ),
-                digests=left,
+                digests=digests,
             )
-        return sum(file.rows for file in gone)
+        return sum(file.rows for file in removed_files)
     removed = _read_declared_rows(opened, table, filters)
     none = removed.slice(0, 0)
 
@@ -399,7 +402,7 @@ def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> 
 def append_rows(
     opened: DeltaTable, table: Table, rows: pa.Table, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
 ) -> None:
-    """Append rows, with the numbers of applications in the same commit."""
+    """Append rows, with the transaction numbers of applications in the same commit."""
     transaction_log.make_commit(
         opened,
         lambda properties: _write_append(opened, table, rows, properties),
@@ -416,9 +419,9 @@ def replace_rows(
     numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
     parted: PartialReplacement | None = None,
 ) -> None:
-    """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications.
+    """Replace the rows that pass all (normal) filters by rows that pass them, with transaction numbers of applications.
 
-    `parted`: the rows that pass, which are in files of their own; of them only those that go make room.
+    `parted` has the rows that pass, which are in files of their own; only its removed rows are replaced.
     """
     predicate = filters_sql(filters)
     if parted is None:
@@ -448,62 +451,62 @@ def replace_rows(
 def _compute_digests_after(
     opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table, written: Collection[str] = ()
 ) -> dict[str, int]:
-    """The digests of the slices that rows come to and go from, and of others that are `written` anew, as they are then.
+    """Return the resulting digests of the partitions that rows are added to or removed from, and of the `written` ones.
 
-    A row that stays is in both sums or in neither: the digest of its slice goes on as commits said it.
+    A row that stays is in both sums or in neither, so the digest continues from the recorded one.
     """
     names = dict.fromkeys(
         name for rows in (added, removed) for name in row_hash.list_partition_names(rows, table.partition_by)
     )
     names |= dict.fromkeys(written)
     rule = transaction_log.get_digest_rule(opened)
-    if rule == row_hash.DigestRule.BLAKE2B:  # of numbers nothing is saved
+    if rule == row_hash.DigestRule.BLAKE2B:  # the other rules are so cheap that skipping equal rows saves nothing
         added, removed = find_differing_rows(added, removed)
-    came, went = (row_hash.digest_rows(rows, table.partition_by, rule) for rows in (added, removed))
+    added_digests, removed_digests = (row_hash.digest_rows(rows, table.partition_by, rule) for rows in (added, removed))
     nothing = dict.fromkeys(names, 0)
-    return row_hash.update_digests(get_digests_before(opened, table, names), nothing | came, went)
+    return row_hash.update_digests(get_digests_before(opened, table, names), nothing | added_digests, removed_digests)
 
 
 def _compute_digests_after_replacement(
     opened: DeltaTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: PartialReplacement
 ) -> dict[str, int]:
-    """The digests of the slices of the files that pass, with what comes to them and goes from them."""
+    """Return the resulting digests of the partitions of the files that pass."""
     assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
-    held = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
-    due, given = sum(file.rows for file in held), parted.rows.num_rows
+    existing = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+    due, given = sum(file.rows for file in existing), parted.rows.num_rows
     if due != given:
         raise StateError(f"{table.full_name} has {due} rows where {given} were read: nothing is put in their place")
-    written = {row_hash.format_partition_name(table.partition_by, file.partition): None for file in held}
+    written = {row_hash.format_partition_name(table.partition_by, file.partition): None for file in existing}
     return _compute_digests_after(opened, table, came, parted.gone, written)
 
 
 def get_digests_before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:
-    """What slices hold in an opened version: as its commits say, or, where they do not, as their rows are."""
+    """Return the digests of partitions in an opened version: the recorded ones or, without those, from the rows."""
     if table.partition_by:
-        held = {
+        existing = {
             row_hash.format_partition_name(table.partition_by, file.partition): file.partition
             for file in files.list_data_files(opened, table, files.folder_from_opened(opened))
         }
-        slices = [name for name in slices if name in held]
+        slices = [name for name in slices if name in existing]
     else:
-        held = {"": ()}
+        existing = {"": ()}
     if not slices:
         return {}
     with translate_read_errors(f"the log of {table.full_name}"):
-        said = transaction_log.get_digests(opened, slices)
-    if said is not None:
-        return said
-    found: dict[str, int] = {}
+        recorded = transaction_log.get_digests(opened, slices)
+    if recorded is not None:
+        return recorded
+    digests: dict[str, int] = {}
     for name in slices:
-        own = normalize_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
+        own = normalize_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, existing[name], strict=True)])
         with translate_read_errors(table.full_name):
             rows = read_rows(opened, pa.schema(opened.schema()), own)
-        found |= row_hash.digest_rows(rows, table.partition_by, transaction_log.get_digest_rule(opened))
-    return found
+        digests |= row_hash.digest_rows(rows, table.partition_by, transaction_log.get_digest_rule(opened))
+    return digests
 
 
 def _read_declared_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter] = ()) -> pa.Table:
-    """The rows of an opened table that pass all (normal) filters, in the declared schema.
+    """Return the rows of an opened table that pass all (normal) filters, in the declared schema.
 
     Raises:
         StoreFailure: they cannot be read, or are not as declared.
@@ -521,7 +524,7 @@ def _write_merge(
     append: bool,
     whole: bool,
 ) -> None:
-    if append:  # A merge, which looks for the keys once more, takes ten times as long.
+    if append:  # A merge, which searches for the keys again, takes ten times as long.
         _write_append(opened, table, rows, properties)
         return
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
@@ -535,7 +538,7 @@ def _write_merge(
         commit_properties=properties,
         post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
     )
-    if whole:  # only where all rows that there are to be are given
+    if whole:  # only if `rows` are all rows of the result
         merger = merger.when_not_matched_by_source_delete()
     merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
@@ -563,7 +566,7 @@ def _write_exchange(
     removed: pa.Table,
     properties: transaction_log.DeltaCommitProperties,
 ) -> None:
-    """Add rows and take rows away; the partitions from which some go are written anew, in the order of their keys."""
+    """Add and remove rows; rewrite the partitions with removed rows, ordered by key."""
     (name,) = table.partition_by
     partitions = compute.unique(removed[name]).to_pylist()
     if partitions:
@@ -573,15 +576,15 @@ def _write_exchange(
 
 
 def _exchange_rows(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
-    """Rows without those that go and with those that come, in the order of their keys."""
+    """Return rows without the removed and with the added ones, ordered by key."""
     gone = set(hash_keys(removed, table.schema.names))
     stays = [row not in gone for row in hash_keys(held, table.schema.names)]
-    left = held.filter(pa.array(stays, pa.bool_()))
-    return pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
+    remaining = held.filter(pa.array(stays, pa.bool_()))
+    return pa.concat_tables([remaining, added]).sort_by([(key, "ascending") for key in table.keys])
 
 
 def _read_all_if_few(opened: DeltaTable, table: Table) -> pa.Table | None:
-    """All rows, where they are few and there is nothing in the table that the platform does not know."""
+    """Return all rows if they are few and the table has no feature that the platform does not know; None otherwise."""
     few = opened.few() if isinstance(opened, CachedTable) and not files.list_unsupported_features(opened) else None
     return few.cast(table.schema) if few is not None and few.schema.names == table.schema.names else None
 
@@ -589,7 +592,7 @@ def _read_all_if_few(opened: DeltaTable, table: Table) -> pa.Table | None:
 def _write_overwrite(
     opened: DeltaTable, table: Table, rows: pa.Table, properties: transaction_log.DeltaCommitProperties
 ) -> None:
-    """Write all rows as one file in place of all files: few are written in a third of the time that a merge takes."""
+    """Replace all files by one file with all rows; for few rows this takes a third of the time of a merge."""
     write_deltalake(
         opened,
         rows.cast(table.schema),
@@ -601,7 +604,7 @@ def _write_overwrite(
 
 
 def _make_key_filters(table: Table, rows: pa.Table) -> list[Filter]:
-    """What lets the rows with the keys of `rows` through, and few others: a list of them, or their bounds."""
+    """Return filters that pass the rows with the keys of `rows` and few others: lists of keys, or their bounds."""
     filters: list[Filter] = []
     for name in table.keys:
         values = compute.unique(rows[name])
