@@ -1,6 +1,6 @@
 """The token ring: tokens, murmur3, shards and nodes, with numpy only.
 
-One implementation serves a single value and millions. `cdc_platform.generations` builds streams on it.
+Each function accepts a single value as well as millions. `cdc_platform.generations` builds streams on this package.
 """
 
 from __future__ import annotations

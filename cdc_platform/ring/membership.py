@@ -1,7 +1,7 @@
 """Whether a node owns its tokens, from the state names of `system.topology` and nodetool.
 
-Exports, printed rings and live clusters share these rules. An unknown state is refused, since it does not say who
-owns the tokens.
+Exports, printed rings and live clusters share these rules. An unknown state is an error, because the owner of the
+tokens is then unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdc_platform.errors import InputError
 
 
 class Membership(Enum):
-    """What a node's state says about its tokens."""
+    """What a node's state means for its tokens."""
 
     OWNS = "owns its tokens"
     LEAVING = "owns its tokens until it has left"
@@ -46,7 +46,7 @@ NODE_STATES: Mapping[str, Membership] = MappingProxyType(
         "none": Membership.GONE,
     }
 )
-"""`node_state` of `system.topology`."""
+"""The values of `node_state` in `system.topology`."""
 
 PRINTED_STATES: Mapping[str, Membership] = MappingProxyType(
     {
@@ -70,37 +70,37 @@ RING_TRANSITIONS = frozenset(
         "rollback to normal",
     }
 )
-"""`transition_state` of `system.topology` while nodes or generations change."""
+"""The values of `transition_state` in `system.topology` while nodes or generations change."""
 
 OTHER_TRANSITIONS = frozenset(
     {"tablet migration", "tablet split finalization", "tablet resize finalization", "truncate table", "lock"}
 )
-"""`transition_state` of `system.topology` while vnodes and generations stay as they are."""
+"""The values of `transition_state` in `system.topology` while vnodes and generations stay as they are."""
 
 
 def membership_from_node_state(where: str, state: str | None) -> Membership:
     """Return what a node's `node_state` means; `where` names the node in messages.
 
     Raises:
-        InputError: the state is not known.
+        InputError: the state is unknown.
     """
     return _look_up_membership(where, state, NODE_STATES)
 
 
 def membership_from_printed_state(where: str, state: str) -> Membership:
-    """Return what a state that nodetool prints means; `where` names the node in messages.
+    """Return what a state printed by nodetool means; `where` names the node in messages.
 
     Raises:
-        InputError: the state is not known.
+        InputError: the state is unknown.
     """
     return _look_up_membership(where, state, PRINTED_STATES)
 
 
 def is_ring_changing(where: str, transition: str | None) -> bool:
-    """Return True if nodes or generations change while the topology is in this transition state; None is at rest.
+    """Return True if nodes or generations change in this transition state of the topology; None means at rest.
 
     Raises:
-        InputError: the state is not known.
+        InputError: the state is unknown.
     """
     if not transition:
         return False
@@ -117,15 +117,15 @@ def is_ring_changing(where: str, transition: str | None) -> bool:
 
 
 def _look_up_membership(where: str, state: str | None, states: Mapping[str, Membership]) -> Membership:
-    found = states.get(_normalize_state(state or ""))
-    if found is None:
+    membership = states.get(_normalize_state(state or ""))
+    if membership is None:
         raise InputError(
             f"{where}: state {(state or '')[:60]!r} is not known, so whether the node owns its tokens cannot be told; "
             f"the known ones are {', '.join(states)}"
         )
-    return found
+    return membership
 
 
 def _normalize_state(name: str) -> str:
-    """The name as the tables spell it: ScyllaDB's documentation writes underscores for its spaces."""
+    """Return the name as in the tables: ScyllaDB's documentation has underscores instead of spaces."""
     return name.replace("_", " ").lower()

@@ -1,6 +1,6 @@
-"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys.
+"""Tokens of partition keys: murmur3 x64 128 in the variant of Cassandra and ScyllaDB, for columns of keys.
 
-`mix_bits` is a fast hash of integers for comparisons inside one process. No store and no cluster knows it.
+`mix_bits` is a fast hash of integers for comparisons inside one process. No store and no cluster uses it.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from cdc_platform.errors import InputError
 from cdc_platform.ring.tokens import LAST_TOKEN, MINIMUM_TOKEN, Int64s, UInt8s, UInt64s
 
 GOLDEN_RATIO_64 = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number without a pattern: multiples of it differ in their first bits, and no two up to 2^64 are the same."""
+"""An odd number without a pattern: its multiples differ in their first bits, and no two up to 2^64 are equal."""
 
 
 def mix_bits(numbers: UInt64s) -> UInt64s:
-    """Every bit of each number (uint64[n]) spread over all of them (Stafford's finaliser); no two give the same."""
+    """Return each number (uint64[n]) with every bit spread over all bits (Stafford's finaliser), without collisions."""
     shifted = numbers >> np.uint64(30)
-    found = numbers ^ shifted
-    found *= np.uint64(0xBF58476D1CE4E5B9)
-    found ^= np.right_shift(found, np.uint64(27), out=shifted)
-    found *= np.uint64(0x94D049BB133111EB)
-    found ^= np.right_shift(found, np.uint64(31), out=shifted)
-    return found
+    mixed = numbers ^ shifted
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= np.right_shift(mixed, np.uint64(27), out=shifted)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= np.right_shift(mixed, np.uint64(31), out=shifted)
+    return mixed
 
 
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
 _SIGNS = np.uint64(0x0101010101010101)
-# At 8 to 16 the masks of a word's first 0 to 8 bytes; before and behind those of none and of all.
+# Entries 8 to 16 mask the first 0 to 8 bytes of a word; entries before them mask none, entries after them all.
 _FIRST_BYTES = np.array([2 ** (8 * min(max(count, 0), 8)) - 1 for count in range(-8, 16)], dtype=np.uint64)
-# A chunk's columns stay in the processor's second-level cache; long keys make a chunk shorter.
+# A chunk's columns fit into the processor's second-level cache; long keys make a chunk shorter.
 _CHUNK_KEYS = 1 << 14
 _CHUNK_BYTES = 1 << 22
 _MANY_BLOCKS = 1 << 15
-"""More blocks than keys have whose numbers of blocks fit into two bytes."""
+"""Below this many blocks in a key, the numbers of blocks fit into two bytes."""
 
 
 def tokens_from_keys(keys: Sequence[bytes]) -> Int64s:
-    """Tokens (int64[n]) of serialized partition keys."""
+    """Return the tokens (int64[n]) of serialized partition keys."""
     offsets = np.zeros(len(keys) + 1, dtype=np.int64)
     np.cumsum([len(key) for key in keys], out=offsets[1:])
     return tokens_from_buffer(np.frombuffer(b"".join(keys), dtype=np.uint8), offsets)
 
 
 def tokens_from_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
-    """Tokens (int64[n]) of the keys `values[offsets[i]:offsets[i + 1]]`; uint8[] and int[n + 1], Arrow's binary layout.
+    """Return the tokens (int64[n]) of keys in Arrow's binary layout.
 
-    The token is the signed first half of the hash; the hash that equals MINIMUM becomes LAST. The empty key has
-    token 0, as ScyllaDB has it.
+    Key i is `values[offsets[i]:offsets[i + 1]]`, with values uint8[] and offsets int[n + 1]. The token is the signed
+    first half of the hash; the hash that equals MINIMUM becomes LAST. The empty key has token 0, as in ScyllaDB.
 
     Raises:
-        InputError: the offsets fall or leave the buffer.
+        InputError: the offsets decrease or exceed the buffer.
     """
     tokens = hash128(values, offsets)[0].view(np.int64)
     tokens[tokens == MINIMUM_TOKEN] = LAST_TOKEN
@@ -62,7 +62,7 @@ def tokens_from_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
 
 
 def hash128(values: UInt8s, offsets: ArrayLike, seed: int = 0) -> tuple[UInt64s, UInt64s]:
-    """Both halves (uint64[n] each) of the hash of the keys in a buffer laid out as for `tokens_from_buffer`."""
+    """Return both halves (uint64[n] each) of the hash of keys in a buffer laid out as for `tokens_from_buffer`."""
     offsets = np.asarray(offsets, dtype=np.int64)
     _check_layout(values, offsets)
     h1 = np.full(len(offsets) - 1, seed, dtype=np.uint64)
@@ -77,7 +77,7 @@ def hash128(values: UInt8s, offsets: ArrayLike, seed: int = 0) -> tuple[UInt64s,
 
 
 def serialize_composite_key(components: Sequence[bytes]) -> bytes:
-    """The serialized partition key of several columns: each `uint16 length | bytes | 0x00`.
+    """Return the serialized partition key of several columns: each `uint16 length | bytes | 0x00`.
 
     Raises:
         InputError: a component is longer than 65,535 bytes.
@@ -87,10 +87,10 @@ def serialize_composite_key(components: Sequence[bytes]) -> bytes:
 
 
 def serialize_composite_keys(components: Sequence[tuple[UInt8s, ArrayLike]]) -> tuple[UInt8s, Int64s]:
-    """As `serialize_composite_key`, for columns: components and keys are laid out as for `tokens_from_buffer`.
+    """Serialize composite keys, as `serialize_composite_key` does, for columns laid out as for `tokens_from_buffer`.
 
     Raises:
-        InputError: a component is longer than 65,535 bytes; offsets differ in number, fall or leave their buffer.
+        InputError: a component is longer than 65,535 bytes; offsets differ in number, decrease or exceed their buffer.
     """
     columns = [(values, np.asarray(offsets, dtype=np.int64)) for values, offsets in components]
     for values, offsets in columns:
@@ -105,8 +105,8 @@ def serialize_composite_keys(components: Sequence[tuple[UInt8s, ArrayLike]]) -> 
     at = offsets[:-1]
     for (values, bounds), length in zip(columns, lengths, strict=True):
         keys[at], keys[at + 1] = length >> 8, length & 0xFF
-        taken = values[bounds[0] : bounds[-1]]
-        keys[np.repeat(at + 2 + bounds[0] - bounds[:-1], length) + np.arange(len(taken))] = taken
+        data = values[bounds[0] : bounds[-1]]
+        keys[np.repeat(at + 2 + bounds[0] - bounds[:-1], length) + np.arange(len(data))] = data
         at = at + length + 3
     return keys, offsets
 
@@ -133,18 +133,18 @@ def _chunks(offsets: Int64s) -> Iterator[range]:
 
 
 def _words_from_bytes(values: UInt8s) -> UInt64s:
-    """The bytes as little-endian words, with two words of zeros behind, so that any load stays inside."""
+    """Return the bytes as little-endian words, followed by two words of zeros so that any load stays inside."""
     words = np.zeros(len(values) // 8 + 3, dtype="<u8")
     words.view(np.uint8)[: len(values)] = values
     return words.astype(np.uint64, copy=False)
 
 
 def _hash(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt64s) -> None:
-    """Hash keys into `h1` and `h2`, which hold the seed; body blocks go on as long as any key has one left."""
+    """Hash keys into `h1` and `h2`, which hold the seed; process body blocks as long as any key has one left."""
     blocks = lengths >> 4
     longest, shortest = int(blocks.max()), int(blocks.min())
     if longest != shortest:
-        # Numbers of two bytes are sorted by their digits, in a fraction of the time.
+        # Two-byte numbers are sorted by their digits (radix sort), in a fraction of the time.
         order = np.argsort(-(blocks.astype(np.int16) if longest < _MANY_BLOCKS else blocks), kind="stable")
         sorted1, sorted2 = h1[order], h2[order]
         _hash_sorted(words, begins[order], lengths[order], sorted1, sorted2)
@@ -154,7 +154,7 @@ def _hash(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt
 
 
 def _hash_sorted(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt64s) -> None:
-    """As `_hash`, for keys with the longest first: those that still have a block are always the leading ones."""
+    """Hash keys, as `_hash` does, sorted with the longest first: keys with a block left are always the leading ones."""
     blocks = lengths >> 4
     for block in range(int(blocks[0])):
         live = slice(0, int(np.searchsorted(-blocks, -block, side="left")))
@@ -173,23 +173,23 @@ def _hash_sorted(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h
 
 
 def _load(words: UInt64s, at: Int64s, count: int) -> list[UInt64s]:
-    """The eight bytes at each byte offset, little-endian, and those that follow: `count` words of each."""
+    """Load `count` consecutive words of eight bytes, little-endian, from each byte offset."""
     index = at >> 3
-    found = [words.take(index)]
+    loaded = [words.take(index)]
     shift = ((at & 7) << 3).astype(np.uint64)
     if not shift.any():
-        return found + [words.take(index + place) for place in range(1, count)]
-    # A shift by 64 is undefined: it comes in two steps.
+        return loaded + [words.take(index + position) for position in range(1, count)]
+    # A shift by 64 is undefined, so it is done in two steps.
     rest = np.uint64(63) - shift
-    for place in range(count):
+    for position in range(count):
         index += 1
         following = words.take(index)
-        found[place] >>= shift
+        loaded[position] >>= shift
         high = following << np.uint64(1)
         high <<= rest
-        found[place] |= high
-        found.append(following)
-    return found[:count]
+        loaded[position] |= high
+        loaded.append(following)
+    return loaded[:count]
 
 
 def _mix_body(h1: UInt64s, h2: UInt64s, k1: UInt64s, k2: UInt64s) -> None:
@@ -206,7 +206,7 @@ def _mix_body(h1: UInt64s, h2: UInt64s, k1: UInt64s, k2: UInt64s) -> None:
 
 
 def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s) -> None:
-    """The last `left` (0 to 15) bytes of each key; absent bytes are zeros and mix to zero."""
+    """Mix in the last `left` (0 to 15) bytes of each key; absent bytes are zeros and mix to zero."""
     most = int(left.max())
     if most == 0:
         return
@@ -217,16 +217,16 @@ def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s
 
 
 def _mask_tail(words: UInt64s, left: Int64s, before: int) -> UInt64s:
-    """Each word with the bytes that it has of a key's last `left` (0 to 15), the rest zeros; `before` are in others."""
+    """Mask each word to its bytes of a key's last `left` (0 to 15), of which `before` are in earlier words."""
     words &= _FIRST_BYTES[8 - before :].take(left)
     return words
 
 
 def _sign_extended(words: UInt64s) -> UInt64s:
-    """What the tail's bytes give when each is widened as a *signed* byte before it is shifted to its place and XORed.
+    """XOR the tail's bytes as Cassandra does: widen each as a *signed* byte before shifting it to its position.
 
-    That is Cassandra's flavour. A negative byte flips every bit above it, so a byte ends up flipped when an odd
-    number of the bytes below it are negative.
+    A negative byte flips every bit above it, so a byte ends up flipped if an odd number of the bytes below it are
+    negative.
     """
     negative = words >> np.uint64(7)
     negative &= _SIGNS

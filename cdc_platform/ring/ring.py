@@ -19,13 +19,13 @@ MAX_RANGES = 1 << 22
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the ring. `tokens` are stored ascending, in whatever order they are given.
+    """A node of the ring. `tokens` are stored in ascending order, given in any order.
 
     A zero-token node (ScyllaDB 6.2 and later) is a member without tokens: it coordinates and learns of generations, and
     has no vnode and no stream.
 
     Raises:
-        InputError: a token twice or out of range, shard_count outside 1..4096, ignore_msb outside 0..31.
+        InputError: a token is duplicated or out of range, shard_count is outside 1..4096, or ignore_msb outside 0..31.
     """
 
     host_id: UUID
@@ -42,9 +42,9 @@ class Node:
         _check_number(f"node {self.host_id}: shard_count", self.shard_count, 1, MAX_SHARD_COUNT)
         _check_number(f"node {self.host_id}: ignore_msb", self.ignore_msb, 0, MAX_IGNORE_MSB)
         tokens = np.sort(check_tokens(self.tokens, f"node {self.host_id}"))
-        twice = np.flatnonzero(tokens[1:] == tokens[:-1])
-        if len(twice):
-            raise InputError(f"node {self.host_id}: token {tokens[twice[0]]} is there twice; name each token once")
+        duplicates = np.flatnonzero(tokens[1:] == tokens[:-1])
+        if len(duplicates):
+            raise InputError(f"node {self.host_id}: token {tokens[duplicates[0]]} is there twice; name each token once")
         object.__setattr__(self, "tokens", tuple(tokens.tolist()))
         object.__setattr__(self, "features", tuple(self.features))
 
@@ -53,7 +53,7 @@ class Node:
 class Ring:
     """The token ring: every token of every node, ascending, with its owner's sharding. Built by `Ring.of`.
 
-    All columns are int64[n], one entry a token, and not to be written to; `owner_index` points into `nodes`.
+    All columns are int64[n], read-only, with one entry for each token; `owner_index` points into `nodes`.
     """
 
     nodes: tuple[Node, ...]
@@ -64,33 +64,33 @@ class Ring:
 
     @property
     def has_tokens(self) -> bool:
-        """Return True if a node owns a token; without any there is nothing to describe, whatever members there are."""
+        """Return True if a node owns a token; without tokens there is no vnode to describe, even if there are members."""
         return len(self.tokens) > 0
 
     @property
     def zero_token_nodes(self) -> tuple[Node, ...]:
-        """The members without tokens."""
+        """Return the members without tokens."""
         return tuple(node for node in self.nodes if not node.tokens)
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Ring:
-        """The ring of `nodes`; of none, the empty ring.
+        """Return the ring of `nodes`; without nodes, the empty ring.
 
         Raises:
-            InputError: a host twice, a token with two owners, or more than 4,194,304 tokens.
+            InputError: a host is duplicated, a token has two owners, or there are more than 4,194,304 tokens.
         """
         return _build_ring(tuple(nodes))
 
     def join(self, node: Node) -> Ring:
-        """The ring once `node` has joined.
+        """Return the ring after `node` has joined.
 
         Raises:
-            InputError: the host or one of its tokens is on the ring already, or the ring grows too large.
+            InputError: the host or one of its tokens is already on the ring, or the ring grows too large.
         """
         return Ring.of((*self.nodes, node))
 
     def owner_of(self, token: int) -> Node:
-        """The node that owns the range which holds `token`: the owner of the first ring token at or after it.
+        """Return the owner of the range that contains `token`: the owner of the first ring token at or after it.
 
         Raises:
             InputError: the ring is empty.
@@ -101,7 +101,7 @@ class Ring:
         return self.nodes[self.owner_index[row]]
 
 
-# The steps of a join ask for the same two rings a dozen times; to draw one takes ten times as long as to know it again.
+# The steps of a join need the same two rings a dozen times; building one takes ten times as long as a cache hit.
 @lru_cache(maxsize=4)
 def _build_ring(members: tuple[Node, ...]) -> Ring:
     _check_unique_hosts(members)
@@ -117,7 +117,7 @@ def _build_ring(members: tuple[Node, ...]) -> Ring:
     ignore_msbs = np.array([node.ignore_msb for node in members], dtype=np.int64)
     columns = tokens, owners, shard_counts[owners], ignore_msbs[owners]
     for column in columns:
-        column.flags.writeable = False  # whoever asks gets the same ones
+        column.flags.writeable = False  # callers share the cached columns
     return Ring(members, *columns)
 
 
@@ -135,8 +135,8 @@ def _check_unique_hosts(nodes: tuple[Node, ...]) -> None:
 
 
 def _check_unique_owners(nodes: tuple[Node, ...], tokens: Int64s, owners: Int64s) -> None:
-    twice = np.flatnonzero(tokens[1:] == tokens[:-1])
-    if len(twice):
-        row = int(twice[0])
+    duplicates = np.flatnonzero(tokens[1:] == tokens[:-1])
+    if len(duplicates):
+        row = int(duplicates[0])
         one, other = (nodes[owners[i]].host_id for i in (row, row + 1))
         raise InputError(f"token {tokens[row]} is owned by both {one} and {other}; a token has one owner")

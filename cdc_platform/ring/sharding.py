@@ -12,7 +12,7 @@ from cdc_platform.errors import InputError
 from cdc_platform.ring.tokens import LAST_TOKEN, MINIMUM_TOKEN, Bools, Int64s, UInt64s, bias, unbias
 
 MAX_SHARD_COUNT = 4096
-"""The largest shard count taken in: far above any machine, and small enough for every product below to be exact."""
+"""The largest accepted shard count: far above any machine, and small enough for every product below to be exact."""
 MAX_IGNORE_MSB = 31
 
 _ALL_ONES = np.uint64(2**64 - 1)
@@ -20,19 +20,19 @@ _LOW_HALF = np.uint64(2**32 - 1)
 
 
 def shard_of(tokens: ArrayLike, shard_count: ArrayLike, ignore_msb: ArrayLike) -> Int64s:
-    """The shard (int64, broadcast shape) that owns each token on a node of `shard_count` shards.
+    """Return the shard (int64, broadcast shape) that owns each token on a node of `shard_count` shards.
 
-    The position's `ignore_msb` top bits are dropped, and what is left is scaled: `(position << ignore_msb) * n >> 64`.
+    The position's `ignore_msb` top bits are dropped, and the rest is scaled: `(position << ignore_msb) * n >> 64`.
 
     Raises:
-        InputError: shard_count outside 1..4096 or ignore_msb outside 0..31.
+        InputError: shard_count is outside 1..4096 or ignore_msb outside 0..31.
     """
     n, msb = _check_sharding(shard_count, ignore_msb)
     return _shard_at(unbias(tokens), n, msb).view(np.int64)
 
 
 def shard_starts(shard_count: int, ignore_msb: int) -> UInt64s:
-    """The first position (uint64[shard_count]) of each shard within a window of `2^(64 - ignore_msb)` positions."""
+    """Return each shard's first position (uint64[shard_count]) within a window of `2^(64 - ignore_msb)` positions."""
     n, msb = _check_sharding(shard_count, ignore_msb)
     return _start_in_window(np.arange(shard_count, dtype=np.uint64), n, msb)
 
@@ -41,13 +41,13 @@ def shard_starts(shard_count: int, ignore_msb: int) -> UInt64s:
 def token_for_next_shard(
     tokens: ArrayLike, shard: ArrayLike, shard_count: ArrayLike, ignore_msb: ArrayLike, spans: int = 1
 ) -> tuple[Int64s, Bools]:
-    """The `spans`-th boundary after each token at which `shard` begins, without wrapping round the ring.
+    """Find the `spans`-th boundary after each token at which `shard` begins, without wrapping around the ring.
 
-    Returns the tokens (int64) and where there is none before the ring ends (bool: "after all keys"; the token there
+    Return the tokens (int64), and which have no boundary before the ring ends (bool: "after all keys"; the token there
     is LAST, to be ignored). A boundary is always greater than its token. MINIMUM counts as position 0.
 
     Raises:
-        InputError: shard, shard_count, ignore_msb or spans out of bounds.
+        InputError: shard, shard_count, ignore_msb or spans is out of bounds.
     """
     if spans < 1:
         raise InputError(f"spans {spans}: at least 1 boundary has to be stepped over")
@@ -56,7 +56,7 @@ def token_for_next_shard(
     # A node with one shard has one boundary, whatever bits it ignores.
     msb = np.where(n == 1, np.uint64(0), msb)
     positions = unbias(tokens)
-    to_window = np.uint64(63) - msb  # shifts come in two steps since a shift by 64 is undefined
+    to_window = np.uint64(63) - msb  # in two steps, since a shift by 64 is undefined
     window = (positions >> np.uint64(1)) >> to_window
     window = window + np.uint64(spans) - (target > _shard_at(positions, n, msb)).astype(np.uint64)
     beyond = window >= np.uint64(1) << msb
@@ -68,13 +68,13 @@ def token_for_next_shard(
 def first_token_for_shard(
     starts: ArrayLike, ends: ArrayLike, shards: ArrayLike, shard_count: ArrayLike, ignore_msb: ArrayLike
 ) -> Int64s:
-    """The first token (int64, broadcast shape) met on the way over `(start, end]` that the shard owns, else `end`.
+    """Return the first token (int64, broadcast shape) in `(start, end]` that the shard owns, else `end`.
 
-    `start >= end` wraps round the ring; `start == end` is the whole ring. This is where the shard's stream lies
-    (design document 001: streams have their tokens in their range, on the shard that they stand for).
+    `start >= end` wraps around the ring; `start == end` is the whole ring. The shard's stream has this token (design
+    document 001: streams have tokens in their range, on the shard that they represent).
 
     Raises:
-        InputError: shard, shard_count or ignore_msb out of bounds, or an end that is no key's token.
+        InputError: shard, shard_count or ignore_msb is out of bounds, or an end is no key's token.
     """
     n, msb = _check_sharding(shard_count, ignore_msb)
     target = _check_shards(shards, n)
@@ -83,12 +83,12 @@ def first_token_for_shard(
         raise InputError(f"range end {MINIMUM_TOKEN} is no key's token; tokens begin at {MINIMUM_TOKEN + 1}")
     first = unbias(starts) + np.uint64(1)
     length = unbias(ends) - first
-    # Shards repeat every window, and windows fit the ring without rest: the way to the next start of a shard is a
-    # difference modulo the window, also across the ring's end.
+    # Shards repeat every window, and the ring is a whole number of windows: the distance to the next start of a shard
+    # is a difference modulo the window, also across the ring's end.
     window_mask = _ALL_ONES >> msb
     distance = (_start_in_window(target, n, msb) - (first & window_mask)) & window_mask
     distance = np.where(target == _shard_at(first, n, msb), np.uint64(0), distance)
-    # Position 0 is no key's token: where the ring begins anew, shard 0 begins at position 1.
+    # Position 0 is no key's token: after the ring wraps, shard 0 begins at position 1.
     return bias(np.maximum(first + np.minimum(distance, length), np.uint64(1)))
 
 
@@ -100,7 +100,7 @@ def _shard_at(positions: UInt64s, n: UInt64s, msb: UInt64s) -> UInt64s:
 
 @np.errstate(over="ignore")
 def _start_in_window(shards: UInt64s, n: UInt64s, msb: UInt64s) -> UInt64s:
-    """The smallest position of a window whose shard is `shards`: `ceil(ceil(s * 2^64 / n) / 2^msb)`."""
+    """Return the smallest position of a window that belongs to each shard: `ceil(ceil(s * 2^64 / n) / 2^msb)`."""
     size, rest = _ALL_ONES // n, _ALL_ONES % n + np.uint64(1)
     whole = rest == n
     size, rest = size + whole.astype(np.uint64), np.where(whole, np.uint64(0), rest)

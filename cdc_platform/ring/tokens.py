@@ -19,7 +19,7 @@ UInt8s = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
 
 MINIMUM_TOKEN = -(2**63)
-"""Before all keys; no key has it, and the hash that would give it gives LAST instead."""
+"""The token before all keys. No key has it: a hash of this value becomes LAST."""
 FIRST_TOKEN = MINIMUM_TOKEN + 1
 """The smallest token of a key."""
 LAST_TOKEN = 2**63 - 1
@@ -30,23 +30,23 @@ _MAX_TABLETS = 1 << 31
 
 
 def unbias(tokens: ArrayLike) -> UInt64s:
-    """Signed tokens (int64, any shape) as positions from 0 (uint64): `token + 2^63`. MINIMUM is position 0."""
+    """Return signed tokens (int64, any shape) as positions from 0 (uint64): `token + 2^63`. MINIMUM is position 0."""
     return np.bitwise_xor(np.asarray(tokens, dtype=np.int64).view(np.uint64), _SIGN_BIT)
 
 
 def bias(positions: ArrayLike) -> Int64s:
-    """Positions (uint64, any shape) as signed tokens (int64): the inverse of `unbias`, nothing normalised."""
+    """Return positions (uint64, any shape) as signed tokens (int64), without normalisation: the inverse of `unbias`."""
     return np.bitwise_xor(np.asarray(positions, dtype=np.uint64), _SIGN_BIT).view(np.int64)
 
 
 def check_tokens(values: Iterable[object], owner: str) -> Int64s:
-    """The tokens of one owner, checked, as int64[] in the order given.
+    """Return the tokens of one owner, validated, as int64[] in the given order.
 
     Raises:
-        InputError: a value is no integer or is outside FIRST..LAST; `owner` names whose it is.
+        InputError: a value is no integer or is outside FIRST..LAST; `owner` names the owner in the message.
     """
     given = values.tolist() if isinstance(values, np.ndarray) and values.dtype == np.int64 else list(values)
-    # Python's own whole numbers, all of which are tokens, are what a ring is made of again and again.
+    # Fast path: most callers pass Python integers that are all valid tokens.
     whole = [value for value in given if type(value) is int]
     if whole and len(whole) == len(given) and min(whole) >= FIRST_TOKEN and max(whole) <= LAST_TOKEN:
         return np.array(whole, dtype=np.int64)
@@ -65,7 +65,7 @@ def check_tokens(values: Iterable[object], owner: str) -> Int64s:
 
 
 def range_starts(range_ends: ArrayLike) -> Int64s:
-    """Starts (exclusive) of the ranges that end at `range_ends` (int64[n] ascending): each the end before it.
+    """Return the exclusive starts of the ranges that end at `range_ends` (int64[n] ascending): each the end before it.
 
     Range 0 wraps from the last end; the only range of a single token starts where it ends and is the whole ring.
     """
@@ -73,25 +73,25 @@ def range_starts(range_ends: ArrayLike) -> Int64s:
 
 
 def unique_tokens(*tokens: ArrayLike) -> Int64s:
-    """Each of the tokens (int64[] each) once, ascending. np.unique gives the same, but hashes, thirty times as long."""
-    found = np.sort(np.concatenate([np.asarray(some, dtype=np.int64) for some in tokens]))
-    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+    """Return the distinct tokens (int64[] each), ascending. np.unique hashes, which takes thirty times as long."""
+    ordered = np.sort(np.concatenate([np.asarray(part, dtype=np.int64) for part in tokens]))
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def isin_sorted_tokens(tokens: ArrayLike, known: Int64s) -> Bools:
-    """Which of some tokens (int64[n]) are there among others (int64[m], ascending). np.isin gives the same, but hashes,
-    and its first call of a process loads np.ma, which takes as long as to open ten tables.
+    """Return which tokens (int64[n]) are in `known` (int64[m], ascending).
+
+    np.isin gives the same, but hashes, and its first call in a process loads np.ma, which takes as long as opening ten
+    tables.
     """
-    asked = np.asarray(tokens, dtype=np.int64)
+    wanted = np.asarray(tokens, dtype=np.int64)
     if not len(known):
-        return np.zeros(len(asked), dtype=bool)
-    return known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+        return np.zeros(len(wanted), dtype=bool)
+    return known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
 
 
 def uniform_last_tokens(count: int) -> Int64s:
-    """Last tokens (int64[count] ascending) of `count` tablets of equal size; the last one is LAST.
-
-    Tablet i of 1..count ends at position `floor(i * (2^64 - 1) / count)`.
+    """Return the last tokens (int64[count] ascending) of `count` tablets of equal size; the last one is LAST.
 
     Raises:
         InputError: `count` is below 1 or above 2^31.
@@ -103,15 +103,16 @@ def uniform_last_tokens(count: int) -> Int64s:
     return bias(numbers * np.uint64(size) + numbers * np.uint64(rest) // np.uint64(count))
 
 
-# Steps after which a binary search is the faster way; random rings need about five.
+# Above this number of steps a binary search is faster; random rings need about five.
 _MAX_STEPS = 12
 
 
 class RangeLookup:
     """Looks up ranges among `range_ends` (int64[n] ascending).
 
-    A table over the top bits of the position gives the first range that may hold a token, a few steps lead to the
-    one that does: on a ring of random tokens five times faster than a binary search, which clumped rings fall back on.
+    A table over the top bits of the position gives the first range that may contain a token, and a few steps lead to
+    the one that does. On a ring of random tokens this is five times faster than a binary search, which clumped rings
+    use.
     """
 
     def __init__(self, range_ends: Int64s) -> None:
@@ -125,7 +126,8 @@ class RangeLookup:
         self._padded = np.append(range_ends, np.int64(LAST_TOKEN))
 
     def row_of(self, tokens: ArrayLike) -> Int64s:
-        """The range (int64, shape of `tokens`) that holds each token: the first end at or after it, else range 0.
+        """Return the range (int64, shape of `tokens`) that contains each token: the first end at or after it, else
+        range 0.
 
         Raises:
             InputError: there are no ranges.
@@ -140,13 +142,15 @@ class RangeLookup:
         return np.where(rows == len(self._ends), 0, rows)
 
     def _stepped(self, tokens: Int64s) -> Int64s:
-        """The first end at or after each token (int64[n]): a step for all, and more for the few that need them."""
+        """Return the first end at or after each token (int64[n]): one step for all, and more for the few that need
+        them.
+        """
         cells = unbias(tokens) >> self._shift
         rows = self._first.take(cells.view(np.int64))
         rows += self._padded.take(rows) < tokens
-        left = np.flatnonzero(self._padded.take(rows) < tokens)
-        while len(left):
-            further = rows.take(left) + 1
-            rows[left] = further
-            left = left[self._padded.take(further) < tokens.take(left)]
+        remaining = np.flatnonzero(self._padded.take(rows) < tokens)
+        while len(remaining):
+            further = rows.take(remaining) + 1
+            rows[remaining] = further
+            remaining = remaining[self._padded.take(further) < tokens.take(remaining)]
         return rows
