@@ -1,7 +1,7 @@
 """CQL as ScyllaDB interprets it: types, literals, statements, schemas, mutations, and tables in memory.
 
-The parser turns text into statements, `binding` turns statements into mutations, and a `BaseTable` applies them. No
-lake and no Spark. `cdclog` derives the rows of a CDC log from mutations.
+The parser turns text into statements, `binding` turns statements into mutations, and a `BaseTable` applies them. The
+package needs neither lake nor Spark. `cdclog` derives the rows of a CDC log from mutations.
 """
 
 from __future__ import annotations

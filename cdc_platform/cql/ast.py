@@ -1,4 +1,4 @@
-"""Syntax tree of CQL scripts: plain records that the parser creates, before names of tables and types are resolved.
+"""Syntax tree of CQL scripts: plain records from the parser, with unresolved names of tables and types.
 
 `literals` and `binding` interpret them.
 """
@@ -15,7 +15,7 @@ ConstantKind = Literal["text", "integer", "float", "boolean", "null", "uuid", "b
 
 
 class Constant(NamedTuple):
-    """A constant: what kind it was written as, its Python value, and how it was written."""
+    """A constant: its kind as written, its Python value, and its text."""
 
     kind: ConstantKind
     value: Any
@@ -29,13 +29,13 @@ class ListLiteral(NamedTuple):
 
 
 class SetLiteral(NamedTuple):
-    """`{a, b}`; without items it is whatever its column needs: an empty set, map or user type."""
+    """`{a, b}`; without items it is an empty set, map or user type, depending on its column."""
 
     items: tuple[Term, ...]
 
 
 class MapLiteral(NamedTuple):
-    """`{a: 1, b: 2}` with terms as keys."""
+    """`{a: 1, b: 2}`, with terms as keys."""
 
     pairs: tuple[tuple[Term, Term], ...]
 
@@ -60,9 +60,9 @@ class FunctionCall(NamedTuple):
 
 
 class BindMarker(NamedTuple):
-    """`?`, or with a name `:name`: a value that is given beside the statement; where it stands in the text.
+    """`?` or `:name`: a marker for a value given separately, and its position in the text.
 
-    `several` says that it is what stands behind IN: a list of values.
+    `several` is True for a marker after IN, whose value is a list.
     """
 
     name: str | None
@@ -94,14 +94,14 @@ NULL_CONSTANT = Constant("null", None, "null")
 
 
 class QualifiedName(NamedTuple):
-    """A table or type as it is written; `keyspace` None means the one in use."""
+    """The name of a table or type as written; `keyspace` None means the one in use."""
 
     keyspace: str | None
     name: str
 
 
 class TypeName(NamedTuple):
-    """A type as it is written: its name, and what stands between the angle brackets; vectors end with a number."""
+    """A type as written: its name, and its parameters in angle brackets; a vector's last parameter is a number."""
 
     name: QualifiedName
     parameters: tuple[TypeName, ...] = ()
@@ -132,14 +132,14 @@ class ClusteringOrder(NamedTuple):
 
 
 class NamedProperty(NamedTuple):
-    """`name = value` behind WITH."""
+    """`name = value` after WITH."""
 
     name: str
     value: Term
 
 
 class CompactStorage(NamedTuple):
-    """`COMPACT STORAGE` behind WITH."""
+    """`COMPACT STORAGE` after WITH."""
 
 
 TableProperty = ClusteringOrder | NamedProperty | CompactStorage
@@ -188,7 +188,7 @@ class RenameFields:
 
 @dataclass(frozen=True)
 class CreateTable:
-    """CREATE TABLE. `keys` holds every PRIMARY KEY clause that stands apart from a column."""
+    """CREATE TABLE. `keys` holds every PRIMARY KEY clause that is not part of a column definition."""
 
     name: QualifiedName
     if_not_exists: bool
@@ -223,7 +223,7 @@ class RenameColumns:
 
 @dataclass(frozen=True)
 class AlterRowTtl:
-    """ALTER TABLE TTL; without a column NULL."""
+    """ALTER TABLE TTL; `column` is None for NULL."""
 
     name: QualifiedName
     column: str | None
@@ -239,7 +239,7 @@ class AlterProperties:
 
 @dataclass(frozen=True)
 class DropObject:
-    """DROP KEYSPACE, TYPE or TABLE; a keyspace is a name without one."""
+    """DROP KEYSPACE, TYPE or TABLE; the name of a keyspace is unqualified."""
 
     what: DroppedKind
     name: QualifiedName
@@ -248,7 +248,7 @@ class DropObject:
 
 @dataclass(frozen=True)
 class CreateIndex:
-    """CREATE INDEX ... USING a class; `name` is None where the statement gives none."""
+    """CREATE INDEX ... USING a class; `name` is None if the statement has none."""
 
     name: str | None
     table: QualifiedName
@@ -274,25 +274,25 @@ class Truncate:
 
 @dataclass(frozen=True)
 class ReadOnlyStatement:
-    """SELECT and DESCRIBE: they change nothing, so the script passes them by."""
+    """SELECT and DESCRIBE, which change nothing and are skipped."""
 
 
 @dataclass(frozen=True)
 class IgnoredStatement:
-    """A statement that cannot change a table with CDC and is not done; why that is so."""
+    """A statement that is skipped because it cannot change a table with CDC, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class UnsupportedStatement:
-    """A statement that is not understood, or not done though it could change a table; what is to be told of it."""
+    """A statement that is not understood, or not supported although it could change a table, with the error."""
 
     error: InputError
 
 
 class UsingClause(NamedTuple):
-    """What stands behind USING; None where it says nothing."""
+    """The values after USING; None where not given."""
 
     timestamp: Term | None = None
     ttl: Term | None = None
@@ -324,7 +324,7 @@ AssignmentTarget = WholeColumn | ColumnElement | ColumnField
 class Assignment(NamedTuple):
     """`target = value`, or with `sign` `target = target + value`, `target - value`, `value + target` ("prepend").
 
-    `operand` is the column on the right side, which has to be the target.
+    `operand` is the column on the right-hand side, which must be the target.
     """
 
     target: AssignmentTarget
@@ -334,7 +334,7 @@ class Assignment(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """`columns operator terms`; several columns where they stand in parentheses. `IN` has a term for every choice."""
+    """`columns operator terms`; several columns if they are in parentheses. `IN` has a term for each choice."""
 
     columns: tuple[str, ...]
     operator: str
@@ -342,7 +342,7 @@ class Relation(NamedTuple):
 
 
 class ConditionComparison(NamedTuple):
-    """A part of IF: `target operator term`; `IN` has a term for every choice."""
+    """A comparison of IF: `target operator term`; `IN` has a term for each choice."""
 
     target: AssignmentTarget
     operator: str
@@ -350,7 +350,7 @@ class ConditionComparison(NamedTuple):
 
 
 IfCondition = Literal["exists", "not exists"] | tuple[ConditionComparison, ...]
-"""What stands behind IF: whether the row is there, or comparisons which all have to hold."""
+"""The condition after IF: whether the row exists, or comparisons that must all be true."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class Insert:
     using: UsingClause = field(default_factory=UsingClause)
     condition: IfCondition | None = None
     json: Literal["null", "unset"] | None = None
-    """Of INSERT JSON, whose only value is the document: what columns are that it does not name."""
+    """For INSERT JSON, whose only value is the document: what happens to columns that the document does not name."""
 
 
 @dataclass(frozen=True)
@@ -428,7 +428,7 @@ StatementBody = (
 
 
 class Statement(NamedTuple):
-    """One statement of a script: as it was written, the line it begins on (from 1), what it says, what kind it is."""
+    """One statement of a script: its text, its first line (from 1), its body, and its kind."""
 
     text: str
     line: int

@@ -1,6 +1,6 @@
-"""Binding of INSERT, UPDATE, DELETE and batches to a schema: the mutations that they make.
+"""Bind INSERT, UPDATE, DELETE and batches to a schema, producing mutations.
 
-A tombstone one microsecond before the write overwrites a whole collection; DELETE has the write's own time.
+A tombstone one microsecond before the write overwrites a whole collection; DELETE has the write's own timestamp.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _LIST_INDEX_FUNCTION = "scylla_timeuuid_list_index"
 
 
 class ListIndexOutOfRange(InputError):
-    """A list has no element at the index that a write names: that is so at its moment, not by what the write says."""
+    """A list has no element at the index that a write names; this depends on the list's state, not on the statement."""
 
     code = "list-index"
 
 
 @dataclass(frozen=True)
 class _WriteContext:
-    """How a write writes: its timestamp (µs), its TTL (s, 0 for none), when it runs, and the list keys it gives."""
+    """The context of a write: timestamp (µs), TTL (s, 0 for none), execution context, and generator of list keys."""
 
     timestamp: Microseconds
     ttl: int
@@ -64,20 +64,20 @@ class _WriteContext:
     keys: ListCellKeys
 
     def cell(self, value: Value | None) -> Cell:
-        """A live cell, or a dead one for null."""
+        """Return a live cell, or a dead one for null."""
         return Cell(self.timestamp, dead=True) if value is None else Cell(self.timestamp, value, self.ttl)
 
     def element(self) -> Cell:
-        """The live element of a set, which holds nothing but its key."""
+        """Return the live element of a set, which has only a key."""
         return Cell(self.timestamp, None, self.ttl)
 
 
 _ElementReader = Callable[[], Mapping[Value, Value]]
-"""Reads the live elements of the column that is written, in the order of their keys."""
+"""Reads the live elements of the written column, in the order of their keys."""
 
 
 def _overwrite_column(column: Column, term: s.Term, writing: _WriteContext) -> ColumnChange:
-    """The change that sets a whole column to a value, as INSERT and `SET x = ...` do."""
+    """Return the change that sets a whole column to a value, as INSERT and `SET x = ...` do."""
     value = column_value_from_term(column, term, writing.moment)
     if not column.type.multicell:
         return writing.cell(value)
@@ -86,17 +86,17 @@ def _overwrite_column(column: Column, term: s.Term, writing: _WriteContext) -> C
 
 
 def _delete_column(column: Column, writing: _WriteContext) -> ColumnChange:
-    """The change that DELETE makes of a whole column."""
+    """Return the change that DELETE makes to a whole column."""
     return CollectionChange(writing.timestamp) if column.type.multicell else writing.cell(None)
 
 
 def _assign_column(
     column: Column, assignment: s.Assignment, writing: _WriteContext, elements: _ElementReader
 ) -> ColumnChange | None:
-    """The change that an assignment of UPDATE makes; None where it does nothing.
+    """Return the change that an assignment of UPDATE makes; None if it does nothing.
 
     Raises:
-        InputError: the column's type does not allow it, or a value does not fit.
+        InputError: the column's type does not allow it, or a value has the wrong type.
     """
     target = assignment.target
     if isinstance(target, s.ColumnField):
@@ -119,7 +119,7 @@ def _assign_column(
 def _delete_element(
     column: Column, key: s.Term, writing: _WriteContext, elements: _ElementReader
 ) -> ColumnChange | None:
-    """The change that `DELETE x[key]` makes; None where there is nothing to delete."""
+    """Return the change that `DELETE x[key]` makes; None if there is nothing to delete."""
     _check_elements(column)
     if isinstance(column.type, SetType):
         return _single_element(_element_key(column, column.type.element, key, writing), writing.cell(None))
@@ -127,17 +127,17 @@ def _delete_element(
 
 
 def _delete_field(column: Column, field: str, writing: _WriteContext) -> ColumnChange:
-    """The change that `DELETE x.field` makes."""
+    """Return the change that `DELETE x.field` makes."""
     return _set_field(column, field, s.NULL_CONSTANT, writing)
 
 
 def _collection_cells(
     kind: CqlType, value: Value, writing: _WriteContext, *, prepend: bool = False
 ) -> dict[Value, Cell]:
-    """The cells that hold a value of a collection or user type."""
+    """Return the cells that hold a value of a collection or user type."""
     if isinstance(kind, ListType):
-        given = writing.keys.prepended if prepend else writing.keys.appended
-        keys = given(writing.timestamp, len(value))
+        generate = writing.keys.prepended if prepend else writing.keys.appended
+        keys = generate(writing.timestamp, len(value))
         return {key: writing.cell(inner) for key, inner in zip(keys, value, strict=True)}
     if isinstance(kind, SetType):
         return {element: writing.element() for element in value}
@@ -147,7 +147,7 @@ def _collection_cells(
 
 
 def _add_elements(column: Column, assignment: s.Assignment, writing: _WriteContext) -> ColumnChange | None:
-    """Elements added; where there are none a list or map is touched all the same, and a set is not (cql3/sets.cc)."""
+    """Add elements. Adding none still touches a list or map, but not a set (cql3/sets.cc)."""
     prepend = assignment.sign == "prepend"
     if prepend and not isinstance(column.type, ListType):
         raise InputError(f"column {column.name} is no list; write SET {column.name} = {column.name} + ...")
@@ -159,17 +159,17 @@ def _add_elements(column: Column, assignment: s.Assignment, writing: _WriteConte
 def _remove_elements(
     column: Column, term: s.Term, writing: _WriteContext, elements: _ElementReader
 ) -> ColumnChange | None:
-    """Elements removed; where there are none the column is touched all the same, but for an empty list."""
+    """Remove elements. Removing none still touches the column, unless it is an empty list."""
     kind = column.type
     if isinstance(kind, ListType):
         unwanted = {
             kind.element.to_bytes(value)
             for value in _check_not_null(column, column_value_from_term(column, term, writing.moment))
         }
-        there = elements()
-        if not there:
+        existing = elements()
+        if not existing:
             return None
-        keys = [key for key, value in there.items() if kind.element.to_bytes(value) in unwanted]
+        keys = [key for key, value in existing.items() if kind.element.to_bytes(value) in unwanted]
     else:
         removed = SetType(kind.parts[0])
         keys = _check_not_null(column, _element_value(column, removed, term, writing))
@@ -184,18 +184,18 @@ def _set_element(
         raise InputError(
             f"column {column.name} is a set, whose elements have no value; add or remove them with + and -"
         )
-    found = (
+    cell_key = (
         _list_cell_key(column, key, writing, elements)
         if isinstance(column.type, ListType)
         else _element_key(column, column.type.parts[0], key, writing)
     )
-    kind = get_element_value_type(column.type, found)
+    kind = get_element_value_type(column.type, cell_key)
     assert kind is not None
-    return _single_element(found, writing.cell(_element_value(column, kind, term, writing)))
+    return _single_element(cell_key, writing.cell(_element_value(column, kind, term, writing)))
 
 
 def _list_cell_key(column: Column, key: s.Term, writing: _WriteContext, elements: _ElementReader) -> Value:
-    """The key of a list's cell: as given by SCYLLA_TIMEUUID_LIST_INDEX, or that of the element at an index."""
+    """Return the key of a list's cell: from SCYLLA_TIMEUUID_LIST_INDEX, or that of the element at an index."""
     if isinstance(key, s.FunctionCall) and key.name == _LIST_INDEX_FUNCTION:
         if len(key.arguments) != 1:
             raise InputError(f"column {column.name}: SCYLLA_TIMEUUID_LIST_INDEX() takes one timeuuid")
@@ -262,21 +262,21 @@ def _check_elements(column: Column) -> None:
 
 
 PartitionReader = Callable[[TableSchema, KeyValues], LivePartition]
-"""Reads a partition as it was before the statement: lists are written by what is in them."""
+"""Reads a partition as it was before the statement, since writes to lists depend on their content."""
 
 
 @dataclass(frozen=True)
 class StatementBinder:
-    """Binds the writes of one statement, which is a batch or stands alone, at its moment."""
+    """Binds the writes of one statement, which may be a batch, in one execution context."""
 
     catalog: Catalog
     moment: ExecutionContext
     read: PartitionReader
 
     def bind(self, body: s.WriteStatement | s.Batch) -> list[Mutation]:
-        """One mutation a partition that the statement writes to, in the order in which it names them.
+        """Return one mutation for each partition that the statement writes to, in the order in which it names them.
 
-        Conditions are not asked, see `ask`.
+        Conditions are not evaluated here, see `ask`.
 
         Raises:
             InputError, NotFound: the statement is not allowed; the message says what is.
@@ -288,13 +288,13 @@ class StatementBinder:
                 schema = mutation.schema
                 name = schema.full_name, schema.partition_bytes(mutation.partition_key)
                 mutations.setdefault(name, []).append(mutation)
-        return [merge_mutations(several) for several in mutations.values()]
+        return [merge_mutations(parts) for parts in mutations.values()]
 
     def ask(self, body: s.WriteStatement | s.Batch) -> LwtResult | None:
-        """What the conditions of a statement come to; None where it has none.
+        """Evaluate the conditions of a statement; return None if it has none.
 
         Raises:
-            InputError, NotFound: the statement, or a condition of it, is not allowed.
+            InputError, NotFound: the statement, or one of its conditions, is not allowed.
         """
         writes = self._writes(body)
         if all(write.condition is None for write in writes):
@@ -304,18 +304,18 @@ class StatementBinder:
         if len(schemas) > 1:
             raise InputError("BATCH with conditions cannot span multiple tables; it writes to " + ", ".join(schemas))
         (schema,) = schemas.values()
-        asked = [get_conditional_write(schema, write, self.moment) for write in writes]
-        partitions = {schema.partition_bytes(key): key for keys, _ in asked for key in keys}
+        named_writes = [get_conditional_write(schema, write, self.moment) for write in writes]
+        partitions = {schema.partition_bytes(key): key for keys, _ in named_writes for key in keys}
         if len(partitions) != 1:
             raise InputError("BATCH with conditions cannot span multiple partitions; put them into several batches")
         (partition,) = partitions.values()
-        found = self.read(schema, partition)
+        live_partition = self.read(schema, partition)
         return evaluate_conditions(
-            schema, found, [one for _, one in asked], self.moment, batch=isinstance(body, s.Batch)
+            schema, live_partition, [one for _, one in named_writes], self.moment, batch=isinstance(body, s.Batch)
         )
 
     def _writes(self, body: s.WriteStatement | s.Batch) -> list[s.WriteStatement]:
-        """The writes of a statement; INSERT JSON as the INSERT that it comes to."""
+        """Return the writes of a statement, with INSERT JSON converted into INSERT."""
         return [
             _insert_from_json(self.catalog.table(write.table), write, self.moment)
             if isinstance(write, s.Insert) and write.json is not None
@@ -368,12 +368,12 @@ class StatementBinder:
         (partition,) = selection.partitions
         static = _overwrite_columns(schema.statics, terms, writing)
         regular = _overwrite_columns(schema.regulars, terms, writing)
-        lacking = [column.name for column in schema.clustering_key if column.name not in terms]
-        if lacking and len(lacking) == len(schema.clustering_key) and static and not regular:
+        absent = [column.name for column in schema.clustering_key if column.name not in terms]
+        if absent and len(absent) == len(schema.clustering_key) and static and not regular:
             yield Mutation(schema, partition, static=static)
             return
-        if lacking:
-            raise InputError(f"INSERT lacks {', '.join(lacking)} of the clustering key of {schema.full_name}")
+        if absent:
+            raise InputError(f"INSERT lacks {', '.join(absent)} of the clustering key of {schema.full_name}")
         key = tuple(key_value_from_term(column, terms[column.name], self.moment) for column in schema.clustering_key)
         marker = RowMarker(writing.timestamp, writing.ttl)
         yield Mutation(schema, partition, static=static, rows={key: RowChange(marker, regular)})
@@ -422,14 +422,14 @@ class StatementBinder:
 
 
 def _without_timestamps(writes: Sequence[s.WriteStatement]) -> Sequence[s.WriteStatement]:
-    """The writes; all those of a conditional batch have its own timestamp (cas_request.cc, apply_updates)."""
+    """Return the writes; those of a conditional batch all get its own timestamp (cas_request.cc, apply_updates)."""
     if all(write.condition is None for write in writes):
         return writes
     return [replace(write, using=write.using._replace(timestamp=None)) for write in writes]
 
 
 def _get_writes(body: s.WriteStatement | s.Batch) -> Sequence[s.WriteStatement]:
-    """The writes of a statement, each with the timestamp that its batch gives it."""
+    """Return the writes of a statement, each with the timestamp that its batch gives it."""
     if not isinstance(body, s.Batch):
         return [body]
     if body.kind == "counter":
@@ -461,19 +461,19 @@ def _terms_by_column(schema: TableSchema, body: s.Insert) -> dict[str, s.Term]:
 
 
 def _insert_from_json(schema: TableSchema, body: s.Insert, moment: ExecutionContext) -> s.Insert:
-    """INSERT JSON as an INSERT of its columns (cql3/statements/update_statement.cc, insert_prepared_json_statement).
+    """Convert INSERT JSON into INSERT (cql3/statements/update_statement.cc, insert_prepared_json_statement).
 
-    Columns that the document does not name are null, or left as they are with DEFAULT UNSET. Static columns are never
-    written by it: ScyllaDB takes them and passes over them.
+    Columns that the document does not name are null, or unchanged with DEFAULT UNSET. Static columns are never written:
+    ScyllaDB accepts and ignores them.
 
     Raises:
-        InputError: the document is none, or names columns that are not there.
+        InputError: the document is invalid, or names columns that do not exist.
     """
     text = value_from_term(body.values[0], TEXT, moment)
     if text is None:
         raise InputError(f"INSERT JSON into {schema.full_name} has null for a document; give it an object")
-    given = columns_from_json(text)
-    for name in given:
+    values_by_name = columns_from_json(text)
+    for name in values_by_name:
         if not schema.has(name):
             raise InputError(
                 f"JSON values map contains unrecognized column: {name}; names with capitals stand in double quotes"
@@ -481,9 +481,9 @@ def _insert_from_json(schema: TableSchema, body: s.Insert, moment: ExecutionCont
     columns = [
         column
         for column in schema.selected
-        if column.name in given or (column.kind == "regular" and body.json == "null")
+        if column.name in values_by_name or (column.kind == "regular" and body.json == "null")
     ]
-    written = {column.name: given.get(column.name) for column in columns if column.kind != "static"}
+    written = {column.name: values_by_name.get(column.name) for column in columns if column.kind != "static"}
     terms = tuple(_term_from_json(document) for document in written.values())
     return replace(body, columns=tuple(written), values=terms, json=None)
 
@@ -516,8 +516,10 @@ def _assignable_column(schema: TableSchema, target: s.AssignmentTarget) -> Colum
 
 
 def _check_assignments(assignments: Sequence[s.Assignment]) -> None:
-    """Several assignments of a column change its elements; one of them that sets all of it, or a field twice, does not
-    go with the others (cql3/operation.cc, is_compatible_with).
+    """Refuse incompatible assignments to one column (cql3/operation.cc, is_compatible_with).
+
+    Several assignments may change a column's elements; none may be combined with one that sets the whole column, and no
+    field may be set twice.
     """
     counts = Counter(assignment.target.column for assignment in assignments)
     fields = Counter(assignment.target for assignment in assignments if isinstance(assignment.target, s.ColumnField))
@@ -545,7 +547,7 @@ def _delete_target(
 def _merge_changes(
     schema: TableSchema, partition: KeyValues, key: KeyValues, changes: Sequence[tuple[Column, ColumnChange | None]]
 ) -> Mutation:
-    """The mutation that changes these columns of a row and of the static row; those that stay are left out."""
+    """Return the mutation that makes these changes to a row and the static row, without the unchanged columns."""
     parts: list[Mutation] = []
     for column, change in changes:
         if change is None:

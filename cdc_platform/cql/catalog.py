@@ -1,4 +1,4 @@
-"""Catalog of the keyspaces, types and tables that a script has defined so far, and the resolution of their names."""
+"""Catalog of the keyspaces, types and tables that a script has defined so far, and the resolution of names."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _COLLECTION_PARAMETERS = {"list": 1, "set": 1, "map": 2}
 
 @dataclass
 class Keyspace:
-    """A keyspace: its types and tables by name, and the number of tablets of its tables, None without tablets.
+    """A keyspace: its types and tables by name, and its tables' number of tablets, None without tablets.
 
-    `declared`: a statement made it, so that it is known whether it has tablets.
+    `declared` is True if a statement created it, so that it is known whether it has tablets.
     """
 
     name: str
@@ -44,52 +44,52 @@ class Keyspace:
 
 @dataclass
 class Catalog:
-    """All keyspaces by name, and the one that USE has chosen."""
+    """All keyspaces by name, and the one chosen by USE."""
 
     keyspaces: dict[str, Keyspace] = field(default_factory=dict)
     in_use: str | None = None
 
     def qualified(self, name: QualifiedName) -> tuple[str, str]:
-        """The keyspace and the name that a name means; raises InputError where it has none and none is in use."""
+        """Return the keyspace and the name that a name means; raise InputError if no keyspace is given or in use."""
         keyspace = name.keyspace or self.in_use
         if keyspace is None:
             raise InputError(f"{name.name} has no keyspace and none is in use; write keyspace.{name.name}, or USE one")
         return keyspace, name.name
 
     def keyspace(self, name: str) -> Keyspace:
-        """The keyspace of a name; raises NotFound."""
-        found = self.keyspaces.get(name)
-        if found is None:
+        """Return the keyspace of a name; raises NotFound."""
+        keyspace = self.keyspaces.get(name)
+        if keyspace is None:
             known = list_alternatives(self.keyspaces)
             raise NotFound(f"unknown keyspace {name}; {known}; make it with CREATE KEYSPACE", lacks=f"keyspace {name}")
-        return found
+        return keyspace
 
     def making(self, name: str) -> Keyspace:
-        """The keyspace in which something is made; one that nobody made is as it comes, without tablets.
+        """Return the keyspace in which to create something; create an undeclared one with defaults, without tablets.
 
         Raises:
-            InputError: no keyspace can have the name.
+            InputError: the name is not valid for a keyspace.
         """
         if name not in self.keyspaces:
             check_name(name, "keyspace")
         return self.keyspaces.setdefault(name, Keyspace(name))
 
     def tables(self) -> Iterator[TableSchema]:
-        """Every table."""
+        """Yield every table."""
         for keyspace in self.keyspaces.values():
             yield from keyspace.tables.values()
 
     def has_table(self, name: QualifiedName) -> bool:
-        """Whether there is a table of that name."""
+        """Return True if a table of that name exists."""
         keyspace, table = self.qualified(name)
         return keyspace in self.keyspaces and table in self.keyspaces[keyspace].tables
 
     def table(self, name: QualifiedName) -> TableSchema:
-        """The table that a name means.
+        """Return the table that a name means.
 
         Raises:
-            NotFound: there is none.
-            InputError: it is a CDC log, which is nobody's to change.
+            NotFound: no such table exists.
+            InputError: it is a CDC log, which no statement may change.
         """
         keyspace, table = self.qualified(name)
         tables = self.keyspaces[keyspace].tables if keyspace in self.keyspaces else {}
@@ -101,21 +101,21 @@ class Catalog:
         raise UnknownTable(f"unknown {name_of_table}; {list_alternatives(tables)}", lacks=name_of_table)
 
     def base_of_log(self, name: QualifiedName) -> TableSchema | None:
-        """The table of which a name is the log; None where it is that of a table itself, or of nothing."""
+        """Return the base table if a name is that of its log; None for any other name."""
         keyspace, table = self.qualified(name)
         tables = self.keyspaces[keyspace].tables if keyspace in self.keyspaces else {}
         is_log = table.endswith(LOG_SUFFIX) and table not in tables
         return tables.get(table.removesuffix(LOG_SUFFIX)) if is_log else None
 
     def put(self, schema: TableSchema) -> None:
-        """Make this the table of its name."""
+        """Store this table under its name."""
         self.making(schema.keyspace).tables[schema.name] = schema
 
     def type_of(self, written: TypeName, keyspace: str) -> CqlType:
-        """The type that is written, where it is written in a table or type of `keyspace`.
+        """Return the type that is written in a table or type of `keyspace`.
 
         Raises:
-            InputError: it is unknown, or put together in a way that CQL does not allow.
+            InputError: it is unknown, or composed in a way that CQL does not allow.
         """
         name, parameters = written.name.name, written.parameters
         if written.name.keyspace is None:
@@ -155,13 +155,13 @@ class Catalog:
         if len(parameters) != 1:
             raise InputError("frozen takes one type, as in frozen<list<int>>")
         (inner,) = parameters
-        found = self._melted(inner, keyspace)
-        if not found.parts:
-            raise InputError(f"{found.cql} cannot be frozen; frozen is for collections, tuples and user types")
-        return found.frozen()
+        kind = self._melted(inner, keyspace)
+        if not kind.parts:
+            raise InputError(f"{kind.cql} cannot be frozen; frozen is for collections, tuples and user types")
+        return kind.frozen()
 
     def _melted(self, written: TypeName, keyspace: str) -> CqlType:
-        """The type inside of frozen<>, which freezes whatever is in it."""
+        """Return the type inside of frozen<>, which freezes everything in it."""
         if written.name == QualifiedName(None, "frozen"):
             return self._frozen(written.parameters, keyspace)
         frozen = TypeName(QualifiedName(None, "frozen"))

@@ -1,4 +1,4 @@
-"""Decoding of values from the bytes of the CQL protocol, and encoding as cells of cqlsh `COPY ... TO` files.
+"""Decode values from the bytes of the CQL protocol, and encode them as cells of cqlsh `COPY ... TO` files.
 
 `CqlType.to_bytes` is the opposite direction for bytes. Timestamps of any year stay integers.
 """
@@ -83,14 +83,14 @@ _SCALAR_READERS: Mapping[str, Callable[[bytes], Value]] = {
     "varint": _read_varint,
 }
 BLOB_CONVERTIBLE_TYPES: tuple[ScalarType, ...] = tuple(SCALAR_TYPES[name] for name in sorted(_SCALAR_READERS))
-"""The types that bytes can be read as."""
+"""The types that bytes can be converted to."""
 
 
 def scalar_from_bytes(kind: ScalarType, data: bytes) -> Value:
-    """The canonical value of a scalar type that bytes hold.
+    """Return the canonical value of a scalar type that bytes hold.
 
     Raises:
-        InputError: they hold none; as in ScyllaDB (cql3/functions/bytes_conversion_fcts.hh) they are validated.
+        InputError: the bytes are invalid; they are validated as in ScyllaDB (cql3/functions/bytes_conversion_fcts.hh).
     """
     try:
         return kind.canonical(_SCALAR_READERS[kind.name](data))
@@ -99,12 +99,12 @@ def scalar_from_bytes(kind: ScalarType, data: bytes) -> Value:
 
 
 def value_from_bytes(kind: CqlType, data: bytes) -> Value | None:
-    """The canonical value that bytes hold; None for no bytes of a type whose values all have some.
+    """Return the canonical value that bytes hold; None for empty bytes of a type whose values are never empty.
 
-    A user type's value may have fewer fields than the type: it was written before those were added.
+    A user type's value may have fewer fields than the type, if it was written before those were added.
 
     Raises:
-        InputError: they hold none of this type.
+        InputError: the bytes are no value of this type.
     """
     match kind:
         case ScalarType():
@@ -134,35 +134,36 @@ def _read_scalar(kind: ScalarType, data: bytes) -> Value | None:
 
 
 def _read_element(kind: CqlType, data: bytes | None) -> Value | None:
-    """An element of a collection, which is never null."""
+    """Return an element of a collection, which is never null."""
     if data is None:
         raise InputError(f"an element of type {kind.cql} is null; elements of collections have values")
     return value_from_bytes(kind, data)
 
 
 def _read_counted(kind: CqlType, data: bytes, width: int) -> Iterator[tuple[bytes | None, ...]]:
-    """The elements of a collection, `width` parts each: a count, and each part behind its length."""
+    """Yield the elements of a collection, `width` parts each: a count, then each part after its length."""
     if len(data) < 4:
         raise _damaged_value_error(kind, data)
     parts = _split_by_lengths(kind, data, 4)
     for _ in range(int.from_bytes(data[:4], "big", signed=True)):
-        found = tuple(islice(parts, width))
-        if len(found) < width:
+        element = tuple(islice(parts, width))
+        if len(element) < width:
             raise _damaged_value_error(kind, data)
-        yield found
+        yield element
 
 
 def _read_components(kind: TupleType | UserType, data: bytes) -> list[Value | None]:
-    found = list(_split_by_lengths(kind, data, 0))
-    if len(found) > len(kind.parts):
-        raise InputError(f"{len(found)} components; {kind.cql} has {len(kind.parts)}")
+    components = list(_split_by_lengths(kind, data, 0))
+    if len(components) > len(kind.parts):
+        raise InputError(f"{len(components)} components; {kind.cql} has {len(kind.parts)}")
     return [
-        None if part is None else value_from_bytes(inner, part) for inner, part in zip(kind.parts, found, strict=False)
+        None if part is None else value_from_bytes(inner, part)
+        for inner, part in zip(kind.parts, components, strict=False)
     ]
 
 
 def _split_by_lengths(kind: CqlType, data: bytes, at: int) -> Iterator[bytes | None]:
-    """Values behind each other, each behind its length (int32; negative: null)."""
+    """Yield consecutive values, each after its length (int32; negative means null)."""
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big", signed=True)
         at += 4
@@ -183,7 +184,7 @@ def _split_equally(kind: VectorType, data: bytes) -> Iterator[bytes]:
 
 
 def _read_duration(kind: ScalarType, data: bytes) -> Duration:
-    """Three integers of variable length, zigzag; the leading ones of a first byte count the bytes behind it."""
+    """Read three zigzag integers of variable length; the leading ones of a first byte count the bytes after it."""
     numbers, at = [], 0
     for _ in range(3):
         if at >= len(data):
@@ -202,27 +203,28 @@ def _damaged_value_error(kind: CqlType, data: bytes) -> InputError:
 
 
 COPY_NULL = "<null>"
-"""What stands for null: no text is written so in earnest, while an empty one is a value."""
+"""The text for null: no real text has this value, while an empty one is a value."""
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _TEXT_TYPES = ("ascii", "text")
 
 
 def format_copy_cell(kind: CqlType, value: Value | None) -> str:
-    """A canonical value in a cell of such a file."""
+    """Format a canonical value as a cell of such a file."""
     if value is None:
         return COPY_NULL
     return str(value) if isinstance(kind, ScalarType) and kind.name in _TEXT_TYPES else _format_nested(kind, value)
 
 
 def is_ambiguous_copy_cell(cell: str) -> bool:
-    """Whether some cqlsh does not read a cell as it is meant: it takes lines for rows, and some of its versions take a
-    backslash within a collection for more than that.
+    """Return True if some versions of cqlsh misread a cell.
+
+    They take lines for rows, and some of them take a backslash within a collection for an escape.
     """
     return "\n" in cell or "\r" in cell or ("\\" in cell and cell.startswith(("{", "[", "(")))
 
 
 def _format_nested(kind: CqlType, value: Value | None) -> str:
-    """The same within a collection, where texts are in quotes."""
+    """Format a value within a collection, where texts are quoted."""
     if value is None:
         return COPY_NULL
     match kind:
@@ -258,5 +260,5 @@ def _format_scalar(kind: ScalarType, value: Value) -> str:
             return format_time(value)
         case "float" | "double" if math.isnan(value) or math.isinf(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    # Milliseconds since 1970 are read as well as a date, whatever format cqlsh is set to.
+    # cqlsh reads milliseconds since 1970 as well as a date, whatever format is configured.
     return str(value)

@@ -1,7 +1,7 @@
-"""CREATE, ALTER and DROP: their effect on a catalog, and the CQL that creates a table again.
+"""CREATE, ALTER and DROP: their effect on a catalog, and the CQL that recreates a table.
 
-All checks run before any change. Rows of tables are not touched. Written CQL contains the user types first;
-comments record truncation and a new log, while creation time and recently dropped columns are left out.
+All checks run before any change. Rows of tables are not touched. Written CQL contains the user types first; comments
+record truncation and a new log, while creation time and recently dropped columns are left out.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from cdc_platform.cql.types import COUNTER, CqlType, UserType, list_alternatives
 from cdc_platform.errors import InputError, NotFound
 
 _DROP_GRACE_US = SECOND_US * 5
-"""A dropped column counts as dropped this much after now, so that no write under way can bring it back."""
+"""A dropped column counts as dropped until this long after now, so that no write in flight can restore it."""
 DEFAULT_TABLETS = 8
 
 
 def apply_definition(catalog: Catalog, body: s.DefinitionStatement, now_us: Microseconds) -> TableSchema | None:
-    """Let a definition take effect at `now_us` (µs); the table that it made or changed, None where it is of none.
+    """Apply a definition at `now_us` (µs); return the table that it created or changed, or None.
 
     Raises:
         InputError, NotFound: it is not allowed; nothing was changed.
@@ -75,7 +75,7 @@ def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: Microseco
 
 
 def _initial_tablets(body: s.CreateKeyspace) -> int | None:
-    """How many tablets a table of the keyspace has; None where it has none."""
+    """Return how many tablets a table of the keyspace has; None without tablets."""
     options = [
         parse_option_map(part.value)
         for part in body.properties
@@ -160,7 +160,7 @@ def _rename_fields(body: s.RenameFields, catalog: Catalog, now_us: Microseconds)
 
 
 def _replace_type(catalog: Catalog, new: UserType) -> None:
-    """Let a changed type take effect wherever it is used; a field's index never changes."""
+    """Replace a changed type wherever it is used; a field's index never changes."""
     keyspace = catalog.keyspace(new.keyspace)
     for name, kind in keyspace.types.items():
         replaced = kind.replaced(new)
@@ -200,7 +200,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
 
 
 def _attach_log(catalog: Catalog, base: TableSchema, body: s.CreateTable) -> TableSchema:
-    """Take a log that DESCRIBE prints as a table of its own for the log of its base table, whose CDC is off."""
+    """Treat a log that DESCRIBE prints as a separate table as the log of its base table, whose CDC is off."""
     created_ms = creation_ms_from_id(get_table_id(body.properties))
     schema = replace(base, has_old_log=True, old_log_ms=created_ms)
     catalog.put(schema)
@@ -222,15 +222,15 @@ def _table_columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tupl
     partition: dict[str, ColumnKind] = dict.fromkeys(key.partition, "partition")
     clustering: dict[str, ColumnKind] = dict.fromkeys(key.clustering, "clustering")
     kinds = partition | clustering
-    found: dict[str, Column] = {}
+    by_name: dict[str, Column] = {}
     for column in body.columns:
         kind = kinds.get(column.name, "static" if column.static else "regular")
         if column.static and kind != "static":
             raise InputError(f"column {column.name} is in the primary key and cannot be static")
         type_ = catalog.type_of(column.type, keyspace)
-        found[column.name] = Column(column.name, type_, kind, column.name in descending)
+        by_name[column.name] = Column(column.name, type_, kind, column.name in descending)
     ordered = (*key.partition, *key.clustering)
-    return (*(found[name] for name in ordered), *(found[name] for name in names if name not in ordered))
+    return (*(by_name[name] for name in ordered), *(by_name[name] for name in names if name not in ordered))
 
 
 def _primary_key(body: s.CreateTable) -> s.PrimaryKey:
@@ -244,7 +244,7 @@ def _primary_key(body: s.CreateTable) -> s.PrimaryKey:
 def _descending_columns(body: s.CreateTable, key: s.PrimaryKey) -> set[str]:
     orders = [part.columns for part in body.properties if isinstance(part, s.ClusteringOrder)]
     if any(isinstance(part, s.CompactStorage) for part in body.properties):
-        # Reject create table with compact storage (scylladb#16403); what else its logs hold no source tells (#8988).
+        # ScyllaDB rejects it (scylladb#16403), and no source documents what else such a table's log contains (#8988).
         raise InputError(
             "COMPACT STORAGE is not done: ScyllaDB refuses it unless enable_create_table_with_compact_storage is set,"
             " and how such a table's writes are logged is not documented; leave it out"
@@ -302,9 +302,13 @@ def _check_column(schema: TableSchema, column: Column) -> None:
 
 
 def _check_log_columns(schema: TableSchema) -> None:
-    twice = [name for name, count in Counter(column.name for column in get_log_columns(schema)).items() if count > 1]
-    if twice:
-        raise InputError(f"the log of {schema.full_name} would have two columns {twice[0]}; rename the base table's")
+    duplicates = [
+        name for name, count in Counter(column.name for column in get_log_columns(schema)).items() if count > 1
+    ]
+    if duplicates:
+        raise InputError(
+            f"the log of {schema.full_name} would have two columns {duplicates[0]}; rename the base table's"
+        )
 
 
 @_apply.register
@@ -336,14 +340,14 @@ def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: Microseconds) -
     for name in body.columns:
         if schema.column(name).is_key:
             raise InputError(f"column {name} is in the primary key of {schema.full_name} and cannot be dropped")
-    left = tuple(column for column in schema.columns if column.name not in body.columns)
+    remaining = tuple(column for column in schema.columns if column.name not in body.columns)
     dropped = (*schema.dropped, *((name, now_us + _DROP_GRACE_US) for name in body.columns))
-    return _put_table(catalog, drop_lost_row_ttl(replace(schema, columns=left, dropped=dropped)))
+    return _put_table(catalog, drop_lost_row_ttl(replace(schema, columns=remaining, dropped=dropped)))
 
 
 @_apply.register
 def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: Microseconds) -> TableSchema:
-    """Key columns alone, all names at once (cql3/statements/alter_table_statement.cc, rename)."""
+    """Rename key columns only, all names at once (cql3/statements/alter_table_statement.cc, rename)."""
     schema = catalog.table(body.name)
     for old, new in body.renames:
         if not schema.column(old).is_key:
@@ -355,7 +359,7 @@ def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: Microsecond
     renames = dict(body.renames)
     if len(renames) < len(body.renames) or len(set(renames.values())) < len(renames):
         raise InputError(f"ALTER TABLE RENAME of {schema.full_name} names a column twice")
-    columns = tuple(replace(each, name=renames.get(each.name, each.name)) for each in schema.columns)
+    columns = tuple(replace(column, name=renames.get(column.name, column.name)) for column in schema.columns)
     return _put_table(catalog, replace(schema, columns=columns))
 
 
@@ -382,7 +386,7 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
 
 @_apply.register
 def _create_index(body: s.CreateIndex, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
-    """An index that ScyllaDB builds from the table's log; one of another class changes nothing."""
+    """Create an index that ScyllaDB builds from the table's log; one of another class changes nothing."""
     schema, class_name = catalog.table(body.table), body.class_name.lower()
     check_index_class(class_name)
     for column in body.columns:
@@ -401,20 +405,21 @@ def _create_index(body: s.CreateIndex, catalog: Catalog, now_us: Microseconds) -
 
 @_apply.register
 def _drop_index(body: s.DropIndex, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
-    """Drop a search index; plain indexes change nothing in a table and are not known here."""
+    """Drop a search index; plain indexes change nothing in a table and are not stored here."""
     schema = _find_indexed_table(catalog, *catalog.qualified(body.name))
     return None if schema is None else _put_table(catalog, remove_search_index(schema, body.name.name))
 
 
 def _find_indexed_table(catalog: Catalog, keyspace: str, name: str) -> TableSchema | None:
     tables = catalog.keyspaces[keyspace].tables.values() if keyspace in catalog.keyspaces else ()
-    return next((table for table in tables if any(each.name == name for each in table.search_indexes)), None)
+    return next((table for table in tables if any(index.name == name for index in table.search_indexes)), None)
 
 
 def _alter_log(base: TableSchema, body: s.AlterProperties) -> None:
-    """Accept how a log is to be stored, which changes none of its rows: DESCRIBE of ScyllaDB 6 and later prints it so.
+    """Accept storage properties of a log, which change none of its rows; DESCRIBE of ScyllaDB 6 and later prints them.
 
-    Every cell of a log is written with the TTL of the base table's CDC options, so that the log's own does not count.
+    Every cell of a log is written with the TTL of the base table's CDC options, so the log's own default TTL does not
+    apply.
     """
     for part in body.properties:
         if not isinstance(part, s.NamedProperty) or part.name == "cdc":
@@ -450,7 +455,7 @@ def _drop(body: s.DropObject, catalog: Catalog, now_us: Microseconds) -> None:
 
 
 def _drop_log(catalog: Catalog, base: TableSchema, now_us: Microseconds) -> None:
-    """Drop a log, which its base table has for as long as CDC is on; the next one begins when it is turned on again."""
+    """Drop a log, which its base table has while CDC is on; the next one begins when CDC is enabled again."""
     if base.cdc.enabled:
         raise InputError(
             f"{base.keyspace}.{base.log_name} is the log of a table with CDC; turn that off first: ALTER TABLE"
@@ -501,7 +506,7 @@ def _uses_type(kinds: Sequence[CqlType], name: str) -> bool:
 
 
 def format_ddl(catalog: Catalog, schema: TableSchema) -> str:
-    """The statements that make a table of the catalog, and the types that it uses."""
+    """Return the statements that create a table of the catalog, and the types that it uses."""
     types = catalog.keyspace(schema.keyspace).types
     return "\n".join(
         [
@@ -513,27 +518,27 @@ def format_ddl(catalog: Catalog, schema: TableSchema) -> str:
 
 
 def format_plain_ddl(catalog: Catalog, schema: TableSchema) -> list[str]:
-    """What makes a table without CDC, and a plain table that is as its log; each where it is not there yet."""
+    """Return statements that create a table without CDC, and a plain table with its log's columns, IF NOT EXISTS."""
     types = catalog.keyspace(schema.keyspace).types
     base = ", ".join(_format_column(column) for column in schema.columns)
     order = f" WITH {_format_clustering_order(schema)}" if schema.clustering_key else ""
-    log = ", ".join(f"{quote_name(each.name)} {each.type.cql}" for each in get_log_columns(schema))
-    place = f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
+    log = ", ".join(f"{quote_name(log_column.name)} {log_column.type.cql}" for log_column in get_log_columns(schema))
+    log_name = f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
     return [
         *(_format_type(types[name]) for name in _used_types(types, schema)),
         f"CREATE TABLE IF NOT EXISTS {quote_name(schema.keyspace)}.{quote_name(schema.name)} "
         f"({base}, PRIMARY KEY ({_format_primary_key(schema)})){order};",
-        f"CREATE TABLE IF NOT EXISTS {place} ({log}, PRIMARY KEY ({', '.join(map(quote_name, LOG_PRIMARY_KEY))}));",
+        f"CREATE TABLE IF NOT EXISTS {log_name} ({log}, PRIMARY KEY ({', '.join(map(quote_name, LOG_PRIMARY_KEY))}));",
     ]
 
 
 def get_index_comments(ddl: str) -> list[str]:
-    """What stands in comments of the search indexes of a table, see `format_index_comments`."""
+    """Return the comment lines about a table's search indexes, see `format_index_comments`."""
     return [line for line in ddl.splitlines() if line.startswith(("-- search index: ", "-- CDC: on"))]
 
 
 def strip_comments(ddl: str) -> str:
-    """What makes the table, without what stands in comments."""
+    """Return the statements that create a table, without comment lines."""
     return "\n".join(line for line in ddl.splitlines() if not line.startswith("-- "))
 
 
@@ -548,7 +553,7 @@ def _format_comments(schema: TableSchema) -> Iterator[str]:
 
 
 def format_index_comments(indexes: Iterable[SearchIndex], *, by_index: bool) -> Iterator[str]:
-    """What stands in comments of a table's search indexes, and whether one of them has turned CDC on."""
+    """Yield the comment lines about a table's search indexes, and whether one of them has enabled CDC."""
     for index in indexes:
         yield f"-- search index: {index.class_name} {index.name}"
     if by_index:
@@ -556,7 +561,7 @@ def format_index_comments(indexes: Iterable[SearchIndex], *, by_index: bool) -> 
 
 
 def _used_types(types: dict[str, UserType], schema: TableSchema) -> Iterator[str]:
-    """The names of the types that a table uses, each behind those that it is made of."""
+    """Return the names of the types that a table uses, each after the types that it contains."""
     seen: dict[str, None] = {}
 
     def visit(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Parsing of a partition key from the command line, one text per column, into serialized bytes.
+"""Parse a partition key from the command line, one text per column, into serialized bytes.
 
 A text is a CQL constant. Quotes are optional, since shells remove them.
 """
@@ -20,7 +20,7 @@ _QUOTED_UNLESS_NUMBERS = ("timestamp", "date", "time")
 
 
 def parse_partition_key(schema: TableSchema, texts: Sequence[str], moment: ExecutionContext) -> bytes:
-    """The serialized partition key of one text a column, in the key's order.
+    """Return the serialized partition key of one text per column, in the key's order.
 
     Raises:
         InputError: there are too few or too many, or one is no value of its column's type.
@@ -32,7 +32,7 @@ def parse_partition_key(schema: TableSchema, texts: Sequence[str], moment: Execu
             f"{schema.full_name} has the partition key ({named}): give --pk {len(columns)} times, in that order, not "
             f"{len(texts)}"
         )
-    key = schema.partition_bytes([_parse_key_value(*each, moment) for each in zip(columns, texts, strict=True)])
+    key = schema.partition_bytes([_parse_key_value(*pair, moment) for pair in zip(columns, texts, strict=True)])
     if not key:
         raise InputError(f"--pk {texts[0]!r}: the partition key of {schema.full_name} is empty, which CQL refuses")
     return key
@@ -54,7 +54,10 @@ def _parse_term(column: Column, text: str) -> s.Term:
     is_number = text.removeprefix("-").isdecimal()
     if not is_quoted and (kind in _QUOTED_TYPES or (kind in _QUOTED_UNLESS_NUMBERS and not is_number)):
         return s.Constant("text", text, text)
-    found = [each.body for each in parse_statements(f"INSERT INTO k.t ({quote_name(column.name)}) VALUES ({text});")]
-    if len(found) != 1 or not isinstance(found[0], s.Insert) or len(found[0].values) != 1:
+    bodies = [
+        statement.body
+        for statement in parse_statements(f"INSERT INTO k.t ({quote_name(column.name)}) VALUES ({text});")
+    ]
+    if len(bodies) != 1 or not isinstance(bodies[0], s.Insert) or len(bodies[0].values) != 1:
         raise InputError("it is not one value")
-    return found[0].values[0]
+    return bodies[0].values[0]

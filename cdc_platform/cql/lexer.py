@@ -1,8 +1,8 @@
-"""Splitting of a script into statements, and classification of each by its first words, without parsing.
+"""Split a script into statements, and classify each by its first words, without parsing.
 
 Semicolons in texts, quoted names, comments and batches end no statement; cqlsh's own commands end with their line.
-Splitting takes linear time. Statements that cannot change a table with CDC are ignored, each with a reason;
-statements that could, and are not supported, are refused with the consequence of leaving them out.
+Splitting takes linear time. Statements that cannot change a table with CDC are ignored, each with a reason. Statements
+that could, and are not supported, are refused with the consequence of leaving them out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ IGNORED_STATEMENTS: Mapping[str, str] = {
     "EXIT": _CQLSH_REASON,
     "QUIT": _CQLSH_REASON,
 }
-"""What is passed over, by the words with which it begins, and why nothing of a log is missing without it."""
+"""Skipped statements by their first words, with the reason why nothing is missing from a log without them."""
 
 REFUSED_STATEMENTS: Mapping[str, str] = {
     "COPY FROM": "it writes the rows of a file to a table, which would be missing here and in the log; write them as"
@@ -84,7 +84,7 @@ REFUSED_STATEMENTS: Mapping[str, str] = {
     "ALTER KEYSPACE WITH TABLETS": "the tablets of a keyspace say how many streams its later tables have; give them"
     " when the keyspace is created",
 }
-"""What could change a table with CDC and is not done, by its first words, and what would follow from leaving it out."""
+"""Unsupported statements that could change a table with CDC, by first words, with the consequence of skipping them."""
 
 CQLSH_COMMANDS = frozenset(
     (
@@ -92,7 +92,7 @@ CQLSH_COMMANDS = frozenset(
         *("CLS", "LOGIN", "HELP", "EXIT", "QUIT", "COPY", "SOURCE", "DESCRIBE", "DESC"),
     )
 )
-"""The first words of cqlsh's own commands, which end with their line where no semicolon ends them."""
+"""The first words of cqlsh's own commands, which end with their line unless a semicolon ends them."""
 
 _OBJECT_VERBS = ("CREATE", "ALTER", "DROP")
 _IGNORED_WORDS = ("OR", "REPLACE", "CUSTOM")
@@ -105,7 +105,7 @@ _MAX_NAME_CHARACTERS = 40
 
 
 class StatementKind(NamedTuple):
-    """A kind of statement as people name it, what becomes of it, and why where it is not done."""
+    """A kind of statement: its usual name, how it is handled, and why if it is not executed."""
 
     name: str
     handling: StatementHandling = "done"
@@ -113,7 +113,7 @@ class StatementKind(NamedTuple):
 
 
 def classify_statement(text: str) -> StatementKind:
-    """The kind of a statement, from its text."""
+    """Return the kind of a statement, from its text."""
     words = _first_words(text)
     key = next((key for key in _prefixes(words) if key in IGNORED_STATEMENTS or key in REFUSED_STATEMENTS), None)
     if words[:1] == ["COPY"]:
@@ -131,9 +131,9 @@ def classify_statement(text: str) -> StatementKind:
 
 
 def _classify_index(key: str, text: str) -> StatementKind:
-    """The kind of a CREATE INDEX, which its class tells: a search index is done, a plain one passed over."""
-    found = _INDEX_CLASS.search(_COMMENT.sub(" ", text))
-    class_name = "" if found is None else found[1]
+    """Return the kind of a CREATE INDEX, by its class: a search index is executed, a plain one skipped."""
+    match = _INDEX_CLASS.search(_COMMENT.sub(" ", text))
+    class_name = "" if match is None else match[1]
     if class_name.lower() in SEARCH_INDEX_CLASSES:
         return StatementKind("CREATE INDEX")
     if class_name and class_name.lower() not in CASSANDRA_INDEX_CLASSES:
@@ -155,12 +155,12 @@ def _first_words(text: str) -> list[str]:
 
 
 def _prefixes(words: Sequence[str]) -> list[str]:
-    """The first words, the longest beginning first."""
+    """Return the prefixes of the words, the longest first."""
     return [" ".join(words[:count]) for count in range(len(words), 0, -1)]
 
 
 def _display_name(words: Sequence[str]) -> str:
-    """What people call a statement that begins with these words."""
+    """Return the usual name of a statement that begins with these words."""
     plain = [word for word in words if word not in _IGNORED_WORDS]
     if not plain:
         return "statement"
@@ -187,12 +187,12 @@ _PLAIN_WRITE = re.compile(
         (?>[^;'"$/-]++|'[^']*+'|"[^"]*+"|-(?!-)|/(?![/*])|\$(?!\$))*+;)""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""A write without comments: most statements of most scripts, found by one match."""
+"""A write without comments; one match finds it, and most statements of most scripts are of this kind."""
 _REST_OF_LINE = re.compile(r"""(?:'[^'\n\r]*+'|"[^"\n\r]*+"|[^;\n\r])*+;?""")
 
 
 class StatementText(NamedTuple):
-    """One statement of a script: where it begins, its text from there on, and with the semicolon if it has one.
+    """One statement of a script: its start, and its text, including the semicolon if it has one.
 
     `line` and `column`, from 1, are those of its first character.
     """
@@ -204,7 +204,7 @@ class StatementText(NamedTuple):
 
 
 def split_statements(text: str) -> Iterator[StatementText]:
-    """The statements of a script in order; what is between them, and empty ones, is left out."""
+    """Yield the statements of a script in order, without empty ones and what is between them."""
     line, line_start, counted = 1, 0, 0
     for start, end in _find_spans(text):
         line += text.count("\n", counted, start)
@@ -249,7 +249,7 @@ def _find_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _track_batch(words: list[str], word: str) -> None:
-    """Keep of the words of a statement what tells whether it is inside of a batch: then the last one is `...`."""
+    """Record the words of a statement that show whether it is inside of a batch; the last one is then `...`."""
     if words[-1:] == ["..."]:
         if word == "BATCH" and words[-2] == "APPLY":
             words[:] = ["APPLIED"]

@@ -1,6 +1,6 @@
-"""Values of terms (constants, collections, user types, function calls) and of JSON documents, for a given CQL type.
+"""Evaluate terms (constants, collections, user types, function calls) and JSON documents, for a given CQL type.
 
-JSON follows ScyllaDB 2026 (cql3/type_json.cc): numbers may be texts, keys of maps that are not texts are JSON in
+JSON follows ScyllaDB 2026 (cql3/type_json.cc): numbers may be texts, map keys of other types than text are JSON in
 texts, blobs begin with 0x. Numbers keep their written digits, whatever their length.
 """
 
@@ -74,13 +74,13 @@ _NUMBER_TYPES = (*_INTEGER_TYPES, "float", "double", "decimal", "timestamp")
 
 
 class _WrittenNumber(str):
-    """A number as it was written, which Python's float would round."""
+    """A number as written, which Python's float would round."""
 
     __slots__ = ()
 
 
 def parse_json(text: str) -> Any:
-    """A JSON document, its numbers as they are written; raises InputError where it is none."""
+    """Parse a JSON document, with numbers as written; raise InputError if it is invalid."""
     try:
         return json.loads(text, parse_float=_WrittenNumber, parse_int=_WrittenNumber, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -90,7 +90,7 @@ def parse_json(text: str) -> Any:
 
 
 def format_json(document: Any) -> str:
-    """A document of `parse_json` as JSON again."""
+    """Format a document of `parse_json` as JSON."""
     if isinstance(document, _WrittenNumber):
         return str(document)
     if isinstance(document, list):
@@ -101,7 +101,7 @@ def format_json(document: Any) -> str:
 
 
 def columns_from_json(text: str) -> dict[str, Any]:
-    """The columns of a JSON object by name: in lower case, but for those in double quotes (cql3, json_helpers).
+    """Return the columns of a JSON object by name, in lower case unless in double quotes (cql3, json_helpers).
 
     Raises:
         InputError: it is no object, or names a column twice.
@@ -111,18 +111,18 @@ def columns_from_json(text: str) -> dict[str, Any]:
         raise InputError(
             f"{shorten_value(text)!r} is no JSON object; INSERT JSON takes one, as '{{\"column\": value}}'"
         )
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for key, value in document.items():
         quoted = len(key) > 1 and key[0] == key[-1] == '"'
         name = key[1:-1] if quoted else key.lower()
-        if name in found:
+        if name in columns:
             raise InputError(f"the JSON names column {name} twice")
-        found[name] = value
-    return found
+        columns[name] = value
+    return columns
 
 
 def value_from_json(kind: CqlType, document: Any) -> Value | None:
-    """The canonical value of a document of `parse_json` as one of type `kind`; None for null.
+    """Return the canonical value of a document of `parse_json` as one of type `kind`; None for null.
 
     Raises:
         InputError: it is no such value.
@@ -155,10 +155,10 @@ def value_from_json(kind: CqlType, document: Any) -> Value | None:
 
 
 def value_to_json(kind: CqlType, value: Value | None) -> str:
-    """A canonical value as toJson() writes it.
+    """Return a canonical value as toJson() writes it.
 
     Raises:
-        InputError: it holds one of a type whose spelling differs between releases of ScyllaDB.
+        InputError: it contains a value of a type that releases of ScyllaDB write differently.
     """
     if value is None:
         return "null"
@@ -221,7 +221,7 @@ def _json_scalar(kind: ScalarType, document: Any) -> Value:
 
 
 def _json_integer(text: str) -> int:
-    """An integer, also one with an exponent or with decimals that are zero."""
+    """Parse an integer, possibly with an exponent or with decimals that are zero."""
     try:
         return parse_integer(text)
     except ValueError:
@@ -296,7 +296,7 @@ def _key_to_json(kind: CqlType, key: Value) -> str:
 
 FROM_JSON_FUNCTION = "fromjson"
 _EPOCH_DATE = 2**31
-"""Dates that are written as integers count days from here, since CQL has them unsigned."""
+"""Dates written as integers count days from here, since they are unsigned in CQL."""
 
 _TYPES_BY_CONSTANT: Mapping[str, tuple[str, ...]] = {
     "text": ("ascii", "text", "inet", "timestamp", "date", "time"),
@@ -330,23 +330,23 @@ _SYNTAX_EXAMPLES = {
 
 @dataclass
 class ExecutionContext:
-    """When a statement runs, for its functions: `now_us` (µs since 1970) and how many UUIDs it has drawn.
+    """The moment at which a statement runs, for its functions: `now_us` (µs since 1970) and its number of drawn UUIDs.
 
-    What looks random is a hash of the moment and the count, so that the same script gives the same values.
+    Random values are hashes of the moment and the count, so that the same script gives the same values.
     """
 
     now_us: Microseconds
     drawn: int = field(default=0)
 
     def draw(self) -> int:
-        """64 bits that no other draw of any statement of the script has."""
+        """Return 64 bits that differ from every other draw of the script."""
         self.drawn += 1
         digest = blake2b(f"{self.now_us}/{self.drawn}".encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "big")
 
 
 def value_from_term(term: Term, kind: CqlType, moment: ExecutionContext) -> Value:
-    """The canonical value of a term as one of type `kind`; None for null.
+    """Return the canonical value of a term as one of type `kind`; None for null.
 
     Raises:
         InputError: the term is no such value; the message says what is.
@@ -385,7 +385,7 @@ def value_from_term(term: Term, kind: CqlType, moment: ExecutionContext) -> Valu
 
 
 def element_from_term(term: Term, kind: CqlType, moment: ExecutionContext) -> Value:
-    """As `value_from_term`, for an element of a collection, which is never null."""
+    """Return the value of an element of a collection, as `value_from_term` does; it is never null."""
     value = value_from_term(term, kind, moment)
     if value is None:
         raise InputError("null is no element of a collection; leave it out, or remove the element with -")
@@ -393,7 +393,7 @@ def element_from_term(term: Term, kind: CqlType, moment: ExecutionContext) -> Va
 
 
 def _describe_syntax(kind: CqlType) -> str:
-    """How a value of a type is written, for the end of an error."""
+    """Return how a value of a type is written, for the end of an error."""
     if isinstance(kind, ListType):
         return "a list as [a, b]"
     if isinstance(kind, SetType):
@@ -417,14 +417,14 @@ def _constant_value(term: Constant, kind: CqlType) -> Value:
         raise InputError(f"{_shorten_text(term.text)} is no value of type {kind.cql}; write {_describe_syntax(kind)}")
     reader = _CONSTANT_READERS.get((term.kind, kind.name))
     if term.kind == "integer" and not term.value and term.text.startswith("-") and kind.name in ("float", "double"):
-        # An integer has no zero with a sign; a number that is read from the same text has.
+        # An integer has no signed zero; a number read from the same text has.
         return kind.canonical(-0.0)
     try:
         return kind.canonical(term.value if reader is None else reader(term.value))
     except InputError as error:
-        told = str(error) if reader is not None and term.kind == "text" else "that is no value of it"
+        reason = str(error) if reader is not None and term.kind == "text" else "that is no value of it"
         raise InputError(
-            f"{_shorten_text(term.text)} for type {kind.cql}: {told}; write {_describe_syntax(kind)}"
+            f"{_shorten_text(term.text)} for type {kind.cql}: {reason}; write {_describe_syntax(kind)}"
         ) from None
 
 
@@ -480,7 +480,7 @@ def _shorten_text(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# Functions: what each takes, what it gives, and how it comes to that.
+# Functions: argument types, result type and implementation.
 
 
 def _as_timestamp(value: Value, kind: CqlType) -> Milliseconds:
@@ -538,10 +538,14 @@ def _evaluate_as(call: FunctionCall | TypeHint, kind: CqlType, moment: Execution
             raise InputError(f"fromJson() takes one text of JSON, not {len(call.arguments)} arguments")
         text = value_from_term(call.arguments[0], TEXT, moment)
         return None if text is None else value_from_json(kind, parse_json(text))
-    value, given = _evaluate_call(call, moment)
-    fits = given == kind or (given == TIMEUUID and kind == UUID_TYPE) or (given == BIGINT and kind == TIMESTAMP)
+    value, result_kind = _evaluate_call(call, moment)
+    fits = (
+        result_kind == kind
+        or (result_kind == TIMEUUID and kind == UUID_TYPE)
+        or (result_kind == BIGINT and kind == TIMESTAMP)
+    )
     if not fits:
-        raise InputError(f"{_describe_term(call)} gives a {given.cql}, which is no value of type {kind.cql}")
+        raise InputError(f"{_describe_term(call)} gives a {result_kind.cql}, which is no value of type {kind.cql}")
     return value
 
 
@@ -566,7 +570,7 @@ def _evaluate_call(call: FunctionCall | TypeHint, moment: ExecutionContext) -> t
 
 
 def _hinted_type(hinted: TypeHint) -> CqlType:
-    """The scalar type of a hint; of others no statement that writes has need."""
+    """Return the scalar type of a hint; no write needs hints of other types."""
     name = hinted.type.name
     if hinted.type.parameters or name.keyspace is not None:
         raise InputError(f"({name.name}) in front of a value is no scalar type; write the value alone")
@@ -575,10 +579,12 @@ def _hinted_type(hinted: TypeHint) -> CqlType:
 
 def _evaluate_argument(term: Term, takes: tuple[CqlType, ...], moment: ExecutionContext) -> tuple[Value, CqlType]:
     if isinstance(term, FunctionCall | TypeHint):
-        value, given = _evaluate_call(term, moment)
-        if given not in takes:
-            raise InputError(f"{_describe_term(term)} gives a {given.cql}; what is wanted here is {_join_types(takes)}")
-        return value, given
+        value, result_kind = _evaluate_call(term, moment)
+        if result_kind not in takes:
+            raise InputError(
+                f"{_describe_term(term)} gives a {result_kind.cql}; what is wanted here is {_join_types(takes)}"
+            )
+        return value, result_kind
     for kind in takes:
         try:
             return value_from_term(term, kind, moment), kind

@@ -1,8 +1,8 @@
-"""Lightweight transactions: conditions behind IF, the rows they read, whether they hold, and the result rows.
+"""Lightweight transactions: conditions after IF, the rows they read, their evaluation, and the result rows.
 
 The rules are those of ScyllaDB 2026: the row that a statement reads (cql3/statements/cas_request.cc, find_old_row;
-cql3/update_parameters.cc), null (cql3/expr/expression.cc, null_handling_style::lwt_nulls), and the statements that
-may have conditions (cql3/statements/modification_statement.cc, validate_where_clause_for_conditions).
+cql3/update_parameters.cc), null (cql3/expr/expression.cc, null_handling_style::lwt_nulls), and the statements that may
+have conditions (cql3/statements/modification_statement.cc, validate_where_clause_for_conditions).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class ConditionalWrite:
-    """One write of a conditional statement: what it asks, and where.
+    """One write of a conditional statement: its condition and its rows.
 
-    `key` is the clustering key of the first row that it names, () where it names none in full. `reads` are the rows
-    that ScyllaDB reads for it: keys, or None for whatever the partition holds, as for a range.
+    `key` is the clustering key of the first row that it names, () if it names none completely. `reads` are the rows
+    that ScyllaDB reads for it: keys, or None for the whole partition, as for a range.
     """
 
     condition: s.IfCondition | None
@@ -47,14 +47,14 @@ class ConditionalWrite:
 
 @dataclass(frozen=True)
 class LwtResult:
-    """Whether a conditional statement is applied, and the rows that the client gets: columns by name, in order."""
+    """Whether a conditional statement is applied, and the result rows: columns by name, in order."""
 
     applied: bool
     columns: tuple[Column, ...]
     rows: tuple[Mapping[str, Value | None], ...]
 
     def json(self) -> list[dict[str, object]]:
-        """The rows as JSON has them."""
+        """Return the rows as JSON has them."""
         return [
             {APPLIED_COLUMN: self.applied}
             | {column.name: column.type.json(row.get(column.name)) for column in self.columns}
@@ -66,7 +66,7 @@ _RowValues = dict[str, Value]
 
 
 def _check_condition_columns(schema: TableSchema, condition: s.IfCondition | None) -> None:
-    """Hold that the columns of an IF can be asked; raises InputError, NotFound."""
+    """Refuse an IF on columns that cannot have conditions; raises InputError, NotFound."""
     for comparison in () if condition is None or isinstance(condition, str) else condition:
         column = schema.column(comparison.target.column)
         if column.is_key:
@@ -79,7 +79,7 @@ def _check_condition_columns(schema: TableSchema, condition: s.IfCondition | Non
 
 
 def _condition_reads(schema: TableSchema, condition: s.IfCondition | None, names_rows: bool) -> tuple[bool, bool]:
-    """Whether a condition asks static columns, and whether it asks rows (cql3: has_static_, has_regular_)."""
+    """Return whether a condition reads static columns, and whether it reads rows (cql3: has_static_, has_regular_)."""
     if condition is None:
         return False, False
     if isinstance(condition, str):
@@ -97,10 +97,10 @@ def evaluate_conditions(
     *,
     batch: bool,
 ) -> LwtResult:
-    """Whether the writes of a statement, all to one partition, are applied, and the row that is told for each.
+    """Evaluate the writes of a statement, all to one partition; return whether they apply and a result row for each.
 
     Raises:
-        InputError: a condition compares what cannot be compared.
+        InputError: a condition compares values that cannot be compared.
     """
     read = _RowsRead(schema, partition, asked)
     applied = all(_condition_holds(schema, read, one, moment) for one in asked if one.condition is not None)
@@ -109,15 +109,15 @@ def evaluate_conditions(
 
 
 class _RowsRead:
-    """The rows of the partition that ScyllaDB reads for a statement, and the static row beside them."""
+    """The rows of the partition that ScyllaDB reads for a statement, and the static row."""
 
     def __init__(self, schema: TableSchema, partition: LivePartition, asked: Sequence[ConditionalWrite]) -> None:
         static = partition.static()
         keys = list(partition.keys())
         wanted = [one.reads for one in asked if self._reads_rows(schema, one)]
         if wanted:
-            several = frozenset[KeyValues]().union(*(each for each in wanted if each is not None))
-            keys = keys if None in wanted else [key for key in keys if key in several]
+            named_keys = frozenset[KeyValues]().union(*(keys_read for keys_read in wanted if keys_read is not None))
+            keys = keys if None in wanted else [key for key in keys if key in named_keys]
         elif schema.clustering_key:
             keys = keys[:1]
         self.rows: dict[KeyValues, _RowValues] = {key: static | partition.row(key) for key in keys}
@@ -133,7 +133,7 @@ class _RowsRead:
         return regular or not static or one.needs_elements
 
     def row(self, schema: TableSchema, one: ConditionalWrite) -> tuple[KeyValues, _RowValues] | None:
-        """The row that a write asks, with the key it is found under; () for the static row."""
+        """Return the row that a write's condition reads, with its key; () for the static row."""
         if not schema.clustering_key:
             return ((), self.rows[()]) if () in self.rows else None
         if one.key in self.rows:
@@ -144,17 +144,17 @@ class _RowsRead:
 
 
 def _condition_holds(schema: TableSchema, read: _RowsRead, one: ConditionalWrite, moment: ExecutionContext) -> bool:
-    found = read.row(schema, one)
-    row = None if found is None else found[1]
+    key_and_row = read.row(schema, one)
+    row = None if key_and_row is None else key_and_row[1]
     static, regular = _condition_reads(schema, one.condition, one.names_rows)
     if static and not regular and row is not None and not any(column.name in row for column in schema.statics):
         row = None
     if isinstance(one.condition, str):
         return (row is not None) == (one.condition == "exists")
     assert one.condition is not None
-    # Each is looked at: what cannot be compared is refused whatever the others come to.
-    held = [_comparison_holds(schema, row or {}, comparison, moment) for comparison in one.condition]
-    return all(held)
+    # Evaluate each: an invalid comparison is an error whatever the results of the others are.
+    results = [_comparison_holds(schema, row or {}, comparison, moment) for comparison in one.condition]
+    return all(results)
 
 
 def _result_columns(schema: TableSchema, asked: Iterable[ConditionalWrite], *, batch: bool) -> tuple[Column, ...]:
@@ -167,11 +167,11 @@ def _result_columns(schema: TableSchema, asked: Iterable[ConditionalWrite], *, b
 
 
 def _result_row(schema: TableSchema, partition: LivePartition, read: _RowsRead, one: ConditionalWrite) -> _RowValues:
-    """The row of the answer for one write; empty where there is none, since all of its columns are null then."""
-    found = read.row(schema, one)
-    if found is None:
+    """Return the result row for one write; empty if there is no row, since all of its columns are null then."""
+    key_and_row = read.row(schema, one)
+    if key_and_row is None:
         return {}
-    key, row = found
+    key, row = key_and_row
     keys = (*partition.state.partition_key, *key)
     named = zip((*schema.partition_key, *schema.clustering_key), keys, strict=False)
     return {column.name: value for column, value in named} | {
@@ -180,7 +180,7 @@ def _result_row(schema: TableSchema, partition: LivePartition, read: _RowsRead, 
 
 
 def _base_table_value(kind: CqlType, value: Value) -> Value:
-    """A value of the log as the base table has it: of a list its values alone."""
+    """Return a log value as the base table has it: for a list, its values only."""
     return tuple(inner for _, inner in value) if isinstance(kind, ListType) and kind.multicell else value
 
 
@@ -201,14 +201,14 @@ def _comparison_holds(
 def _left_operand(
     kind: CqlType, value: Value | None, target: s.AssignmentTarget, moment: ExecutionContext
 ) -> tuple[CqlType, Value | None]:
-    """The type and the value of what a condition asks: a column, or an element of it, null where there is none."""
+    """Return the type and the value that a condition reads: a column, or one of its elements, null if missing."""
     if not isinstance(target, s.ColumnElement):
         return kind, value
     if isinstance(kind, MapType):
         key = value_from_term(target.key, kind.key, moment)
         order = kind.key.sort_key
-        found = (inner for name, inner in value or () if key is not None and order(name) == order(key))
-        return kind.value, next(found, None)
+        matches = (inner for name, inner in value or () if key is not None and order(name) == order(key))
+        return kind.value, next(matches, None)
     if isinstance(kind, ListType):
         index = value_from_term(target.key, INT, moment)
         elements = () if value is None else value
@@ -217,7 +217,7 @@ def _left_operand(
 
 
 def _right_operand(kind: CqlType, term: s.Term, moment: ExecutionContext) -> Value | None:
-    """The value of a term; an empty collection that is not frozen is null, as it is in the table."""
+    """Return the value of a term; an empty collection that is not frozen is null, as it is in the table."""
     if isinstance(kind, ListType | SetType) and isinstance(term, s.ListLiteral | s.SetLiteral):
         for item in term.items:
             element_from_term(item, kind.element, moment)
@@ -227,7 +227,7 @@ def _right_operand(kind: CqlType, term: s.Term, moment: ExecutionContext) -> Val
 
 def _compare(kind: CqlType, mine: Value | None, operator: str, theirs: Sequence[Value | None]) -> bool:
     if operator == "IN":
-        return any(_are_equal(kind, mine, each) for each in theirs)
+        return any(_are_equal(kind, mine, value) for value in theirs)
     (other,) = theirs
     if operator == "LIKE":
         return _matches_like(kind, mine, other)
@@ -241,20 +241,20 @@ def _compare(kind: CqlType, mine: Value | None, operator: str, theirs: Sequence[
 
 
 def _are_equal(kind: CqlType, one: Value | None, other: Value | None) -> bool:
-    """Whether two values are equal; null equals null."""
+    """Return True if two values are equal; null equals null."""
     if one is None or other is None:
         return one is None and other is None
     return kind.sort_key(one) == kind.sort_key(other) if kind.comparable else kind.to_bytes(one) == kind.to_bytes(other)
 
 
 _MAX_PATTERN_CHARACTERS = 1 << 14
-"""Characters of a pattern of LIKE: a compiled one takes some hundred bytes for each."""
+"""The longest pattern of LIKE; a compiled one takes some hundred bytes for each character."""
 
 
 def _matches_like(kind: CqlType, text: Value | None, pattern: Value | None) -> bool:
-    """Whether a text matches a pattern: `%` is any characters, `_` is one, and a backslash frees what is behind it.
+    """Return True if a text matches a pattern: `%` is any characters, `_` is one, and a backslash escapes.
 
-    As in utils/like_matcher.cc; each part between two `%` is looked for once, so that it takes no longer than that.
+    This is as in utils/like_matcher.cc. Each part between two `%` is searched once, which bounds the time.
     """
     if kind.cql not in ("text", "ascii"):
         raise InputError(f"LIKE is for texts, not for values of type {kind.cql}")
@@ -270,13 +270,13 @@ def _matches_like(kind: CqlType, text: Value | None, pattern: Value | None) -> b
             segments[-1] += "." if part == "_" else re.escape(part[-1])
     first, *middle = segments
     last = f".*{middle.pop()}" if middle else ""
-    return re.fullmatch(first + "".join(f"(?>.*?{each})" for each in middle) + last, text, re.DOTALL) is not None
+    return re.fullmatch(first + "".join(f"(?>.*?{segment})" for segment in middle) + last, text, re.DOTALL) is not None
 
 
 def get_written_rows(
     schema: TableSchema, selection: RowSelection, columns: Sequence[Column], what: str, condition: s.IfCondition | None
 ) -> Sequence[KeyValues]:
-    """The clustering keys of the rows whose columns are written; one empty key for the static row alone."""
+    """Return the clustering keys of the rows whose columns are written; one empty key if only the static row is."""
     static = all(column.kind == "static" for column in columns)
     asks_rows = not isinstance(condition, str) and _condition_reads(schema, condition, not selection.is_whole)[1]
     if static and not asks_rows:
@@ -293,7 +293,7 @@ def get_written_rows(
 
 
 def check_conditional_statement(body: s.WriteStatement | s.Batch, writes: Sequence[s.WriteStatement]) -> None:
-    """Hold that a statement with conditions says nothing that goes with none; raises InputError."""
+    """Refuse clauses that conditional statements cannot have; raises InputError."""
     if isinstance(body, s.Batch) and body.using.timestamp is not None:
         raise InputError("Cannot provide custom timestamp for conditional BATCH; leave USING TIMESTAMP out")
     for write in writes:
@@ -304,7 +304,7 @@ def check_conditional_statement(body: s.WriteStatement | s.Batch, writes: Sequen
 def get_conditional_write(
     schema: TableSchema, write: s.WriteStatement, moment: ExecutionContext
 ) -> tuple[tuple[KeyValues, ...], ConditionalWrite]:
-    """The partitions that a write of a conditional statement names, and what it asks.
+    """Return the partitions that a write of a conditional statement names, and its condition.
 
     Raises:
         InputError, NotFound: the write is not allowed with a condition.
@@ -317,14 +317,14 @@ def get_conditional_write(
         _check_rows_named(schema, write, selection)
     names_rows = bool(schema.clustering_key) and not selection.is_whole
     keys = selection.rows if schema.clustering_key else ((),)
-    asked = ConditionalWrite(
+    conditional = ConditionalWrite(
         write.condition,
         keys[0] if keys else (),
         names_rows,
         None if selection.ranges or (selection.is_whole and schema.clustering_key) else frozenset(keys),
         _needs_elements(schema, write),
     )
-    return selection.partitions, asked
+    return selection.partitions, conditional
 
 
 def _key_relations(schema: TableSchema, write: s.WriteStatement) -> Sequence[s.Relation]:
@@ -336,7 +336,7 @@ def _key_relations(schema: TableSchema, write: s.WriteStatement) -> Sequence[s.R
 
 
 def _check_rows_named(schema: TableSchema, write: s.WriteStatement, selection: RowSelection) -> None:
-    """Hold that a condition is asked of one row, or of a partition's static columns."""
+    """Refuse a condition unless it is about one row, or about a partition's static columns."""
     what = "deletions" if isinstance(write, s.Delete) else "updates"
     if len(selection.partitions) != 1:
         raise InputError(f"IN on the partition key is not supported with conditional {what}; name one partition")
@@ -360,13 +360,15 @@ def _check_rows_named(schema: TableSchema, write: s.WriteStatement, selection: R
 
 
 def _needs_elements(schema: TableSchema, write: s.WriteStatement) -> bool:
-    """Whether the elements of a list are read for the write itself (cql3/lists.hh, requires_read)."""
+    """Return True if the write itself reads the elements of a list (cql3/lists.hh, requires_read)."""
     if isinstance(write, s.Insert):
         return False
     if isinstance(write, s.Delete):
         targets: list[s.AssignmentTarget] = [target for target in write.targets if isinstance(target, s.ColumnElement)]
     else:
         targets = [
-            each.target for each in write.assignments if isinstance(each.target, s.ColumnElement) or each.sign == "-"
+            assignment.target
+            for assignment in write.assignments
+            if isinstance(assignment.target, s.ColumnElement) or assignment.sign == "-"
         ]
     return any(isinstance(schema.column(target.column).type, ListType) for target in targets)

@@ -1,4 +1,4 @@
-"""Mutations of one partition: cells, row markers and tombstones with timestamps, the order of ranges, and merging."""
+"""Mutations of one partition: cells, row markers and tombstones with timestamps, the order of ranges, merging."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cdc_platform.cql.schema import TableSchema, get_element_value_type
 from cdc_platform.cql.types import CqlType, Value
 
 KeyValues = tuple[Value, ...]
-"""The values of key columns, or of the first of them, in key order."""
+"""The values of key columns, or of a prefix of them, in key order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeBound:
-    """One end of a range of clustering keys: the first columns of the key, and whether they belong to the range."""
+    """One end of a range of clustering keys: a prefix of the key, and whether rows with it belong to the range."""
 
     prefix: KeyValues
     inclusive: bool
@@ -27,20 +27,20 @@ class RangeBound:
 
 @dataclass(frozen=True, slots=True)
 class RangeTombstone:
-    """A deletion (µs) of all rows between two bounds, in clustering order; None where the range is open."""
+    """A deletion (µs) of all rows between two bounds, in clustering order; None for an open end."""
 
     start: RangeBound | None
     end: RangeBound | None
     timestamp: Microseconds
 
     def covers(self, schema: TableSchema, key: KeyValues) -> bool:
-        """Whether the row of a whole clustering key is deleted."""
-        here = _position(schema, key, 0)
-        return _start_edge(self.start).position(schema) < here < _end_edge(self.end).position(schema)
+        """Return True if the row of a complete clustering key is deleted."""
+        position = _position(schema, key, 0)
+        return _start_edge(self.start).position(schema) < position < _end_edge(self.end).position(schema)
 
 
 class _Edge(NamedTuple):
-    """A place between rows: before, or after, all rows whose keys begin with `prefix`."""
+    """A position between rows: before, or after, all rows whose keys begin with `prefix`."""
 
     prefix: KeyValues
     after: bool
@@ -50,16 +50,16 @@ class _Edge(NamedTuple):
 
 
 def normalize_ranges(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> list[RangeTombstone]:
-    """The same deletions as ranges that do not overlap, in clustering order; empty ranges are gone.
+    """Return the same deletions as ranges that do not overlap, in clustering order, without empty ranges.
 
-    Where ranges overlap the latest timestamp holds; ranges of one timestamp that overlap or touch are one.
+    Where ranges overlap the latest timestamp wins; ranges of one timestamp that overlap or touch are merged.
     """
-    given = list(tombstones)
-    if not given:
+    ranges = list(tombstones)
+    if not ranges:
         return []
     begun: list[tuple[Any, Any, Microseconds]] = []
     edges: dict[Any, _Edge] = {}
-    for tombstone in given:
+    for tombstone in ranges:
         ends = [(edge.position(schema), edge) for edge in (_start_edge(tombstone.start), _end_edge(tombstone.end))]
         if ends[0][0] < ends[1][0]:
             edges.update(ends)
@@ -87,7 +87,7 @@ def _append_range(
 
 
 def _position(schema: TableSchema, prefix: KeyValues, side: int) -> Any:
-    """What orders rows (`side` 0) and the places before (-1) and after (1) all rows with a prefix."""
+    """Return the sort key of rows (`side` 0), and of the positions before (-1) and after (1) all rows with a prefix."""
     return (*((0, key) for key in schema.clustering_order(prefix)), (side,))
 
 
@@ -108,20 +108,20 @@ def _end_bound(edge: _Edge) -> RangeBound | None:
 
 
 class RangeTombstoneIndex:
-    """Range tombstones in normal form, to be asked which of them covers a row."""
+    """Range tombstones in normal form, for looking up the one that covers a row."""
 
     def __init__(self, schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> None:
-        """`tombstones` are in normal form."""
+        """Index `tombstones`, which are in normal form."""
         self._schema = schema
         self._tombstones = list(tombstones)
         self._starts = [_start_edge(tombstone.start).position(schema) for tombstone in self._tombstones]
 
     def covering(self, key: KeyValues) -> Microseconds | None:
-        """The timestamp (µs) at which the row of a whole clustering key is deleted; None if no range covers it."""
-        place = bisect_right(self._starts, _position(self._schema, key, 0)) - 1
-        if place < 0 or not self._tombstones[place].covers(self._schema, key):
+        """Return when (µs) the row of a complete clustering key is deleted; None if no range covers it."""
+        index = bisect_right(self._starts, _position(self._schema, key, 0)) - 1
+        if index < 0 or not self._tombstones[index].covers(self._schema, key):
             return None
-        return self._tombstones[place].timestamp
+        return self._tombstones[index].timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CollectionChange:
-    """What happens to a non-frozen collection or user type: a tombstone (µs, None without one), and its elements.
+    """A change of a non-frozen collection or user type: a tombstone (µs, None without one), and its elements.
 
-    Keys of elements: map keys, set elements, the timeuuids of a list, the field indices of a user type.
+    Keys of elements are map keys, set elements, the timeuuids of a list, or the field indices of a user type.
     """
 
     tombstone: Microseconds | None = None
@@ -162,7 +162,7 @@ ColumnChanges = Mapping[str, ColumnChange]
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What happens to one clustered row: the marker of an INSERT, and columns by name."""
+    """A change of one clustered row: the marker of an INSERT, and columns by name."""
 
     marker: RowMarker | None = None
     cells: ColumnChanges = field(default_factory=dict)
@@ -182,30 +182,30 @@ class Mutation:
 
 
 def merge_mutations(mutations: Iterable[Mutation]) -> Mutation:
-    """The one mutation that several of the same partition come to, by last write wins.
+    """Merge several mutations of one partition into one, by last write wins.
 
-    Of two cells the later wins; at the same time the dead one, else the one that expires, else the one that expires
-    later, else the one with the larger serialized value (mutation/atomic_cell.cc, compare_atomic_cell_for_merge; a TTL
-    counts from the timestamp, which is all that a log tells of it). Elements that a tombstone of their collection
-    covers are gone; rows that a row, range or partition tombstone covers stay, since the log tells of both. Range
-    tombstones come to their normal form, see `ranges`. The schema is that of the last mutation.
+    Of two cells the later one wins. At the same timestamp the dead one wins, else the one that expires, else the one
+    that expires later, else the one with the larger serialized value (mutation/atomic_cell.cc,
+    compare_atomic_cell_for_merge). A TTL counts from the timestamp, since a log has no other time. Elements covered by
+    a tombstone of their collection are removed; rows covered by a row, range or partition tombstone stay, since the log
+    has both. Range tombstones are normalized by `normalize_ranges`. The schema is that of the last mutation.
 
     Raises:
         ValueError: there is no mutation, or they are of different partitions.
     """
-    given = list(mutations)
-    if not given:
+    parts = list(mutations)
+    if not parts:
         raise ValueError("there is nothing to merge")
-    first = given[0]
-    if not all(_is_same_partition(first, other) for other in given[1:]):
+    first = parts[0]
+    if not all(_is_same_partition(first, other) for other in parts[1:]):
         raise ValueError("only mutations of one partition of one table merge")
-    if len(given) == 1 and not first.range_tombstones:
+    if len(parts) == 1 and not first.range_tombstones:
         return first
-    schema = given[-1].schema
+    schema = parts[-1].schema
     static = dict(first.static)
     rows = dict(first.rows)
     row_tombstones = dict(first.row_tombstones)
-    for mutation in given[1:]:
+    for mutation in parts[1:]:
         static = _merge_columns(schema, static, mutation.static)
         for key, change in mutation.rows.items():
             rows[key] = _merge_rows(schema, rows[key], change) if key in rows else change
@@ -214,9 +214,9 @@ def merge_mutations(mutations: Iterable[Mutation]) -> Mutation:
     return Mutation(
         schema,
         first.partition_key,
-        latest_timestamp(mutation.partition_tombstone for mutation in given),
+        latest_timestamp(mutation.partition_tombstone for mutation in parts),
         row_tombstones,
-        tuple(normalize_ranges(schema, [tombstone for mutation in given for tombstone in mutation.range_tombstones])),
+        tuple(normalize_ranges(schema, [tombstone for mutation in parts for tombstone in mutation.range_tombstones])),
         static,
         rows,
     )
@@ -228,13 +228,13 @@ def _is_same_partition(one: Mutation, other: Mutation) -> bool:
 
 
 def latest_timestamp(timestamps: Iterable[Microseconds | None]) -> Microseconds | None:
-    """The latest of the timestamps that there are; None if there is none."""
-    given = [timestamp for timestamp in timestamps if timestamp is not None]
-    return max(given) if given else None
+    """Return the latest of the timestamps that are not None; None if there is none."""
+    known = [timestamp for timestamp in timestamps if timestamp is not None]
+    return max(known) if known else None
 
 
 def _newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
-    """The cell that wins; `kind` is the type of the value, None where cells have none."""
+    """Return the cell that wins; `kind` is the type of the value, None if cells have none."""
     if one.timestamp != other.timestamp:
         return one if one.timestamp > other.timestamp else other
     if one.dead or other.dead:
@@ -245,7 +245,7 @@ def _newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
 
 
 def _newer_marker(one: RowMarker, other: RowMarker) -> RowMarker:
-    """The marker that wins: the later one, else the one with the longer TTL, where none counts as the shortest."""
+    """Return the marker that wins: the later one, else the one with the longer TTL, where no TTL counts as shortest."""
     return max(one, other, key=lambda marker: (marker.timestamp, marker.ttl))
 
 

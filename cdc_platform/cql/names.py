@@ -7,9 +7,9 @@ import re
 from cdc_platform.errors import InputError
 
 MAX_NAME_LENGTH = 192
-"""The letters of a keyspace's, type's or table's name, as in ScyllaDB since 2026 (48 before)."""
+"""The longest name of a keyspace, type or table, as in ScyllaDB since 2026 (48 before)."""
 LOG_SUFFIX = "_scylla_cdc_log"
-"""What a table's name ends in whose CDC log it is."""
+"""The suffix of the name of a CDC log, after its base table's name."""
 _NAME_PATTERN = re.compile(r"\w+", re.ASCII)
 _QUALIFIED_NAME_PATTERN = re.compile(
     r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII
@@ -17,15 +17,17 @@ _QUALIFIED_NAME_PATTERN = re.compile(
 
 
 def is_valid_name(text: str, most: int = MAX_NAME_LENGTH) -> bool:
-    """Whether a keyspace or a table can be called so: letters, digits and underscores, at least one."""
+    """Return True if a keyspace or a table can have this name: letters, digits and underscores, at least one."""
     return len(text) <= most and _NAME_PATTERN.fullmatch(text) is not None
 
 
 def check_name(name: str, what: str, most: int = MAX_NAME_LENGTH) -> None:
-    """Refuse a name that a new keyspace, type, table or column (`what`) cannot have; `most`: characters of a column's.
+    """Refuse a name that a new keyspace, type, table or column (`what`) cannot have.
+
+    `most` is the maximum length of a column's name.
 
     Raises:
-        InputError: it is too long, or no name of its kind.
+        InputError: it is too long, or not valid for its kind.
     """
     if what == "column":
         if len(name) > most:
@@ -35,10 +37,10 @@ def check_name(name: str, what: str, most: int = MAX_NAME_LENGTH) -> None:
 
 
 def check_table_name(keyspace: str, table: str) -> None:
-    """Hold that a base table can have this name.
+    """Refuse a name that a base table cannot have.
 
     Raises:
-        InputError: it cannot.
+        InputError: the name is invalid.
     """
     for name in (keyspace, table):
         if not is_valid_name(name):
@@ -51,7 +53,7 @@ def check_table_name(keyspace: str, table: str) -> None:
 
 
 def parse_table_name(text: str) -> tuple[str, str]:
-    """Return the keyspace and the table of `keyspace.table`; as in CQL, a name without double quotes is lower case.
+    """Return the keyspace and the table of `keyspace.table`; as in CQL, unquoted names become lower case.
 
     Raises:
         InputError: it names no table.
@@ -68,14 +70,14 @@ def parse_table_name(text: str) -> tuple[str, str]:
 
 
 def format_table_name(keyspace: str, table: str) -> str:
-    """Write a table's name as `parse_table_name` reads it, without quotes where none are needed."""
+    """Format a table's name as `parse_table_name` reads it, without quotes where none are needed."""
     return f"{quote_name(keyspace)}.{quote_name(table)}"
 
 
 def quote_name(name: str) -> str:
-    """A name as CQL needs it: in quotes unless it is lower case, digits and underscores, and not reserved."""
+    """Quote a name as CQL needs it: unless it is lower case, digits and underscores, and not reserved."""
     plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()
-    # A name that begins with an underscore is none without quotes either.
+    # A name that begins with an underscore needs quotes, too.
     free = plain and name[0] != "_" and name not in RESERVED_WORDS
     return name if free else '"' + name.replace('"', '""') + '"'
 
@@ -142,4 +144,4 @@ RESERVED_WORDS = frozenset(
         "with",
     )
 )
-"""The words that are no names unless they stand in double quotes."""
+"""The words that are names only in double quotes."""

@@ -1,7 +1,7 @@
-"""Parsing of scripts by grammar.lark, and execution of statements with bind markers for rows of values.
+"""Parse scripts by grammar.lark, and execute statements with bind markers for rows of values.
 
-Knows syntax only. An error names the line, the column and what the grammar expects there. Values of markers are
-JSON; binding them produces a script without markers that has the same effect.
+This module knows syntax only. An error names the line, the column and what the grammar expects there. Values of markers
+are JSON; binding them produces a script without markers that has the same effect.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TOO_DEEP_MESSAGE = "a value or type of the script is nested too deeply; write i
 
 
 def parse_statements(text: str) -> list[s.Statement]:
-    """The statements of a script, in order, all of which have to be understood; a batch is one.
+    """Return the statements of a script, in order, with a batch as one; all of them must be understood.
 
     Raises:
         InputError: the script does not parse; the message has the line, the column and what was expected.
@@ -60,24 +60,24 @@ def parse_statements(text: str) -> list[s.Statement]:
 
 
 def check_script(text: str) -> None:
-    """Hold that `parse` understands a script, of which nothing is kept meanwhile; raises InputError as that does."""
+    """Raise InputError unless `parse_statements` understands a script, without storing its statements."""
     for _ in _iterate_strictly(text):
         pass
 
 
 def parse_leniently(text: str) -> list[s.Statement]:
-    """The statements of a script, in order; those that are passed over, or not understood, have bodies that say so."""
+    """Return the statements of a script, in order; the bodies of skipped or invalid ones say so."""
     return list(iterate_leniently(text))
 
 
 def iterate_leniently(text: str) -> Iterator[s.Statement]:
-    """As `parse_leniently`, each when it is asked for."""
+    """Yield the statements that `parse_leniently` returns, parsing on demand."""
     shapes = StatementShapes()
     return (_parse_or_explain(piece, shapes) for piece in split_statements(text))
 
 
 def _reparse(statement: s.Statement, text: str) -> s.Statement:
-    """The statement with another text, which has to be understood, in the same place; raises InputError."""
+    """Return the statement with another text at the same line; raises InputError if the text is not understood."""
     return _parse_text(
         StatementText(0, text, statement.line, 1), statement.kind, StatementShapes(), extract_literals(text)
     )
@@ -94,10 +94,10 @@ def _parse_strictly(piece: StatementText, shapes: StatementShapes) -> s.Statemen
     if known is not None:
         return known
     kind = classify_statement(piece.text)
-    if kind.name == "CREATE INDEX" and kind.handling != "done":  # the grammar has those of search indexes alone
-        found = piece.text.split()[1][:40]
+    if kind.name == "CREATE INDEX" and kind.handling != "done":  # the grammar has only those of search indexes
+        index_word = piece.text.split()[1][:40]
         raise _error_at(
-            piece, 1, len("CREATE ") + 1, f"found {found!r}; expected an index of a search class: {kind.why}"
+            piece, 1, len("CREATE ") + 1, f"found {index_word!r}; expected an index of a search class: {kind.why}"
         )
     return _parse_text(piece, kind.name, shapes, literals)
 
@@ -147,35 +147,35 @@ def _parse_text(piece: StatementText, kind: str, shapes: StatementShapes, litera
         if isinstance(error.orig_exc, RecursionError):
             raise _error_at(piece, meta.line, meta.column, _TOO_DEEP_MESSAGE) from None
         if isinstance(error.orig_exc, InputError):
-            place: Any = error.obj.meta if isinstance(error.obj, Tree) else error.obj
-            raise _error_at(piece, place.line, place.column, str(error.orig_exc)) from None
+            position: Any = error.obj.meta if isinstance(error.obj, Tree) else error.obj
+            raise _error_at(piece, position.line, position.column, str(error.orig_exc)) from None
         raise
     except RecursionError:
         raise _error_at(piece, meta.line, meta.column, _TOO_DEEP_MESSAGE) from None
-    told = piece.text[meta.start_pos : meta.end_pos].strip()
-    return s.Statement(told, piece.line, body, kind)
+    statement_text = piece.text[meta.start_pos : meta.end_pos].strip()
+    return s.Statement(statement_text, piece.line, body, kind)
 
 
 def _error_at(piece: StatementText, line: int, column: int, message: str) -> InputError:
-    """The error with where it is in the script; `line` and `column` count from the begin of the statement, from 1."""
+    """Return the error with its position in the script; `line` and `column` count from the statement's start (1)."""
     column += piece.column - 1 if line == 1 else 0
     return InputError(f"line {piece.line + line - 1}, column {column}: {message}")
 
 
 def _explain_unexpected(text: str, error: UnexpectedInput) -> tuple[int, int, str]:
-    """The line and the column of what is not expected, and what is told of it."""
+    """Return the line and the column of unexpected text, and the message about it."""
     line, column = error.line, error.column
     if isinstance(error, UnexpectedToken):
         wanted = error.accepts or error.expected
         if error.token.type == "$END":
-            found, line, column = "the script ends", text.count("\n") + 1, len(text) - text.rfind("\n")
+            message, line, column = "the script ends", text.count("\n") + 1, len(text) - text.rfind("\n")
         else:
-            found = f"found {str(error.token)[:40]!r}"
+            message = f"found {str(error.token)[:40]!r}"
     elif isinstance(error, UnexpectedCharacters):
-        wanted, found = error.allowed or (), _describe_found(text, error.pos_in_stream or 0)
+        wanted, message = error.allowed or (), _describe_found(text, error.pos_in_stream or 0)
     else:
-        wanted, found = (), "the script ends"
-    return line, column, f"{found}; expected {_describe_expected(wanted)}"
+        wanted, message = (), "the script ends"
+    return line, column, f"{message}; expected {_describe_expected(wanted)}"
 
 
 def _describe_found(text: str, at: int) -> str:
@@ -187,16 +187,16 @@ def _describe_found(text: str, at: int) -> str:
 
 
 def _describe_expected(wanted: Iterable[str]) -> str:
-    said = sorted(
+    names = sorted(
         {_name_terminal(name) for name in wanted}, key=lambda text: (text.startswith("'"), text.isupper(), text)
     )
-    shown = said[:_MAX_EXPECTED] + (["..."] if len(said) > _MAX_EXPECTED else [])
-    return " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown) or "something else"
+    listed = names[:_MAX_EXPECTED] + (["..."] if len(names) > _MAX_EXPECTED else [])
+    return " or ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed) or "something else"
 
 
 @lru_cache(maxsize=256)
 def _name_terminal(terminal: str) -> str:
-    """How a terminal of the grammar is named to people."""
+    """Return the name of a terminal of the grammar for messages."""
     if terminal in _TERMINAL_NAMES:
         return _TERMINAL_NAMES[terminal]
     pattern = _get_lark().get_terminal(terminal).pattern
@@ -210,13 +210,13 @@ _MAX_DEPTH = 64
 
 
 def bind_values(statements: Sequence[s.Statement], values: str) -> list[s.Statement]:
-    """The statements, those with markers once for each of their executions.
+    """Return the statements, those with markers once for each of their executions.
 
     `values` is JSON: an array with an entry for each statement with markers, in order; an entry is an array of
     executions, and an execution is an array of values for `?`, or an object of values for `:name`.
 
     Raises:
-        InputError: the values are not of that form, or not those that the markers need.
+        InputError: the values have another form, or do not match the markers.
     """
     if values.count("[") + values.count("{") > _MAX_CONTAINERS:
         raise InputError(f"the values hold more than {_MAX_CONTAINERS} arrays and objects; split the script")
@@ -229,29 +229,29 @@ def bind_values(statements: Sequence[s.Statement], values: str) -> list[s.Statem
             f"the values are an array with an entry a statement with bind markers; there are {len(marked)}, {has}"
         )
     entries = iter(document)
-    found: list[s.Statement] = []
+    bound: list[s.Statement] = []
     for statement in statements:
         markers = list(_find_markers(statement.body))
         if markers:
-            found += _execute(statement, markers, next(entries))
+            bound += _execute(statement, markers, next(entries))
         else:
-            found.append(statement)
-    return found
+            bound.append(statement)
+    return bound
 
 
 def _check_depth(document: Any) -> None:
-    """Hold that nothing that walks the values comes to Python's own limit of depth."""
+    """Refuse values that are nested too deeply for Python's recursion limit."""
     level = [document] if isinstance(document, list | dict) else []
     for _ in range(_MAX_DEPTH):
-        inside = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [inner for some in inside for inner in some if isinstance(inner, list | dict)]
+        inside = (container.values() if isinstance(container, dict) else container for container in level)
+        level = [inner for items in inside for inner in items if isinstance(inner, list | dict)]
         if not level:
             return
     raise InputError(f"the values are nested more than {_MAX_DEPTH} deep; write them with fewer levels")
 
 
 def _find_markers(node: Any) -> Iterator[s.BindMarker]:
-    """The bind markers in a statement, in no order."""
+    """Yield the bind markers in a statement, in no particular order."""
     if isinstance(node, s.BindMarker):
         yield node
     elif isinstance(node, tuple):
@@ -268,17 +268,17 @@ def _execute(statement: s.Statement, markers: list[s.BindMarker], entry: object)
     markers = sorted(markers, key=lambda marker: marker.start)
     for number, execution in enumerate(entry, 1):
         try:
-            given = _match_values(markers, execution)
+            bound_values = _match_values(markers, execution)
         except InputError as error:
             raise InputError(f"line {statement.line}, execution {number}: {error}") from None
-        yield _reparse(statement, _substitute(statement, markers, given))
+        yield _reparse(statement, _substitute(statement, markers, bound_values))
 
 
 def _match_values(markers: Sequence[s.BindMarker], execution: object) -> list[Any]:
     if isinstance(execution, dict):
-        lacking = [marker.name for marker in markers if marker.name not in execution]
-        if lacking:
-            raise InputError(f"it has no value for {':' + lacking[0] if lacking[0] else '?'}, which stands by order")
+        missing = [marker.name for marker in markers if marker.name not in execution]
+        if missing:
+            raise InputError(f"it has no value for {':' + missing[0] if missing[0] else '?'}, which stands by order")
         spare = set(execution) - {marker.name for marker in markers}
         if spare:
             raise InputError(f"it has a value for {min(spare)}, of which there is no marker")

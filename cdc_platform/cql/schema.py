@@ -1,7 +1,7 @@
-"""Schema of a base table: columns, CDC options, row TTL, the properties behind WITH, and the log table that follows.
+"""Schema of a base table: columns, CDC options, row TTL, the properties after WITH, and its log table.
 
-The rules of `expires timestamp TTL` are those of ScyllaDB 2026 (test/cqlpy/test_ttl_row.py). Expired rows stay
-until ScyllaDB's own scan removes them, which no script shows.
+The rules of `expires timestamp TTL` are those of ScyllaDB 2026 (test/cqlpy/test_ttl_row.py). Expired rows stay until
+ScyllaDB's own scan removes them, which no script shows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LogColumnRole = Literal[
 ]
 
 LOG_PRIMARY_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
-"""The primary key of every log: a partition is a stream."""
+"""The primary key of every log; a partition is a stream."""
 DEFAULT_CDC_TTL = DAY_SECONDS
 MAX_WRITE_TTL = 20 * 365 * DAY_SECONDS
 """The longest TTL of a write, in seconds: twenty years."""
@@ -65,7 +65,7 @@ _DELTAS: Mapping[str, DeltaMode] = {"full": "full", "keys": "keys"}
 
 @dataclass(frozen=True)
 class CdcOptions:
-    """What `WITH cdc = {...}` says. `ttl` in seconds, 0: the log's rows never expire."""
+    """The options of `WITH cdc = {...}`. `ttl` is in seconds; with 0 the log's rows never expire."""
 
     enabled: bool = False
     preimage: PreimageMode = "false"
@@ -75,15 +75,15 @@ class CdcOptions:
 
     @property
     def has_images(self) -> bool:
-        """Whether the log shows rows as they were before a write, or are after it."""
+        """Return True if the log has rows as they were before a write, or are after it."""
         return self.preimage != "false" or self.postimage
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> CdcOptions:
-        """The options of a CQL map; keys and values in any case, options that are left out have their default.
+        """Parse the options of a CQL map, with keys and values in any case; options left out have their default.
 
         Raises:
-            InputError: an unknown option, or a value that the option does not have.
+            InputError: an option is unknown, or has an invalid value.
         """
         read: dict[str, Any] = {}
         for key, text in options.items():
@@ -125,11 +125,11 @@ _OPTION_READERS = {
 
 
 CLUSTER_ONLY_OPTIONS = frozenset({"enable_requested", "tablet_merge_blocked"})
-"""CDC options that clusters print and no statement sets: they say nothing of logs and their rows."""
+"""CDC options that clusters print and no statement sets; they do not affect logs and their rows."""
 
 
 def explain_unknown_option(options: Mapping[str, str]) -> str | None:
-    """What a map of CDC options that a cluster prints says that is not known here; None where all of it is known."""
+    """Return the error about unknown CDC options that a cluster prints; None if all are known."""
     known = {key: value for key, value in options.items() if key.lower() not in CLUSTER_ONLY_OPTIONS}
     try:
         CdcOptions.parse(known)
@@ -149,13 +149,13 @@ class Column:
 
     @property
     def is_key(self) -> bool:
-        """Whether it is part of the primary key."""
+        """Return True if it is part of the primary key."""
         return self.kind in ("partition", "clustering")
 
 
 @total_ordering
 class _DescendingKey:
-    """A sort key that sorts the other way round."""
+    """A sort key with reversed order."""
 
     __slots__ = ("key",)
 
@@ -173,7 +173,7 @@ class _DescendingKey:
 
 
 class SearchIndex(NamedTuple):
-    """An index that is built from the table's CDC log: its name, and its class in small letters."""
+    """An index that is built from the table's CDC log: its name, and its class in lower case."""
 
     name: str
     class_name: str
@@ -181,14 +181,14 @@ class SearchIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class TableSchema:
-    """A base table: its columns with the keys in key order, its CDC options, when it was made (µs since 1970).
+    """A base table: its columns with the keys in key order, its CDC options, and its creation time (µs since 1970).
 
-    `dropped` holds the columns that were dropped: name and the time (µs) until which it cannot be used again.
-    `default_ttl` (s) is that of writes that give none, 0 for none. `truncated_us` is when it was truncated last,
-    `log_since_us` when its log was made anew (µs); None: it never was. `row_ttl` is the column by which rows expire.
-    `has_old_log`: its log was there before it was defined here, made at `old_log_ms` (ms) where that is known.
-    `cdc_by_index`: CDC is on because a search index needs it, and no statement has turned it on. `cdc_turned_off`: a
-    statement has turned it off.
+    `dropped` holds the dropped columns: name and the time (µs) until which it cannot be reused. `default_ttl` (s)
+    applies to writes without a TTL, 0 for none. `truncated_us` is the time of the last truncation and `log_since_us`
+    that of the log's recreation (µs), None if there was none. `row_ttl` is the column by which rows expire.
+    `has_old_log` is True if its log existed before the table was defined here, created at `old_log_ms` (ms) if that is
+    known. `cdc_by_index` is True if CDC is on because a search index needs it, and no statement has enabled it.
+    `cdc_turned_off` is True if a statement has disabled it.
     """
 
     keyspace: str
@@ -214,38 +214,38 @@ class TableSchema:
 
     @property
     def log_name(self) -> str:
-        """The name of its CDC log, in the same keyspace."""
+        """Return the name of its CDC log, in the same keyspace."""
         return self.name + LOG_SUFFIX
 
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:
-        """The columns of the partition key, in key order."""
+        """Return the columns of the partition key, in key order."""
         return self._of("partition")
 
     @cached_property
     def clustering_key(self) -> tuple[Column, ...]:
-        """The clustering columns, in key order."""
+        """Return the clustering columns, in key order."""
         return self._of("clustering")
 
     @cached_property
     def statics(self) -> tuple[Column, ...]:
-        """The static columns."""
+        """Return the static columns."""
         return self._of("static")
 
     @cached_property
     def regulars(self) -> tuple[Column, ...]:
-        """The columns that are neither keys nor static."""
+        """Return the columns that are neither keys nor static."""
         return self._of("regular")
 
     @cached_property
     def selected(self) -> tuple[Column, ...]:
-        """The columns in the order of `SELECT *`: keys, then static ones by name, then the others by name."""
+        """Return the columns in the order of `SELECT *`: keys, then static ones by name, then the others by name."""
         by_name = [*sorted(self.statics, key=_encoded_name), *sorted(self.regulars, key=_encoded_name)]
         return (*self.partition_key, *self.clustering_key, *by_name)
 
     @cached_property
     def has_counters(self) -> bool:
-        """Whether a column is a counter."""
+        """Return True if a column is a counter."""
         return any(column.type == COUNTER for column in self.columns)
 
     @cached_property
@@ -258,11 +258,11 @@ class TableSchema:
         return {column.name: column for column in self.columns}
 
     def has(self, name: str) -> bool:
-        """Whether there is a column of that name."""
+        """Return True if a column of that name exists."""
         return name in self._by_name
 
     def column(self, name: str) -> Column:
-        """The column of a name; raises NotFound."""
+        """Return the column of a name; raises NotFound."""
         column = self._by_name.get(name)
         if column is None:
             raise NotFound(
@@ -272,17 +272,17 @@ class TableSchema:
         return column
 
     def partition_bytes(self, partition_key: Sequence[Value]) -> bytes:
-        """The serialized partition key (one value a column), from which the token is hashed."""
+        """Return the serialized partition key (one value per column), which the token is a hash of."""
         columns = self.partition_key
         if len(columns) == 1:
             (value,) = partition_key
             return columns[0].type.to_bytes(value)
         return serialize_composite_key(
-            [each.type.to_bytes(value) for each, value in zip(columns, partition_key, strict=True)]
+            [column.type.to_bytes(value) for column, value in zip(columns, partition_key, strict=True)]
         )
 
     def clustering_order(self, values: Sequence[Value]) -> tuple[Any, ...]:
-        """What orders rows inside a partition, from the values of the clustering columns or of a prefix of them."""
+        """Return the sort key of rows in a partition, from the values of the clustering columns or a prefix of them."""
         keys = []
         for column, value in zip(self.clustering_key, values, strict=False):
             key = column.type.sort_key(value)
@@ -294,7 +294,7 @@ class TableSchema:
 
 
 class LogColumn(NamedTuple):
-    """A column of a CDC log: name, type, what it is for, and the column of the base table that it belongs to."""
+    """A column of a CDC log: name, type, role, and the column of the base table that it belongs to."""
 
     name: str
     type: CqlType
@@ -313,9 +313,9 @@ _METADATA_COLUMNS = (
 
 
 def get_log_columns(schema: TableSchema) -> list[LogColumn]:
-    """The columns of a table's log, in its order: the log's own, the keys, then what each other column has.
+    """Return the columns of a table's log, in order: the log's own, the keys, then those of each other column.
 
-    An atomic column has its value and `cdc$deleted_`; one of several cells has `cdc$deleted_elements_` as well.
+    An atomic column has its value and `cdc$deleted_`; a column of several cells also has `cdc$deleted_elements_`.
     """
     return list(schema.logged)
 
@@ -329,25 +329,25 @@ def _iterate_log_columns(schema: TableSchema) -> Iterator[LogColumn]:
 
 
 def _value_log_columns(column: Column) -> list[LogColumn]:
-    found = [
+    columns = [
         LogColumn(column.name, get_logged_type(column.type), "value", column),
         LogColumn(f"cdc$deleted_{column.name}", BOOLEAN, "deleted", column),
     ]
     if column.type.multicell:
         elements = SetType(get_element_key_type(column.type).frozen(), True)
-        found.append(LogColumn(f"cdc$deleted_elements_{column.name}", elements, "deleted_elements", column))
-    return found
+        columns.append(LogColumn(f"cdc$deleted_elements_{column.name}", elements, "deleted_elements", column))
+    return columns
 
 
 def get_logged_type(kind: CqlType) -> CqlType:
-    """The type that a column of this type has in the log: frozen, and lists with their keys shown."""
+    """Return the type of a column in the log: frozen, and lists as maps from their keys."""
     if isinstance(kind, ListType) and kind.multicell:
         return MapType(TIMEUUID, kind.element.frozen(), True)
     return kind.frozen()
 
 
 def get_element_key_type(kind: CqlType) -> CqlType:
-    """The type of the keys of a column's cells: a map's keys, a set's elements, timeuuids of a list, field indices."""
+    """Return the key type of a column's cells: map keys, set elements, timeuuids of a list, or field indices."""
     if isinstance(kind, MapType):
         return kind.key
     if isinstance(kind, SetType):
@@ -356,7 +356,7 @@ def get_element_key_type(kind: CqlType) -> CqlType:
 
 
 def get_element_value_type(kind: CqlType, key: Value) -> CqlType | None:
-    """The type of the value of a column's cell under `key`; None for sets, whose cells hold nothing else."""
+    """Return the value type of a column's cell at `key`; None for sets, whose cells have no value."""
     if isinstance(kind, MapType):
         return kind.value
     if isinstance(kind, ListType):
@@ -372,22 +372,22 @@ _STREAM_ID_COLUMN = "cdc$stream_id"
 
 
 def parse_cdc_options(properties: Iterable[s.TableProperty]) -> CdcOptions | None:
-    """The CDC options that the properties set; None where they say nothing of CDC."""
-    given = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
-    if len(given) > 1:
+    """Return the CDC options that the properties set; None if they set none."""
+    values = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
+    if len(values) > 1:
         raise InputError("cdc is set twice; give all of its options in one map")
-    return CdcOptions.parse(parse_option_map(given[0])) if given else None
+    return CdcOptions.parse(parse_option_map(values[0])) if values else None
 
 
 def omits_enabled(properties: Iterable[s.TableProperty]) -> bool:
     """Return True if the properties set CDC options without `enabled`, which turns CDC off in ALTER TABLE."""
-    given = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
-    pairs = [pair for value in given if isinstance(value, s.MapLiteral) for pair in value.pairs]
-    return bool(given) and "enabled" not in ((_option_text(key) or "").lower() for key, _ in pairs)
+    values = [part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "cdc"]
+    pairs = [pair for value in values if isinstance(value, s.MapLiteral) for pair in value.pairs]
+    return bool(values) and "enabled" not in ((_option_text(key) or "").lower() for key, _ in pairs)
 
 
 def explain_cdc_turned_off(table: str) -> str:
-    """What ALTER TABLE with CDC options does that leave `enabled` out."""
+    """Explain the effect of ALTER TABLE with CDC options that omit `enabled`."""
     return (
         f"ALTER TABLE {table} WITH cdc sets options without 'enabled', which turns CDC off: the map replaces all CDC "
         "options; write 'enabled': true beside the others to leave it on"
@@ -395,38 +395,38 @@ def explain_cdc_turned_off(table: str) -> str:
 
 
 def is_cdc_log(name: str, columns: Iterable[s.ColumnDefinition]) -> bool:
-    """Return True if a table of this name and these columns is a CDC log, as DESCRIBE prints one whose CDC is off."""
+    """Return True if a table of this name and these columns is a CDC log, as DESCRIBE prints one when CDC is off."""
     return name.endswith(LOG_SUFFIX) and _STREAM_ID_COLUMN in (column.name for column in columns)
 
 
 def get_table_id(properties: Iterable[s.TableProperty]) -> UUID | None:
-    """The ID that a table is made with; None where the properties do not say."""
-    for each in properties:
-        if isinstance(each, s.NamedProperty) and each.name == "id" and isinstance(each.value, s.Constant):
-            return UUID(str(each.value.value))
+    """Return the ID given for a new table; None if the properties have none."""
+    for part in properties:
+        if isinstance(part, s.NamedProperty) and part.name == "id" and isinstance(part.value, s.Constant):
+            return UUID(str(part.value.value))
     return None
 
 
 def creation_ms_from_id(id_: UUID | None) -> Milliseconds | None:
-    """When a table was made (ms), which a timeuuid as its ID tells."""
+    """Return when a table was created (ms), from the timeuuid that is its ID; None for other IDs."""
     return ms_from_us(us_from_timeuuid(id_)) if id_ is not None and id_.version == 1 else None
 
 
 def get_default_ttl(properties: Iterable[s.TableProperty]) -> int | None:
-    """The TTL (s) of writes that give none; None where the properties do not say."""
-    given = [
+    """Return the TTL (s) of writes without one; None if the properties do not set it."""
+    terms = [
         part.value for part in properties if isinstance(part, s.NamedProperty) and part.name == "default_time_to_live"
     ]
-    if not given:
+    if not terms:
         return None
-    value = given[-1].value if isinstance(given[-1], s.Constant) and given[-1].kind == "integer" else -1
+    value = terms[-1].value if isinstance(terms[-1], s.Constant) and terms[-1].kind == "integer" else -1
     if not 0 <= value <= MAX_WRITE_TTL:
         raise InputError(f"default_time_to_live is a number of seconds from 0 to {MAX_WRITE_TTL}")
     return value
 
 
 def parse_option_map(term: s.Term) -> dict[str, str]:
-    """A map of options as text, whatever constants it is written with."""
+    """Return a map of options as text, for any kind of constants."""
     pairs = term.pairs if isinstance(term, s.MapLiteral) else () if term == s.SetLiteral(()) else None
     texts = None if pairs is None else [(_option_text(key), _option_text(value)) for key, value in pairs]
     if texts is None or any(None in pair for pair in texts):
@@ -448,7 +448,7 @@ _ROW_TTL_TYPES = (TIMESTAMP, BIGINT, INT)
 
 
 def set_row_ttl(schema: TableSchema, columns: Iterable[s.ColumnDefinition]) -> TableSchema:
-    """The table with the column of those that is defined with TTL, if there is one; raises InputError."""
+    """Return the table with the column that is defined with TTL, if there is one; raises InputError."""
     names = [column.name for column in columns if column.row_ttl]
     if len(names) > 1:
         raise InputError(f"{schema.full_name} has more than one TTL column, {', '.join(names)}; leave one of them")
@@ -456,11 +456,13 @@ def set_row_ttl(schema: TableSchema, columns: Iterable[s.ColumnDefinition]) -> T
 
 
 def alter_row_ttl(schema: TableSchema, name: str | None) -> TableSchema:
-    """The table after ALTER TABLE ... TTL with a column, or NULL: a table has one, and another only behind none.
+    """Return the table after ALTER TABLE ... TTL with a column or NULL.
+
+    A table has one TTL column, which must be removed before another one is set.
 
     Raises:
-        NotFound: there is no such column.
-        InputError: the table has a TTL column already, or none; or the column can be none.
+        NotFound: no such column exists.
+        InputError: the table already has a TTL column, or has none to remove; or the column cannot be one.
     """
     known = schema.row_ttl
     if name is None:
@@ -473,7 +475,7 @@ def alter_row_ttl(schema: TableSchema, name: str | None) -> TableSchema:
 
 
 def drop_lost_row_ttl(schema: TableSchema) -> TableSchema:
-    """The table without its TTL column, if that was dropped."""
+    """Return the table without its TTL column, if that was dropped."""
     return schema if schema.row_ttl is None or schema.has(schema.row_ttl) else replace(schema, row_ttl=None)
 
 

@@ -30,10 +30,10 @@ from cdc_platform.ring import tokens_from_keys
 
 @dataclass(frozen=True)
 class LivePartition:
-    """A partition's state, which is the merge of its mutations, seen at a time (µs; None: nothing expires).
+    """A partition's state (the merge of its mutations) at a time (µs; None: nothing expires).
 
-    A cell or marker expires its TTL after its own timestamp. Values of columns are those of the log: canonical
-    values, lists as pairs of timeuuid and value.
+    A cell or marker expires its TTL after its own timestamp. Values of columns are those of the log: canonical values,
+    with lists as pairs of timeuuid and value.
     """
 
     state: Mutation
@@ -44,12 +44,12 @@ class LivePartition:
         return RangeTombstoneIndex(self.state.schema, self.state.range_tombstones)
 
     def deleted_at(self, key: KeyValues) -> Microseconds | None:
-        """The timestamp (µs) up to which the row of a clustering key is deleted; None if it never was."""
+        """Return the timestamp (µs) up to which the row of a clustering key is deleted; None if it never was."""
         tombstones = (self.state.partition_tombstone, self.state.row_tombstones.get(key), self._ranges.covering(key))
         return latest_timestamp(tombstones)
 
     def has_row(self, key: KeyValues) -> bool:
-        """Whether the row of a clustering key exists: its marker or one of its cells is alive."""
+        """Return True if the row of a clustering key exists: its marker or one of its cells is live."""
         row = self.state.rows.get(key)
         if row is None:
             return False
@@ -57,18 +57,18 @@ class LivePartition:
         return self._is_alive(row.marker, deleted) or bool(self._values(row.cells, deleted))
 
     def row(self, key: KeyValues) -> dict[str, Value]:
-        """The values of the regular columns of a row that have one; empty if there is no such row."""
+        """Return the values of a row's regular columns that have one; empty if there is no such row."""
         row = self.state.rows.get(key)
         return {} if row is None else self._values(row.cells, self.deleted_at(key))
 
     def static(self) -> dict[str, Value]:
-        """The values of the static columns that have one."""
+        """Return the values of the static columns that have one."""
         return self._values(self.state.static, self.state.partition_tombstone)
 
     def elements(self, column: Column, key: KeyValues) -> dict[Value, Value]:
-        """The live elements of a non-frozen collection or user type of a row, in the order of their keys.
+        """Return the live elements of a non-frozen collection or user type of a row, in key order.
 
-        `key` is the clustering key, whatever it is for a static column.
+        `key` is the clustering key; it is ignored for a static column.
         """
         static = column.kind == "static"
         row = self.state.rows.get(key, RowChange())
@@ -79,9 +79,10 @@ class LivePartition:
         return {element: alive[element] for element in sorted(alive, key=get_element_key_type(column.type).sort_key)}
 
     def selected(self) -> list[dict[str, Value | None]]:
-        """The rows of `SELECT *` in clustering order: all columns by name, None where there is nothing.
+        """Return the rows of `SELECT *` in clustering order: all columns by name, None for missing values.
 
-        The static row is mixed into every row, and stands alone where there is none. Lists are their values in order.
+        The static row is merged into every row, and is returned by itself if there are none. Lists are their values in
+        order.
         """
         schema = self.state.schema
         lists = {
@@ -106,7 +107,7 @@ class LivePartition:
         ]
 
     def keys(self) -> Iterator[KeyValues]:
-        """The clustering keys of the rows that exist, in clustering order."""
+        """Yield the clustering keys of the rows that exist, in clustering order."""
         order = self.state.schema.clustering_order
         return (key for key in sorted(self.state.rows, key=order) if self.has_row(key))
 
@@ -117,13 +118,13 @@ class LivePartition:
         return not part.ttl or self.now_us is None or expires > self.now_us
 
     def _values(self, columns: ColumnChanges, deleted: Microseconds | None) -> dict[str, Value]:
-        found = {}
+        values = {}
         for column in self.state.schema.columns:
             change = columns.get(column.name)
             value = None if change is None else self._value(column, change, deleted)
             if value is not None:
-                found[column.name] = value
-        return found
+                values[column.name] = value
+        return values
 
     def _value(self, column: Column, change: ColumnChange, deleted: Microseconds | None) -> Value | None:
         if isinstance(change, Cell):
@@ -145,7 +146,7 @@ def _is_covered(timestamp: Microseconds, deleted: Microseconds | None) -> bool:
 
 
 def collection_value(kind: CqlType, elements: dict[Any, Value]) -> Value:
-    """The value of a collection or user type with these elements, in the form that the log has."""
+    """Return the value of a collection or user type with these elements, in the log's form."""
     if isinstance(kind, UserType):
         return tuple(elements.get(index) for index in range(len(kind.parts)))
     keys = sorted(elements, key=get_element_key_type(kind).sort_key)
@@ -156,22 +157,22 @@ MAX_PARTITIONS_IN_MEMORY = 2_000
 
 
 class SpillingPartitions:
-    """What is known of partitions, by their serialized keys; None of those to which nothing was written.
+    """The states of partitions, by serialized key; None for partitions without writes.
 
-    Of more than `MAX_PARTITIONS_IN_MEMORY` those that were set first go to the file.
+    Beyond `MAX_PARTITIONS_IN_MEMORY` the partitions that were stored first move to a file.
     """
 
     def __init__(self) -> None:
         self._near: dict[bytes, Mutation | None] = {}
         self._files: list[_SpillFile] = []
         self._shared = False
-        """Whether a copy reads the last file too, so that nothing more may be put there."""
+        """Whether a copy reads the last file too, so that nothing may be added to it."""
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._near or any(file.data(key) is not None for file in self._files)
 
     def get(self, schema: TableSchema, key: bytes) -> Mutation | None:
-        """A partition in the table's schema of now."""
+        """Return a partition with the table's current schema."""
         if key in self._near:
             return self._near[key]
         data = next((found for file in reversed(self._files) if (found := file.data(key)) is not None), None)
@@ -183,17 +184,17 @@ class SpillingPartitions:
         return found
 
     def put(self, key: bytes, state: Mutation | None) -> None:
-        """Keep what a partition has come to."""
+        """Store the state of a partition."""
         self._near[key] = state
         if len(self._near) > MAX_PARTITIONS_IN_MEMORY:
             self._store()
 
     def __iter__(self) -> Iterator[bytes]:
-        """The keys of all partitions."""
+        """Yield the keys of all partitions."""
         return iter({*self._near, *(key for file in self._files for key in file)})
 
     def copy(self) -> SpillingPartitions:
-        """The same partitions, whatever becomes of these later."""
+        """Return a copy that later changes do not affect."""
         copied = SpillingPartitions()
         copied._near, copied._files = dict(self._near), list(self._files)
         copied._shared = self._shared = True
@@ -208,7 +209,7 @@ class SpillingPartitions:
 
 
 def _mutation_fields(state: Mutation | None) -> tuple[Any, ...] | None:
-    """All but the schema, which is the table's."""
+    """Return all fields but the schema, which belongs to the table."""
     if state is None:
         return None
     return (
@@ -222,7 +223,7 @@ def _mutation_fields(state: Mutation | None) -> tuple[Any, ...] | None:
 
 
 class _SpillFile:
-    """Bytes by keys, in a file that is gone when this is."""
+    """Bytes by key, in a temporary file that is deleted with this object."""
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
@@ -230,35 +231,35 @@ class _SpillFile:
         self._connection.execute("CREATE TABLE partitions (key BLOB PRIMARY KEY, data BLOB) WITHOUT ROWID")
 
     def put(self, pairs: Iterator[tuple[bytes, bytes]]) -> None:
-        """Keep them in place of what their keys had."""
+        """Store values, replacing those of the same keys."""
         self._connection.execute("BEGIN")
         self._connection.executemany("INSERT OR REPLACE INTO partitions VALUES (?, ?)", pairs)
         self._connection.execute("COMMIT")
 
     def data(self, key: bytes) -> bytes | None:
-        """What a key has."""
-        found = self._connection.execute("SELECT data FROM partitions WHERE key = ?", (key,)).fetchone()
-        return None if found is None else found[0]
+        """Return the value of a key."""
+        row = self._connection.execute("SELECT data FROM partitions WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
 
     def __iter__(self) -> Iterator[bytes]:
-        """All keys."""
+        """Yield all keys."""
         return (key for (key,) in self._connection.execute("SELECT key FROM partitions"))
 
 
 class PartitionSource(Protocol):
-    """What a table has come to before, of which no more is looked up than is asked for."""
+    """The earlier state of a table, read on demand."""
 
     def partition(self, schema: TableSchema, key: bytes) -> Mutation | None:
-        """The partition of a serialized key; None if nothing was written to it."""
+        """Return the partition of a serialized key; None if nothing was written to it."""
         ...
 
     def partitions(self, schema: TableSchema) -> Mapping[bytes, Mutation]:
-        """All partitions."""
+        """Return all partitions."""
         ...
 
 
 class BaseTable:
-    """The state of one table, partition by partition."""
+    """The state of one table, by partition."""
 
     def __init__(
         self,
@@ -266,7 +267,7 @@ class BaseTable:
         partitions: Mapping[bytes, Mutation] | None = None,
         behind: PartitionSource | None = None,
     ) -> None:
-        """`partitions` are by serialized partition key; those that are not among them are as they are `behind`."""
+        """Create a table from `partitions`, by serialized partition key; all others are read from `behind`."""
         self.schema = schema
         self._partitions = SpillingPartitions()
         for key, state in (partitions or {}).items():
@@ -274,7 +275,7 @@ class BaseTable:
         self._behind = behind
 
     def copy(self) -> BaseTable:
-        """The table as it is now, whatever is written to this one later."""
+        """Return a copy that later writes to this table do not affect."""
         copied = BaseTable(self.schema, None, self._behind)
         copied._partitions = self._partitions.copy()
         return copied
@@ -285,7 +286,7 @@ class BaseTable:
         return self._partitions.get(self.schema, key)
 
     def _all(self) -> Iterator[tuple[bytes, Mutation]]:
-        """Every partition that something was written to, in the order of the ring."""
+        """Yield every partition with writes, in the order of the ring."""
         if self._behind is not None:
             for key, state in self._behind.partitions(self.schema).items():
                 if key not in self._partitions:
@@ -298,56 +299,56 @@ class BaseTable:
                 yield key, state
 
     def partition(self, key: KeyValues) -> LivePartition:
-        """A partition as it is, empty if nothing was written to it."""
+        """Return the current partition, empty if nothing was written to it."""
         state = self._state(self.schema.partition_bytes(key))
         if state is None:
             return LivePartition(Mutation(self.schema, key))
         return LivePartition(state if state.schema is self.schema else replace(state, schema=self.schema))
 
     def apply(self, mutation: Mutation) -> None:
-        """Let a write take effect."""
+        """Apply a write."""
         key = self.schema.partition_bytes(mutation.partition_key)
         state = self._state(key)
         self._partitions.put(key, mutation if state is None else merge_mutations([state, mutation]))
 
     def alter(self, schema: TableSchema) -> None:
-        """Take another schema; the cells of columns that it has not, or has with another kind of cells, are gone."""
-        kept = {
+        """Change the schema, removing the cells of columns that it lacks or that have another kind of cells."""
+        shared_columns = {
             column.name
             for column in schema.columns
             if self.schema.has(column.name) and self.schema.column(column.name).type.multicell == column.type.multicell
         }
         altered = SpillingPartitions()
         for key, state in self._all():
-            altered.put(key, _keep_columns(replace(state, schema=schema), kept))
+            altered.put(key, _keep_columns(replace(state, schema=schema), shared_columns))
         self.schema, self._partitions = schema, altered
 
     def without_expired(self, now_us: Microseconds) -> BaseTable:
-        """The table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
+        """Return the table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
         return BaseTable(self.schema, {key: drop_expired(state, now_us) for key, state in self._all()})
 
     def truncate(self) -> None:
-        """Forget all rows."""
+        """Delete all rows."""
         self._partitions, self._behind = SpillingPartitions(), None
 
     def rows(self) -> list[dict[str, object]]:
-        """The rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
+        """Return the rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
         types = [(column.name, column.type) for column in self.schema.selected]
         return [{name: kind.json(row[name]) for name, kind in types} for row in self.selected()]
 
     def selected(self) -> Iterator[dict[str, Value | None]]:
-        """The same rows with values in canonical form."""
+        """Yield the same rows with values in canonical form."""
         for _, state in self._all():
             yield from LivePartition(replace(state, schema=self.schema)).selected()
 
 
 def log_row_to_json(columns: Iterable[LogColumn], row: Mapping[str, Value | None]) -> dict[str, object]:
-    """A log row as JSON has it, columns in the log's order."""
+    """Return a log row as JSON has it, with columns in the log's order."""
     return {column.name: column.type.json(row[column.name]) for column in columns}
 
 
 def drop_expired(state: Mutation, now_us: Microseconds) -> Mutation:
-    """A partition without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
+    """Return a partition without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
     rows = {
         key: RowChange(
             None if row.marker is None or _is_expired(row.marker, now_us) else row.marker,

@@ -44,10 +44,10 @@ _ISO_DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.ASCII | re.IGNORECASE
 )
 _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
-"""A date or a timestamp may be a number in quotes, which is then what it is without them (types/types.cc)."""
+"""A date or a timestamp may be a number in quotes, which means the same as without them (types/types.cc)."""
 _EPOCH_DATE = 2**31
 _MAX_DURATION_CHARACTERS = 256
-"""Characters of a duration: every unit, each with a count far beyond its type's range."""
+"""The longest text of a duration: every unit, each with a count far beyond its type's range."""
 _ISO_UNITS = ("y", "mo", "w", "d", "h", "m", "s")
 
 
@@ -59,19 +59,19 @@ class Duration(NamedTuple):
     nanoseconds: int
 
     def __str__(self) -> str:
-        """As CQL writes it: `1y2mo3d4h5m6s7ms8us9ns`, a minus in front of a negative one, `0s` for none."""
+        """Format as CQL does: `1y2mo3d4h5m6s7ms8us9ns`, a minus before a negative one, `0s` for none."""
         years, months = divmod(abs(self.months), 12)
-        left = abs(self.nanoseconds)
+        remaining = abs(self.nanoseconds)
         counts = [(years, "y"), (months, "mo"), (abs(self.days), "d")]
         for unit, size in (*_UNITS, ("ns", 1)):
-            count, left = divmod(left, size)
+            count, remaining = divmod(remaining, size)
             counts.append((count, unit))
         text = "".join(f"{count}{unit}" for count, unit in counts if count)
         return f"{'-' if min(self) < 0 else ''}{text or '0s'}"
 
 
 def parse_duration(text: str) -> Duration:
-    """Read `1d12h30m` or `P1DT12H30M`, either with a minus in front.
+    """Parse `1d12h30m` or `P1DT12H30M`, either with an optional minus before it.
 
     Raises:
         InputError: `text` is no duration.
@@ -85,7 +85,7 @@ def parse_duration(text: str) -> Duration:
     parts = _duration_parts(body)
     if not parts:
         raise InputError(f"{text!r} is no duration; write it as 1d12h30m or P1DT12H30M")
-    sums = [sum(sign * count * _DURATION_SIZES[unit][place] for count, unit in parts) for place in range(3)]
+    sums = [sum(sign * count * _DURATION_SIZES[unit][index] for count, unit in parts) for index in range(3)]
     return Duration(*sums)
 
 
@@ -100,17 +100,17 @@ def _duration_parts(body: str) -> list[tuple[int, str]]:
 
 
 def days_from_date(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 of a day of the proleptic Gregorian calendar.
+    """Return the days since 1970-01-01 of a day of the proleptic Gregorian calendar.
 
     Raises:
-        InputError: there is no such day.
+        InputError: no such day exists.
     """
     leap = 2000 if (year % 4 == 0 and year % 100 != 0) or year % 400 == 0 else 2001
     try:
         datetime(leap, month, day)
     except ValueError:
         raise InputError(f"there is no day {month:02}-{day:02} in the year {year}") from None
-    # Years that begin in March put the leap day at their end.
+    # Years that begin in March have the leap day at their end.
     shifted = year - (month <= 2)
     era, of_era = divmod(shifted, 400)
     of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
@@ -118,7 +118,7 @@ def days_from_date(year: int, month: int, day: int) -> int:
 
 
 def date_from_days(days: int) -> tuple[int, int, int]:
-    """The year, month and day of a day since 1970-01-01; the inverse of `days_from_date`."""
+    """Return the year, month and day of a day since 1970-01-01; the inverse of `days_from_date`."""
     era, of_era = divmod(days + 719_468, 146_097)
     year = (of_era - of_era // 1_460 + of_era // 36_524 - of_era // 146_096) // 365
     of_year = of_era - (365 * year + year // 4 - year // 100)
@@ -128,14 +128,14 @@ def date_from_days(days: int) -> tuple[int, int, int]:
 
 
 def format_date(days: int) -> str:
-    """A date as ISO 8601; years of more than four digits, and those before the year 0, with a sign."""
+    """Format a date as ISO 8601; years of more than four digits, and those before the year 0, with a sign."""
     year, month, day = date_from_days(days)
-    shown = f"{year:04}" if 0 <= year <= 9999 else f"{year:+05}"
-    return f"{shown}-{month:02}-{day:02}"
+    year_text = f"{year:04}" if 0 <= year <= 9999 else f"{year:+05}"
+    return f"{year_text}-{month:02}-{day:02}"
 
 
 def format_time(nanoseconds: int) -> str:
-    """A time of day as ISO 8601, with no, six or nine decimals as it needs."""
+    """Format a time of day as ISO 8601, with no, six or nine decimals as needed."""
     seconds, fraction = divmod(nanoseconds, SECOND_NS)
     text = f"{seconds // HOUR_SECONDS:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     if fraction == 0:
@@ -144,14 +144,14 @@ def format_time(nanoseconds: int) -> str:
 
 
 def format_timestamp(ms: Milliseconds) -> str:
-    """A timestamp as ISO 8601 in UTC with three decimals."""
-    days, left = divmod(ms, DAY_MS)
-    seconds, decimals = divmod(left, SECOND_MS)
+    """Format a timestamp as ISO 8601 in UTC with three decimals."""
+    days, remaining = divmod(ms, DAY_MS)
+    seconds, decimals = divmod(remaining, SECOND_MS)
     return f"{format_date(days)}T{format_time(seconds * SECOND_NS)}.{decimals:03}Z"
 
 
 def parse_date(text: str) -> int:
-    """Read `2026-01-31` as days since 1970-01-01, or a number of days as CQL counts them; raises InputError."""
+    """Parse `2026-01-31` as days since 1970-01-01, or a number of days as CQL counts them; raises InputError."""
     if _INTEGER.fullmatch(text):
         return int(text) - _EPOCH_DATE
     match = _DATE.fullmatch(text)
@@ -161,16 +161,16 @@ def parse_date(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Read `08:12:54.123456789` as nanoseconds of the day; raises InputError."""
+    """Parse `08:12:54.123456789` as nanoseconds of the day; raises InputError."""
     match = _TIME.fullmatch(text)
-    hours, minutes, seconds = (int(match[place] or 0) for place in (1, 2, 3)) if match else (24, 0, 0)
+    hours, minutes, seconds = (int(match[group] or 0) for group in (1, 2, 3)) if match else (24, 0, 0)
     if match is None or hours > 23 or minutes > 59 or seconds > 59:
         raise InputError(f"{text!r} is no time of day; write it as 08:12:54.123456789")
     return ((hours * 60 + minutes) * 60 + seconds) * SECOND_NS + int((match[4] or "0").ljust(9, "0"))
 
 
 def parse_timestamp(text: str) -> Milliseconds:
-    """Read `2026-01-31T12:00:00.000Z`, and what CQL allows beside it, as ms since 1970; without a zone it is UTC.
+    """Parse `2026-01-31T12:00:00.000Z`, and CQL's other forms, as ms since 1970; without a zone it is UTC.
 
     A number is that many ms (types/types.cc, timestamp_from_string).
 

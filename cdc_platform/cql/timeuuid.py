@@ -1,9 +1,9 @@
 """Timeuuids of CDC logs (`cdc$time`) and of the cells of lists.
 
-Low bits are derived from the write, so logging a write twice gives the same bytes. ScyllaDB counts the values of
-one statement or batch together: the i-th appended one has the write's time and min(i, 9) steps of 100 ns, and from
-the tenth on the node part counts in digits of 0 to 127, because timeuuids compare it as signed bytes. A prepended
-value has the write's time mirrored at 2010 and counts down from the limit (cql3/lists.cc, prepender).
+Low bits are derived from the write, so logging a write twice gives the same bytes. ScyllaDB counts the values of one
+statement or batch together. The i-th appended one has the write's time and min(i, 9) steps of 100 ns, and from the
+tenth on the node part counts in digits of 0 to 127, because timeuuids compare it as signed bytes. A prepended value has
+the write's time mirrored at 2010 and counts down from the limit (cql3/lists.cc, prepender).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def timeuuid_high_half(ticks: int) -> int: ...
 @overload
 def timeuuid_high_half(ticks: np.ndarray) -> np.ndarray: ...
 def timeuuid_high_half(ticks: Any) -> Any:
-    """The high half of the timeuuid of a time in 100 ns since 1582: of one (int) or of many (uint64[n])."""
+    """Return the high half of the timeuuid of a time in 100 ns since 1582: one (int) or many (uint64[n])."""
     return (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | TIMEUUID_VERSION << 12 | ticks >> 48
 
 
@@ -45,7 +45,7 @@ def timeuuid_low_half(bits: int) -> int: ...
 @overload
 def timeuuid_low_half(bits: np.ndarray) -> np.ndarray: ...
 def timeuuid_low_half(bits: Any) -> Any:
-    """A low half made of any 64 bits, one or many: the variant takes two of them."""
+    """Return a low half from any 64 bits, one or many; the variant replaces two of them."""
     return bits & _VARIANT_MASK | _VARIANT
 
 
@@ -54,15 +54,15 @@ def ticks_from_high_half(high: int) -> int: ...
 @overload
 def ticks_from_high_half(high: np.ndarray) -> np.ndarray: ...
 def ticks_from_high_half(high: Any) -> Any:
-    """The time in 100 ns since 1582 in a high half; the inverse of `timeuuid_high_half`."""
+    """Return the time in 100 ns since 1582 in a high half; the inverse of `timeuuid_high_half`."""
     return (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
 
 
 def make_timeuuid(us: Microseconds, low: int, steps: int = 0) -> UUID:
-    """The timeuuid of a time (µs since 1970, and `steps` of 100 ns) whose low half is `low`, as it stands.
+    """Return the timeuuid of a time (µs since 1970, plus `steps` of 100 ns) with the low half `low`, unchanged.
 
     Raises:
-        InputError: the time is outside of what a timeuuid can hold, 1582-10-15 to 5236-03-31.
+        InputError: the time is outside of the range of timeuuids, 1582-10-15 to 5236-03-31.
     """
     if not MIN_TIMEUUID_US <= us <= MAX_TIMEUUID_US:
         raise InputError(f"{us} µs cannot be the time of a timeuuid, which reaches from 1582-10-15 to 5236-03-31")
@@ -71,7 +71,7 @@ def make_timeuuid(us: Microseconds, low: int, steps: int = 0) -> UUID:
 
 
 def make_log_timeuuid(us: Microseconds, *identity: bytes) -> UUID:
-    """`cdc$time` of a log mutation: the time is the write's (µs since 1970), the low half a hash of `identity`.
+    """Return `cdc$time` of a log mutation, from the write's time (µs since 1970) and a hash of `identity`.
 
     A write that is logged again has the same identity and so the same bytes; two writes of one time differ.
     """
@@ -80,19 +80,19 @@ def make_log_timeuuid(us: Microseconds, *identity: bytes) -> UUID:
 
 
 def min_timeuuid(us: Microseconds) -> UUID:
-    """The least timeuuid of a time (µs since 1970), as `minTimeuuid` of CQL."""
+    """Return the least timeuuid of a time (µs since 1970), as CQL's `minTimeuuid`."""
     return make_timeuuid(us, _MIN_LOW_HALF)
 
 
 def max_timeuuid(us: Microseconds) -> UUID:
-    """The greatest timeuuid of a time (µs since 1970): a microsecond has ten steps of 100 ns."""
+    """Return the greatest timeuuid of a time (µs since 1970), whose microsecond has ten steps of 100 ns."""
     return make_timeuuid(us, _MAX_LOW_HALF, steps=9)
 
 
 MAX_LIST_VALUES = 1 << 17
-"""The values that all lists of one statement or batch may get (utils/UUID_gen.hh, SUBMICRO_LIMIT)."""
+"""The most values that one statement or batch may add to lists (utils/UUID_gen.hh, SUBMICRO_LIMIT)."""
 _MIRROR_US = Microseconds(1_262_304_000_000_000)
-"""2010-01-01, in µs since 1970: as far as a write is behind it, as far before it are the keys of what it prepends."""
+"""2010-01-01, in µs since 1970. Keys of prepended values are as far before it as the write is after it."""
 _CLOCK_SEQUENCE = 0xAF55 << 48
 _MAX_STEPS = 9
 _DIGITS = 6
@@ -101,27 +101,27 @@ _KEYS_PER_STEP = MAX_LIST_VALUES // 8
 
 
 class ListCellKeys:
-    """The keys that one statement or batch gives, in whatever number of appends and prepends, at whatever times."""
+    """Generates the list keys of one statement or batch, for any number of appends and prepends at any times."""
 
     def __init__(self) -> None:
         self._given = 0
 
     def appended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
-        """Keys for `count` elements behind all others, in order; `timestamp` is the write's (µs).
+        """Yield keys for `count` elements after all others, in order; `timestamp` is the write's (µs).
 
         Raises:
-            InputError: those are more values than a statement or batch may have.
+            InputError: the statement or batch exceeds the maximum number of values.
         """
         self._reserve(count, MAX_LIST_VALUES)
-        for place in range(self._given - count, self._given):
-            steps = min(place, _MAX_STEPS)
-            yield make_timeuuid(timestamp, _list_low_half(1 + place - steps), steps)
+        for index in range(self._given - count, self._given):
+            steps = min(index, _MAX_STEPS)
+            yield make_timeuuid(timestamp, _list_low_half(1 + index - steps), steps)
 
     def prepended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
-        """Keys for `count` elements in front of all others, in order; of several prepends the last one comes first.
+        """Yield keys for `count` elements before all others, in order; of several prepends the last one comes first.
 
         Raises:
-            InputError: those are more values than a statement or batch may have, or the timestamp has no mirror.
+            InputError: the statement or batch exceeds the maximum number of values, or the timestamp has no mirror.
         """
         if timestamp <= _MIRROR_US:
             raise InputError(
@@ -129,8 +129,8 @@ class ListCellKeys:
                 f" {timestamp}, which is not above {_MIRROR_US}"
             )
         self._reserve(count, MAX_LIST_VALUES - 1)
-        for place in range(MAX_LIST_VALUES - self._given, MAX_LIST_VALUES - self._given + count):
-            steps, number = divmod(place, _KEYS_PER_STEP)
+        for index in range(MAX_LIST_VALUES - self._given, MAX_LIST_VALUES - self._given + count):
+            steps, number = divmod(index, _KEYS_PER_STEP)
             yield make_timeuuid(_MIRROR_US * 2 - timestamp, _list_low_half(1 + number), steps)
 
     def _reserve(self, count: int, most: int) -> None:
@@ -144,6 +144,6 @@ class ListCellKeys:
 
 def _list_low_half(number: int) -> int:
     low = _CLOCK_SEQUENCE
-    for place in range(_DIGITS):
-        low |= (number >> 7 * place & 0x7F) << 8 * place
+    for digit in range(_DIGITS):
+        low |= (number >> 7 * digit & 0x7F) << 8 * digit
     return low

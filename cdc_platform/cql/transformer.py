@@ -1,4 +1,4 @@
-"""Transformation of the grammar's parse trees into the records of `ast`, with their literals evaluated."""
+"""Transform the grammar's parse trees into the records of `ast`, with evaluated literals."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cdc_platform.cql.types import check_digit_count, parse_integer
 from cdc_platform.errors import InputError
 
 _MAX_NAMED_COLUMNS = 12
-"""Columns that an error names."""
+"""The most columns that an error names."""
 
 
 @v_args(inline=True)
 class StatementTransformer(Transformer[Token, Any]):
-    """Each rule of the grammar as its record in `statements`."""
+    """Transforms each rule of the grammar into its record in `ast`."""
 
     def statement(self, body: s.StatementBody) -> s.StatementBody:
         return body
@@ -345,7 +345,7 @@ class StatementTransformer(Transformer[Token, Any]):
         return self._read(token)
 
     def _read(self, token: Token) -> s.Constant:
-        """What stands in a statement for a constant."""
+        """Return what represents a constant in a statement."""
         kind, value = LITERAL_READERS[token.type](token)
         return s.Constant(kind, value, str(token))
 
@@ -423,7 +423,7 @@ LITERAL_READERS: Mapping[str, Callable[[str], tuple[s.ConstantKind, Any]]] = {
     "DURATION": lambda token: ("duration", parse_duration(str(token))),
     "NOT_FINITE": lambda token: ("float", float(token)),
 }
-"""What the terminals of constants are, by their texts."""
+"""Readers of constants from their text, by terminal of the grammar."""
 
 
 _LITERAL = re.compile(
@@ -442,28 +442,28 @@ _LONGEST_SHAPE = 8_192
 _UUID_CHARACTERS = 36
 
 ShapeFiller = Callable[[Mapping[int, s.Constant] | Sequence[s.Constant]], Any]
-"""Makes a part of a statement's body of its literals, by their numbers in the text."""
+"""Fills a part of a statement's body with literals, by their numbers in the text."""
 
 
 class LiteralSlot(s.Constant):
-    """A place of a body where a literal stands; its `value` is the literal's number in the text."""
+    """A slot for a literal in a body; its `value` is the literal's number in the text."""
 
 
 @dataclass(frozen=True)
 class ShapeLiterals:
-    """A text without its literals, and those: the kind (a terminal of the grammar) and the text of each, in order."""
+    """A text without its literals, and the literals in order: the kind (a terminal of the grammar) and text of each."""
 
     shape: tuple[str, ...]
     found: list[tuple[str, str]]
 
     @property
     def places(self) -> dict[tuple[int, int], tuple[int, str]]:
-        """By where a literal begins and ends in the text: its number and its kind."""
+        """Return each literal's number and kind, by its start and end in the text."""
         places: dict[tuple[int, int], tuple[int, str]] = {}
         at, number = 0, 0
-        for place, part in enumerate(self.shape):
+        for index, part in enumerate(self.shape):
             end = at + len(part)
-            if _is_mark(place, part):
+            if _is_mark(index, part):
                 kind, text = self.found[number]
                 end = at + len(text)
                 places[at, end] = number, kind
@@ -474,7 +474,7 @@ class ShapeLiterals:
 
 _KINDS = {"\0STRING": "STRING", "\0UUID": "UUID", "\0BLOB": "BLOB", "\0FLOAT": "FLOAT", "\0INTEGER": "INTEGER"}
 _KINDS |= {"\0FLOAT-": "FLOAT", "\0INTEGER-": "INTEGER"}
-"""What stands in a shape in place of a literal; whether a number is negative is part of its shape."""
+"""Marks that replace literals in a shape; the sign of a number is part of the shape."""
 
 
 def _is_mark(place: int, part: str) -> bool:
@@ -482,16 +482,16 @@ def _is_mark(place: int, part: str) -> bool:
 
 
 def extract_literals(text: str) -> ShapeLiterals:
-    """Take a text apart into its shape and its literals."""
+    """Split a text into its shape and its literals."""
     parts = _LITERAL.split(text)
-    found: list[tuple[str, str]] = []
-    for place in range(1, len(parts), 2):
-        literal = parts[place]
+    literals: list[tuple[str, str]] = []
+    for index in range(1, len(parts), 2):
+        literal = parts[index]
         if literal[0] != '"':
             mark = _mark(literal)
-            parts[place] = mark
-            found.append((_KINDS[mark], literal))
-    return ShapeLiterals(tuple(parts), found)
+            parts[index] = mark
+            literals.append((_KINDS[mark], literal))
+    return ShapeLiterals(tuple(parts), literals)
 
 
 def _mark(literal: str) -> str:
@@ -506,9 +506,9 @@ def _mark(literal: str) -> str:
 
 
 class SlotTransformer(StatementTransformer):
-    """The records of a statement with slots in place of its literals, which are at the given places of the text.
+    """Transforms a statement into records with slots for its literals, which are at the given positions of the text.
 
-    `constants` are those that it has put slots for, by their numbers.
+    `constants` are the literals replaced by slots, by number.
     """
 
     def __init__(self, places: dict[tuple[int, int], tuple[int, str]]) -> None:
@@ -517,7 +517,7 @@ class SlotTransformer(StatementTransformer):
         self.constants: dict[int, s.Constant] = {}
 
     def _read(self, token: Token) -> s.Constant:
-        """The slot of a literal; the constant itself where no literal is known of."""
+        """Return the slot of a literal; the constant itself at any other position."""
         constant = super()._read(token)
         number, kind = self._places.get((token.start_pos or 0, token.end_pos or 0), (-1, ""))
         if kind != token.type:
@@ -531,33 +531,33 @@ class _KnownShape:
     fill: ShapeFiller
     kind: str
     behind: int
-    """Characters of the text that are behind the statement."""
+    """Characters of the text after the statement."""
 
 
 class StatementShapes:
-    """The shapes that were met, the last thousands of them at most."""
+    """The shapes seen so far, at most some thousands."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], _KnownShape] = {}
 
     def statement(self, literals: ShapeLiterals, text: str, line: int) -> s.Statement | None:
-        """The statement of a text, if its shape is known and its literals can be read."""
+        """Return the statement of a text, if its shape is known and its literals are valid."""
         known = self._known.get(literals.shape)
         if known is None:
             return None
         constants = read_constants(literals)
         if constants is None:
             return None
-        told = text[: len(text) - known.behind].strip()
-        return s.Statement(told, line, known.fill(constants), known.kind)
+        statement_text = text[: len(text) - known.behind].strip()
+        return s.Statement(statement_text, line, known.fill(constants), known.kind)
 
     def learn(
         self, literals: ShapeLiterals, body: s.StatementBody, kind: str, text: str, span: tuple[int, int]
     ) -> None:
-        """Keep the shape of a body with slots that stands at `span` of its text, if all its literals have a slot."""
+        """Store the shape of a body with slots, which is at `span` of its text, if all its literals have a slot."""
         if not isinstance(body, s.WriteStatement | s.Batch) or sum(map(len, literals.shape)) > _LONGEST_SHAPE:
             return
-        plain = (part for place, part in enumerate(literals.shape) if place % 2 == 0)
+        plain = (part for index, part in enumerate(literals.shape) if index % 2 == 0)
         slots = sorted(slot.value for slot in _parts(body, LiteralSlot))
         if (
             slots != list(range(len(literals.found)))
@@ -574,7 +574,7 @@ class StatementShapes:
 
 
 def read_constants(literals: ShapeLiterals) -> list[s.Constant] | None:
-    """The literals as the parser has them; None where one of them is none after all, which the parser tells of."""
+    """Return the literals as the parser has them; None if one is invalid, which the parser then reports."""
     try:
         return [s.Constant(*LITERAL_READERS[kind](text), text) for kind, text in literals.found]
     except ValueError:
@@ -582,7 +582,7 @@ def read_constants(literals: ShapeLiterals) -> list[s.Constant] | None:
 
 
 def _parts(node: Any, kind: type[Any]) -> Iterator[Any]:
-    """The parts of a body that are of a kind."""
+    """Yield the parts of a body that are of a kind."""
     if isinstance(node, kind):
         yield node
     elif isinstance(node, tuple):
@@ -594,12 +594,12 @@ def _parts(node: Any, kind: type[Any]) -> Iterator[Any]:
 
 
 def make_filler(body: s.StatementBody) -> ShapeFiller:
-    """What makes a body of the literals that belong into its slots."""
+    """Return a function that fills a body's slots with literals."""
     return _make_part_filler(body) or (lambda _: body)
 
 
 def _make_part_filler(node: Any) -> ShapeFiller | None:
-    """As `make_filler`, of a part of a body; None where it has no slot."""
+    """Return a filler for a part of a body; None if it has no slot."""
     if isinstance(node, LiteralSlot):
         number = node.value
         return lambda constants: constants[number]
@@ -610,11 +610,11 @@ def _make_part_filler(node: Any) -> ShapeFiller | None:
     fillers = list(map(_make_part_filler, parts))
     if not any(fillers):
         return None
-    made: Any = type(node)
-    fills = [each or _constant_filler(part) for each, part in zip(fillers, parts, strict=True)]
+    node_type: Any = type(node)
+    fills = [filler or _constant_filler(part) for filler, part in zip(fillers, parts, strict=True)]
     if is_plain:
         return lambda constants: tuple([fill(constants) for fill in fills])
-    return lambda constants: made(*[fill(constants) for fill in fills])
+    return lambda constants: node_type(*[fill(constants) for fill in fills])
 
 
 def _constant_filler(part: Any) -> ShapeFiller:

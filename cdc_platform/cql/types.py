@@ -38,18 +38,18 @@ from cdc_platform.cql.temporal import Duration, format_date, format_time, format
 from cdc_platform.errors import InputError
 
 Value = Any
-"""A value in canonical form, as the module's table has it."""
+"""A value in canonical form, see the module's table."""
 
 _MAX_SHOWN_CHARACTERS = 120
-"""The characters of a value that an error shows."""
+"""The most characters of a value in an error."""
 _MAX_NATIVE_BITS = 14_000
-"""Integers of more bits may have more than the 4,300 digits that Python writes and reads by itself."""
+"""Longer integers may have more than the 4,300 digits that Python converts by itself."""
 NAN = math.nan
-"""The one NaN of canonical values: it equals itself by identity wherever values are keys."""
+"""The only NaN of canonical values: it equals itself by identity wherever values are keys."""
 
 
 class _NegativeZero(float):
-    """-0.0 as a value of its own: CQL tells it from 0.0 in keys and sets, and Python's floats do not."""
+    """-0.0 as a distinct value: CQL distinguishes it from 0.0 in keys and sets, and Python's floats do not."""
 
     __slots__ = ()
 
@@ -67,11 +67,11 @@ class _NegativeZero(float):
 
 
 NEGATIVE_ZERO = _NegativeZero(-0.0)
-"""The one -0.0 of canonical values, which 0.0 does not equal."""
+"""The only -0.0 of canonical values, which is not equal to 0.0."""
 
 
 def shorten_value(value: object) -> str:
-    """A value as an error shows it, in a bounded number of characters."""
+    """Format a value for an error, in a bounded number of characters."""
     text = (
         format_integer(value)
         if isinstance(value, int) and value.bit_length() > _MAX_NATIVE_BITS
@@ -82,34 +82,34 @@ def shorten_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class CqlType:
-    """A CQL type. `multicell` says that its elements are cells of their own: a non-frozen collection or user type."""
+    """A CQL type. `multicell` types have elements that are separate cells: non-frozen collections and user types."""
 
     @property
     def cql(self) -> str:
-        """The type as CQL writes it."""
+        """Return the type as CQL writes it."""
         raise NotImplementedError
 
     @property
     def multicell(self) -> bool:
-        """Whether each element is a cell of its own."""
+        """Return True if each element is a separate cell."""
         return False
 
     @property
     def parts(self) -> tuple[CqlType, ...]:
-        """The types that it is made of."""
+        """Return the types that it contains."""
         return ()
 
     @property
     def comparable(self) -> bool:
-        """Whether values have an order, so that they can be keys and elements of sets."""
+        """Return True if values have an order, so that they can be keys and elements of sets."""
         return all(part.comparable for part in self.parts)
 
     def frozen(self) -> CqlType:
-        """The same type as one value; itself, where it has no elements."""
+        """Return the same type as one value; itself, if it has no elements."""
         return self
 
     def canonical(self, value: Value) -> Value:
-        """The canonical form of a Python value; sets, dicts and lists are taken as well.
+        """Return the canonical form of a Python value, which may be a set, dict or list.
 
         Raises:
             InputError: the value is not one of this type.
@@ -117,34 +117,34 @@ class CqlType:
         raise NotImplementedError
 
     def sort_key(self, value: Value) -> Any:
-        """What orders canonical values of this type: compare the keys, not the values."""
+        """Return the sort key of a canonical value: compare the keys, not the values."""
         raise NotImplementedError
 
     def to_bytes(self, value: Value) -> bytes:
-        """A canonical value as the CQL protocol writes it, which is also what tokens are hashed from."""
+        """Return a canonical value as the CQL protocol writes it, from which tokens are hashed, too."""
         raise NotImplementedError
 
     def json(self, value: Value) -> object:
-        """A canonical value as what JSON is made of; scalars that JSON lacks are left to the writer of the result."""
+        """Return a canonical value as JSON types; the writer of the result converts scalars that JSON lacks."""
         return value
 
     def replaced(self, new: UserType) -> CqlType:
-        """This type with user types of the name of `new` replaced by it."""
+        """Return this type with user types of the name of `new` replaced by it."""
         return self
 
     def user_types(self) -> Iterator[UserType]:
-        """The user types that this one is or is made of."""
+        """Yield the user types that this type is or contains."""
         for part in self.parts:
             yield from part.user_types()
 
     def refuse(self, value: object) -> InputError:
-        """The error for a value that is not of this type."""
+        """Return the error for a value that is not of this type."""
         return InputError(f"{shorten_value(value)} is no value of type {self.cql}")
 
 
 @dataclass(frozen=True)
 class ScalarType(CqlType):
-    """A type without components: `name` in CQL, and how its values are checked, ordered and written."""
+    """A type without components: `name` in CQL, and functions that check, order and write its values."""
 
     name: str
     check: Callable[[Value], Value]
@@ -179,7 +179,7 @@ class ScalarType(CqlType):
     def json(self, value: Value) -> object:
         return value if value is None or self.show is None else self.show(value)
 
-    # The functions are no part of what a type is, and no two scalars share a name.
+    # The functions do not identify a type, and no two scalars share a name.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ScalarType) and other.name == self.name
 
@@ -194,7 +194,7 @@ class ScalarType(CqlType):
 
 
 def us_from_timeuuid(value: UUID) -> Microseconds:
-    """The time of a version 1 UUID, in µs since 1970."""
+    """Return the time of a version 1 UUID, in µs since 1970."""
     return Microseconds((value.time - GREGORIAN_OFFSET) // 10)
 
 
@@ -203,7 +203,7 @@ GREGORIAN_OFFSET = 0x01B21DD213814000
 
 
 def timeuuid_sort_key(value: UUID) -> tuple[int, tuple[int, ...]]:
-    """What orders timeuuids: the time, then the low bytes as signed ones."""
+    """Return the sort key of timeuuids: the time, then the low bytes as signed ones."""
     return value.time, struct.unpack("8b", value.bytes[8:])
 
 
@@ -233,16 +233,16 @@ def _check_integer(low: int | None, high: int | None) -> Callable[[Value], int]:
 
 
 def format_integer(value: int) -> str:
-    """An integer in decimal, however long; Python's own way ends at 4,300 digits."""
+    """Format an integer of any length in decimal; Python's own conversion ends at 4,300 digits."""
     return f"{Decimal(value):f}"
 
 
 MAX_DIGITS = 100_000
-"""Digits of a number that somebody writes: to convert them takes quadratic time, a quarter of a second for so many."""
+"""The most digits of a written number: conversion takes quadratic time, a quarter of a second for this many."""
 
 
 def check_digit_count(number: str) -> None:
-    """Refuse a number as it is written, with more than `MAX_DIGITS` digits; raises InputError."""
+    """Refuse a written number with more than `MAX_DIGITS` digits; raises InputError."""
     if len(number) > MAX_DIGITS and sum(map(str.isdigit, number)) > MAX_DIGITS:
         raise InputError(
             f"{number[:20]}... has {len(number)} characters; write a number of at most {MAX_DIGITS} digits"
@@ -250,7 +250,7 @@ def check_digit_count(number: str) -> None:
 
 
 def parse_integer(text: str) -> int:
-    """The integer of decimal digits, however many; raises ValueError."""
+    """Return the integer of any number of decimal digits; raises ValueError."""
     if not text.removeprefix("-").isdecimal() or not text.isascii():
         raise ValueError(text[:40])
     return int(Decimal(text))
@@ -315,7 +315,7 @@ def _identity(value: Value) -> Value:
 
 
 def _float_sort_key(value: float) -> tuple[bool, float, bool]:
-    """NaN behind all numbers, -0.0 in front of 0.0."""
+    """Return a sort key with NaN after all numbers and -0.0 before 0.0."""
     return (True, 0.0, True) if math.isnan(value) else (False, value + 0.0, not _is_negative_zero(value))
 
 
@@ -334,7 +334,7 @@ def _encode_decimal(value: Decimal) -> bytes:
 
 
 def _encode_vint(value: int) -> bytes:
-    """A signed integer in the protocol's variable length: zigzag, the leading ones of the first byte count the rest."""
+    """Encode a signed integer in the protocol's variable length: zigzag, with the rest counted by leading ones."""
     zigzag = (value << 1 if value >= 0 else (~value << 1) | 1).to_bytes(8, "big").lstrip(b"\0") or b"\0"
     size = len(zigzag)
     if size < 9 and zigzag[0] >> (8 - size) and size == 8:
@@ -345,12 +345,12 @@ def _encode_vint(value: int) -> bytes:
 
 
 def _shortest_float32(value: float) -> float:
-    """The shortest decimal that is this 32-bit number, as CQL shows it."""
+    """Return the shortest decimal that is this 32-bit number, as CQL shows it."""
     return value if not math.isfinite(value) else float(str(np.float32(value)))
 
 
 def _json_integer(value: int) -> object:
-    """An integer as JSON has it; one that is too long for Python to write is text."""
+    """Return an integer as JSON has it, or as text if it is too long for Python to write."""
     return value if value.bit_length() <= _MAX_NATIVE_BITS else format_integer(value)
 
 
@@ -415,11 +415,11 @@ SCALAR_TYPES: Mapping[str, ScalarType] = {
         VARINT,
     )
 }
-"""The scalar types by name; `varchar` is another name of text."""
+"""The scalar types by name; `varchar` is an alias of text."""
 
 
 def get_scalar_type(name: str) -> ScalarType:
-    """The scalar type of a name; raises InputError."""
+    """Return the scalar type of a name; raises InputError."""
     kind = SCALAR_TYPES.get("text" if name == "varchar" else name)
     if kind is None:
         raise InputError(f"unknown type {name}; it is neither a scalar type of CQL nor one made with CREATE TYPE")
@@ -453,7 +453,7 @@ class _CollectionType(CqlType):
 
 @dataclass(frozen=True)
 class _ElementCollectionType(_CollectionType):
-    """What lists and sets have in common: elements of one type."""
+    """The common part of lists and sets: elements of one type."""
 
     _kind: ClassVar[str]
 
@@ -481,7 +481,7 @@ class _ElementCollectionType(_CollectionType):
 
 @dataclass(frozen=True)
 class ListType(_ElementCollectionType):
-    """`list<V>`; where it is not frozen, its cells are keyed by timeuuid."""
+    """`list<V>`; if it is not frozen, its cells are keyed by timeuuid."""
 
     _kind = "list"
 
@@ -498,7 +498,7 @@ MAX_DIMENSIONS = 16_000
 
 @dataclass(frozen=True)
 class VectorType(ListType):
-    """`vector<float, n>`: as many elements as it says, in one value, which is their bytes one behind the other."""
+    """`vector<float, n>`: n elements in one value, which is the concatenation of their bytes."""
 
     dimension: int = 1
 
@@ -507,10 +507,10 @@ class VectorType(ListType):
         return f"vector<{self.element.cql}, {self.dimension}>"
 
     def canonical(self, value: Value) -> Value:
-        found = super().canonical(value)
-        if len(found) != self.dimension:
-            raise InputError(f"{len(found)} elements, where {self.cql} has {self.dimension}")
-        return found
+        elements = super().canonical(value)
+        if len(elements) != self.dimension:
+            raise InputError(f"{len(elements)} elements, where {self.cql} has {self.dimension}")
+        return elements
 
     def to_bytes(self, value: Value) -> bytes:
         return b"".join(map(self.element.to_bytes, value))
@@ -581,7 +581,7 @@ class MapType(_CollectionType):
 
 @dataclass(frozen=True)
 class _ComponentType(CqlType):
-    """What tuples and user types have in common: a fixed number of components, each of which may be null.
+    """The common part of tuples and user types: a fixed number of components, each of which may be null.
 
     A value that was written before its type got another field has fewer of them.
     """
@@ -634,7 +634,7 @@ class TupleType(_ComponentType):
 
 @dataclass(frozen=True)
 class UserType(_ComponentType):
-    """A type made with CREATE TYPE; a field's index is its place in `fields`, and never changes."""
+    """A type created with CREATE TYPE; a field's index is its position in `fields`, and never changes."""
 
     keyspace: str
     name: str
@@ -656,14 +656,14 @@ class UserType(_ComponentType):
 
     @cached_property
     def field_names(self) -> tuple[str, ...]:
-        """The names of the fields, by index."""
+        """Return the names of the fields, by index."""
         return tuple(name for name, _ in self.fields)
 
     def frozen(self) -> UserType:
         return replace(self, fields=tuple((name, kind.frozen()) for name, kind in self.fields), is_frozen=True)
 
     def index_of(self, field: str) -> int:
-        """The index of a field; raises InputError."""
+        """Return the index of a field; raises InputError."""
         if field not in self.field_names:
             name = f"{self.keyspace}.{self.name}"
             raise InputError(
@@ -696,7 +696,7 @@ class UserType(_ComponentType):
 
 
 def list_alternatives(names: Iterable[str]) -> str:
-    """What there is instead of an unknown name, for the end of an error."""
+    """Return the alternatives to an unknown name, for the end of an error."""
     known = list(names)
     return f"there is {', '.join(known)}" if known else "there is none"
 

@@ -1,6 +1,6 @@
 """WHERE clauses of writes: the partitions, rows or ranges of rows that they select.
 
-It enforces the restrictions that CQL allows for writes, and reads nothing.
+This module enforces CQL's restrictions for writes, and reads nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_KEYS = 10_000
 
 @dataclass(frozen=True)
 class ClusteringRange:
-    """A range of rows in clustering order; None on a side where nothing bounds it."""
+    """A range of rows in clustering order; None for an open end."""
 
     start: RangeBound | None
     end: RangeBound | None
@@ -31,9 +31,9 @@ class ClusteringRange:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """The partitions that a WHERE names, and of each the rows, or the ranges; all of it where both are empty.
+    """The partitions that a WHERE names, and their rows or ranges of rows; all rows if both are empty.
 
-    `is_whole` says that the clustering columns are not restricted at all.
+    `is_whole` is True if the clustering columns are not restricted at all.
     """
 
     partitions: tuple[KeyValues, ...]
@@ -43,25 +43,25 @@ class RowSelection:
 
 
 def select_rows(schema: TableSchema, where: Sequence[s.Relation], moment: ExecutionContext) -> RowSelection:
-    """What a WHERE selects.
+    """Return what a WHERE selects.
 
     Raises:
         NotFound: a column does not exist.
-        InputError: the partition key is not given in full, or the clustering columns in a way that is no range.
+        InputError: the partition key is incomplete, or the clustering columns are restricted in a way that is no range.
     """
-    given = _Restrictions(schema, moment)
+    restrictions = _Restrictions(schema, moment)
     for relation in where:
-        given.add(relation)
-    missing = [column.name for column in schema.partition_key if column.name not in given.choices]
+        restrictions.add(relation)
+    missing = [column.name for column in schema.partition_key if column.name not in restrictions.choices]
     if missing:
         raise InputError(
             f"WHERE lacks {', '.join(missing)} of the partition key of {schema.full_name}; give each of its columns"
             " with = or IN"
         )
-    partitions = _combine_choices(given.choices[column.name] for column in schema.partition_key)
+    partitions = _combine_choices(restrictions.choices[column.name] for column in schema.partition_key)
     for key in partitions:
         _check_partition_key(schema, key)
-    return given.of_clustering(partitions)
+    return restrictions.of_clustering(partitions)
 
 
 def _check_partition_key(schema: TableSchema, key: KeyValues) -> None:
@@ -73,7 +73,7 @@ def _check_partition_key(schema: TableSchema, key: KeyValues) -> None:
 
 
 def key_value_from_term(column: Column, term: s.Term, moment: ExecutionContext) -> Value:
-    """The value of a key column, which cannot be null; raises InputError that names the column."""
+    """Return the value of a key column, which cannot be null; an InputError names the column."""
     value = column_value_from_term(column, term, moment)
     if value is None:
         raise InputError(f"column {column.name} is in the primary key and cannot be null")
@@ -81,7 +81,7 @@ def key_value_from_term(column: Column, term: s.Term, moment: ExecutionContext) 
 
 
 def column_value_from_term(column: Column, term: s.Term, moment: ExecutionContext) -> Value | None:
-    """The value of a column; raises InputError that names the column."""
+    """Return the value of a column; an InputError names the column."""
     try:
         return value_from_term(term, column.type, moment)
     except InputError as error:
@@ -91,36 +91,37 @@ def column_value_from_term(column: Column, term: s.Term, moment: ExecutionContex
 def _combine_choices(choices: Iterable[Sequence[Value]]) -> tuple[KeyValues, ...]:
     lists = list(choices)
     count = 1
-    for several in lists:
-        count *= len(several)
+    for values in lists:
+        count *= len(values)
     if count > MAX_KEYS:
         raise InputError(f"WHERE names {count} keys by its INs; a statement names at most {MAX_KEYS}")
     return tuple(product(*lists))
 
 
 _BoundsBySide = Mapping[str, tuple[tuple[Column, ...], KeyValues, bool]]
-"""Bounds of columns that are compared together, by side (`start` is the lower one): columns, values, inclusive."""
+"""Bounds of columns compared together, by side (`start` is the lower one): columns, values, inclusive."""
 
 
 def _range_between(prefix: KeyValues, sides: Mapping[str, RangeBound], *, descending: bool) -> ClusteringRange:
-    """The range between bounds of values, of which the lower one is the end where the columns descend."""
+    """Return the range between bounds of values; the lower bound is the end if the columns descend."""
     whole = RangeBound(prefix, True) if prefix else None
     low, high = sides.get("start", whole), sides.get("end", whole)
     return ClusteringRange(high, low) if descending else ClusteringRange(low, high)
 
 
 def _mixed_ranges(prefix: KeyValues, bounds: _BoundsBySide) -> list[ClusteringRange]:
-    """The ranges between bounds of columns of which some ascend and some descend.
+    """Return the ranges between bounds of columns that partly ascend and partly descend.
 
-    (a, b) > (1, 2) is a > 1, and b > 2 where a = 1: each is one range, whatever way its last column goes.
+    (a, b) > (1, 2) is a > 1, or a = 1 and b > 2. Each of these is one range, in whichever direction its last column
+    goes.
     """
     pieces: list[_RangePiece] = [_RangePiece((), ())]
     for side, (columns, values, inclusive) in bounds.items():
         of_side = [
             _RangePiece(
-                columns[: place + 1], values[:place], {side: (values[place], inclusive and place == len(values) - 1)}
+                columns[: index + 1], values[:index], {side: (values[index], inclusive and index == len(values) - 1)}
             )
-            for place in range(len(columns))
+            for index in range(len(columns))
         ]
         pieces = [both for one in pieces for other in of_side if (both := one.within(other)) is not None]
     return [piece.range(prefix) for piece in pieces]
@@ -128,26 +129,26 @@ def _mixed_ranges(prefix: KeyValues, bounds: _BoundsBySide) -> list[ClusteringRa
 
 @dataclass(frozen=True)
 class _RangePiece:
-    """Columns of which all but the last one have given values, and the last one lies between limits."""
+    """Columns that all have given values but the last one, which lies between limits."""
 
     columns: tuple[Column, ...]
     values: KeyValues
     limits: Mapping[str, tuple[Value, bool]] = field(default_factory=dict)
 
     def within(self, other: _RangePiece) -> _RangePiece | None:
-        """What both pieces have in common; None if it is nothing."""
+        """Return the intersection of both pieces; None if it is empty."""
         shorter, longer = sorted((self, other), key=lambda piece: len(piece.columns))
         if not shorter.columns:
             return longer
-        place = len(shorter.values)
-        if shorter.values != longer.values[:place]:
+        index = len(shorter.values)
+        if shorter.values != longer.values[:index]:
             return None
-        if len(longer.values) == place:
+        if len(longer.values) == index:
             return _RangePiece(self.columns, self.values, {**self.limits, **other.limits})
-        return longer if shorter.holds(longer.values[place]) else None
+        return longer if shorter.holds(longer.values[index]) else None
 
     def holds(self, value: Value) -> bool:
-        """Whether a value of the last column lies between the limits."""
+        """Return True if a value of the last column lies between the limits."""
         order = self.columns[-1].type.sort_key
         for side, (limit, inclusive) in self.limits.items():
             low, high = (limit, value) if side == "start" else (value, limit)
@@ -156,7 +157,7 @@ class _RangePiece:
         return True
 
     def range(self, prefix: KeyValues) -> ClusteringRange:
-        """The rows of the piece behind a prefix."""
+        """Return the rows of the piece after a prefix."""
         behind = (*prefix, *self.values)
         sides = {side: RangeBound((*behind, limit), inclusive) for side, (limit, inclusive) in self.limits.items()}
         return _range_between(behind, sides, descending=self.columns[-1].descending)
@@ -164,7 +165,7 @@ class _RangePiece:
 
 @dataclass
 class _Restrictions:
-    """The restrictions of a WHERE as they come: choices of columns, and bounds of the columns behind them."""
+    """The restrictions of a WHERE so far: choices of columns, and bounds of the columns after them."""
 
     schema: TableSchema
     moment: ExecutionContext
@@ -238,18 +239,18 @@ class _Restrictions:
 
     def _choose_together(self, columns: Sequence[Column], choices: Sequence[s.Term]) -> None:
         self._check_clustering(columns)
-        found = []
+        keys = []
         for choice in choices:
             if not isinstance(choice, s.TupleLiteral):
                 raise InputError(f"({', '.join(column.name for column in columns)}) IN takes tuples, as in ((1, 2))")
             self._check_count(columns, choice.items)
-            found.append(
+            keys.append(
                 tuple(
                     key_value_from_term(column, item, self.moment)
                     for column, item in zip(columns, choice.items, strict=True)
                 )
             )
-        self.together = tuple(column.name for column in columns), tuple(dict.fromkeys(found))
+        self.together = tuple(column.name for column in columns), tuple(dict.fromkeys(keys))
 
     def _bound(self, columns: Sequence[Column], relation: s.Relation) -> None:
         self._check_clustering(columns)
@@ -279,7 +280,7 @@ class _Restrictions:
             raise InputError(f"column {column.name} is given more than once; give it one = or one IN")
 
     def _ranges(self, prefix: KeyValues) -> list[ClusteringRange]:
-        """The rows behind a prefix that the bounds leave, in clustering order."""
+        """Return the rows after a prefix that the bounds leave, in clustering order."""
         directions = set()
         for columns, _, _ in self.bounds.values():
             self._check_place(columns, len(prefix))

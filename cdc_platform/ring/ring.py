@@ -64,7 +64,7 @@ class Ring:
 
     @property
     def has_tokens(self) -> bool:
-        """Return True if a node owns a token; without tokens there is no vnode to describe, even if there are members."""
+        """Return True if a node owns a token. A ring of members without tokens has no vnode to describe."""
         return len(self.tokens) > 0
 
     @property

@@ -126,8 +126,7 @@ class RangeLookup:
         self._padded = np.append(range_ends, np.int64(LAST_TOKEN))
 
     def row_of(self, tokens: ArrayLike) -> Int64s:
-        """Return the range (int64, shape of `tokens`) that contains each token: the first end at or after it, else
-        range 0.
+        """Return the range (int64, shape of `tokens`) with each token: the first end at or after it, else range 0.
 
         Raises:
             InputError: there are no ranges.
@@ -142,9 +141,7 @@ class RangeLookup:
         return np.where(rows == len(self._ends), 0, rows)
 
     def _stepped(self, tokens: Int64s) -> Int64s:
-        """Return the first end at or after each token (int64[n]): one step for all, and more for the few that need
-        them.
-        """
+        """Return the first end at or after each token (int64[n]): a step for all, and more for the few that need them."""
         cells = unbias(tokens) >> self._shift
         rows = self._first.take(cells.view(np.int64))
         rows += self._padded.take(rows) < tokens
