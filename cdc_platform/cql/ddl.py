@@ -192,8 +192,8 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
             raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
         return catalog.table(body.name)
     ttl = get_default_ttl(body.properties) or 0
-    given = parse_cdc_options(body.properties) is not None and not omits_enabled(body.properties)
-    turned_off = given and not options.enabled
+    says_enabled = parse_cdc_options(body.properties) is not None and not omits_enabled(body.properties)
+    turned_off = says_enabled and not options.enabled
     columns = _table_columns(catalog, keyspace, body)
     schema = TableSchema(keyspace, name, columns, options, now_us, default_ttl=ttl, cdc_turned_off=turned_off)
     return _put_table(catalog, set_row_ttl(schema, body.columns))
@@ -378,9 +378,9 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
         if not isinstance(part, s.NamedProperty):
             raise InputError(f"the order and storage of {schema.full_name} are those that it was created with")
     ttl = get_default_ttl(body.properties)
-    given = parse_cdc_options(body.properties)
-    if given is not None:
-        schema = set_cdc_options(schema, given, says_enabled=not omits_enabled(body.properties))
+    cdc = parse_cdc_options(body.properties)
+    if cdc is not None:
+        schema = set_cdc_options(schema, cdc, says_enabled=not omits_enabled(body.properties))
     return _put_table(catalog, replace(schema, default_ttl=schema.default_ttl if ttl is None else ttl))
 
 

@@ -67,14 +67,14 @@ def normalize_ranges(schema: TableSchema, tombstones: Iterable[RangeTombstone]) 
     begun.sort(key=lambda range_: range_[0], reverse=True)
     pieces: list[tuple[_Edge, _Edge, Microseconds]] = []
     open_ranges: list[tuple[Microseconds, int, Any]] = []
-    for left, right in pairwise(sorted(edges)):
-        while begun and begun[-1][0] == left:
+    for low, high in pairwise(sorted(edges)):
+        while begun and begun[-1][0] == low:
             _, end, timestamp = begun.pop()
             heappush(open_ranges, (-timestamp, len(begun), end))
-        while open_ranges and open_ranges[0][2] <= left:
+        while open_ranges and open_ranges[0][2] <= low:
             heappop(open_ranges)
         if open_ranges:
-            _append_range(pieces, edges[left], edges[right], -open_ranges[0][0])
+            _append_range(pieces, edges[low], edges[high], -open_ranges[0][0])
     return [RangeTombstone(_start_bound(start), _end_bound(end), timestamp) for start, end, timestamp in pieces]
 
 

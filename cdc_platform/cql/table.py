@@ -175,13 +175,13 @@ class SpillingPartitions:
         """Return a partition with the table's current schema."""
         if key in self._near:
             return self._near[key]
-        data = next((found for file in reversed(self._files) if (found := file.data(key)) is not None), None)
+        data = next((state for file in reversed(self._files) if (state := file.data(key)) is not None), None)
         if data is None:
             return None
         fields = pickle.loads(data)
-        found = None if fields is None else Mutation(schema, *fields)
-        self.put(key, found)
-        return found
+        state = None if fields is None else Mutation(schema, *fields)
+        self.put(key, state)
+        return state
 
     def put(self, key: bytes, state: Mutation | None) -> None:
         """Store the state of a partition."""

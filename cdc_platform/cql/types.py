@@ -581,7 +581,7 @@ class MapType(_CollectionType):
 
 @dataclass(frozen=True)
 class _ComponentType(CqlType):
-    """The common part of tuples and user types: a fixed number of components, each of which may be null.
+    """The common part of tuples and user types: a fixed number of components, which may be null.
 
     A value that was written before its type got another field has fewer of them.
     """

@@ -1,18 +1,19 @@
 """The CDC log of a live cluster in Spark: `spark.read.format("scylla_cdc")` and `spark.readStream`, each row once.
 
-Register it with `spark.dataSource.register(ScyllaCdc)`. Windows are planned where the query is, by the generations that
-the cluster's home has; Spark's tasks ask for the rows. A stream's offset is the time up to which it has read.
+Register it with `spark.dataSource.register(ScyllaCdc)`. The process that plans a query plans its windows, by the
+generations in the cluster's home; Spark's tasks request the rows. A stream's offset is the time up to which it has
+read.
 
 | option | |
 |---|---|
 | `home`, `cluster` | the platform's home, and the cluster's name in it |
 | `table` | as CQL and the command line write it: `shop.carts`, or `"Kw"."Select"` where capitals count |
-| `from`, `until` | the first and the last moment, as in 2026-01-31T12:00:00Z; by default what there is |
+| `from`, `until` | the first and the last moment, as in 2026-01-31T12:00:00Z; by default everything available |
 | `confidence` | seconds to stay behind the slowest clock; 30 |
-| `by` | `streams` or `ranges`; by default what costs less |
-| `gaps` | what becomes of rows that nobody can read any more: `tell` of them and go on, or `refuse`, as streams do |
+| `by` | `streams` or `ranges`; by default the cheaper one |
+| `gaps` | for rows that can no longer be read: `tell` warns and continues, `refuse` (the default of streams) fails |
 
-A worker of Spark tells what is left out, so a remark stands where Spark's workers print: in the driver's output.
+A worker of Spark plans the query, so warnings about what is left out appear in the workers' output, at the driver.
 """
 
 from __future__ import annotations
@@ -87,30 +88,40 @@ class _Asked:
         Raises:
             InputError: one is missing, unknown, or has an invalid value.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(set(given) - set(_OPTIONS))
-        missing = [name for name in ("home", "cluster", "table") if name not in given]
+        values = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(set(values) - set(_OPTIONS))
+        missing = [name for name in ("home", "cluster", "table") if name not in values]
         if unknown or missing:
             wrong = f"no option {unknown[0]}" if unknown else f"option {missing[0]} is missing"
             raise InputError(f"scylla_cdc: {wrong}; the options are {', '.join(_OPTIONS)}")
         try:
-            keyspace, table = parse_table_name(given["table"])
+            keyspace, table = parse_table_name(values["table"])
         except InputError as error:
             raise InputError(f"scylla_cdc: {error}") from None
-        way = given.get("by")
+        way = values.get("by")
         if way not in (None, STREAMS, RANGES):
             raise InputError(f"scylla_cdc: by is {way!r}; it is {STREAMS} or {RANGES}")
-        first, until = (parse_time_us(given[name]) if name in given else None for name in ("from", "until"))
+        first, until = (parse_time_us(values[name]) if name in values else None for name in ("from", "until"))
         if first is not None and until is not None and until < first:
-            raise InputError(f"scylla_cdc: until is {given['until']}, which is before from, {given['from']}; swap them")
-        confidence = _confidence_us(given.get("confidence", "30"))
+            raise InputError(
+                f"scylla_cdc: until is {values['until']}, which is before from, {values['from']}; swap them"
+            )
+        confidence = _confidence_us(values.get("confidence", "30"))
         chosen_way: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
-        gaps = given.get("gaps")
+        gaps = values.get("gaps")
         if gaps not in (None, _TELL, _REFUSE):
             raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_TELL} or {_REFUSE}")
         refuses = None if gaps is None else gaps == _REFUSE
         return cls(
-            given["home"], given["cluster"], keyspace, table, first, until, ReadPolicy(confidence), chosen_way, refuses
+            values["home"],
+            values["cluster"],
+            keyspace,
+            table,
+            first,
+            until,
+            ReadPolicy(confidence),
+            chosen_way,
+            refuses,
         )
 
     def find(self) -> ScyllaCluster:

@@ -81,7 +81,7 @@ class WindowReader:
 
     @property
     def schema(self) -> TableSchema:
-        """The table, as the cluster was last seen to define it."""
+        """Return the table as the cluster was last seen to define it."""
         return self._schema
 
     def has_read(self, window: Window) -> bool:

@@ -217,7 +217,7 @@ def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s
 
 
 def _mask_tail(words: UInt64s, left: Int64s, before: int) -> UInt64s:
-    """Mask each word to its bytes of a key's last `left` (0 to 15), of which `before` are in earlier words."""
+    """Mask each word to its bytes of a key's last `left` (0 to 15); earlier words have `before` of them."""
     words &= _FIRST_BYTES[8 - before :].take(left)
     return words
 

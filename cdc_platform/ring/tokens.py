@@ -45,13 +45,13 @@ def check_tokens(values: Iterable[object], owner: str) -> Int64s:
     Raises:
         InputError: a value is no integer or is outside FIRST..LAST; `owner` names the owner in the message.
     """
-    given = values.tolist() if isinstance(values, np.ndarray) and values.dtype == np.int64 else list(values)
+    items = values.tolist() if isinstance(values, np.ndarray) and values.dtype == np.int64 else list(values)
     # Fast path: most callers pass Python integers that are all valid tokens.
-    whole = [value for value in given if type(value) is int]
-    if whole and len(whole) == len(given) and min(whole) >= FIRST_TOKEN and max(whole) <= LAST_TOKEN:
+    whole = [value for value in items if type(value) is int]
+    if whole and len(whole) == len(items) and min(whole) >= FIRST_TOKEN and max(whole) <= LAST_TOKEN:
         return np.array(whole, dtype=np.int64)
     tokens: list[int] = []
-    for value in given:
+    for value in items:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
             raise InputError(
                 f"{owner}: token {value!r} is no integer; tokens are whole numbers {FIRST_TOKEN}..{LAST_TOKEN}"
@@ -141,7 +141,7 @@ class RangeLookup:
         return np.where(rows == len(self._ends), 0, rows)
 
     def _stepped(self, tokens: Int64s) -> Int64s:
-        """Return the first end at or after each token (int64[n]): a step for all, and more for the few that need them."""
+        """Return the first end at or after each token (int64[n]): one step for all, more for the few that need them."""
         cells = unbias(tokens) >> self._shift
         rows = self._first.take(cells.view(np.int64))
         rows += self._padded.take(rows) < tokens

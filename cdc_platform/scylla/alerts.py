@@ -216,21 +216,21 @@ def _pending_alerts(
         _write_sent(cluster, sent)
     if len(noted) > MAX_WAITING_ALERTS:
         say(f"{cluster.name}: {len(noted) - MAX_WAITING_ALERTS} changes are not told, too many wait")
-    for each in noted[-MAX_WAITING_ALERTS:]:
-        if each.change.what == telling.PREEXISTING:
+    for recorded in noted[-MAX_WAITING_ALERTS:]:
+        if recorded.change.what == telling.PREEXISTING:
             continue
-        sent = sent.model_copy(update={"number": each.number})
-        yield sent, WatchedChange(each.at_us, cluster.name, each.change.who, each.change.what)
+        sent = sent.model_copy(update={"number": recorded.number})
+        yield sent, WatchedChange(recorded.at_us, cluster.name, recorded.change.who, recorded.change.what)
     standing = {(who, aspect): line for who, aspect, line in sent.problems}
     after = (
         telling.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
     )
-    for each in telling.diff_states(standing, after, clock.now_us()):
-        standing.pop((each.who, each.aspect), None)
-        if each.state is not None:
-            standing[each.who, each.aspect] = each.state
+    for recorded in telling.diff_states(standing, after, clock.now_us()):
+        standing.pop((recorded.who, recorded.aspect), None)
+        if recorded.state is not None:
+            standing[recorded.who, recorded.aspect] = recorded.state
         sent = sent.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
-        yield sent, WatchedChange(clock.now_us(), cluster.name, each.who, each.what)
+        yield sent, WatchedChange(clock.now_us(), cluster.name, recorded.who, recorded.what)
 
 
 def _read_sent(cluster: ScyllaCluster) -> _SentAlerts | None:

@@ -97,31 +97,33 @@ def read_generations(
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
     """
-    found = ObservedGenerations()
+    observed = ObservedGenerations()
     for id_ in _new_ids(live, layout, topology, known.ids):
         _collect(
-            found,
+            observed,
             f"generation {id_}",
             lambda id_=id_: _read_description(live, layout, id_),
-            lambda rows, id_=id_: found.descriptions.update({id_: rows}),
+            lambda rows, id_=id_: observed.descriptions.update({id_: rows}),
         )
     for time_ms, expired in timestamps.items():
         if time_ms in known.times:
-            found.timestamps[time_ms] = expired
+            observed.timestamps[time_ms] = expired
             continue
 
         def put(
             rows: RangeRows | None, time_ms: Milliseconds = time_ms, expired: Milliseconds | None = expired
         ) -> None:
-            found.timestamps[time_ms] = expired
+            observed.timestamps[time_ms] = expired
             if rows is not None:
-                found.streams[time_ms] = rows
+                observed.streams[time_ms] = rows
 
-        _collect(found, f"generation {format_ms(time_ms)}", lambda time_ms=time_ms: _read_streams(live, time_ms), put)
-    _read_v1_table(live, layout, system_tables.DESCRIPTIONS_V1, found, known.v1_descriptions)
-    _read_v1_table(live, layout, system_tables.STREAMS_V1, found, known.v1_streams)
-    _read_local_rows(live, layout, found)
-    return found
+        _collect(
+            observed, f"generation {format_ms(time_ms)}", lambda time_ms=time_ms: _read_streams(live, time_ms), put
+        )
+    _read_v1_table(live, layout, system_tables.DESCRIPTIONS_V1, observed, known.v1_descriptions)
+    _read_v1_table(live, layout, system_tables.STREAMS_V1, observed, known.v1_streams)
+    _read_local_rows(live, layout, observed)
+    return observed
 
 
 def _collect(found: ObservedGenerations, who: str, read: Callable[[], _Read], put: Callable[[_Read], None]) -> None:

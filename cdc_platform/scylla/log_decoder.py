@@ -76,7 +76,7 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
     Raises:
         OtherColumns: a page's columns differ from those of the schema's log.
     """
-    named = {each.name for each in get_log_columns(schema)}
+    named = {log_column.name for log_column in get_log_columns(schema)}
     for page in pages:
         if set(page.names) != named:
             raise OtherColumns(
@@ -86,16 +86,16 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
     decoded, count = DecodedLogRows(pa.table({})), sum(page.rows for page in pages)
     arrays: dict[str, pa.Array] = {}
     beside: dict[int, dict[str, str]] = {}
-    for each, name in stored_columns(schema):
-        parts = [page.columns[page.names.index(each.name)] for page in pages]
+    for log_column, name in stored_columns(schema):
+        parts = [page.columns[page.names.index(log_column.name)] for page in pages]
         cells = parts[0] if len(parts) == 1 else pa.concat_arrays([*parts, pa.nulls(0, pa.binary())])
-        column = _decode_column(each.type, cells)
+        column = _decode_column(log_column.type, cells)
         arrays[name] = column.values
         for row, text in column.beside.items():
             beside.setdefault(row, {})[name] = text
         if column.unreadable:
-            decoded.unreadable[each.name] += column.unreadable
-        if each.name == "cdc$time":
+            decoded.unreadable[log_column.name] += column.unreadable
+        if log_column.name == "cdc$time":
             arrays[WRITTEN_AT] = _decode_write_times(cells)
     fields = log_table(schema, exact=exact or bool(beside)).schema
     if EXACT in fields.names:

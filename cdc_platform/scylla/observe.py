@@ -265,7 +265,7 @@ def _observe(
         if system_tables.TIMESTAMPS in layout
         else None
     )
-    cluster_changes.store_omitted_items(lake, clock, [each.line for each in not_whole])
+    cluster_changes.store_omitted_items(lake, clock, [item.line for item in not_whole])
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
     newest = max(observed.timestamps, default=None)
     registry.store_identity(cluster, topology.identity.model_copy(update={"newest_ms": newest}))

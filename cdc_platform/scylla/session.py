@@ -418,10 +418,10 @@ def _reachable_contacts(
     try:
         return _first_contacts(connection), connection
     except Unreachable as refusal:
-        given = {host for host, _ in connection.endpoints}
+        contacts = {host for host, _ in connection.endpoints}
         for address in known_nodes():
             other = connection.model_copy(update={"contacts": (format_contact(address, connection.port),)})
-            if address in given:
+            if address in contacts:
                 continue
             try:
                 return _first_contacts(other), other

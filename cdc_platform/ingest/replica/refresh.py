@@ -252,7 +252,7 @@ class LateChanges:
         unsure_keys = state.select(["partition", "clustering"]).take(pa.array(unsure))
         keep = np.ones(state.num_rows, bool)
         keep[unsure] = [
-            place not in self.places for place in places_of(unsure_keys["partition"], unsure_keys["clustering"])
+            row_key not in self.places for row_key in places_of(unsure_keys["partition"], unsure_keys["clustering"])
         ]
         return state.filter(pa.array(keep))
 
@@ -262,4 +262,4 @@ class LateChanges:
             return set()
         unsure = state.filter(state["inexact"])
         keys = set(places_of(unsure["partition"], unsure["clustering"]))
-        return {place for place in keys - self.places if place[0] in self.partitions}
+        return {row_key for row_key in keys - self.places if row_key[0] in self.partitions}
