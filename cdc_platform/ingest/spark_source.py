@@ -1,8 +1,7 @@
 """The CDC log of a live cluster in Spark: `spark.read.format("scylla_cdc")` and `spark.readStream`, each row once.
 
-Register it with `spark.dataSource.register(ScyllaCdc)`. The process that plans a query plans its windows, by the
-generations in the cluster's home; Spark's tasks request the rows. A stream's offset is the time up to which it has
-read.
+Register it with `spark.dataSource.register(ScyllaCdc)`. Windows are planned with the query, by the generations in the
+cluster's home; Spark's tasks request the rows. A stream's offset is the time up to which it has read.
 
 | option | |
 |---|---|
@@ -13,7 +12,7 @@ read.
 | `by` | `streams` or `ranges`; by default the cheaper one |
 | `gaps` | for rows that can no longer be read: `tell` warns and continues, `refuse` (the default of streams) fails |
 
-A worker of Spark plans the query, so warnings about what is left out appear in the workers' output, at the driver.
+A worker of Spark on the driver's machine plans windows, so warnings appear in the driver's output.
 """
 
 from __future__ import annotations

@@ -328,8 +328,8 @@ def _record_tables(
 
     A refused change is a warning and does not prevent the others.
     """
-    # A process that died between a log's end and its recreation has recorded both; complete them, and do not repeat
-    # them.
+    # A process may have died after recording a log's end and its recreation: complete them, so that neither is recorded
+    # again.
     cdc_tables.complete_cdc_tables(lake)
     existing = {(table.keyspace_name, table.table_name): table for table in cdc_tables.read_cdc_tables(lake)}
     requests: list[tuple[TableChangeRequest, str]] = []

@@ -67,9 +67,7 @@ class SchemaAlterations:
         return SchemaAlterations(_newest_by_table(written), _newest_by_table(dropped), beside)
 
     def note(self, name: TableName, columns: Iterable[CqlRow]) -> str | None:
-        """Return the comment to append to the definition of a table with these columns; None if its write time is
-        unknown.
-        """
+        """Return the alteration comment for a table's definition; None if the table's write time is unknown."""
         at = self.written.get(name)
         if at is None:
             return None

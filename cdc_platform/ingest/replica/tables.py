@@ -42,7 +42,7 @@ from cdc_platform.tables import Table, column
 
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
 COPIED, SINCE, SLICES, OF, BEHIND = (f"current:{name}" for name in ("copied", "since", "slices", "of", "behind"))
-"""The state's applications.
+"""Applications of the state's commits.
 
 They hold when the copy began (µs), from when on the log counts (µs), the number of token ranges, the table's identity,
 and the log's version before the copy.
