@@ -63,6 +63,7 @@ BEFORE, BETWEEN, NOW, LATE = (
 LATER = "2026-11-01T14:10:00Z"
 WATCHER = "watch"
 """A consumer of the home `logged` that has read what there was before the last script."""
+LOG_ORDER = "`cdc$time`, `cdc$batch_seq_no`, `cdc$stream_id`"
 LOGGED, LOG_SUFFIX = ("shop.carts", "shop.visits", "tabs.sessions"), "_scylla_cdc_log"
 IMPORTED, UNDECIDED = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001", "@UNDECIDED@"
 FIRST_FORMAT_NOW = "2026-10-02T10:05:00Z"
@@ -127,7 +128,7 @@ def questions() -> list[Question]:
         *((FIRST_FORMAT_NOW, (command,)) for command in ("ring", "tables", "consumers")),
     ]
     logged = [
-        *((NOW, ("sql", f"SELECT * FROM {table}{LOG_SUFFIX} ORDER BY `cdc$time`")) for table in LOGGED),
+        *((NOW, ("sql", f"SELECT * FROM {table}{LOG_SUFFIX} ORDER BY {LOG_ORDER}")) for table in LOGGED),
         *((NOW, (command,)) for command in ("consumers", "tables", "generations")),
     ]
     return [
