@@ -20,10 +20,11 @@ _Result = TypeVar("_Result")
 def retry_on_conflict(
     what: str, write: Callable[[], _Result], *, first_wait: float = 0.02, longest_wait: float = 1
 ) -> _Result:
-    """Run a write, from its look at the table on, until no other writer comes in between; waits are in seconds.
+    """Run a write, including its read of the table, until no other writer commits in between; waits are in seconds.
 
     Raises:
-        ConflictError: others kept winning. What else the write raises is said of `what`.
+        ConflictError: other writers kept winning. Other errors of the write are translated, with `what` as their
+            subject.
     """
     lost: list[CommitFailedError] = []
     with translate_errors(what):
@@ -37,8 +38,8 @@ def retry_on_conflict(
 def _retry(
     write: Callable[[], _Result], lost: list[CommitFailedError], first_wait: float, longest_wait: float
 ) -> _Result:
-    """The same behind a first attempt that was `lost` to another writer, which counts as one."""
-    # Not before it is needed: it brings asyncio and SSL along, which take as long as a dozen writes.
+    """Retry a write after a first attempt that was `lost` to another writer; that attempt counts."""
+    # Imported late: it imports asyncio and SSL, which take as long as a dozen writes.
     from tenacity import (
         Retrying,
         retry_if_exception_type,

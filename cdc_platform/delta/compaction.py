@@ -15,16 +15,15 @@ from cdc_platform.delta.files import folder_from_opened
 from cdc_platform.storage import parse_path, write_check
 from cdc_platform.tables import Table
 
-# Each file costs the one who writes, reads or opens the table half a millisecond, gathering them forty once.
+# Each file costs every write, read or open of the table half a millisecond; compacting them costs forty once.
 _EVERY_COMMITS, _FEWEST_FILES, _MAX_BYTES = 16, 8, 1 << 20
 
 
 def compact_small_files(opened: DeltaTable, table: Table, before: int) -> None:
-    """Put the files of a small table together now and then, after a commit; where another writer comes, the next time.
+    """Compact the files of a small table after every 16th version; on a conflict, leave it to the next time.
 
-    Nothing is done where the table is at the version `before`.
-
-    Partitions are left alone: they are written as a whole.
+    Do nothing if the table is still at version `before`. Partitioned tables are left alone, since each partition is
+    written as a whole.
     """
     version = opened.version()
     if version == before or table.partition_by or not version or version % _EVERY_COMMITS:
@@ -40,24 +39,24 @@ def compact_small_files(opened: DeltaTable, table: Table, before: int) -> None:
             ),
         )
     except DeltaError:
-        opened.update_incremental()  # the rows are in, whatever became of their files
+        opened.update_incremental()  # the rows are committed, whether or not their files were compacted
 
 
 def list_unneeded_files(opened: DeltaTable, retention: timedelta) -> list[str]:
-    """The files, by their paths below the table, that no version younger than `retention` needs, nor who writes now.
+    """List the files that neither a version younger than `retention` nor a current writer needs.
 
-    Which a commit has removed for so long, or which no commit names and are as old: what writers left who were killed
-    or lost a race, since a store knows no owner of a file.
+    The paths are relative to the table. These are files that a commit removed that long ago, and files as old that no
+    commit names: leftovers of writers that were killed or lost a race, since a store knows no owner of a file.
     """
     return opened.vacuum(_round_up_to_hours(retention), dry_run=True, full=True)
 
 
 def vacuum_files(opened: DeltaTable | None, retention: timedelta) -> list[str]:
-    """Delete what is `list_unneeded_files`; answers which files. None is no commit."""
+    """Delete the files of `list_unneeded_files`, and return them. Without any, there is no commit."""
     if opened is None:
         return []
-    place = parse_path(folder_from_opened(opened))
-    write_check.assert_conditional_writes(place.folder.folder, f"vacuuming {place}")
+    path = parse_path(folder_from_opened(opened))
+    write_check.assert_conditional_writes(path.folder.folder, f"vacuuming {path}")
     files = list_unneeded_files(opened, retention)
     if not files:
         return []

@@ -15,21 +15,24 @@ from cdc_platform.delta.files import DataFile
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.tables import Table
 
-# To group rows takes Arrow a millisecond, however few they are.
+# Grouping takes Arrow a millisecond even for few rows.
 _FEW_ROWS = 64
 
 
 @lru_cache(maxsize=1 << 8)
 def get_empty_rows(schema: pa.Schema) -> pa.Table:
-    """No rows of a schema. Arrow takes as long to make them as to read some, and most homes lack a dozen tables."""
+    """Return an empty table of a schema, cached.
+
+    Making it takes Arrow as long as reading some rows, and most homes lack a dozen tables.
+    """
     return schema.empty_table()
 
 
 def conform_rows(table: Table, rows: pa.Table) -> pa.Table:
-    """The rows with the table's columns in order and its types; columns that are missing and may be null are null.
+    """Return the rows with the table's columns in order and its types; missing nullable columns are null.
 
     Raises:
-        InputError: an unknown column, a value that the type cannot hold, a null where none may be.
+        InputError: an unknown column, a value that the type cannot hold, a null in a NOT NULL column.
     """
     unknown = set(rows.schema.names) - set(table.schema.names)
     if unknown:
@@ -57,20 +60,20 @@ def _conform_column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.Chun
 
 
 def refuse_append_only(table: Table) -> None:
-    """Refuse to change rows of a table that only takes new ones.
+    """Raise StateError if the table is append-only.
 
     Raises:
-        StateError: it is one.
+        StateError: it is.
     """
     if table.is_append_only:
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
 
 
 def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
-    """Refuse rows of which two have one key.
+    """Raise InputError if two rows have the same key.
 
     Raises:
-        InputError: names the key that comes most often.
+        InputError: names the most frequent key.
     """
     keys = rows.select(list(table.keys))
     if rows.num_rows <= _FEW_ROWS and len({tuple(row.values()) for row in keys.to_pylist()}) == rows.num_rows:
@@ -84,29 +87,29 @@ def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
 
 
 def fill_columns(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, values: Mapping[str, Any]) -> list[Any]:
-    """The columns of a schema for rows of one file, as they are in it: `values` are those of its partition columns.
+    """Return the columns of a schema for a file's rows; `values` are the values of its partition columns.
 
-    A file from before a column was added has none of it: there it is null.
+    A column that was added after the file was written is null.
     """
-    there, count = rows.schema.names, rows.num_rows
+    names, count = rows.schema.names, rows.num_rows
 
     def of(field: pa.Field) -> Any:
         if field.name in values:
             return pa.repeat(pa.scalar(values[field.name], field.type), count)
-        return rows.column(field.name) if field.name in there else pa.nulls(count, field.type)
+        return rows.column(field.name) if field.name in names else pa.nulls(count, field.type)
 
     return [of(field) for field in schema]
 
 
 def read_file_rows(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:
-    """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
+    """Return columns of the rows of files, including partition columns, which are only in the files' paths."""
     return _concat_parts(table, columns, held, _read_parts(table, columns, held))
 
 
 def read_rows_by_partition(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> dict[Any, pa.Table]:
-    """The same by the value of the one partition column: no row is put among others, to be taken out again."""
+    """Return the rows of files by the value of the one partition column, without merging and splitting them."""
     by_value: dict[Any, tuple[list[DataFile], list[pa.Table]]] = {}
-    # Read at once: of a store each is awaited.
+    # Read all files together: in a store each read waits.
     for file, part in zip(held, _read_parts(table, columns, held), strict=True):
         files, parts = by_value.setdefault(file.partition[0], ([], []))
         files.append(file)
@@ -115,7 +118,7 @@ def read_rows_by_partition(table: Table, columns: Sequence[str], held: Sequence[
 
 
 def _read_parts(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> list[pa.Table]:
-    """The rows of each file, in those of the columns that are in it."""
+    """Return the rows of each file, in those of the columns that are in it."""
     return file_cache.read_files(
         [file.path for file in held], [name for name in columns if name not in table.partition_by]
     )
@@ -129,18 +132,18 @@ def _concat_parts(
     if not parts:
         return schema.empty_table()
     kinds = pa.schema([schema.field(name) for name in stored])
-    # Older files say of more columns that they may be null, and deltalake's of texts that they are views.
+    # Older files have more nullable columns, and deltalake's files have string views.
     rows = pa.concat_tables([part if part.schema.equals(kinds) else part.cast(kinds) for part in parts])
     of_file = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
-    for place, name in enumerate(table.partition_by):
-        values = pa.array([file.partition[place] for file in held], table.schema.field(name).type)
+    for index, name in enumerate(table.partition_by):
+        values = pa.array([file.partition[index] for file in held], table.schema.field(name).type)
         rows = rows.append_column(name, values.take(pa.array(of_file)))
     return rows.select(list(columns)).cast(schema)
 
 
 def split_by_column(column: str, rows: pa.Table) -> dict[Any, pa.Table]:
-    """The rows by their values of a column, each in the order that they are in, without that column."""
-    # Each value's rows in one piece: to take them out of a table with a chunk a file is a look at every chunk.
+    """Split rows by their values of a column, in their order, without that column."""
+    # Combine chunks first: selecting rows from a table with a chunk per file visits every chunk.
     encoded = rows[column].combine_chunks().dictionary_encode()
     codes = np.asarray(encoded.indices)
     sorted_rows = rows.drop_columns(column).combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))

@@ -41,7 +41,7 @@ from cdc_platform.storage import parse_path, parse_root
 from cdc_platform.tables import Table
 
 VERSION_RETENTION = timedelta(days=7)
-"""How long files that a table does without are kept for readers of its older versions: Delta's own default."""
+"""How long unneeded files stay for readers of older versions: Delta's own default."""
 _Result = TypeVar("_Result")
 
 
@@ -54,7 +54,7 @@ class Lake:
 
     @property
     def root(self) -> Path:
-        """The folder of a lake that lies in one; one in a store has none."""
+        """The folder of a lake on a file system; a lake in a store has none."""
         assert self.place.here is not None, f"{self.place} is no folder"
         return self.place.here
 
@@ -62,25 +62,25 @@ class Lake:
         return f"Lake({str(self.place)!r})"
 
     def path(self, table: Table) -> str:
-        """Where the table's files are; asking for that counts as reading the table, see `reads`."""
+        """Return the folder of the table's files, and record a read of the table (see `table_usage`)."""
         record_read(table.full_name)
         return files.get_table_folder(self.place, table.keyspace, table.name)
 
     def exists(self, table: Table) -> bool:
-        """Whether the table was ever created here."""
+        """Return True if the table was ever created here."""
         with translate_errors(f"looking for {table.full_name}"):
             return self.open_tables.is_there(self.path(table))
 
     def version(self, table: Table) -> int | None:
-        """The newest version of the table, None where it does not exist."""
+        """Return the newest version of the table; None if the table does not exist."""
         return None if (opened := self._open(table)) is None else opened.version()
 
     def ensure(self, table: Table) -> None:
-        """Create the table unless it exists. Any number of processes may do so at once: one table comes out.
+        """Create the table unless it exists. Any number of processes may do so at once; the result is one table.
 
         Raises:
-            StateError: a table of another shape, or a folder that is no table, is in its place.
-            OnlyObserved, OnlyMirrors: nothing is built on this lake.
+            StateError: a table of another schema, or a folder that is no table, is at its path.
+            HomeIsObserved, HomeIsMirror: this lake accepts no such writes.
         """
         assert_table_writable(self, f"writing {table.full_name}", table)
         existing = self._open(table)
@@ -97,21 +97,21 @@ class Lake:
             )
 
     def digest_rule(self, table: Table) -> DigestRule:
-        """The rule by which the table's slices are digested; that of a new table where it does not exist."""
+        """Return the table's digest rule; that of new tables if it does not exist."""
         return NEWEST_DIGEST_RULE if (opened := self._open(table)) is None else transaction_log.get_digest_rule(opened)
 
     def columns(self, table: Table) -> list[str]:
-        """The columns that the table has here, in its order; none where it does not exist."""
+        """Return the stored table's columns, in order; empty if it does not exist."""
         opened = self._open(table)
         return [] if opened is None else [column.name for column in opened.schema().fields]
 
     def widen(self, table: Table) -> Table:
-        """Create the table, or give it the columns that it lacks; answers with the table as it stands then.
+        """Create the table, or add the columns that it lacks; return the table's resulting declaration.
 
-        New columns come behind those that are there, null in all rows. What `table` does not have stays where it is.
+        New columns come last and are null in all rows. Columns that `table` does not declare stay.
 
         Raises:
-            StateError: a column is there with another type, or a folder that is no table is in its place.
+            StateError: a column exists with another type, or a folder that is no table is at its path.
         """
         if not self.exists(table):
             self.ensure(table)
@@ -120,7 +120,7 @@ class Lake:
     def read(
         self, table: Table, columns: Sequence[str] | None = None, filters: Sequence[Filter] | None = None
     ) -> pa.Table:
-        """The rows that pass all `filters`, in no order, in the declared schema; no rows where the table is missing.
+        """Return the rows that pass all `filters`, unordered, in the declared schema; empty if the table is missing.
 
         Filters on partition columns and on columns with statistics leave whole files unread.
         """
@@ -133,19 +133,19 @@ class Lake:
             return read_rows(opened, schema, normal)
 
     def read_version(self, table: Table, version: int) -> pa.Table:
-        """All rows of a version of the table, in the columns that it had then, in no order."""
+        """Return all rows of a version of the table, in the columns of that version, unordered."""
         with translate_read_errors(f"version {version} of {table.full_name}"):
             return files.read_rows_at_version(self.path(table), version)
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> MergeResult:
-        """Insert the rows whose key is not there; those that are there stay, or with `update` become the given ones.
+        """Insert the rows whose keys are new; existing rows stay, or with `update` are replaced by the given ones.
 
-        Where nothing would change nothing is committed, so the version stays. Writers in other processes may merge
-        the same keys: one wins, the others find its rows.
+        If nothing would change, there is no commit, so the version stays. Writers in other processes may merge the same
+        keys: one wins, the others find its rows.
 
         Raises:
             InputError: the rows don't fit the table's schema or constraints, or hold a key twice.
-            StateError: the table is append-only and `update` is asked for.
+            StateError: the table is append-only and `update` is set.
             ConflictError: other writers kept winning.
         """
         if update:
@@ -156,10 +156,10 @@ class Lake:
         return self._write(table, lambda opened: merge_rows(opened, table, source, update), source.nbytes)
 
     def delete(self, table: Table, filters: Sequence[Filter]) -> int:
-        """Delete the rows that pass all `filters`; answers how many. Nothing to delete is no commit.
+        """Delete the rows that pass all `filters`; return their number. Without any, there is no commit.
 
         Raises:
-            InputError: there is no filter: emptying a table is never meant.
+            InputError: there is no filter; emptying a table is never intended.
             StateError: the table is append-only.
         """
         if not filters:
@@ -171,9 +171,9 @@ class Lake:
         return self._write(table, lambda opened: writer.delete_rows(opened, table, chosen))
 
     def compare_and_set(self, table: Table, rows: pa.Table, expected: tuple[str, Any]) -> bool:
-        """Replace the one row that has the key of `rows` while its column is as `expected`; whether that was so.
+        """Replace the row with the key of `rows` if its column is as `expected`; return True if it was.
 
-        Of any number of writers at once, in any number of processes, one is told True.
+        Of any number of concurrent writers, in any number of processes, exactly one gets True.
 
         Raises:
             InputError: `rows` is not one row, or does not fit the table.
@@ -194,16 +194,16 @@ class Lake:
     def transact(
         self, table: Table, rule: RowsRule, *, whole: bool = False, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
     ) -> None:
-        """Make rows out of all rows of a small table, as one step that no other write comes between.
+        """Derive rows from all rows of a small table in one atomic step.
 
-        `rule` gets every row of one version and answers with the rows to insert, or to put in the place of those with
-        their key, which stay where the table is append-only; with `whole`, with all rows that there are to be. None
-        or no other rows: nothing is written, nor where the table has seen one of the `numbers` of applications. The
-        commit has to be the table's next version; if it is not, the rule is asked again. What it raises, is raised.
+        `rule` gets all rows of one version. It returns the rows to insert or to replace by key (in an append-only table
+        existing rows stay), or with `whole` all rows of the result. If it returns None or changes nothing, or if the
+        table has one of the `numbers` of applications already, nothing is written. The commit must be the table's next
+        version; otherwise the rule is called again. Errors of the rule propagate.
 
         Raises:
             InputError: the rows don't fit the table, or hold a key twice.
-            StateError: the table is append-only, and `whole` is asked for.
+            StateError: the table is append-only, and `whole` is set.
             ConflictError: other writers kept winning.
         """
         if whole:
@@ -216,11 +216,11 @@ class Lake:
     def merge_judged(
         self, table: Table, judge: Callable[[], pa.Table | None], *, update: bool = False
     ) -> MergeResult | None:
-        """Merge the rows that `judge` makes of what it reads itself; None where it makes none.
+        """Merge the rows that `judge` derives from its own reads; return None if it returns none.
 
-        The commit has to be the version after the newest that there was before `judge` read: if it is not, it is
-        asked again. So what it was told of this table holds when its rows are in. What it raises, is raised, and then
-        nothing was written.
+        The commit must be the version after the newest one before `judge` read; otherwise `judge` is called again. So
+        its reads of this table still hold when its rows are committed. Errors of `judge` propagate, and then nothing
+        was written.
 
         Raises:
             As `merge`.
@@ -233,9 +233,9 @@ class Lake:
         return self._write(table, lambda opened: merge_judged_rows(opened, table, judge, update))
 
     def raise_column(self, table: Table, rows: pa.Table, name: str) -> int:
-        """Replace the rows that are there by those of `rows` with their key, where column `name` is null or less.
+        """Replace existing rows by those of `rows` with the same key, where column `name` is null or less.
 
-        Answers how many were. None is inserted, so that what somebody else deletes stays deleted.
+        Return the number of replaced rows. No row is inserted, so a row that another writer deletes stays deleted.
 
         Raises:
             InputError: the rows don't fit the table, or hold a key twice.
@@ -252,23 +252,24 @@ class Lake:
         return self._write(table, lambda opened: merge_rows(opened, table, source, True, only=grows)).updated
 
     def transaction(self, table: Table, application: str) -> int | None:
-        """The number of the last transaction of an application that the table has seen; None before the first."""
+        """Return the number of an application's last transaction in the table; None before the first."""
         opened = self._open(table)
         return None if opened is None else opened.transaction_version(application)
 
     def transactions(self, table: Table, applications: Iterable[str]) -> dict[str, int]:
-        """Return the numbers of the last transactions that the table has seen, of those of some applications."""
+        """Return the numbers of the last transactions in the table, of those of some applications."""
         opened = self._open(table)
         if opened is None:
             return {}
-        found = {name: opened.transaction_version(name) for name in applications}
-        return {name: number for name, number in found.items() if number is not None}
+        numbers_by_name = {name: opened.transaction_version(name) for name in applications}
+        return {name: number for name, number in numbers_by_name.items() if number is not None}
 
     def append_once(self, table: Table, rows: pa.Table, numbers: Mapping[str, int], expected: int | None) -> bool:
-        """Append rows in one commit with the transaction numbers of applications; whether it was this commit.
+        """Append rows in one commit with the transaction numbers of applications; return True if it was made.
 
-        It is only made while the number of the first of them is still `expected`: of any number of writers at once,
-        in any number of processes, the rows of one go in. No rows are a commit as well, that of the numbers.
+        The commit is made only if the number of the first application is still `expected`: of any number of concurrent
+        writers, in any number of processes, only one appends its rows. Without rows there is a commit as well, of the
+        numbers.
 
         Raises:
             InputError: the rows don't fit the table.
@@ -294,10 +295,11 @@ class Lake:
         parted: PartialReplacement | None = None,
         **numbers: int,
     ) -> bool:
-        """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
+        """Replace the rows that pass all `filters` by `rows`, which pass them too; return True if the commit was made.
 
-        It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
-        `parted`: that version's rows that pass filters on partition columns: those that stay are not read again.
+        The commit is made only as the version after `version`, from which `rows` were derived, with applications'
+        `numbers`. `parted` has that version's rows that pass filters on partition columns; those that stay are not read
+        again.
 
         Raises:
             InputError, StateError: there is no filter, the rows don't fit the table, it is append-only, or has others.
@@ -317,30 +319,30 @@ class Lake:
         return self._write(table, change, source.nbytes + (parted.rows.nbytes if parted else 0))
 
     def data_files(self, table: Table) -> list[DataFile]:
-        """Every data file of a table, from Delta's log alone."""
+        """List every data file of a table, from Delta's log alone."""
         return self._files(table, ())
 
     def slices(self, table: Table) -> list[TablePartition]:
-        """What each slice of a table holds, from Delta's log alone; a table without partitions is one slice."""
+        """List a table's partitions from Delta's log alone; a table without partition columns is one partition."""
         return files.partitions_from_files(self._files(table, ()))
 
     def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:
-        """The least and the greatest value of a column in each data file, and the file's rows; nothing is opened.
+        """Return the least and the greatest value of a column in each data file, and the file's rows.
 
-        Files without statistics, and without a value in the column, are left out.
+        They come from the log alone. Files without statistics, and without a value in the column, are left out.
         """
         return [(low, high, rows) for _, low, high, rows in self.bounded_files(table, name) if None not in (low, high)]
 
     def bounded_files(self, table: Table, name: str) -> list[BoundedFile]:
-        """Each data file with the bounds of a column in it, which are as exact as who wrote them was."""
+        """Return each data file with the bounds of a column, which are as exact as the writer recorded them."""
         opened = self._open(table)
         with translate_read_errors(table.full_name):
             return [] if opened is None else files.list_bounded_files(opened, self.path(table), name)
 
     def vacuum(self, table: Table, *, retention: timedelta = VERSION_RETENTION) -> int:
-        """Delete files that no version younger than `retention` needs; answers how many. None is no commit.
+        """Delete files that no version younger than `retention` needs; return their number.
 
-        By the machine's clock: files have no other.
+        Without any, there is no commit. The age is by the machine's clock.
         """
         files: set[str] = set()
         retry_on_conflict(
@@ -349,11 +351,11 @@ class Lake:
         return len(files)
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
-        """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
+        """Return the table's commits, newest first, as in Delta's log: version, timestamp (ms), operation, metrics."""
         return [] if (opened := self._open(table)) is None else opened.history(limit)
 
     def envelopes(self, table: Table) -> list[Commit]:
-        """The commits that Delta's log still has, newest first, each with its envelope where it has one.
+        """Return the commits that are still in Delta's log, newest first, each with its CommitInfo if it has one.
 
         Raises:
             StoreFailure: an entry of the log cannot be read.
@@ -363,34 +365,35 @@ class Lake:
             return [] if opened is None else list(transaction_log.iter_commits(self.path(table), opened.version()))
 
     def files(self, table: Table, filters: Sequence[Filter]) -> list[str]:
-        """Paths of the data files that can hold rows which pass `filters`; those on partition columns are what decides.
+        """Return the paths of the data files that can hold rows which pass `filters`.
 
-        For a reader that wants one slice's Parquet files and not Delta's whole log.
+        Only filters on partition columns are compared. Use it to read one partition's Parquet files without Delta's
+        whole log.
         """
         return [file.path for file in self._files(table, normalize_filters(table, filters))]
 
     def rows_by_slice(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
-        """Columns of the rows of slices, by the value of the one partition column, and the files that have them.
+        """Return columns of the rows by the value of the one partition column, and the files that have these rows.
 
-        `keys`: of the slices of these values alone. Both are of one version. The rows are as they are, with the nulls
-        that a foreign writer may have left.
+        `keys` selects partitions by their values. Rows and files are of one version. The rows are unchecked, with the
+        nulls that a foreign writer may have left.
 
         Raises:
-            StateError: the table has features of Delta with which its files are not its rows.
+            StateError: the table has Delta features by which its files are not its rows.
         """
         opened = self._open(table)
         if opened is None:
             return {}, []
         files.refuse_unsupported_features(table, opened)
         with translate_read_errors(table.full_name):
-            held = files.list_data_files(opened, table, self.path(table))
-            chosen = held if keys is None else [file for file in held if file.partition[0] in keys]
+            data_files = files.list_data_files(opened, table, self.path(table))
+            chosen = data_files if keys is None else [file for file in data_files if file.partition[0] in keys]
             return read_by_partition(opened, table, columns, chosen, are_all=keys is None), chosen
 
     def taken(self, table: Table, size: int = 0) -> AbstractContextManager[CachedTable]:
-        """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
+        """Return a context with the table at its newest version, for one commit; other reads do not move it forward."""
         assert_table_writable(self, f"writing {table.full_name}", table, size)
         return self.open_tables.taken(self.path(table))
 
@@ -407,9 +410,9 @@ class Lake:
                 return None
 
     def _write(self, table: Table, change: Callable[[DeltaTable], _Result], size: int = 0) -> _Result:
-        """Run a change against the newest version, again from a newer one as long as other writers come first.
+        """Run a change against the newest version, and again from a newer one while other writers commit first.
 
-        `size`: the bytes of the rows that it writes, where they are more than a few.
+        `size` is the number of bytes of the rows, if they are more than a few.
         """
 
         def write() -> _Result:

@@ -1,6 +1,6 @@
-"""Exclusive and shared locks beside a lake, for work that decides by several tables.
+"""Exclusive and shared locks next to a lake, for decisions that depend on several tables.
 
-Work that decides by one table uses compare-and-set alone (`Lake.transact`, `Lake.merge_judged`). The system releases
+Decisions that depend on one table use compare-and-set alone (`Lake.transact`, `Lake.merge_judged`). The system releases
 a lock when its holder ends; in an object store a lock is a lease.
 """
 
@@ -23,11 +23,11 @@ from cdc_platform.errors import ConflictError, EnvironmentProblem, PlatformError
 from cdc_platform.storage import ObjectStorePath, StoragePath, leases
 
 JOINS_LOCK = "joins"
-"""Who joins, and on which ring: the inbox, the ring, and the ledger of generations."""
+"""Guards the order of joins: the inbox, the ring, and the ledger of generations."""
 TABLES_LOCK = "tables"
-"""Which tables have logs and tablets: what was said of them, the ledger of tablets, and the stream sets."""
+"""Guards the CDC-enabled tables, the ledger of tablets, and the stream sets."""
 JOIN_COMMANDS_LOCK = "making"
-"""Who makes joins by a command; Dagster's sensor leaves what waits to them, see `shared_lock`."""
+"""Held (shared) by commands that run joins; Dagster's sensor leaves queued joins to them, see `shared_lock`."""
 IMPORTS_LOCK = "imports"
 SCRIPTS_LOCK = "scripts"
 
@@ -45,61 +45,62 @@ _thread_state = threading.local()
 
 @contextmanager
 def lake_lock(lake: Lake, name: str) -> Iterator[None]:
-    """Run a block while nobody else, in any process or thread, has the turn of this name; a turn inside it is the same.
+    """Run a block under the exclusive lock of this name, across processes and threads; nested blocks share the lock.
 
-    On a file system without locks the block runs all the same: what one table tells is decided rightly there too. So
-    it is in a store where the process was stopped for so long that another took the turn over: each of its commits was
-    made or refused for itself, and that it may have judged by what the other has changed is said at the block's end.
+    On a file system without locks the block runs all the same: decisions that depend on one table are right there too.
+    So it does in a store if the process was stopped for so long that another took the lock over: each of its commits
+    was made or refused on its own, and the block's end reports that its decisions may rest on data that the other has
+    changed.
 
     Raises:
-        ConflictError: somebody else has had it for ten minutes; or has taken it over meanwhile.
+        ConflictError: another process has held the lock for ten minutes, or has taken it over during the block.
         EnvironmentProblem: the lock cannot be made.
     """
-    place = _get_lock_path(lake, name)
-    held: set[str] = _thread_state.__dict__.setdefault("held", set())
-    if str(place) in held:
+    path = _get_lock_path(lake, name)
+    held_paths: set[str] = _thread_state.__dict__.setdefault("held", set())
+    if str(path) in held_paths:
         yield
         return
-    with _lock_by_lease(place, name) if isinstance(place, ObjectStorePath) else _lock_by_file(place, name):
-        held.add(str(place))
-        lake.open_tables.look_anew()  # who had the turn before has written
+    with _lock_by_lease(path, name) if isinstance(path, ObjectStorePath) else _lock_by_file(path, name):
+        held_paths.add(str(path))
+        lake.open_tables.look_anew()  # the previous holder may have written
         try:
             yield
         finally:
-            held.discard(str(place))
+            held_paths.discard(str(path))
 
 
 @contextmanager
 def shared_lock(lake: Lake, name: str) -> Iterator[None]:
-    """Run a block, beside any others that are busy with the same, while everybody can see that somebody is.
+    """Run a block under the shared lock of this name, in parallel with other holders; others can see that it is held.
 
     Raises:
         EnvironmentProblem: the lock cannot be made.
     """
-    place = _get_lock_path(lake, name)
-    if isinstance(place, ObjectStorePath):
-        mine = place / uuid.uuid4().hex  # nobody else's, ever: it may be removed
+    path = _get_lock_path(lake, name)
+    if isinstance(path, ObjectStorePath):
+        lease_path = path / uuid.uuid4().hex  # unique, so it may be removed
         try:
-            with leases.try_lease(mine):
+            with leases.try_lease(lease_path):
                 yield
         finally:
-            with suppress(PlatformError):  # who looks next takes away what nobody keeps
-                mine.remove()
+            with suppress(PlatformError):  # the next check removes expired leases
+                lease_path.remove()
         return
-    with _open_lock_file(place) as lock:
-        with suppress(OSError):  # without locks nobody can see it
+    with _open_lock_file(path) as lock:
+        with suppress(OSError):  # without locks nobody sees that it is held
             fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def is_shared_lock_held(lake: Lake, name: str) -> bool:
-    """Whether somebody, in any process, is busy with this now; who was killed is not, in a store some seconds later."""
-    place = _get_lock_path(lake, name)
-    if isinstance(place, ObjectStorePath):
-        return leases.is_any_lease_renewed(place)
-    if place.seen() is None:
+    """Return True if any process holds the shared lock; in a store a killed holder counts for some seconds."""
+    path = _get_lock_path(lake, name)
+    if isinstance(path, ObjectStorePath):
+        return leases.is_any_lease_renewed(path)
+    if path.seen() is None:
         return False
-    with _open_lock_file(place) as lock:
+    with _open_lock_file(path) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,9 +113,7 @@ def is_shared_lock_held(lake: Lake, name: str) -> bool:
 def exclusive(
     name: str,
 ) -> Callable[[Callable[Concatenate[Lake, _Arguments], _Result]], Callable[Concatenate[Lake, _Arguments], _Result]]:
-    """Let a function, whose first argument is the lake, run in the turn of this name; it raises what `lake_lock`
-    does.
-    """
+    """Run a function, whose first argument is the lake, under the lock of this name; raises as `lake_lock`."""
 
     def taking(
         work: Callable[Concatenate[Lake, _Arguments], _Result],
@@ -130,7 +129,7 @@ def exclusive(
 
 
 def _get_lock_path(lake: Lake, name: str) -> StoragePath:
-    """The file that is locked, beside the lake; in a store the lease."""
+    """Return the lock file next to the lake; in a store the lease."""
     return lake.place.folder / f".{lake.place.name}.turns/{name}"
 
 
@@ -173,16 +172,16 @@ def _open_lock_file(place: StoragePath) -> TextIO:
 
 
 def _wait_for_lock(lock: TextIO, name: str) -> None:
-    """Wait for the lock, and leave in the file who has it."""
+    """Wait for the lock, and write the holder's process ID into the file."""
     patience = _LockWait(name)
     while not _try_lock(lock, name):
         patience.pause(lambda: _read_holder(lock))
-    # Over what is there, as long: a file that is cut first takes the disk some milliseconds.
+    # Overwrite with the same length: truncating the file first takes the disk some milliseconds.
     os.pwrite(lock.fileno(), f"{os.getpid():<20}\n".encode(), 0)
 
 
 class _LockWait:
-    """Waits that grow, and end; `holder` tells who is waited for."""
+    """Growing waits with a limit; `holder` returns the process that holds the lock."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -36,19 +36,19 @@ _SINGLE_CHECKPOINT_NAME = re.compile(r"\d{20}\.checkpoint\.parquet")
 _LAST_CHECKPOINT_FILE = "_last_checkpoint"
 _THREADS = 16
 _LOG_RETENTION_DAYS = 30
-"""How long Delta keeps entries of a log that it does not need, where a table does not say."""
+"""How long Delta keeps log entries that it does not need, unless the table configures it."""
 
 _LogFileNames = Mapping[str, FileStat]
 """The files of a log."""
 
 
 def is_delta_log(names: _LogFileNames) -> bool:
-    """Whether files are the log of a table."""
+    """Return True if files are the log of a table."""
     return any(_COMMIT_NAME.fullmatch(name) or _CHECKPOINT_NAME.fullmatch(name) for name in names)
 
 
 class LogMirror:
-    """The files of a log that a reader of its newest version needs, in a folder of their own."""
+    """The files of a log that a reader of its newest version needs, in a local folder."""
 
     def __init__(self, place: ObjectStorePath) -> None:
         self.place = place
@@ -57,34 +57,34 @@ class LogMirror:
         weakref.finalize(self, _discard_folder, self.folder, os.getpid())
 
     def begin(self, names: _LogFileNames) -> bool:
-        """Fetch what tells the newest version; whether that was possible: of a checkpoint in parts it is not."""
+        """Fetch the files of the newest version; return False if a multi-part checkpoint makes that impossible."""
         checkpoints = [name for name in names if _CHECKPOINT_NAME.fullmatch(name)]
         last = max(checkpoints, default="")
         if last and not _SINGLE_CHECKPOINT_NAME.fullmatch(last):
             return False
         since = sorted(name for name in names if _COMMIT_NAME.fullmatch(name) and name[:20] >= last[:20])
-        # A checkpoint tells all of its version, but deltalake writes behind an entry alone.
+        # A checkpoint has the whole state of its version, but deltalake needs an entry to write the next one.
         newer = since[1:] if last and len(since) > 1 and since[0][:20] == last[:20] else since
-        self._oldest = min(seen.at for seen in names.values())
+        self._oldest = min(stat.at for stat in names.values())
         self._bring({name: names[name] for name in [*newer, *filter(None, [last])]})
         return True
 
     def go_on(self, version: int) -> None:
-        """Fetch the commits behind a version, unless the next was made here."""
+        """Fetch the commits after a version, unless the next one was made here."""
         if self.entry(version + 1) is None:
-            there = dict((self.place / LOG_FOLDER).files(after=f"{version:020d}.json"))
-            self._bring({name: seen for name, seen in there.items() if _COMMIT_NAME.fullmatch(name)})
+            stats = dict((self.place / LOG_FOLDER).files(after=f"{version:020d}.json"))
+            self._bring({name: stat for name, stat in stats.items() if _COMMIT_NAME.fullmatch(name)})
 
     def entry(self, version: int) -> Path | None:
-        """The entry of a version here; None where it is not."""
+        """Return the mirrored entry of a version; None if it is not here."""
         file = self.folder / LOG_FOLDER / f"{version:020d}.json"
         return file if file.exists() else None
 
     def put(self, version: int) -> None:
-        """Put a commit that was made here, if one was: of any number of writers at once one does.
+        """Publish a commit that was made here, if there is one; of any number of concurrent writers one succeeds.
 
         Raises:
-            CommitFailedError: there is one of this version.
+            CommitFailedError: the store has a commit of this version.
         """
         entry = self.entry(version)
         if entry is None:
@@ -98,13 +98,13 @@ class LogMirror:
         self._put_checkpoint(version)
 
     def has_expired(self, configuration: Mapping[str, str]) -> bool:
-        """Whether the log can have entries that are kept no longer."""
+        """Return True if the log can have entries past their retention."""
         if "delta.logRetentionDuration" in configuration:
             return True
         return time.time() - self._oldest > _LOG_RETENTION_DAYS * DAY_SECONDS
 
     def has_checkpoint(self, version: int) -> bool:
-        """Whether a checkpoint of a version was made here."""
+        """Return True if a checkpoint of a version was made here."""
         return (self.folder / LOG_FOLDER / f"{version:020d}.checkpoint.parquet").exists()
 
     def _put_file(self, path: str) -> None:
@@ -127,7 +127,7 @@ class LogMirror:
 
 
 class MirroredDeltaTable(DeltaTable):
-    """An open table: by its own log, or by a mirror of it."""
+    """An open table, read by its own log or by a mirror of it."""
 
     def __init__(self, path: str, mirror: LogMirror | None = None) -> None:
         self.mirror = mirror
@@ -137,7 +137,7 @@ class MirroredDeltaTable(DeltaTable):
 
     @property
     def table_uri(self) -> str:
-        """Where the table is, whatever it was opened by."""
+        """The table's address, also if a mirror was opened."""
         return super().table_uri if self.mirror is None else str(self.mirror.place)
 
     def update_incremental(self) -> None:
@@ -147,16 +147,16 @@ class MirroredDeltaTable(DeltaTable):
         super().update_incremental()
 
     def forget_commits(self) -> None:
-        """Open the table anew where it was moved over a checkpoint.
+        """Open the table again if it has moved past a checkpoint.
 
-        deltalake goes through every commit since it was opened at each next one: of a hundred that takes as long as
-        three commits, and from a checkpoint on as if there were none.
+        At each update deltalake processes every commit since the table was opened: for a hundred commits that takes as
+        long as three commits, and after a checkpoint no time.
         """
         if (self.version() + 1) // CHECKPOINT_EVERY > (self._since + 1) // CHECKPOINT_EVERY:
             self.open_whole()
 
     def open_whole(self) -> None:
-        """Read the log as who opens the table for the first time does."""
+        """Read the log as on first opening."""
         if self.mirror is not None:
             super().__init__(self.mirror.folder)
         else:
@@ -186,42 +186,42 @@ class MirroredDeltaTable(DeltaTable):
         DeltaTable.create_checkpoint(self.with_files())
 
     def with_files(self) -> DeltaTable:
-        """The same version, with data files that deltalake can read, and the whole log."""
+        """Return the same version with data files that deltalake can read, and the whole log."""
         if self.mirror is None:
             return self
         if self._at_store is None or self._at_store.version() != self.version():
-            place = str(self.mirror.place)
-            self._at_store = DeltaTable(place, version=self.version(), storage_options=get_storage_options(place))
+            address = str(self.mirror.place)
+            self._at_store = DeltaTable(address, version=self.version(), storage_options=get_storage_options(address))
         return self._at_store
 
 
 def with_data_files(opened: DeltaTable) -> DeltaTable:
-    """A table at the version that it is at, to read its data files by deltalake, and to change what is in them."""
+    """Return a table at its version, with data files that deltalake can read and change."""
     return opened.with_files() if isinstance(opened, MirroredDeltaTable) else opened
 
 
 def publish_commit(opened: DeltaTable, version: int) -> None:
-    """Put the commit of a version that was made on an open table, if it was made in a mirror; raises as `Mirror.put`.
+    """Publish the commit of a version of an open table, if it was made in a mirror; raises as `LogMirror.put`.
 
-    What has expired goes from the log where a checkpoint was made.
+    Expired entries are removed from the log if a checkpoint was made.
     """
     mirror = get_mirror(opened)
     if mirror is None:
         return
     mirror.put(version)
     if mirror.has_checkpoint(version) and mirror.has_expired(opened.metadata().configuration):
-        place = str(mirror.place)
-        DeltaTable(place, storage_options=get_storage_options(place)).cleanup_metadata()
+        address = str(mirror.place)
+        DeltaTable(address, storage_options=get_storage_options(address)).cleanup_metadata()
 
 
 def get_mirror(opened: DeltaTable) -> LogMirror | None:
-    """The mirror by which a table is opened, if it is."""
+    """Return the mirror of an opened table; None if it has none."""
     return opened.mirror if isinstance(opened, MirroredDeltaTable) else None
 
 
 _folder_numbers = count()
 _mirror_roots: dict[tuple[int, Path], Path] = {}
-"""The folder of mirrors by process, since one that is forked has its own, and by this machine's part of a home."""
+"""The folder of mirrors by process, since a fork needs its own, and by this machine's local state of a home."""
 
 
 def _make_mirror_folder(place: ObjectStorePath) -> Path:
@@ -235,6 +235,6 @@ def _make_mirror_folder(place: ObjectStorePath) -> Path:
 
 
 def _discard_folder(folder: Path, process: int) -> None:
-    """Remove a folder of this process; a fork of it leaves it alone."""
+    """Remove a folder of this process; a fork does not."""
     if process == os.getpid():
         atomic.discard_draft(folder)

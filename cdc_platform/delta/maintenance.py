@@ -1,4 +1,4 @@
-"""Vacuum all tables of a lake: delete unneeded files by age alone, whoever made them.
+"""Vacuum all tables of a lake: delete unneeded files by age alone, regardless of their writer.
 
 That covers files that a commit removed or compacted, files that no commit names (killed writers, lost races), and
 leftovers of store probes. The age is Delta's retention, and must exceed the longest run.
@@ -24,7 +24,7 @@ from cdc_platform.tables import Table
 
 @dataclass(frozen=True)
 class VacuumResult:
-    """A table: how many files went, or would go, and why it could not be cleared, where it could not."""
+    """A table, the number of files deleted (or to be deleted), and the error if vacuuming failed."""
 
     table: str
     files: int = 0
@@ -32,17 +32,17 @@ class VacuumResult:
 
 
 def vacuum_table(lake: Lake, table: Table) -> int:
-    """Delete the files of a table that nothing needs any more; answers how many.
+    """Delete the files of a table that nothing needs any more; return their number.
 
     Raises:
-        NotAsCommitted: the table's log is damaged, or has a foreign commit that nobody accepted: files that the table
-            does without by such a log can be what it is restored from.
+        NotAsCommitted: the table's log is damaged, or has an unaccepted foreign commit; files that are unneeded by such
+            a log may be needed to restore the table.
     """
     return lake.vacuum(table) if _count_removable_files(lake, table) else 0
 
 
 def preview_vacuum(lake: Lake) -> list[VacuumResult]:
-    """What `vacuum_lake` would delete; nothing is written."""
+    """Return the deletions that `vacuum_lake` would make, without writing."""
     return [
         *_apply_to_each_table(lake, lambda table: _count_removable_files(lake, table)),
         *_make_probe_results(write_check.list_leftover_probes(lake.place, VERSION_RETENTION)),
@@ -51,45 +51,45 @@ def preview_vacuum(lake: Lake) -> list[VacuumResult]:
 
 @exclusive("upkeep")
 def vacuum_lake(lake: Lake) -> list[VacuumResult]:
-    """Delete what no table of a lake needs; one that is damaged, or lies in a store that fails, is passed over."""
-    done, left = (
+    """Delete unneeded files of a lake's tables; skip damaged tables and those whose store fails."""
+    done, probes = (
         _apply_to_each_table(lake, lambda table: vacuum_table(lake, table)),
         write_check.list_leftover_probes(lake.place, VERSION_RETENTION),
     )
-    for place in left:
-        place.remove()
-    return [*done, *_make_probe_results(left)]
+    for probe in probes:
+        probe.remove()
+    return [*done, *_make_probe_results(probes)]
 
 
 def _count_removable_files(lake: Lake, table: Table) -> int:
-    """How many files of a table may be deleted; the log is only judged where there are some.
+    """Return the number of a table's removable files; verify the log only if there are any.
 
     Raises:
-        NotAsCommitted: as `vacuum`.
+        NotAsCommitted: as `vacuum_table`.
     """
     if not lake.exists(table):
         return 0
     with translate_errors(f"vacuuming {table.full_name}"):
-        found = len(compaction.list_unneeded_files(files.open_table(lake.path(table)), VERSION_RETENTION))
-    if found:
+        removable = len(compaction.list_unneeded_files(files.open_table(lake.path(table)), VERSION_RETENTION))
+    if removable:
         log = verification.verify_table_log(lake, table)
         lines = [*log.damage, *log.foreign]
         if lines:
             raise NotAsCommitted(format_verification_refusal(lines, f"vacuuming {table.full_name}"))
-    return found
+    return removable
 
 
 def _make_probe_results(left: Sequence[StoragePath]) -> list[VacuumResult]:
-    """The tries of the store that were killed, as if they were a table."""
+    """Return the leftovers of killed store probes as the result of one table."""
     return [VacuumResult(write_check.PROBE_FOLDER, len(left))] if left else []
 
 
 def _apply_to_each_table(lake: Lake, work: Callable[[Table], int]) -> list[VacuumResult]:
-    found = []
+    results = []
     for name in list_stored_tables(lake):
         table = Table(*name, pa.schema([]), (), "")
         try:
-            found.append(VacuumResult(table.full_name, work(table)))
+            results.append(VacuumResult(table.full_name, work(table)))
         except PlatformError as error:
-            found.append(VacuumResult(table.full_name, failed=str(error)))
-    return found
+            results.append(VacuumResult(table.full_name, failed=str(error)))
+    return results

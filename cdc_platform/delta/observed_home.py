@@ -1,7 +1,7 @@
 """Refuse writes into a home that is only observed or mirrors a cluster, or whose storage cannot take them.
 
-An observed home was imported incomplete. `platform.only_observed` records since when and why, and nothing is built on
-it. Blocks that import or check the cluster's state use `access.allow_writes`.
+An observed home was imported incomplete. `platform.only_observed` records the time and the reason, and the platform
+derives nothing from such a home. Blocks that import or check the cluster's state use `access.allow_writes`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class HomeIsObserved(StateError):
-    """The lake is only observed, and a step would have built on it; nothing was written."""
+    """The lake is only observed, and a step would have derived data from it; nothing was written."""
 
     code = "only-observed"
 
 
 @dataclass(frozen=True)
 class ObservedStatus:
-    """Since when (µs) a lake is only observed, how many things in it were found not whole, and the first of them."""
+    """The time (µs) since when a lake is only observed, the number of its import issues, and the first of them."""
 
     since_us: Microseconds
     flaws: int
@@ -40,7 +40,10 @@ class ObservedStatus:
 
 
 def get_observed_status(lake: Lake) -> ObservedStatus | None:
-    """Why the lake is only observed; None where it is not, or mirrors a cluster. One that never was is one look."""
+    """Return why the lake is only observed; None if it is not, or if it mirrors a cluster.
+
+    For a lake that never was, this takes one lookup.
+    """
     if access.get_mirrored_cluster(lake) is not None or not lake.exists(ONLY_OBSERVED):
         return None
     open_ = [row for row in lake.read(ONLY_OBSERVED).to_pylist() if row["lifted_at"] is None]
@@ -51,27 +54,27 @@ def get_observed_status(lake: Lake) -> ObservedStatus | None:
 
 
 def assert_write_allowed(lake: Lake, what: str, table: Table | None = None) -> None:
-    """Hold that a commit, to a table if one is given, may be made in this lake; `what` is being done.
+    """Raise an error unless a commit, to a table if given, is allowed in this lake; `what` names the step.
 
     Raises:
-        OnlyObserved: it would build on what is only observed.
-        OnlyMirrors: it would make up something of the live cluster that the lake mirrors.
+        HomeIsObserved: the commit would derive data from an observed home.
+        HomeIsMirror: the commit would invent part of the live cluster that the lake mirrors.
     """
     if access.get_mirrored_cluster(lake) is not None:
         access.assert_mirror_write_allowed(lake, table, what)
         return
-    found = None if are_writes_allowed() else get_observed_status(lake)
-    if found is not None:
-        more = "" if found.flaws == 1 else f" and {found.flaws - 1} more"
+    status = None if are_writes_allowed() else get_observed_status(lake)
+    if status is not None:
+        more = "" if status.flaws == 1 else f" and {status.flaws - 1} more"
         raise HomeIsObserved(
-            f"{what}: this home is only observed since {format_us(found.since_us)}, when it was imported as it is "
-            f"({found.because}{more}); import what is missing until cdc-platform check is clean, or build on it all "
+            f"{what}: this home is only observed since {format_us(status.since_us)}, when it was imported as it is "
+            f"({status.because}{more}); import what is missing until cdc-platform check is clean, or build on it all "
             f"the same with: cdc-platform {WRITE_TO_OBSERVED_OPTION} ..."
         )
 
 
 def mark_as_observed(lake: Lake, clock: Clock, flaws: Sequence[str]) -> None:
-    """Say that the lake is only observed from now on, for what is not whole in it; the same again changes nothing."""
+    """Mark the lake as only observed, with its import issues; repeating it changes nothing."""
 
     def rule(before: pa.Table) -> pa.Table | None:
         if any(row["lifted_at"] is None and row["because"] == flaws[0] for row in before.to_pylist()):
@@ -85,7 +88,7 @@ def mark_as_observed(lake: Lake, clock: Clock, flaws: Sequence[str]) -> None:
 
 
 def lift_observed_mark(lake: Lake, clock: Clock) -> bool:
-    """Say that the lake may be built on again, since everything in it was found good; whether it was only observed."""
+    """Lift the mark, after everything in the lake was found sound; return True if the lake was only observed."""
     if get_observed_status(lake) is None:
         return False
 
@@ -100,12 +103,12 @@ def lift_observed_mark(lake: Lake, clock: Clock) -> bool:
 
 
 def assert_table_writable(lake: Lake, what: str, table: Table, size: int = 0) -> None:
-    """Hold that so many bytes may be written into a table of a lake; `what` is being done.
+    """Raise an error unless `size` bytes may be written into a table of a lake; `what` names the step.
 
     Raises:
-        OnlyObserved, OnlyMirrors: nothing is built on what is only observed, and nothing made up in a mirror.
-        Unavailable: there is no room.
-        NoConditionalWrites: its store lets two writers both win.
+        HomeIsObserved, HomeIsMirror: as `assert_write_allowed`.
+        Unavailable: the disk is full.
+        NoConditionalWrites: the store would let two concurrent writers both succeed.
     """
     assert_write_allowed(lake, what, table)
     write_check.assert_storage_writable(lake.place, size, what)

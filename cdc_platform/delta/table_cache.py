@@ -32,16 +32,16 @@ from cdc_platform.delta.log_mirror import LogMirror, MirroredDeltaTable, is_delt
 from cdc_platform.storage import FileStat, ListingCache, ObjectStorePath, SmallFileCache, StoragePath, cache_fetches
 from cdc_platform.tables import Table
 
-# So little is read as a whole in the time in which a query for one row of it is planned.
+# Reading this much takes no longer than planning a query for one row of it.
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
-# Of partitions, which are read one after the other; so many files are as many bytes at most.
+# The number of cached partition files; `_FEW_BYTES` bounds each.
 _CACHED_FILES = 8
-# Of answers to the same questions; what is larger is asked for anew.
+# The number of cached query results and the maximum size of each.
 _CACHED_RESULTS, _MAX_RESULT_BYTES = 32, 1 << 20
 
 
 class CachedTable(MirroredDeltaTable):
-    """An open table, and all rows of the version that it is at, where they are few."""
+    """An open table, with all rows of its current version if they are few."""
 
     _few: tuple[int, pa.Table | None] = (-1, None)
     _by_file: Mapping[str, pa.Table] = MappingProxyType({})
@@ -52,7 +52,7 @@ class CachedTable(MirroredDeltaTable):
         self._answers: tuple[int, dict[object, pa.Table]] = (-1, {})
 
     def few(self) -> pa.Table | None:
-        """All rows in the columns that the table has; None where there are more than a few."""
+        """Return all rows in the table's columns; None if they are more than a few."""
         version, rows = self._few
         if version != self.version():
             sizes = files.list_sizes(self)
@@ -62,8 +62,9 @@ class CachedTable(MirroredDeltaTable):
         return rows
 
     def few_of(self, filters: Sequence[Filter], columns: Collection[str]) -> pa.Table | None:
-        """The rows of the partitions that the (normal) filters let through, in these columns at least, as far as the
-        table has them; None where there are more than a few.
+        """Return the rows of the partitions that pass the (normal) filters; None if they are more than a few.
+
+        The result has at least those of `columns` that the table has.
         """
         names = self.metadata().partition_columns
         if not any(name in names for name, _, _ in filters) or files.list_unsupported_features(self):
@@ -73,11 +74,11 @@ class CachedTable(MirroredDeltaTable):
             return None
         try:
             return self._together(chosen, columns)
-        except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
+        except Exception:  # noqa: BLE001 as in `_whole`, the caller's own read reports the error
             return None
 
     def answer(self, asked: object, choose: Callable[[], pa.Table]) -> pa.Table:
-        """What the version has for a question; steps of a join ask a table the same a dozen times."""
+        """Return the version's cached rows for a query; the steps of a join repeat a query a dozen times."""
         version, answers = self._answers
         if version != self.version() or len(answers) >= _CACHED_RESULTS:
             version, answers = self._answers = self.version(), {}
@@ -89,77 +90,80 @@ class CachedTable(MirroredDeltaTable):
         return rows
 
     def _together(self, chosen: Sequence[files.DataFile], columns: Collection[str] | None = None) -> pa.Table:
-        """The rows of these files in the columns that the table has; of some `columns`, in those among them."""
+        """Return the rows of these files in the table's columns, restricted to `columns` if given."""
         fields = [field.with_nullable(True) for field in pa.schema(self.schema())]
         schema = pa.schema([field for field in fields if columns is None or field.name in columns])
         names = self.metadata().partition_columns
         return pa.concat_tables([get_empty_rows(schema), *(self._of_partition(file, names, schema) for file in chosen)])
 
     def _of_partition(self, file: files.DataFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-        """The rows of a file with the columns that name its partition; the last few files are kept."""
+        """Return the rows of a file with its partition columns; the last few files are cached."""
         rows = self._last_read.pop(file.path) if file.path in self._last_read else file_cache.read_file(file.path)
         self._last_read = dict([*self._last_read.items(), (file.path, rows)][-_CACHED_FILES:])
         return _conform_file_rows(rows, schema, dict(zip(names, file.partition, strict=True)))
 
     def _whole(self) -> pa.Table | None:
-        """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
-        as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+        """Return all rows; None if they cannot be read.
+
+        Damaged files and nulls in NOT NULL columns are not reported here; the caller's own read reports them.
+        """
+        schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
             names = self.metadata().partition_columns
-            held = files.list_partition_files(self, names, files.folder_from_opened(self)) if names else []
-            # The log says the same of a partition without a value and of one whose value is an empty text.
-            if files.list_unsupported_features(self) or any(None in file.partition for file in held):
-                return _query_rows(self, as_it_is, ())
+            data_files = files.list_partition_files(self, names, files.folder_from_opened(self)) if names else []
+            # The log does not distinguish a null partition value from an empty string.
+            if files.list_unsupported_features(self) or any(None in file.partition for file in data_files):
+                return _query_rows(self, schema, ())
             if names:
-                return self._together(held)
+                return self._together(data_files)
             paths = files.list_paths(self)
-            self._by_file = self._of_files(paths, as_it_is)
-            return pa.concat_tables([get_empty_rows(as_it_is), *self._by_file.values()])
-        except Exception:  # noqa: BLE001 deltalake hands on what others raise, of any class
+            self._by_file = self._of_files(paths, schema)
+            return pa.concat_tables([get_empty_rows(schema), *self._by_file.values()])
+        except Exception:  # noqa: BLE001 deltalake passes on exceptions of any class
             return None
 
     def _of_files(self, paths: Sequence[str], schema: pa.Schema) -> dict[str, pa.Table]:
-        """The rows of each file as a table has them."""
+        """Return the rows of each file in the table's schema, by path."""
         known = self._by_file
-        found = {path: known[path] if path in known else file_cache.read_file(path) for path in paths}
+        rows_by_path = {path: known[path] if path in known else file_cache.read_file(path) for path in paths}
         return {
             path: rows if rows.schema.equals(schema) else _conform_file_rows(rows, schema)
-            for path, rows in found.items()
+            for path, rows in rows_by_path.items()
         }
 
 
 def _conform_file_rows(rows: pa.Table, schema: pa.Schema, values: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
-    """Rows of a file, which has these values in partition columns, in the columns and types that its table has now."""
+    """Convert the rows of a file, with these partition values, to the table's current columns and types."""
     return _cast_rows(pa.table(fill_columns(rows, schema, values), names=schema.names), schema)
 
 
 def read_rows(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
-    """The rows that pass all (normal) filters, in the columns and types of a schema, in no order."""
+    """Return the rows that pass all (normal) filters, in the columns and types of a schema, unordered."""
     if not isinstance(opened, CachedTable):
         return _query_rows(opened, schema, filters)
     return opened.answer((schema, tuple(map(repr, filters))), lambda: _select_rows(opened, schema, filters))
 
 
 def _select_rows(opened: CachedTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
-    """The same: of few rows, which have these columns, out of memory."""
-    asked = {*schema.names, *(name for name, _, _ in filters)}
-    few = opened.few_of(filters, asked) if opened.metadata().partition_columns else opened.few()
-    if few is None or not asked <= set(few.schema.names):
+    """Read rows as `read_rows` does, from memory if the rows are few and have these columns."""
+    needed = {*schema.names, *(name for name, _, _ in filters)}
+    few = opened.few_of(filters, needed) if opened.metadata().partition_columns else opened.few()
+    if few is None or not needed <= set(few.schema.names):
         return _query_rows(opened, schema, filters)
     return _cast_rows(filter_rows(few, filters).select(schema.names), schema)
 
 
 def _cast_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the types of a schema, which most have already; to cast a column to its own is a query of Arrow's."""
+    """Cast rows to a schema; skip columns that have its types already, since Arrow runs a query for each cast."""
     same = rows.schema.types == schema.types
-    if not same or any(rows[each.name].null_count for each in schema if not each.nullable):
+    if not same or any(rows[field.name].null_count for field in schema if not field.nullable):
         return rows.cast(schema)
     return pa.Table.from_arrays(rows.columns, schema=schema)
 
 
 def _query_rows(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
     files.list_paths(opened)  # deltalake would read files outside the folder
-    # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
+    # Avoid deltalake's pyarrow dataset: its file statistics have a string type that pyarrow cannot compare.
     query = f"SELECT {', '.join(map(quote_column, schema.names))} FROM t WHERE {filters_sql(filters)}"
     return pa.table(QueryBuilder().register("t", with_data_files(opened)).execute(query).read_all()).cast(schema)
 
@@ -167,18 +171,21 @@ def _query_rows(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]
 def read_by_partition(
     opened: CachedTable, table: Table, columns: Sequence[str], chosen: Sequence[DataFile], *, are_all: bool
 ) -> dict[Any, pa.Table]:
-    """Columns of the rows of files by the value of the one partition column; `are_all`: these are all of the table."""
+    """Return columns of the rows of files by the value of the one partition column.
+
+    `are_all` means that these are all files of the table.
+    """
     (key,) = table.partition_by
     if are_all and len(chosen) > FEW_FILES and not file_cache.fits_in_cache(chosen):
         return split_by_column(key, opened.to_pyarrow_table(columns=[key, *columns]))
-    # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
+    # Read the files directly: deltalake would first make a dataset of all files of the table.
     if len(chosen) > FEW_FILES:
         return split_by_column(key, read_file_rows(table, [key, *columns], chosen))
     return read_rows_by_partition(table, columns, chosen)
 
 
 class TableCache:
-    """The tables that a thread has open, by path; none travels to another thread or process."""
+    """The open tables of each thread, by path; they are shared with no other thread or process."""
 
     def __init__(self) -> None:
         self._process, self._of_thread = os.getpid(), _ThreadCache()
@@ -188,10 +195,10 @@ class TableCache:
         return TableCache, ()
 
     def newest(self, path: str) -> CachedTable:
-        """The table at its newest version, to be read at once: the next who asks makes it newer.
+        """Return the table at its newest version, to be read at once: the next caller moves it forward.
 
         Raises:
-            TableNotFoundError: there is none.
+            TableNotFoundError: there is no table.
         """
         mine = self._mine()
         if path in mine.missing:
@@ -209,31 +216,31 @@ class TableCache:
         return mine.known[path].opened
 
     def is_there(self, path: str) -> bool:
-        """Whether there is a table, by names alone."""
+        """Return True if the table exists, by file names only."""
         mine = self._mine()
         if path in mine.seen or path in mine.missing:
             return path in mine.seen
         log = transaction_log.get_log_folder(path)
-        found = is_delta_log(dict(mine.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
-        if mine.depth and not found:
+        exists = is_delta_log(dict(mine.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
+        if mine.depth and not exists:
             mine.missing.add(path)
-        return found
+        return exists
 
     @contextmanager
     def taken(self, path: str) -> Iterator[CachedTable]:
-        """The table at its newest version, for one who writes on it: it stays at that version whoever asks.
+        """Yield the table at its newest version, for a write: it stays at that version during the block.
 
-        Where that fails, say since another was first, every table is looked at anew.
+        If the block fails, for example since another writer committed first, all tables are looked up again.
 
         Raises:
-            TableNotFoundError: there is none.
+            TableNotFoundError: there is no table.
         """
         mine = self._mine()
         inner = path in mine.taken
         if not inner:
             self.newest(path)
         known = _refresh_table(path, None, mine.files) if inner else mine.known[path]
-        if not mine.depth:  # who reads meanwhile sees what others write
+        if not mine.depth:  # reads during the block see the commits of others
             del mine.known[path]
         mine.taken |= {path}
         try:
@@ -251,9 +258,9 @@ class TableCache:
 
     @contextmanager
     def looked_at_once(self) -> Iterator[None]:
-        """Look at each table once in a block, and from then on move it forward by own commits alone.
+        """Look up each table once within the block; from then on only the block's own commits move it forward.
 
-        A block in such a block is a part of it.
+        A nested block is part of the outer one.
         """
         mine = self._mine()
         mine.depth += 1
@@ -266,15 +273,15 @@ class TableCache:
                 self.look_anew()
 
     def look_anew(self, *paths: str) -> None:
-        """Look at these tables when they are asked for next; at all, if none is named."""
+        """Look up these tables again on their next use; all tables if none is named."""
         mine = self._mine()
-        for seen in (mine.seen, mine.missing):
-            seen.difference_update(paths or set(seen))
+        for paths_seen in (mine.seen, mine.missing):
+            paths_seen.difference_update(paths or set(paths_seen))
         logs = map(transaction_log.get_log_folder, paths)
         mine.listed.look_anew(*(log for log in logs if isinstance(log, ObjectStorePath)))
 
     def _mine(self) -> _ThreadCache:
-        """What this thread has open; a process that was forked opens its own: a mirror is of one."""
+        """Return this thread's cache. A forked process starts with an empty one: a mirror belongs to one process."""
         if self._process != os.getpid():
             self._process, self._of_thread = os.getpid(), _ThreadCache()
         return self._of_thread
@@ -282,7 +289,7 @@ class TableCache:
 
 @dataclass(frozen=True, eq=False)
 class _CachedVersion:
-    """An open table, and the mark of one of its commits, by which another in its place is told from it."""
+    """An open table, and the mark of one of its commits, which differs if another table replaces it."""
 
     opened: CachedTable
     version: int
@@ -290,9 +297,10 @@ class _CachedVersion:
 
 
 class _ThreadCache(threading.local):
-    """`known` by path; of those, and of the missing ones, what is not asked for again; what is written on.
+    """The tables of a thread.
 
-    `listed`: what a store has in a lake, for as long as it is not looked at anew.
+    `known` are the open tables by path. `seen` and `missing` are the paths already looked up in the current block;
+    `taken` are those being written. `listed` caches a store's listings of a lake until tables are looked up again.
     """
 
     def __init__(self) -> None:
@@ -304,32 +312,32 @@ class _ThreadCache(threading.local):
         self.depth = 0
 
     def files(self, log: StoragePath, after: str = "") -> list[tuple[str, FileStat]]:
-        """The files of a log whose names come after one; in a block a lake's logs are listed together."""
+        """List the files of a log whose names come after `after`; within a block a lake's logs are listed together."""
         if not self.depth or not isinstance(log, ObjectStorePath):
             return log.files(after)
         return self.listed.files(log, log.folder.folder.folder, after)
 
 
 def _refresh_table(path: str, known: _CachedVersion | None, listed: transaction_log.FileLister) -> _CachedVersion:
-    """A table at its newest version, out of what is known of it."""
+    """Return a table at its newest version, starting from the cached one."""
     if known is not None and known.mark is not None:
         opened = known.opened
-        look = transaction_log.probe_log(path, known.version, opened.version(), listed)
-        if look.mark == known.mark and look.newest_mark is not None:
-            known = _CachedVersion(opened, opened.version(), look.newest_mark)
+        probe = transaction_log.probe_log(path, known.version, opened.version(), listed)
+        if probe.mark == known.mark and probe.newest_mark is not None:
+            known = _CachedVersion(opened, opened.version(), probe.newest_mark)
             try:
-                if not look.is_newest:
+                if not probe.is_newest:
                     opened.update_incremental()
                 opened.forget_commits()
             except (DeltaError, OSError):
-                pass  # what is wrong is said by opening it
+                pass  # opening the table reports the error
             else:
                 return known
     return _open_mirrored(path, listed) or _open_directly(path, listed)
 
 
 def _open_mirrored(path: str, listed: transaction_log.FileLister) -> _CachedVersion | None:
-    """A table of a store at its newest version, by a mirror of its log; None where there can be none."""
+    """Open a store's table at its newest version through a mirror of its log; None if a mirror is impossible."""
     log = transaction_log.get_log_folder(path)
     if not isinstance(log, ObjectStorePath):
         return None
@@ -342,13 +350,13 @@ def _open_mirrored(path: str, listed: transaction_log.FileLister) -> _CachedVers
             return None
         opened = CachedTable(path, mirror)
     except (DeltaError, OSError):
-        return None  # what is wrong is said by opening it there
+        return None  # opening the table in the store reports the error
     newest = names.get(transaction_log.get_entry_path(path, opened.version()).name)
     return _CachedVersion(opened, opened.version(), None if newest is None else newest.mark)
 
 
 def _open_directly(path: str, listed: transaction_log.FileLister) -> _CachedVersion:
-    # deltalake takes many times as long to tell, and steps ask for tables that most homes do not have.
+    # deltalake takes many times as long to find this, and steps look up tables that most homes do not have.
     if _is_missing(transaction_log.get_log_folder(path)):
         raise TableNotFoundError(f"no table at {path}")
     opened = CachedTable(path)
@@ -358,7 +366,7 @@ def _open_directly(path: str, listed: transaction_log.FileLister) -> _CachedVers
 
 
 def _is_missing(log: StoragePath) -> bool:
-    """Whether there is no such folder on this machine; whatever else is wrong with it is said by opening it."""
+    """Return True if there is no such folder on this machine; opening the table reports any other error."""
     if log.here is None:
         return False
     try:

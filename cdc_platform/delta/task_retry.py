@@ -8,21 +8,21 @@ from __future__ import annotations
 import os
 
 _RETRY_VARIABLE = "CDC_PLATFORM_TRIED_ELSEWHERE"
-"""What executors have in their environment whose tasks, where they fail, Spark runs on others."""
+"""The environment variable of executors whose failed tasks Spark retries on others."""
 _WAIT_SECONDS = 15
-"""How long it waits for one that has not failed at a task yet, as while another takes the place of one that died."""
+"""How long Spark waits for an executor that has not failed the task yet, for example a replacement for a dead one."""
 RETRY_SETTINGS = {
     "spark.excludeOnFailure.taskAndStage.enabled": "true",
     "spark.scheduler.excludeOnFailure.unschedulableTaskSetTimeout": f"{_WAIT_SECONDS}s",
     f"spark.executorEnv.{_RETRY_VARIABLE}": "1",
 }
-"""Settings of a driver of a cluster, by which it does so."""
+"""Settings of a cluster's driver that make Spark retry failed tasks on other executors."""
 _MAX_ATTEMPTS = 4
-"""So often Spark runs a task that fails, unless it is told otherwise."""
+"""The number of attempts of a task in Spark, by default."""
 
 
 def is_retried_elsewhere() -> bool:
-    """Whether the task that this is asked in is run by another worker if it fails."""
+    """Return True if Spark will retry the current task on another executor if it fails."""
     if not os.environ.get(_RETRY_VARIABLE):
         return False
     from pyspark import TaskContext

@@ -22,14 +22,14 @@ from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.tables import Table
 
 _WHOLE_TABLE = ("",)
-"""The partitions of a table that has none."""
+"""The partitions of a table without partition columns."""
 
 
 class VerifiedLake(Lake):
-    """The tables of a lake for `step`, which is named in refusals.
+    """A lake's tables for `step`, which refusals name.
 
     Raises, wherever it reads rows or changes a table:
-        NotAsCommitted: a partition holds other rows than its commits put there, a data file or an entry of the log is
+        NotAsCommitted: a partition has other rows than its commits recorded, a data file or an entry of the log is
             damaged or missing, or the log is gone.
     """
 
@@ -45,7 +45,7 @@ class VerifiedLake(Lake):
     def read(
         self, table: Table, columns: Sequence[str] | None = None, filters: Sequence[Filter] | None = None
     ) -> pa.Table:
-        """As `Lake.read`, of verified partitions."""
+        """Read as `Lake.read`, from verified partitions."""
         opened = self._open(table)
         if opened is not None and table.partition_by:
             self._verify(table, opened, self._partitions(table, opened, filters or ()))
@@ -54,7 +54,7 @@ class VerifiedLake(Lake):
     def rows_by_slice(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
-        """As `Lake.rows_by_slice`, of verified partitions."""
+        """Read as `Lake.rows_by_slice`, from verified partitions."""
         opened = self._open(table)
         if opened is not None:
             (name,) = table.partition_by
@@ -63,7 +63,7 @@ class VerifiedLake(Lake):
         return super().rows_by_slice(table, columns, keys)
 
     def taken(self, table: Table, size: int = 0) -> AbstractContextManager[CachedTable]:
-        """As `Lake.taken`: rules that decide by the rows of the version that they change see verified rows."""
+        """Open as `Lake.taken`; rules that decide by the rows of the version that they change get verified rows."""
         return self._taken(table, size)
 
     @contextmanager
@@ -88,15 +88,15 @@ class VerifiedLake(Lake):
         return opened
 
     def _partitions(self, table: Table, opened: CachedTable, filters: Sequence[Filter]) -> list[str]:
-        """The names of the partitions that a read with these filters touches, of empty ones that it names as well."""
+        """Return the names of the partitions that a read with these filters touches or names, also of empty ones."""
         normal = normalize_filters(table, filters)
         touched = files.list_data_files(opened, table, self.path(table), normal)
         names = [row_hash.format_partition_name(table.partition_by, file.partition) for file in touched]
         for name, operator, value in normal:
             if (name,) == table.partition_by and operator in ("=", "in"):
                 names += [
-                    row_hash.format_partition_name((name,), (each,))
-                    for each in (value if operator == "in" else [value])
+                    row_hash.format_partition_name((name,), (item,))
+                    for item in (value if operator == "in" else [value])
                 ]
         return list(dict.fromkeys(names))
 
@@ -106,24 +106,26 @@ class VerifiedLake(Lake):
         if not missing:
             return
         try:
-            found = [verify_partitions(table.full_name, self.path(table), opened, missing)]
+            results = [verify_partitions(table.full_name, self.path(table), opened, missing)]
         except (PlatformError, OSError, ValueError, pa.ArrowException) as error:
             if isinstance(error, OSError) and not is_content_error(error):
                 raise
-            found = verify_tables(self, deep=True, names=[table.full_name])
-            self._refuse(table, found)
+            results = verify_tables(self, deep=True, names=[table.full_name])
+            self._refuse(table, results)
             raise
-        self._refuse(table, found)
+        self._refuse(table, results)
         verified.update(missing)
 
     def _refuse(self, table: Table, found: Sequence[TableVerification]) -> None:
-        lines = [line for each in found if each.name == table.full_name for line in (*each.damage, *each.strange)]
+        lines = [
+            line for result in found if result.name == table.full_name for line in (*result.damage, *result.strange)
+        ]
         if lines:
             raise NotAsCommitted(format_verification_refusal(lines, self.step))
 
 
 def format_verification_refusal(lines: Sequence[str], step: str) -> str:
-    """The refusal of a step for complaints of `check`: the first in full, with how many more there are."""
+    """Format the refusal of a step: the first complaint of `check` in full, and the number of the others."""
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return (
         f"{lines[0]}{more}: {step} is refused, since it cannot be undone and would decide by that; cdc-platform check"
@@ -132,5 +134,5 @@ def format_verification_refusal(lines: Sequence[str], step: str) -> str:
 
 
 def get_verified_lake(lake: Lake, step: str) -> VerifiedLake:
-    """The tables of a lake for a step that cannot be undone; see `VerifiedLake`."""
+    """Return the lake's tables for a step that cannot be undone; see `VerifiedLake`."""
     return lake if isinstance(lake, VerifiedLake) else VerifiedLake(lake, step)

@@ -23,7 +23,7 @@ _STATE_TABLE = re.compile(r"\..*_scylla_cdc_log\.state")
 
 
 def read_newest_versions(lake: Lake) -> dict[str, int]:
-    """The newest version of each table by `keyspace.name`. No log is read; a folder without one is no table.
+    """Return the newest version of each table by `keyspace.name`, from file names only; skip folders without a log.
 
     Raises:
         OSError: a folder cannot be read.
@@ -36,17 +36,17 @@ def read_newest_versions(lake: Lake) -> dict[str, int]:
 
 
 def list_stored_tables(lake: Lake) -> list[tuple[str, str]]:
-    """(keyspace, name) of every table that has a log in the lake, declared or not, by name."""
+    """List (keyspace, name) of every table that has a log in the lake, declared or not, by name."""
     return [(place.folder.name, place.name) for place in _iter_folders(lake.place) if (place / LOG_FOLDER).is_folder()]
 
 
 def iter_table_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
-    """The tables of a lake and what looks like one: names and folders, in the order of the names."""
+    """Yield the names and folders of a lake's tables and of folders like them, ordered by name."""
     return ((f"{place.folder.name}.{place.name}", str(place)) for place in _iter_folders(root))
 
 
 def iter_state_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
-    """The states that lie beside the logs of a lake, as `folders`: tables that no list of tables names."""
+    """Yield names and folders of the state tables next to a lake's logs, which no list of tables includes."""
     states = (
         place for keyspace in root.folders() for place in keyspace.folders() if _STATE_TABLE.fullmatch(place.name)
     )
@@ -54,7 +54,7 @@ def iter_state_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
 
 
 def is_state_table(name: str) -> bool:
-    """Whether a table of this name (`keyspace.name`) is the state beside a log."""
+    """Return True if a table of this name (`keyspace.name`) is the state next to a log."""
     return _STATE_TABLE.fullmatch(name.partition(".")[2]) is not None
 
 
@@ -64,14 +64,14 @@ def _iter_folders(root: StoragePath) -> Iterator[StoragePath]:
 
 
 def _find_newest_version(folder: StoragePath) -> int | None:
-    found = map(version_from_name, (folder / LOG_FOLDER).names())
-    return max((version for version in found if version is not None), default=None)
+    versions = map(version_from_name, (folder / LOG_FOLDER).names())
+    return max((version for version in versions if version is not None), default=None)
 
 
 def read_changes_since(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] | None:
-    """The rows that came behind one version up to another, a table a file, in the columns that each file has.
+    """Return the rows added after version `after` up to `upto`, one table per file, in the columns of each file.
 
-    None where it cannot be told: rows or columns were taken away meanwhile, or Delta's log has forgotten a commit.
+    Return None if that is unknown: rows or columns were removed meanwhile, or the log no longer has a commit.
     """
     paths = list_files_added_since(lake, table, after, upto)
     if paths is None:
@@ -84,7 +84,7 @@ def read_changes_since(lake: Lake, table: Table, after: int, upto: int) -> list[
 
 
 def list_files_added_since(lake: Lake, table: Table, after: int, upto: int) -> list[str] | None:
-    """The files with the rows that `read_changes_since` has, of which none is opened; None as there."""
+    """List the files of the rows that `read_changes_since` returns, without opening them; None in the same cases."""
     folder = lake.path(table)
     paths: list[str] = []
     with translate_errors(f"reading what was appended to {table.full_name}"):
@@ -100,35 +100,35 @@ def list_files_added_since(lake: Lake, table: Table, after: int, upto: int) -> l
                 if added is not None and added.get("dataChange", True):
                     try:
                         paths.append(str(parse_path(folder) / decode_path(added["path"])))
-                    except ForeignPath:  # the table as a whole says whether its rows are in it
+                    except ForeignPath:  # reading the whole table decides whether it has these rows
                         return None
     return paths
 
 
 def list_files_at_version(lake: Lake, table: Table, version: int) -> list[str]:
-    """The files that a version of a table has."""
+    """List the files of a version of a table."""
     folder = lake.path(table)
     with translate_errors(f"opening version {version} of {table.full_name}"):
         return files.list_paths(files.open_table(folder, version))
 
 
 def count_file_rows(path: str) -> int:
-    """How many rows a file has; raises FileNotFoundError where it is gone."""
+    """Return the number of a file's rows; raise FileNotFoundError if the file is gone."""
     with translate_errors(f"opening {path}"), files.open_parquet(parse_path(path)) as parquet:
         return parquet.metadata.num_rows
 
 
 def read_stored_schema(lake: Lake, table: Table) -> pa.Schema:
-    """The columns that the table has here, with their types, without reading a row; it has to exist."""
+    """Return the stored columns and types of a table, without reading a row; the table must exist."""
     with translate_errors(f"opening {table.full_name}"):
         return pa.schema(files.open_table(lake.path(table)).schema()).remove_metadata()
 
 
 def read_stored_file(path: str, types: pa.Schema) -> pa.Table:
-    """The rows of a file, in its columns, as the table of these types has them: engines write one type in several ways.
+    """Return the rows of a file, in its columns, with the table's types: engines write one type in several ways.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file is gone.
     """
     with translate_errors(f"reading {path}"), files.open_parquet(parse_path(path)) as parquet:
         rows = parquet.read()
