@@ -1,4 +1,4 @@
-"""Every table of the platform, declared once: columns, keys, partitions, constraints and comments.
+"""The registry of every table of the platform.
 
 Names and columns are ScyllaDB's own where it has the table.
 """

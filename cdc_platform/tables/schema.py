@@ -12,33 +12,33 @@ TIMESTAMP = pa.timestamp("us", "UTC")
 """Times of generations (whole milliseconds) and of writes (microseconds), always UTC."""
 
 ALLOWED_FEATURES = frozenset({"appendOnly", "checkConstraints", "invariants"})
-"""The only Delta features that a table may need of its writers, none of its readers; every Delta reader has them."""
+"""The only Delta features that a table may require, from writers only; every Delta reader can read it."""
 
 CHECKPOINT_EVERY = 10
-"""Commits from one checkpoint to the next."""
+"""The number of commits between checkpoints."""
 
-# Deletion vectors are what Delta on Spark would turn on by itself for new tables, and many readers lack them.
+# Delta on Spark would enable deletion vectors for new tables by default, and many readers do not support them.
 _DEFAULT_PROPERTIES: Mapping[str, str] = MappingProxyType(
     {
         "delta.enableDeletionVectors": "false",
-        # Who opens a table reads the commits since its last checkpoint, one by one: of a hundred, 80 ms.
+        # Opening a table reads the commits since its last checkpoint one by one: 80 ms for a hundred.
         "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     }
 )
 APPEND_ONLY_PROPERTIES: Mapping[str, str] = MappingProxyType({**_DEFAULT_PROPERTIES, "delta.appendOnly": "true"})
-"""Of a table that takes new rows only."""
+"""The properties of an append-only table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A Delta table. Files are in `<lake>/<keyspace>/<name>`.
+    """The declaration of a Delta table. Its files are in `<lake>/<keyspace>/<name>`.
 
-    `schema` holds a `comment` for every column and says which may be null; `keys` name a row; `constraints` are
-    CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them. `generation_column` says
-    which generation a row belongs to, where it belongs to one: by its UUID or by its time. `follows_from` names the
-    tables of which its rows are derived; a table without any is a source, of which its commits alone can tell.
-    `of_readers`: it tells of those who read and judge, and of no fact of the cluster. `clustering` are the clustering
-    columns that the table has in ScyllaDB, each with whether CQL orders it descending.
+    `schema` has a `comment` for every column and its nullability. `keys` identify a row. `constraints` are CHECKs in
+    the SQL that DataFusion (deltalake) and Spark both parse; a NULL violates them. `generation_column` is the column
+    that names the generation of a row, by UUID or by time, if rows belong to generations. `follows_from` names the
+    tables from which its rows are derived; a table without any is a source, and only its own commits explain its rows.
+    `of_readers` marks tables about readers and checks, which hold no fact of the cluster. `clustering` are the
+    clustering columns of the table in ScyllaDB, each with True if CQL orders it descending.
     """
 
     keyspace: str
@@ -62,7 +62,7 @@ class Table:
 
     @property
     def is_append_only(self) -> bool:
-        """Whether rows that are there are never changed or removed."""
+        """True if rows are never changed or removed."""
         return self.properties.get("delta.appendOnly") == "true"
 
     @property
@@ -75,10 +75,10 @@ class Table:
 
 
 def array_type(element: pa.DataType) -> pa.ListType:
-    """A list under the name that Spark and deltalake both give its element.
+    """Return a list type whose element has the name that Spark and deltalake both use.
 
-    Its elements are never null, but the type doesn't say so: Delta on Spark would not hold it, and deltalake could then
-    not read what it let through.
+    Elements are never null, but the type doesn't declare it: Delta on Spark would not enforce it, and deltalake could
+    then not read a null that Spark let through.
     """
     return pa.list_(pa.field("element", element))
 
@@ -88,7 +88,7 @@ STREAMS_TYPE = array_type(pa.binary())
 
 
 def column(name: str, kind: pa.DataType, comment: str, *, null: bool = False) -> pa.Field:
-    """A column with its comment, NOT NULL unless said otherwise."""
+    """Return a column with its comment, NOT NULL unless `null` is set."""
     return pa.field(name, kind, nullable=null, metadata={"comment": comment})
 
 
@@ -97,7 +97,7 @@ STREAMS_CHECK = "cardinality(streams) >= 1"
 
 
 def whole_milliseconds_check(name: str) -> str:
-    """The CHECK of a time column that holds whole milliseconds."""
+    """Return the CHECK that a time column has whole milliseconds."""
     return f"date_trunc('millisecond', {name}) = {name}"
 
 
