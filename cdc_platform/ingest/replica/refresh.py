@@ -201,9 +201,6 @@ def _now(
             }
 
 
-_LATE_DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTONE, StateRowKind.ROW_TOMBSTONE)
-
-
 @dataclass(frozen=True)
 class LateChanges:
     """The effect of late log rows. `changes` are to be merged (`STATE_SCHEMA`); `rows` counts the log's rows.
@@ -232,7 +229,7 @@ class LateChanges:
         """
         state = merge_states(schema, [state_from_log(schema, pa.concat_tables(logs, promote_options="default"))])
         kinds = np.asarray(state["kind"])
-        deletes = np.isin(kinds, _LATE_DELETIONS)
+        deletes = np.isin(kinds, _DELETIONS)
         gone = deletes | np.asarray(state["dead"]) | (kinds == StateRowKind.COLLECTION_TOMBSTONE)
         written = state.filter(pa.array(~deletes))
         places = frozenset(places_of(written["partition"], written["clustering"]))
