@@ -170,9 +170,9 @@ def _assert_restorable(folder: str, name: str, version: int) -> None:
     """Refuse to restore a version that cannot be read or lacks a file."""
     with translate_errors(f"opening version {version} of {name}"):
         paths = files.list_paths(files.open_table(folder, version))
-    gone = next((path for path in paths if parse_path(path).seen() is None), None)
-    if gone is not None:
-        raise StateError(f"version {version} of {name} cannot be restored: {gone} is gone; bring it back first")
+    missing = next((path for path in paths if parse_path(path).seen() is None), None)
+    if missing is not None:
+        raise StateError(f"version {version} of {name} cannot be restored: {missing} is gone; bring it back first")
 
 
 def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -> None:

@@ -66,11 +66,11 @@ def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
         first = last
         while first > 0 and transaction_log.get_entry_path(lake.path(table), first - 1).seen():
             first -= 1
-        every = -(-(last - first + 1) // _MAX_LINKS)
+        step = -(-(last - first + 1) // _MAX_LINKS)
         links = {
             version: link
             for version, link in _iter_links(lake.path(table), first, last, GENESIS_LINK)
-            if (last - version) % every == 0
+            if (last - version) % step == 0
         }
     return HashChain(first, last, links)
 

@@ -47,12 +47,12 @@ def read_settled_versions(*lakes: Lake) -> list[dict[str, int]]:
     Raises:
         ConflictError: a writer commits all the time.
     """
-    seen = [read_newest_versions(lake) for lake in lakes]
+    previous = [read_newest_versions(lake) for lake in lakes]
     for _ in range(_ATTEMPTS):
         current = [read_newest_versions(lake) for lake in lakes]
-        if current == seen:
-            return seen
-        seen = current
+        if current == previous:
+            return previous
+        previous = current
     raise ConflictError(f"{lakes[0].place} is written to all the time; copy it when less is going on")
 
 

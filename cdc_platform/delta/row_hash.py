@@ -500,8 +500,10 @@ def find_differing_rows(one: pa.Table, other: pa.Table) -> tuple[pa.Table, pa.Ta
     """
     if min(one.num_rows, other.num_rows) <= _FEW_ROWS:
         return one, other
-    mine, theirs = _number_duplicates(hash_rows_words(one)), _number_duplicates(hash_rows_words(other))
-    return one.filter(pa.array(_find_missing(mine, theirs))), other.filter(pa.array(_find_missing(theirs, mine)))
+    one_numbers, other_numbers = _number_duplicates(hash_rows_words(one)), _number_duplicates(hash_rows_words(other))
+    return one.filter(pa.array(_find_missing(one_numbers, other_numbers))), other.filter(
+        pa.array(_find_missing(other_numbers, one_numbers))
+    )
 
 
 def _find_missing(numbers: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -170,10 +170,10 @@ def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int)
         with translate_errors(f"opening version {version} of {table.full_name}"):
             opened = files.open_table(lake.path(table), version)
     snapshot = _make_snapshot(lake, table, opened)
-    gone = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).seen() is None), None)
-    if gone is not None:
+    missing = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).seen() is None), None)
+    if missing is not None:
         raise NotFound(
-            f"version {version} of {table.full_name} cannot be read any more: {snapshot.folder / gone} is gone"
+            f"version {version} of {table.full_name} cannot be read any more: {snapshot.folder / missing} is gone"
         )
     return snapshot
 

@@ -200,30 +200,30 @@ class TableCache:
         Raises:
             TableNotFoundError: there is no table.
         """
-        mine = self._mine()
-        if path in mine.missing:
+        cache = self._mine()
+        if path in cache.missing:
             raise TableNotFoundError(f"no table at {path}")
-        if path in mine.seen:
-            return mine.known[path].opened
+        if path in cache.seen:
+            return cache.known[path].opened
         try:
-            mine.known[path] = _refresh_table(path, mine.known.pop(path, None), mine.files)
+            cache.known[path] = _refresh_table(path, cache.known.pop(path, None), cache.files)
         except TableNotFoundError:
-            if mine.depth:
-                mine.missing.add(path)
+            if cache.depth:
+                cache.missing.add(path)
             raise
-        if mine.depth:
-            mine.seen.add(path)
-        return mine.known[path].opened
+        if cache.depth:
+            cache.seen.add(path)
+        return cache.known[path].opened
 
     def is_there(self, path: str) -> bool:
         """Return True if the table exists, by file names only."""
-        mine = self._mine()
-        if path in mine.seen or path in mine.missing:
-            return path in mine.seen
+        cache = self._mine()
+        if path in cache.seen or path in cache.missing:
+            return path in cache.seen
         log = transaction_log.get_log_folder(path)
-        exists = is_delta_log(dict(mine.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
-        if mine.depth and not exists:
-            mine.missing.add(path)
+        exists = is_delta_log(dict(cache.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
+        if cache.depth and not exists:
+            cache.missing.add(path)
         return exists
 
     @contextmanager
@@ -235,26 +235,26 @@ class TableCache:
         Raises:
             TableNotFoundError: there is no table.
         """
-        mine = self._mine()
-        inner = path in mine.taken
+        cache = self._mine()
+        inner = path in cache.taken
         if not inner:
             self.newest(path)
-        known = _refresh_table(path, None, mine.files) if inner else mine.known[path]
-        if not mine.depth:  # reads during the block see the commits of others
-            del mine.known[path]
-        mine.taken |= {path}
+        known = _refresh_table(path, None, cache.files) if inner else cache.known[path]
+        if not cache.depth:  # reads during the block see the commits of others
+            del cache.known[path]
+        cache.taken |= {path}
         try:
             yield known.opened
         except BaseException:
-            mine.known.pop(path, None)
+            cache.known.pop(path, None)
             self.look_anew()
             raise
         finally:
             if not inner:
-                mine.taken -= {path}
-        other = mine.known.get(path)
-        if not mine.depth or other is None or other.opened.version() < known.opened.version():
-            mine.known[path] = known
+                cache.taken -= {path}
+        other = cache.known.get(path)
+        if not cache.depth or other is None or other.opened.version() < known.opened.version():
+            cache.known[path] = known
 
     @contextmanager
     def looked_at_once(self) -> Iterator[None]:
@@ -262,23 +262,23 @@ class TableCache:
 
         A nested block is part of the outer one.
         """
-        mine = self._mine()
-        mine.depth += 1
+        cache = self._mine()
+        cache.depth += 1
         try:
             with cache_fetches(self._kept), file_cache.cache_file_reads():
                 yield
         finally:
-            mine.depth -= 1
-            if not mine.depth:
+            cache.depth -= 1
+            if not cache.depth:
                 self.look_anew()
 
     def look_anew(self, *paths: str) -> None:
         """Look up these tables again on their next use; all tables if none is named."""
-        mine = self._mine()
-        for paths_seen in (mine.seen, mine.missing):
+        cache = self._mine()
+        for paths_seen in (cache.seen, cache.missing):
             paths_seen.difference_update(paths or set(paths_seen))
         logs = map(transaction_log.get_log_folder, paths)
-        mine.listed.look_anew(*(log for log in logs if isinstance(log, ObjectStorePath)))
+        cache.listed.look_anew(*(log for log in logs if isinstance(log, ObjectStorePath)))
 
     def _mine(self) -> _ThreadCache:
         """Return this thread's cache. A forked process starts with an empty one: a mirror belongs to one process."""

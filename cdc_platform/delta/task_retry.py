@@ -1,4 +1,4 @@
-"""Whether Spark retries a failed task on another executor, and the settings for that.
+"""Detection of Spark's retries of a failed task on another executor, and the settings that enable them.
 
 A store may admit one executor and refuse another.
 """

@@ -275,8 +275,8 @@ def _commit_opened_once(
     *,
     append: bool,
 ) -> bool:
-    seen = None if transaction is None else opened.transaction_version(transaction[0])
-    if transaction is not None and seen is not None and seen >= transaction[1]:
+    last_number = None if transaction is None else opened.transaction_version(transaction[0])
+    if transaction is not None and last_number is not None and last_number >= transaction[1]:
         return False
     if append and not draft.files and len(numbers) < 2:
         return False
@@ -356,8 +356,8 @@ class _TaskWriter:
         if self.folder and not Path(self.folder).is_dir():
             raise EnvironmentProblem(f"{self.what}: {_format_unseen(self.folder)}")
         failed: list[Exception] = []
-        seen: list[dict[str, int]] = []
-        checked = self._checked(chain([first], batches), failed, seen)
+        digests_by_batch: list[dict[str, int]] = []
+        checked = self._checked(chain([first], batches), failed, digests_by_batch)
         rows = pa.RecordBatchReader.from_batches(self.table.schema, checked)
         try:
             added = self._placed(rows)
@@ -365,7 +365,7 @@ class _TaskWriter:
             if failed:  # Arrow's stream passes on an error's message, not its class.
                 raise failed[0] from None
             raise
-        digests = {slice_: f"{digest:032x}" for slice_, digest in row_hash.sum_digests(seen).items()}
+        digests = {slice_: f"{digest:032x}" for slice_, digest in row_hash.sum_digests(digests_by_batch).items()}
         # The first file has the digests of all rows of the task: nothing needs them by file.
         return [file | {"digests": {} if index else digests} for index, file in enumerate(added)]
 

@@ -94,8 +94,8 @@ def get_post_commit_hooks(opened: DeltaTable) -> PostCommitHookProperties:
     row.
     """
     configured = opened.metadata().configuration.get("delta.checkpointInterval", "100")
-    every = int(configured) if configured.isdigit() else 1
-    is_due = (opened.version() + 2) % max(every, 1) == 0
+    interval = int(configured) if configured.isdigit() else 1
+    is_due = (opened.version() + 2) % max(interval, 1) == 0
     return PostCommitHookProperties(cleanup_expired_logs=None if is_due else False)
 
 
@@ -145,12 +145,12 @@ def probe_log(folder: str, version: int, newest: int, listed: FileLister) -> Log
     log = get_log_folder(folder)
     at, last, after = (_entry_name(number) for number in (version, newest, newest + 1))
     if log.here is not None:
-        seen = {name: stat for name in {at, last, after} if (stat := log.seen_in(name)) is not None}
+        stats = {name: stat for name in {at, last, after} if (stat := log.seen_in(name)) is not None}
     else:
         # List the names after the entry's own without its suffix, so that the entry itself is among them.
-        seen = dict(listed(log, at.removesuffix(".json")))
-    mark, newest_mark = (seen[name].mark if name in seen else None for name in (at, last))
-    return LogProbe(mark, newest_mark, after not in seen)
+        stats = dict(listed(log, at.removesuffix(".json")))
+    mark, newest_mark = (stats[name].mark if name in stats else None for name in (at, last))
+    return LogProbe(mark, newest_mark, after not in stats)
 
 
 def read_commit(file: StoragePath, version: int) -> Commit:
@@ -231,8 +231,8 @@ def get_digests(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] |
 
     A partition that no commit names is empty, if the log goes back to a creation with a CommitInfo.
     """
-    found = get_known_digests(opened, wanted)
-    return found if len(found) == len(set(wanted)) else None
+    known = get_known_digests(opened, wanted)
+    return known if len(known) == len(set(wanted)) else None
 
 
 def get_known_digests(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int]:

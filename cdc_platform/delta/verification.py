@@ -567,11 +567,11 @@ def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> Ver
 
 def _digest_batches(rows: VerifiedRows, batches: Batches) -> Batches:
     """Read rows, and yield one line with their digest, or with null if a file is damaged."""
-    seen: list[int] = []
+    digests: list[int] = []
     try:
-        for _ in rows.read(batches, seen):
+        for _ in rows.read(batches, digests):
             pass
-        digest = f"{sum(seen) % row_hash.DIGEST_MODULUS:032x}"
+        digest = f"{sum(digests) % row_hash.DIGEST_MODULUS:032x}"
     except StateError:
         # A Python error in a Spark task would lose its class, and Spark would retry the task in vain.
         digest = None

@@ -23,7 +23,9 @@ _STATE_TABLE = re.compile(r"\..*_scylla_cdc_log\.state")
 
 
 def read_newest_versions(lake: Lake) -> dict[str, int]:
-    """Return the newest version of each table by `keyspace.name`, from file names only; skip folders without a log.
+    """Return the newest version of each table by `keyspace.name`.
+
+    No log is read, only file names; a folder without a log is no table.
 
     Raises:
         OSError: a folder cannot be read.
@@ -37,20 +39,22 @@ def read_newest_versions(lake: Lake) -> dict[str, int]:
 
 def list_stored_tables(lake: Lake) -> list[tuple[str, str]]:
     """List (keyspace, name) of every table that has a log in the lake, declared or not, by name."""
-    return [(place.folder.name, place.name) for place in _iter_folders(lake.place) if (place / LOG_FOLDER).is_folder()]
+    return [
+        (folder.folder.name, folder.name) for folder in _iter_folders(lake.place) if (folder / LOG_FOLDER).is_folder()
+    ]
 
 
 def iter_table_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
     """Yield the names and folders of a lake's tables and of folders like them, ordered by name."""
-    return ((f"{place.folder.name}.{place.name}", str(place)) for place in _iter_folders(root))
+    return ((f"{folder.folder.name}.{folder.name}", str(folder)) for folder in _iter_folders(root))
 
 
 def iter_state_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
     """Yield names and folders of the state tables next to a lake's logs, which no list of tables includes."""
     states = (
-        place for keyspace in root.folders() for place in keyspace.folders() if _STATE_TABLE.fullmatch(place.name)
+        folder for keyspace in root.folders() for folder in keyspace.folders() if _STATE_TABLE.fullmatch(folder.name)
     )
-    return ((f"{place.folder.name}.{place.name}", str(place)) for place in states)
+    return ((f"{folder.folder.name}.{folder.name}", str(folder)) for folder in states)
 
 
 def is_state_table(name: str) -> bool:
@@ -60,7 +64,7 @@ def is_state_table(name: str) -> bool:
 
 def _iter_folders(root: StoragePath) -> Iterator[StoragePath]:
     for keyspace in root.folders():
-        yield from (place for place in keyspace.folders() if place.name[0] != ".")
+        yield from (folder for folder in keyspace.folders() if folder.name[0] != ".")
 
 
 def _find_newest_version(folder: StoragePath) -> int | None:

@@ -279,14 +279,14 @@ def transact_rows(
     """
     if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
         return
-    there = _read_declared_rows(opened, table)
-    result = rule(there)
+    existing = _read_declared_rows(opened, table)
+    result = rule(existing)
     if result is None:
         return
     source = conform_rows(table, result)
     refuse_repeated_keys(table, source)
     update = not table.is_append_only
-    merge_rows(opened, table, source, update, there=there, whole=whole, numbers=numbers)
+    merge_rows(opened, table, source, update, there=existing, whole=whole, numbers=numbers)
 
 
 def merge_judged_rows(
@@ -338,7 +338,7 @@ def merge_rows(
     fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
     removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
     lost = [index for index, key in enumerate(keys_there) if whole and key not in index_by_key]
-    gone = existing.take(pa.array(lost, pa.int64()))
+    deleted = existing.take(pa.array(lost, pa.int64()))
     done = MergeResult(fresh.num_rows, removed.num_rows, opened.version() + 1)
     if not done.inserted and not done.updated and not lost:
         return MergeResult(0, 0, opened.version())
@@ -346,20 +346,20 @@ def merge_rows(
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
     moved = [index in changed or (only is None and new) for index, new in enumerate(inserted)]
     source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
-    added, taken = pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])
+    added, removed_rows = pa.concat_tables([fresh, put]), pa.concat_tables([removed, deleted])
 
     def commit(properties: transaction_log.DeltaCommitProperties) -> None:
         append = not (done.updated or lost)
-        few = None if append or table.partition_by else _read_all_if_few(opened, table)
+        all_rows = None if append or table.partition_by else _read_all_if_few(opened, table)
         if has_time_partitions(table):
-            _write_exchange(opened, table, added, taken, properties)
-        elif few is not None:
-            _write_overwrite(opened, table, _exchange_rows(few, table, added, taken), properties)
+            _write_exchange(opened, table, added, removed_rows, properties)
+        elif all_rows is not None:
+            _write_overwrite(opened, table, _exchange_rows(all_rows, table, added, removed_rows), properties)
         else:
             _write_merge(opened, table, source, properties, append=append, whole=bool(lost))
 
     transaction_log.make_commit(
-        opened, commit, digests=_compute_digests_after(opened, table, added, taken), numbers=numbers
+        opened, commit, digests=_compute_digests_after(opened, table, added, removed_rows), numbers=numbers
     )
     return done
 
@@ -473,9 +473,11 @@ def _compute_digests_after_replacement(
     """Return the resulting digests of the partitions of the files that pass."""
     assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
     existing = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
-    due, given = sum(file.rows for file in existing), parted.rows.num_rows
-    if due != given:
-        raise StateError(f"{table.full_name} has {due} rows where {given} were read: nothing is put in their place")
+    due, read_count = sum(file.rows for file in existing), parted.rows.num_rows
+    if due != read_count:
+        raise StateError(
+            f"{table.full_name} has {due} rows where {read_count} were read: nothing is put in their place"
+        )
     written = {row_hash.format_partition_name(table.partition_by, file.partition): None for file in existing}
     return _compute_digests_after(opened, table, came, parted.gone, written)
 
@@ -577,16 +579,16 @@ def _write_exchange(
 
 def _exchange_rows(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
     """Return rows without the removed and with the added ones, ordered by key."""
-    gone = set(hash_keys(removed, table.schema.names))
-    stays = [row not in gone for row in hash_keys(held, table.schema.names)]
+    removed_keys = set(hash_keys(removed, table.schema.names))
+    stays = [row not in removed_keys for row in hash_keys(held, table.schema.names)]
     remaining = held.filter(pa.array(stays, pa.bool_()))
     return pa.concat_tables([remaining, added]).sort_by([(key, "ascending") for key in table.keys])
 
 
 def _read_all_if_few(opened: DeltaTable, table: Table) -> pa.Table | None:
     """Return all rows if they are few and the table has no feature that the platform does not know; None otherwise."""
-    few = opened.few() if isinstance(opened, CachedTable) and not files.list_unsupported_features(opened) else None
-    return few.cast(table.schema) if few is not None and few.schema.names == table.schema.names else None
+    all_rows = opened.few() if isinstance(opened, CachedTable) and not files.list_unsupported_features(opened) else None
+    return all_rows.cast(table.schema) if all_rows is not None and all_rows.schema.names == table.schema.names else None
 
 
 def _write_overwrite(
