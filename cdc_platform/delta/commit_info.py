@@ -71,14 +71,7 @@ class CommitInfo:
         return {COMMIT_INFO_KEY: json.dumps({name: value for name, value in fields.items() if value})}
 
 
-_process_author = CommitAuthor()
 _block_author: ContextVar[CommitAuthor | None] = ContextVar("speaker", default=None)
-
-
-def set_process_author(speaker: CommitAuthor) -> None:
-    """Set the author of this process's commits, outside blocks of `commit_as`."""
-    global _process_author
-    _process_author = speaker
 
 
 def commit_as(speaker: CommitAuthor) -> AbstractContextManager[None]:
@@ -92,7 +85,7 @@ def new_commit_info(
     accepts: Mapping[int, str] | None = None,
 ) -> CommitInfo:
     """Return a CommitInfo with a new ID for the next commit."""
-    speaker = _block_author.get() or _process_author
+    speaker = _block_author.get() or CommitAuthor()
     return CommitInfo(
         str(uuid.uuid4()),
         speaker,

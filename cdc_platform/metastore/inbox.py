@@ -89,7 +89,7 @@ def queue_join(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bo
         InputError: the host is in the ring or is queued with other content, or a token has an owner.
         StateError: `to_run_now`, and an earlier join is unfinished.
     """
-    assert not request.is_zero_token, "a zero-token node makes no generation: lifecycle.join.bootstrap.join_zero_token"
+    assert not request.is_zero_token, "a zero-token node makes no generation: lifecycle.join_zero_token_node"
 
     def judged() -> pa.Table | None:
         event_id, known = _find_event_id(lake, request.event_id)
