@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.files.export_files import ID
 
+from cdc_platform.server.code_server import PRELOADED
+
 HEAVY = ("pandas", "pandera", "pyspark", "py4j", "dagster", "duckdb", "scipy", "matplotlib", "cassandra")
 _PROGRAM = """
 import json, sys
@@ -69,7 +71,7 @@ def test_runs_find_what_judges_and_draws_there() -> None:
     """In what they are forked from, which has one thread; Spark's client, which few of them want, is not."""
     names = ("pandera", "matplotlib", "pyspark.sql.connect.session")
     program = (
-        "import sys, json, threading, cdc_platform.server.prefork_imports\n"
+        f"import sys, json, threading, {PRELOADED}\n"
         f"print(json.dumps([threading.active_count(), *(name for name in {names!r} if name in sys.modules)]))"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
