@@ -21,13 +21,13 @@ _AT_ONCE, _PAGE_ROWS = 4, 5_000
 
 
 def bring(
-    home: str, now_us: Microseconds | None, pace: ReadPolicy | None = None, **options: Any
+    home: str, now_us: Microseconds | None, policy: ReadPolicy | None = None, **options: Any
 ) -> tuple[IngestResult, float]:
     """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
     cluster, before = registry.find_cluster(open_home(Path(home)), NAME), time.process_time()
     clock = Clock() if now_us is None else Clock(now_us)
     workers = TaskRunner(_no_spark)
-    done = ingest_table(cluster, clock, KEYSPACE, TABLE, workers, pace=pace, tell=lambda line: None, **options)
+    done = ingest_table(cluster, clock, KEYSPACE, TABLE, workers, policy=policy, on_message=lambda _: None, **options)
     return done, time.process_time() - before
 
 
@@ -67,13 +67,13 @@ def _session(port: int, user: tuple[str, str]) -> Any:
     return session
 
 
-def follow(home: str, seconds: float, pace: ReadPolicy, every_seconds: float) -> list[tuple[int, float]]:
+def follow(home: str, seconds: float, policy: ReadPolicy, every_seconds: float) -> list[tuple[int, float]]:
     """Ingest again and again: of each time its rows, and how many seconds it was behind beyond the confidence."""
     found, until = list[tuple[int, float]](), time.monotonic() + seconds
     while time.monotonic() < until:
         begun = time.monotonic()
-        done, _ = bring(home, None, pace)
-        behind = Clock().now_us() - done.position_us - pace.confidence_us
+        done, _ = bring(home, None, policy)
+        behind = Clock().now_us() - done.position_us - policy.confidence_us
         found.append((done.rows, behind / SECOND_US))
         time.sleep(max(0.0, every_seconds - (time.monotonic() - begun)))
     return found

@@ -92,7 +92,7 @@ def first_copy(bench: Bench) -> list[Result]:
         home, now = _home(bench, standin), Microseconds(begun + HOUR_US)
 
         def subject() -> None:
-            done, _ = mine.submit(asking.bring, home, now, copy_again=True).result()
+            done, _ = mine.submit(asking.bring, home, now, recopy=True).result()
             assert done.current is not None
             assert done.current.copied_now
             assert done.current.rows == count, done.current
@@ -138,11 +138,11 @@ def lag(bench: Bench) -> list[Result]:
     seconds = _FOLLOWED_SECONDS if bench.sizes.repeats > 1 else 3.0
     with _standin(bench) as standin, _process() as mine, _process() as theirs:
         log, _ = _log(standin, Milliseconds(Clock().now_ms() - _AGO_MS))
-        home, pace = _home(bench, standin), ReadPolicy(Microseconds(SECOND_US))
-        mine.submit(asking.bring, home, None, pace).result()
+        home, policy = _home(bench, standin), ReadPolicy(Microseconds(SECOND_US))
+        mine.submit(asking.bring, home, None, policy).result()
         stream = next(iter(log.generations.values())).streams_of(np.zeros(1, np.int64))[0].tobytes()
         writing = theirs.submit(asking.write, standin.server.port, seconds, _SHARE, stream)
-        found = mine.submit(asking.follow, home, seconds, pace, 1.0).result()
+        found = mine.submit(asking.follow, home, seconds, policy, 1.0).result()
         sent, share = writing.result()
     rows, worst = sum(rows for rows, _ in found), max(behind for _, behind in found)
     at = f"{sent / seconds:,.0f} rows a second, by a writer that takes {share:.2f} of a core; {len(found)} ingests"

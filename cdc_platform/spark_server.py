@@ -31,7 +31,7 @@ class ServerFile:
 
     path: Path
 
-    def tell(self, environment: Mapping[str, str]) -> None:
+    def publish(self, environment: Mapping[str, str]) -> None:
         """Publish the running server's address: the environment variables of a client."""
         self._write({**environment, SERVER_VARIABLE: str(self.path)})
 
@@ -52,7 +52,7 @@ class ServerFile:
             raise ConnectionRefusedError(f"no server answers by {self.path} now")
         return variables
 
-    def want(self) -> None:
+    def request(self) -> None:
         """Request the server before looking it up, so that it does not fall asleep, or wakes.
 
         Raises:
@@ -60,17 +60,17 @@ class ServerFile:
         """
         if not self.path.exists():
             raise FileNotFoundError(f"no cdc-platform up has written {self.path}")
-        self._wish.touch(mode=atomic.OWNER_ONLY_MODE)
+        self._request_file.touch(mode=atomic.OWNER_ONLY_MODE)
 
-    def wanted(self) -> int:
+    def last_request(self) -> int:
         """Return the time of the last request, as a number that grows with each one; 0 without one."""
         try:
-            return self._wish.stat().st_mtime_ns
+            return self._request_file.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     @property
-    def _wish(self) -> Path:
+    def _request_file(self) -> Path:
         return self.path.with_name("spark.wanted")
 
     def _write(self, variables: Mapping[str, str]) -> None:

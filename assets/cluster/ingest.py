@@ -77,7 +77,7 @@ def ingested_log(
     with platform_errors_as_failures():
         name, keyspace, table = parse_log_partition(context.partition_key)
         cluster = registry.find_cluster(home.home(), name)
-        done = ingest_table(cluster, clock.clock(), keyspace, table, spark.workers(), tell=context.log.warning)
+        done = ingest_table(cluster, clock.clock(), keyspace, table, spark.workers(), on_message=context.log.warning)
     lake = Lake(cluster.open_home().lake)
     columns = ("generation", "from", "to", "by", "estimated requests", "requests", "rows", "late", "seconds")
     windows = (
@@ -97,7 +97,7 @@ def ingested_log(
     metadata = {
         "late_rows": done.late,
         "read_up_to": format_us(done.position_us),
-        "read_again_up_to": "" if done.again_us is None else format_us(done.again_us),
+        "read_again_up_to": "" if done.second_pass_us is None else format_us(done.second_pass_us),
         "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": build_rows_preview(columns, windows),
         "gaps": build_rows_preview(
@@ -108,8 +108,8 @@ def ingested_log(
             ),
         ),
     }
-    if done.held is not None:
-        metadata["held"] = done.held
+    if done.waiting_for is not None:
+        metadata["held"] = done.waiting_for
     if done.current is not None:
         current = done.current
         metadata |= {

@@ -183,7 +183,7 @@ def request_observations(
 def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> MetadataSnapshot | PlatformError:
     """Return a metadata snapshot of a cluster, or the error that prevented it."""
     try:
-        return sessions.glance(cluster)
+        return sessions.take_snapshot(cluster)
     except PlatformError as error:
         return error
 
@@ -199,7 +199,7 @@ def build_hook_callback(home: Home, clock: Clock, warn: Callable[[str], None]) -
 
     def tell(cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError) -> None:
         try:
-            hook = Hook.of(home, program, home.settings.cluster_hook_ms)
+            hook = Hook.find(home, program, home.settings.cluster_hook_ms)
             send_alerts(cluster, hook, clock, seen, warn, begun)
         except PlatformError as error:
             warn(str(error))

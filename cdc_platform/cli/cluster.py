@@ -342,7 +342,7 @@ def watch(session: CliSession, name: str, every: float, looks: int | None, hook:
 
     home = session.open_home()
     registry.find_cluster(home, name)
-    alerts = None if hook is None else AlertQueue(Hook.of(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
+    alerts = None if hook is None else AlertQueue(Hook.find(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
     views = islice(watching(home, name, session.clock, every), looks)
     with alerts or nullcontext():
         (_print_json_lines if as_json else partial(_show_live, name))(_alert_hook(views, alerts))
@@ -356,7 +356,7 @@ def _alert_hook(seen: Iterable[Seen], told: AlertQueue | None) -> Iterator[Seen]
     """Yield the looks as they come, and pass their new changes to the queue of the hook (`told`)."""
     for look, changes in seen:
         if told is not None:
-            told.tell([change.document() for change in changes if change.fresh])
+            told.put([change.document() for change in changes if change.fresh])
         yield look, changes
 
 

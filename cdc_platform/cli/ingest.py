@@ -82,23 +82,23 @@ def ingest(
         session.clock,
         *table,
         get_task_runner(),
-        pace=policy,
+        policy=policy,
         until_us=until_us,
         way=by,
-        tell=partial(warn, code="reading"),
+        on_message=partial(warn, code="reading"),
         current=current,
-        copy_again=copy_again,
+        recopy=copy_again,
     )
     for line in describe_gaps(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")
     if as_json:
         write_json(_result_document(done))
-        ctx.exit(int(done.lacks_rows))
+        ctx.exit(int(done.has_open_gaps))
     columns = (">window", "generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
     if done.windows:
         write_table("Windows", columns, [_window_row(window) for window in done.windows])
     write_facts(_result_facts(done).items())
-    ctx.exit(int(done.lacks_rows))
+    ctx.exit(int(done.has_open_gaps))
 
 
 def _us_from_seconds(seconds: float) -> Microseconds:
@@ -137,9 +137,9 @@ def _result_facts(done: IngestResult) -> dict[str, Any]:
             "late": done.late,
             "late ever": done.late_ever,
             "read up to": format_us(done.position_us),
-            "read again up to": None if done.again_us is None else format_us(done.again_us),
+            "read again up to": None if done.second_pass_us is None else format_us(done.second_pass_us),
         }
-        | ({} if done.held is None else {"held": done.held})
+        | ({} if done.waiting_for is None else {"held": done.waiting_for})
         | ({} if done.current is None else _current_facts(done.current))
     )
 
@@ -178,8 +178,8 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
         "late": done.late,
         "late_ever": done.late_ever,
         "position": format_us(done.position_us),
-        "again": None if done.again_us is None else format_us(done.again_us),
-        "held": done.held,
+        "again": None if done.second_pass_us is None else format_us(done.second_pass_us),
+        "held": done.waiting_for,
         "current": None if done.current is None else _current_document(done.current),
         "gaps": [gap.facts() for gap in done.gaps],
         "windows": [_window_document(window) for window in done.windows],

@@ -30,7 +30,7 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.ingest.marks import LATE, PARTS, PARTS_UNTIL
 from cdc_platform.ingest.planner import Estimate, Plan
-from cdc_platform.ingest.policy import Lifetimes, before_reading, died_before, gaps_between
+from cdc_platform.ingest.policy import Lifetimes, find_gaps, gap_before_first_read, gap_of_late_set
 from cdc_platform.ingest.requests import empty_rows
 from cdc_platform.ingest.window_reader import WindowReader, WindowResult
 from cdc_platform.metastore import Consumer, LogGap, LogLoss, log_gaps
@@ -97,9 +97,9 @@ class ClusterLogSource:
         consumer: Consumer,
         read_until_us: Microseconds,
         workers: TaskRunner,
-        tell: OnMessage,
+        on_message: OnMessage,
     ) -> None:
-        self.lake, self.clock, self.tell = lake, clock, tell
+        self.lake, self.clock, self.on_message = lake, clock, on_message
         self.windows: list[ReadWindow] = []
         """The committed windows, without those of the second pass."""
         self._reader, self._read_until_us = reader, read_until_us
@@ -166,7 +166,7 @@ class ClusterLogSource:
         """Return where reading begins: an earlier release's rows are read once more if they may still exist."""
         if consumer.window_number == 0:
             return consumer.position_us
-        return Microseconds(Lifetimes.of(self.lake, self.schema).since_us(self.clock.now_us()) - ONE_US)
+        return Microseconds(Lifetimes.read(self.lake, self.schema).since_us(self.clock.now_us()) - ONE_US)
 
     def copy_unread(
         self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
@@ -177,9 +177,9 @@ class ClusterLogSource:
 
         def died_us() -> Microseconds | None:
             times = window.after_us, window.until_us, self.clock.now_us()
-            died = None if self._rereads else Lifetimes.of(self.lake, schema).died_us(*times)
+            died = None if self._rereads else Lifetimes.read(self.lake, schema).find_expired_until_us(*times)
             if died is not None:
-                new.extend(log_gaps.record_log_gaps(self.lake, self.clock, [died_before(schema, window, died)]))
+                new.extend(log_gaps.record_log_gaps(self.lake, self.clock, [gap_of_late_set(schema, window, died)]))
             return died
 
         def commit_part(rows: pa.Table, until_us: Microseconds) -> None:
@@ -229,7 +229,7 @@ class ClusterLogSource:
 
     def _report(self, gaps: list[LogGap]) -> None:
         for gap in gaps:
-            self.tell(str(gap))
+            self.on_message(str(gap))
 
     def _work_here(self, plan: Plan) -> bool:
         return self.workers.work_here(self._reader.query().tasks(plan.places))
@@ -262,9 +262,9 @@ class ClusterLogSource:
         """
         lake, schema, now = self.lake, self.schema, self.clock.now_us()
         if window.number == 1:
-            log_gaps.record_log_gaps(lake, self.clock, [before_reading(lake, schema, now)])
+            log_gaps.record_log_gaps(lake, self.clock, [gap_before_first_read(lake, schema, now)])
             return marks
-        gaps = gaps_between(lake, schema, window.after_us, window.until_us, now)
+        gaps = find_gaps(lake, schema, window.after_us, window.until_us, now)
         new += log_gaps.record_log_gaps(lake, self.clock, gaps)
         died = [gap.until_us - ONE_US for gap in gaps if gap.what == LogLoss.DIED]
         return (

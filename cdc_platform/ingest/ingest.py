@@ -23,7 +23,7 @@ from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, ms_fro
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner, allow_mirror_writes, lake_lock
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.ingest import policy as paces
+from cdc_platform.ingest import policy as policies
 from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
 from cdc_platform.ingest.marks import LATE
 from cdc_platform.ingest.planner import Way
@@ -39,10 +39,10 @@ from cdc_platform.scylla import ScyllaCluster, ScyllaSession, open_session, refr
 
 @dataclass
 class IngestResult:
-    """The result of an ingest. The first pass has read all rows up to `position_us`, the second pass up to `again_us`.
+    """The result of an ingest. The first pass has read all rows up to `position_us`, the second up to `second_pass_us`.
 
     `late` counts the rows that the second pass found now, `late_ever` all that it ever found. `current` is the
-    replicated table, if there is one. `held` names the generation that the position waits for, None if it waits for
+    replicated table, if there is one. `waiting_for` says which generation the position waits for, None for
     none. `gaps` are all gaps of the log.
     """
 
@@ -50,16 +50,16 @@ class IngestResult:
     rows: int
     late: int
     position_us: Microseconds
-    again_us: Microseconds | None
+    second_pass_us: Microseconds | None
     late_ever: int
     horizon_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
     current: ReplicationResult | None = None
-    held: str | None = None
+    waiting_for: str | None = None
     gaps: list[LogGap] = field(default_factory=list)
 
     @property
-    def lacks_rows(self) -> bool:
+    def has_open_gaps(self) -> bool:
         """Return True if rows of the log are lost and not accepted as lost, as found by this run or an earlier one."""
         return any(gap.is_open for gap in self.gaps)
 
@@ -78,12 +78,12 @@ def ingest_table(
     table: str,
     workers: TaskRunner,
     *,
-    pace: ReadPolicy | None = None,
+    policy: ReadPolicy | None = None,
     until_us: Microseconds | None = None,
     way: Way | None = None,
-    tell: OnMessage = log_message,
+    on_message: OnMessage = log_message,
     current: bool = False,
-    copy_again: bool = False,
+    recopy: bool = False,
 ) -> IngestResult:
     """Ingest what is new in the log of a table; wait for an ingest of the same table by another process.
 
@@ -91,7 +91,7 @@ def ingest_table(
     left out, and rows that may have expired. With `way`, read windows that way regardless of its cost.
 
     With `current`, replicate the table itself from now on, see `replica.replica`. A replicated table is updated in any
-    case, and `copy_again` copies it once more.
+    case, and `recopy` copies it once more.
 
     Raises:
         EnvironmentProblem: the cluster cannot be reached, or rejects the login.
@@ -101,7 +101,7 @@ def ingest_table(
             of a table to replicate does not determine the table's state.
         NothingReadable: no generation or stream set of the log can be read yet.
     """
-    pace = pace or ReadPolicy()
+    policy = policy or ReadPolicy()
     lake = Lake(cluster.open_home().lake)
     with (
         allow_mirror_writes(),
@@ -110,7 +110,7 @@ def ingest_table(
         serving(live),
     ):
         # Before generations are read: by then nodes know every generation that begins up to this time.
-        horizon = paces.horizon_us(live, clock, pace, tell)
+        horizon = policies.find_read_until_us(live, clock, policy, on_message)
         if until_us is not None:
             horizon = min(horizon, until_us)
         refreshed = refresh_if_changed(live, cluster, clock)
@@ -118,39 +118,39 @@ def ingest_table(
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{keyspace}.{table}", horizon)
             for line in refreshed.incomplete:
-                tell(f"left out: {line}")
+                on_message(f"left out: {line}")
         schema = definition(lake, keyspace, table)
-        wanted = current or copy_again
-        if copy_again or (wanted and not is_replicated(lake, schema)):
+        wanted = current or recopy
+        if recopy or (wanted and not is_replicated(lake, schema)):
             assert_replicable(lake, schema)
-        lives = Lifetimes.of(lake, schema)
+        lifetimes = Lifetimes.read(lake, schema)
         sets = read_reader_sets(lake, schema, clock.now_us())
         assert_readable(cluster.name, lake, schema, sets)
         consumer = ensure_consumer(
-            lake, clock, schema, FROM_CLUSTER, tell, lambda: lives.first_us(sets, clock.now_us())
+            lake, clock, schema, FROM_CLUSTER, on_message, lambda: lifetimes.first_us(sets, clock.now_us())
         )
-        reader = WindowReader(live, cluster, clock, lake, schema, way, tell)
-        log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, tell)
+        reader = WindowReader(live, cluster, clock, lake, schema, way, on_message)
+        log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, on_message)
         begun_us, late_windows = consumer.position_us, list[ReadWindow]()
         second_us: Microseconds | None = None
-        second_pass_first = second_pass_goes_first(begun_us, pace, lives, clock.now_us())
+        second_pass_first = second_pass_goes_first(begun_us, policy, lifetimes, clock.now_us())
         if second_pass_first:
-            second_us, late_windows = run_second_pass(log, begun_us, pace, lives)
-        consumer, rows = consume_windows(lake, clock, schema, consumer, log, horizon, tell)
+            second_us, late_windows = run_second_pass(log, begun_us, policy, lifetimes)
+        consumer, rows = consume_windows(lake, clock, schema, consumer, log, horizon, on_message)
         if not second_pass_first:
-            second_us, late_windows = run_second_pass(log, begun_us, pace, lives)
+            second_us, late_windows = run_second_pass(log, begun_us, policy, lifetimes)
         windows = [*late_windows, *log.windows] if second_pass_first else [*log.windows, *late_windows]
         table_now = None
         if wanted or is_replicated(lake, log.schema):
-            table_now = _replicated(live, log, consumer.position_us, lives, anew=copy_again)
+            table_now = _replicated(live, log, consumer.position_us, lifetimes, anew=recopy)
         late = sum(window.late or 0 for window in late_windows)
         ever = lake.transaction(log.sink, LATE) or 0
-        waiting = held_by(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
+        waiting = describe_wait(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
         if waiting is not None:
-            tell(waiting)
+            on_message(waiting)
         result = IngestResult(schema.full_name, rows, late, consumer.position_us, second_us, ever, horizon, windows)
         gaps = [gap for gap in read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
-        return replace(result, current=table_now, held=waiting, gaps=gaps)
+        return replace(result, current=table_now, waiting_for=waiting, gaps=gaps)
 
 
 def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderSets) -> None:
@@ -171,7 +171,7 @@ def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderS
     )
 
 
-def held_by(
+def describe_wait(
     lake: Lake, schema: TableSchema, now_us: Microseconds, position_us: Microseconds, horizon_us: Microseconds
 ) -> str | None:
     """Return a line if the position waits at the start of a generation that nodes use and clients cannot read yet."""
@@ -191,7 +191,7 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
 
 
 def _replicated(
-    live: ScyllaSession, log: ClusterLogSource, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
+    live: ScyllaSession, log: ClusterLogSource, as_of_us: Microseconds, lifetimes: Lifetimes, *, anew: bool
 ) -> ReplicationResult | None:
     """Replicate the table itself up to a time (µs); report and return None if its log is insufficient."""
     lake, schema = log.lake, log.schema
@@ -199,10 +199,10 @@ def _replicated(
     if why is not None:
         existing = find_replica(lake, schema)
         since = "" if existing is None or existing.as_of_us is None else f" as of {format_us(existing.as_of_us)}"
-        log.tell(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
+        log.on_message(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
         return None
-    replicator = TableReplicator(live, lake, log.clock, schema, log.workers, log.tell)
-    return replicator.replicate(as_of_us, paces.whole_since_us(lake, schema), lives.least_us, anew=anew)
+    replicator = TableReplicator(live, lake, log.clock, schema, log.workers, log.on_message)
+    return replicator.replicate(as_of_us, policies.find_complete_since_us(lake, schema), lifetimes.min_us, anew=anew)
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

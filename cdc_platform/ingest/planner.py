@@ -152,7 +152,7 @@ class WindowPlanner:
 
     def stored(self, now_us: Microseconds, *, first_read: bool = False) -> StoredRows:
         """Estimate the log's rows from those in the lake; unknown for the first window of a reader."""
-        since = Lifetimes.of(self._lake, self._schema).since_us(now_us)
+        since = Lifetimes.read(self._lake, self._schema).since_us(now_us)
         rows = None if first_read else rows_since(self._lake, log_table(self._schema), since)
         return StoredRows(rows, since, now_us)
 

@@ -37,9 +37,9 @@ from cdc_platform.metastore import (
 )
 from cdc_platform.scylla import ScyllaSession, Unreachable, require_row
 
-_AGAIN_SHARE = 0.75
+_SECOND_PASS_SHARE = 0.75
 """The share of a row's TTL after which the second pass reads its window, by default."""
-_AGAIN_ROUNDS = 24
+_SECOND_PASS_ROUNDS = 24
 _SKEW_TOLD_US = SECOND_US * 5
 
 
@@ -55,47 +55,51 @@ class ReadPolicy:
     second_pass_after_us: Microseconds | None = None
     second_pass_every_us: Microseconds | None = None
 
-    def again_after(self, ttl_us: Microseconds) -> Microseconds:
+    def second_pass_age_us(self, ttl_us: Microseconds) -> Microseconds:
         """Return the age (µs) at which the second pass reads a log's windows; 0 for never. `ttl_us` 0 is no expiry."""
         if self.second_pass_after_us is not None:
             return self.second_pass_after_us
-        return Microseconds(int((ttl_us or us_from_seconds(DAY_SECONDS)) * _AGAIN_SHARE))
+        return Microseconds(int((ttl_us or us_from_seconds(DAY_SECONDS)) * _SECOND_PASS_SHARE))
 
-    def again_every(self, ttl_us: Microseconds) -> Microseconds:
+    def second_pass_interval_us(self, ttl_us: Microseconds) -> Microseconds:
         """Return how much time (µs) must be due before the second pass runs."""
         if self.second_pass_every_us is not None:
             return self.second_pass_every_us
-        return Microseconds(self.again_after(ttl_us) // _AGAIN_ROUNDS)
+        return Microseconds(self.second_pass_age_us(ttl_us) // _SECOND_PASS_ROUNDS)
 
 
-def horizon_us(live: ScyllaSession, clock: Clock, pace: ReadPolicy, tell: Callable[[str], None]) -> Microseconds:
+def find_read_until_us(
+    live: ScyllaSession, clock: Clock, policy: ReadPolicy, on_message: Callable[[str], None]
+) -> Microseconds:
     """Return up to when (µs) to read: the confidence window behind the slowest clock, of the nodes or this machine."""
     slowest = clock.now_us()
     for member in live.members:
         try:
             rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
         except Unreachable:
-            tell(f"node {member.address} does not tell its time; rows that it writes late come as late ones")
+            on_message(
+                f"node {member.address} does not report its time; the second pass finds rows that it writes late"
+            )
             continue
         theirs = us_from_timeuuid(require_row(rows, "system.local")["now"])
         if slowest - theirs > _SKEW_TOLD_US:
             behind = (slowest - theirs) // SECOND_US
-            tell(f"the clock of node {member.address} is {behind} s behind the others; windows wait for it")
+            on_message(f"the clock of node {member.address} is {behind} s behind the others; reading stays behind it")
         slowest = min(slowest, theirs)
-    return Microseconds(slowest - pace.confidence_us)
+    return Microseconds(slowest - policy.confidence_us)
 
 
 @dataclass(frozen=True)
 class Lifetimes:
     """How long rows of a log live (µs), at least and at most, over all TTLs that it had; 0 for ever."""
 
-    least_us: Microseconds
-    most_us: Microseconds
+    min_us: Microseconds
+    max_us: Microseconds
     created_us: Microseconds
     by_time: Sequence[RowLifetime] = ()
 
     @classmethod
-    def of(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
+    def read(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
         """Return the lifetimes of a table in the lake, since its log was created."""
         changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
         current = changes_since_last_drop(changes)
@@ -108,9 +112,11 @@ class Lifetimes:
 
     def since_us(self, now_us: Microseconds) -> Microseconds:
         """Return from when on (µs) rows may still exist now."""
-        return Microseconds(max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us)
+        return Microseconds(max(self.created_us, now_us - self.max_us) if self.max_us else self.created_us)
 
-    def died_us(self, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds) -> Microseconds | None:
+    def find_expired_until_us(
+        self, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
+    ) -> Microseconds | None:
         """Return up to when (µs) rows written in `(after_us, until_us]` may have expired unread; None if none have."""
         return find_expired_until_us(self.by_time, after_us, until_us, now_us)
 
@@ -119,15 +125,15 @@ class Lifetimes:
 
         A write's own timestamp may be older than its row, back to the start of its generation.
         """
-        lives = self.since_us(now_us)
-        begins = [begin_us for begin_us in sets.seen if begin_us <= lives]
+        live_since = self.since_us(now_us)
+        begins = [begin_us for begin_us in sets.seen if begin_us <= live_since]
         return Microseconds(max(begins, default=min(sets.seen, default=ONE_US)) - ONE_US)
 
 
-def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
+def find_complete_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     """Return from when on (µs) the ingested log has all writes to its table, with their values."""
     log = log_table(schema)
-    since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0]
+    since = [Lifetimes.read(lake, schema).created_us, schema.truncated_us or 0]
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP_APPLICATION, RETYPED_APPLICATION)]
     changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
     since += [
@@ -163,14 +169,14 @@ def _altered_us(change: TableChange) -> Microseconds:
     return change.changed_at_us if noted is None else min(change.changed_at_us, noted.at_us)
 
 
-def gaps_between(
+def find_gaps(
     lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
 ) -> list[LogGap]:
     """Return the gaps that reading rows later than `after_us` up to `until_us` (µs) at `now_us` reveals.
 
     Rows may have died unread, went with a log that was dropped and recreated, or were written while CDC was off.
     """
-    lives, name, gaps = Lifetimes.of(lake, schema), (schema.keyspace, schema.name), list[LogGap]()
+    lifetimes, name, gaps = Lifetimes.read(lake, schema), (schema.keyspace, schema.name), list[LogGap]()
     changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
     since, end = Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US)
     recreated_us = max(log_recreation_times(changes), default=since)
@@ -185,24 +191,24 @@ def gaps_between(
             why = "if its CDC was off or logged less, no log has what was written meanwhile"
             ended = Microseconds(max(change.until_us, change.since_us + ONE_US))
             gaps.append(LogGap(*name, LogLoss.ALTERED, change.since_us, ended, why))
-    gone = lives.died_us(after_us, until_us, now_us)
+    gone = lifetimes.find_expired_until_us(after_us, until_us, now_us)
     if gone is not None:
-        ttl_us = next(change.ttl_us for change in lives.by_time if change.since_us <= gone < change.until_us)
+        ttl_us = next(change.ttl_us for change in lifetimes.by_time if change.since_us <= gone < change.until_us)
         why = f"they live for {ttl_us // SECOND_US} s, and are read later than that"
         gaps.append(LogGap(*name, LogLoss.DIED, since, Microseconds(gone + ONE_US), why))
     return [gap for gap in gaps if gap.overlaps(since, end)]
 
 
-def before_reading(lake: Lake, schema: TableSchema, now_us: Microseconds) -> LogGap:
+def gap_before_first_read(lake: Lake, schema: TableSchema, now_us: Microseconds) -> LogGap:
     """Return what no reader can have of a log that is read for the first time at `now_us` (µs)."""
-    lives = Lifetimes.of(lake, schema)
-    gone = lives.died_us(Microseconds(-ONE_US), now_us, now_us)
-    until = Microseconds(max(lives.created_us, ONE_US, 0 if gone is None else gone + ONE_US))
+    lifetimes = Lifetimes.read(lake, schema)
+    gone = lifetimes.find_expired_until_us(Microseconds(-ONE_US), now_us, now_us)
+    until = Microseconds(max(lifetimes.created_us, ONE_US, 0 if gone is None else gone + ONE_US))
     why = "the log was read first when it was gone, or was created then"
     return LogGap(schema.keyspace, schema.name, LogLoss.BEFORE_READING, Microseconds(0), until, why)
 
 
-def died_before(schema: TableSchema, window: Window, died_us: Microseconds) -> LogGap:
+def gap_of_late_set(schema: TableSchema, window: Window, died_us: Microseconds) -> LogGap:
     """Return the gap of rows of a window that may have died before the streams of its set could be read."""
     times = Microseconds(window.after_us + ONE_US), Microseconds(died_us + ONE_US)
     why = f"the streams of the generation of {format_us(window.set_us)} could not be read before"
@@ -220,7 +226,7 @@ def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
 
 
 def second_pass_goes_first(
-    position_us: Microseconds, policy: ReadPolicy, lives: Lifetimes, now_us: Microseconds
+    position_us: Microseconds, policy: ReadPolicy, lifetimes: Lifetimes, now_us: Microseconds
 ) -> bool:
     """Return True if the second pass of old windows runs before new windows are read.
 
@@ -228,5 +234,5 @@ def second_pass_goes_first(
     (behind `position_us`, µs) is itself due for a second pass by now (`now_us`). Rows that no pass has read die first
     then, and new windows come before the second pass.
     """
-    after = policy.again_after(lives.least_us)
+    after = policy.second_pass_age_us(lifetimes.min_us)
     return not after or position_us >= now_us - after

@@ -125,15 +125,15 @@ def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResul
     """Check whether a node answers, which sharding it reports, and how far its clock is off."""
     check = f"node {member.address}"
     try:
-        greeting = live.greeting(member.address)
+        options = live.read_node_options(member.address)
         before = ms_from_us(system_time_us())
         rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
         after = ms_from_us(system_time_us())
     except PlatformError as error:
         yield _failed(check, error)
         return
-    shards = "says nothing of shards" if greeting.shards is None else f"{greeting.shards} shards"
-    yield PreflightResult(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
+    shards = "says nothing of shards" if options.shards is None else f"{options.shards} shards"
+    yield PreflightResult(check, True, f"{member.datacenter}, {shards}, ignore_msb {options.ignore_msb}")
     now = created_ms_from_id(require_row(rows, "system.local")["now"]) or 0
     # The node's clock was read between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
@@ -194,7 +194,7 @@ def _logs(cluster: ScyllaCluster, live: ScyllaSession, layout: AvailableTables) 
 
 def _base(lake: Lake, live: ScyllaSession, table: LoggedTable) -> Iterator[PreflightResult]:
     """Check whether a replicated base table may be read; for others, report only what `ingest --current` would need."""
-    table_record = table.as_told()
+    table_record = table.to_change_request()
     try:
         (schema,) = load_table_schemas(Catalog(), [table_record])
     except StateError:

@@ -89,7 +89,7 @@ class LogQuery:
                 live.leave(node_by_condition[condition])
             node_by_condition[condition] = live.node
             rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
-            return live.ask_raw(self.table, self.statement(condition), rows)
+            return live.send_request(self.table, self.statement(condition), rows)
 
         def pages_of(turns: Iterator[tuple[str, list[RawPage]]]) -> Iterator[list[RawPage]]:
             for condition, pages in turns:

@@ -18,7 +18,7 @@ from cdc_platform.timeline import StreamSources
 
 
 def run_second_pass(
-    log: ClusterLogSource, position_us: Microseconds, policy: ReadPolicy, lives: Lifetimes
+    log: ClusterLogSource, position_us: Microseconds, policy: ReadPolicy, lifetimes: Lifetimes
 ) -> tuple[Microseconds | None, list[ReadWindow]]:
     """Read the windows up to `position_us` (µs) that are due; return how far (µs) the pass is, and the windows.
 
@@ -30,15 +30,15 @@ def run_second_pass(
     lake, schema = log.lake, log.schema
     done = lake.transaction(log.sink, AGAIN)
     reached = None if done is None else Microseconds(done)
-    after, now = policy.again_after(lives.least_us), log.clock.now_us()
+    after, now = policy.second_pass_age_us(lifetimes.min_us), log.clock.now_us()
     if not after or not lake.exists(log.sink):
         return reached, []
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     sets = reader_sets_from_source(source, now)
-    begun = lives.first_us(sets, now)
+    begun = lifetimes.first_us(sets, now)
     until = min(position_us, Microseconds(now - after))
     at_us = Microseconds(max(begun, done) if done is not None else begun)
-    if until - at_us < max(1, policy.again_every(lives.least_us)):
+    if until - at_us < max(1, policy.second_pass_interval_us(lifetimes.min_us)):
         return reached, []
     windows: list[ReadWindow] = []
     number = 0

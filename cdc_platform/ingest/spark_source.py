@@ -46,10 +46,10 @@ from cdc_platform.cql import TableSchema, parse_table_name
 from cdc_platform.delta import CommitAuthor, Lake, commit_as
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
-from cdc_platform.ingest import policy as paces
-from cdc_platform.ingest.ingest import assert_readable, held_by
+from cdc_platform.ingest import policy as policies
+from cdc_platform.ingest.ingest import assert_readable, describe_wait
 from cdc_platform.ingest.planner import RANGES, STREAMS, Plan, Way, WindowPlanner
-from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, died_before, gaps_between
+from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, find_gaps, gap_of_late_set
 from cdc_platform.ingest.requests import REQUESTS_A_TASK, LogQuery
 from cdc_platform.ingest.worker_errors import in_one_line
 from cdc_platform.metastore import INGEST_CONSUMER, SPARK_STREAM_READER, LogGap, LogLoss, log_gaps
@@ -211,7 +211,7 @@ class _Planner:
 
     def horizon_us(self) -> Microseconds:
         """Return up to when (µs) can be read now; import what the cluster has new."""
-        horizon = paces.horizon_us(self.live, Clock(), self.asked.policy, _log.warning)
+        horizon = policies.find_read_until_us(self.live, Clock(), self.asked.policy, _log.warning)
         refreshed = _refreshed(self.live, self.cluster)
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
@@ -230,14 +230,14 @@ class _Planner:
         schema, now = self.schema(), Clock().now_us()
         sets = read_reader_sets(self.lake, schema, now)
         assert_readable(self.cluster.name, self.lake, schema, sets)
-        return Lifetimes.of(self.lake, schema).first_us(sets, now)
+        return Lifetimes.read(self.lake, schema).first_us(sets, now)
 
     def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
         """Return the end (µs) of the last window from there on that can be read without waiting for a generation."""
         now, schema = Clock().now_us(), self.schema()
         ends = [window.until_us for window in iter_complete_windows(self.lake, schema, after_us, horizon_us, now)]
         until = max(ends, default=after_us)
-        waiting = held_by(self.lake, schema, now, until, horizon_us)
+        waiting = describe_wait(self.lake, schema, now, until, horizon_us)
         if waiting is not None:
             _log.warning(waiting)
         return until
@@ -272,7 +272,7 @@ class _Planner:
         windows = list(iter_complete_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
         self._tell_of_gaps(schema, windows, whole_us, missed)
         asking = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
-        least = Lifetimes.of(self.lake, schema).least_us
+        least = Lifetimes.read(self.lake, schema).min_us
         partitions: list[InputPartition] = []
         plans = [
             (window_plan, Microseconds(0))
@@ -306,11 +306,11 @@ class _Planner:
         self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds, missed: Sequence[Window]
     ) -> None:
         now, lost = Clock().now_us(), list[LogGap]()
-        lives = Lifetimes.of(self.lake, schema)
+        lifetimes = Lifetimes.read(self.lake, schema)
         for window in missed:
-            died = lives.died_us(window.after_us, window.until_us, now)
+            died = lifetimes.find_expired_until_us(window.after_us, window.until_us, now)
             if died is not None:
-                lost.append(died_before(schema, window, died))
+                lost.append(gap_of_late_set(schema, window, died))
         if windows:
             after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
             lost += self._gaps(schema, after, until) if after < until else []
@@ -329,7 +329,7 @@ class _Planner:
 
     def _gaps(self, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> list[LogGap]:
         """Return what the rows of an interval may lack by now, and what `ingest` found missing from them before."""
-        revealed = gaps_between(self.lake, schema, after_us, until_us, Clock().now_us())
+        revealed = find_gaps(self.lake, schema, after_us, until_us, Clock().now_us())
         recorded = [
             gap
             for gap in read_log_gaps(self.lake, [schema.full_name])

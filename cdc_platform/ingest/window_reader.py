@@ -71,11 +71,11 @@ class WindowReader:
         lake: Lake,
         schema: TableSchema,
         way: Way | None,
-        tell: OnMessage,
+        on_message: OnMessage,
     ) -> None:
         self._live, self._cluster, self._clock, self._lake = live, cluster, clock, lake
         self._way: Way | None = way
-        self._tell = tell
+        self._on_message = on_message
         self._schema, self._planner = schema, self._planner_for(schema)
         self._ahead: _Ahead | None = None
 
@@ -195,7 +195,9 @@ class WindowReader:
                 commit_part(rows, plan.until_us)
                 ahead.note_committed(rows)
         for name, count in unreadable.items():
-            self._tell(f"{count} values of {self._schema.full_name}.{name} are none of its type, and come as null")
+            self._on_message(
+                f"{count} values of {self._schema.full_name}.{name} are invalid for its type, and are read as null"
+            )
         ahead.rows = self._taken(ahead, drop_known=drop_known)
         return ahead
 

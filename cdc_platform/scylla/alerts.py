@@ -28,8 +28,7 @@ from cdc_platform.errors import InputError, PlatformError
 from cdc_platform.home import Home
 from cdc_platform.metastore import cluster_changes
 from cdc_platform.processes import get_death_signal_setter
-from cdc_platform.scylla import changes as telling
-from cdc_platform.scylla import registry
+from cdc_platform.scylla import changes, registry
 from cdc_platform.scylla.metadata_fingerprint import MetadataSnapshot
 from cdc_platform.scylla.registry import ScyllaCluster
 from cdc_platform.scylla.watch import WatchedChange, problems_after_failure
@@ -59,7 +58,7 @@ class Hook:
     environment: Mapping[str, str]
 
     @classmethod
-    def of(cls, home: Home, program: str, within_ms: Milliseconds) -> Hook:
+    def find(cls, home: Home, program: str, within_ms: Milliseconds) -> Hook:
         """Return the hook for a program given by path, or by name on the PATH.
 
         Raises:
@@ -68,8 +67,8 @@ class Hook:
         executable = shutil.which(program) if program.isprintable() else None
         if executable is None:
             exists = os.path.lexists(program)
-            mend = "it is no file that can be executed; run chmod +x on it" if exists else "there is no such program"
-            raise InputError(f"hook {program!r}: {mend}, or name another")
+            problem = "it is no executable file; run chmod +x on it" if exists else "there is no such program"
+            raise InputError(f"hook {program!r}: {problem}, or name another")
         secret = {
             name
             for cluster in registry.list_clusters(home)
@@ -79,9 +78,9 @@ class Hook:
         environment = {name: value for name, value in os.environ.items() if name not in secret}
         return cls(str(Path(executable).absolute()), seconds_from_ms(within_ms), environment)
 
-    def tell(self, change: Mapping[str, str]) -> HookFailure | None:
+    def run(self, change: Mapping[str, str]) -> HookFailure | None:
         """Run the program with a change on its standard input; return the failure, or None if it succeeded."""
-        of = f"hook {self.program}, of {change['who']}"
+        label = f"hook {self.program}, change of {change['who']}"
         try:
             running = subprocess.Popen(
                 [self.program],
@@ -93,17 +92,17 @@ class Hook:
                 preexec_fn=get_death_signal_setter(),
             )
         except OSError as error:
-            return HookFailure(f"{of}: it cannot be run: {error.strerror}")
+            return HookFailure(f"{label}: cannot be run: {error.strerror}")
         with running:
             try:
                 running.communicate(f"{json.dumps(change)}\n".encode(), timeout=self.seconds)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)
-                return HookFailure(f"{of}: it did not end within {self.seconds:g} s and was ended", hung=True)
+                return HookFailure(f"{label}: killed after {self.seconds:g} s", hung=True)
         if running.returncode < 0:
-            return HookFailure(f"{of}: it was ended by signal {-running.returncode}")
-        return HookFailure(f"{of}: it ended with exit code {running.returncode}") if running.returncode else None
+            return HookFailure(f"{label}: killed by signal {-running.returncode}")
+        return HookFailure(f"{label}: exit code {running.returncode}") if running.returncode else None
 
 
 class AlertQueue:
@@ -117,16 +116,16 @@ class AlertQueue:
         self._hook, self._warn = hook, warn
         self._waiting: queue.Queue[Mapping[str, str] | None] = queue.Queue(MAX_WAITING_ALERTS)
         self._ending, self._given_up = threading.Event(), threading.Event()
-        self._untold = 0
+        self._dropped = 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="hook")
 
-    def tell(self, several: Sequence[Mapping[str, str]]) -> None:
+    def put(self, new_changes: Sequence[Mapping[str, str]]) -> None:
         """Queue changes behind those that wait; warn about changes that exceed the queue's capacity and drop them."""
-        for number, change in enumerate(several):
+        for number, change in enumerate(new_changes):
             try:
                 self._waiting.put_nowait(change)
             except queue.Full:
-                self._warn(f"hook {self._hook.program}: {len(several) - number} changes are not told, too many wait")
+                self._warn(f"hook {self._hook.program}: dropped {len(new_changes) - number} changes, too many wait")
                 return
 
     def __enter__(self) -> AlertQueue:
@@ -141,15 +140,15 @@ class AlertQueue:
             self._given_up.set()
         self._waiting.put(None)
         self._thread.join()
-        if self._untold:
-            self._warn(f"hook {self._hook.program}: {self._untold} changes were not told any more")
+        if self._dropped:
+            self._warn(f"hook {self._hook.program}: dropped {self._dropped} changes at the end")
 
     def _run(self) -> None:
         for change in iter(self._waiting.get, None):
             if self._given_up.is_set():
-                self._untold += 1
+                self._dropped += 1
                 continue
-            failure = self._hook.tell(change)
+            failure = self._hook.run(change)
             if failure is not None:
                 self._warn(failure.line)
                 # Do not delay the exit for a program that hangs.
@@ -182,7 +181,7 @@ def send_alerts(
     hook: Hook,
     clock: Clock,
     seen: MetadataSnapshot | PlatformError,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
     begun: float | None = None,
 ) -> None:
     """Alert the hook to changes recorded since the last alert, and to problems with reaching the cluster or its nodes.
@@ -194,18 +193,22 @@ def send_alerts(
     hook = replace(hook, seconds=min(hook.seconds, ALERT_TICK_SECONDS))
     lake = Lake(cluster.open_home().lake)
     with lake_lock(lake, _LOCK):
-        for sent, change in _pending_alerts(cluster, lake, clock, seen, say):
+        for sent, change in _pending_alerts(cluster, lake, clock, seen, on_message):
             if time.monotonic() - begun > ALERT_TICK_SECONDS:
-                say(f"{cluster.name}: what is left for hook {hook.program} is told at the next tick")
+                on_message(f"{cluster.name}: the next tick runs hook {hook.program} for the remaining changes")
                 return
             _write_sent(cluster, sent)
-            failure = hook.tell(change.document())
+            failure = hook.run(change.document())
             if failure is not None:
-                say(failure.line)
+                on_message(failure.line)
 
 
 def _pending_alerts(
-    cluster: ScyllaCluster, lake: Lake, clock: Clock, seen: MetadataSnapshot | PlatformError, say: Callable[[str], None]
+    cluster: ScyllaCluster,
+    lake: Lake,
+    clock: Clock,
+    seen: MetadataSnapshot | PlatformError,
+    on_message: Callable[[str], None],
 ) -> Iterator[tuple[_SentAlerts, WatchedChange]]:
     """Yield the changes to send, each with the state to store for it."""
     sent = _read_sent(cluster)
@@ -215,17 +218,17 @@ def _pending_alerts(
         noted = []
         _write_sent(cluster, sent)
     if len(noted) > MAX_WAITING_ALERTS:
-        say(f"{cluster.name}: {len(noted) - MAX_WAITING_ALERTS} changes are not told, too many wait")
+        on_message(f"{cluster.name}: dropped {len(noted) - MAX_WAITING_ALERTS} changes for the hook, too many wait")
     for recorded in noted[-MAX_WAITING_ALERTS:]:
-        if recorded.change.what == telling.PREEXISTING:
+        if recorded.change.what == changes.PREEXISTING:
             continue
         sent = sent.model_copy(update={"number": recorded.number})
         yield sent, WatchedChange(recorded.at_us, cluster.name, recorded.change.who, recorded.change.what)
     standing = {(who, aspect): line for who, aspect, line in sent.problems}
     after = (
-        telling.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
+        changes.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
     )
-    for recorded in telling.diff_states(standing, after, clock.now_us()):
+    for recorded in changes.diff_states(standing, after, clock.now_us()):
         standing.pop((recorded.who, recorded.aspect), None)
         if recorded.state is not None:
             standing[recorded.who, recorded.aspect] = recorded.state
@@ -240,5 +243,5 @@ def _read_sent(cluster: ScyllaCluster) -> _SentAlerts | None:
         return None
 
 
-def _write_sent(cluster: ScyllaCluster, told: _SentAlerts) -> None:
-    atomic.write_text_atomically(cluster.home / _FILE, told.model_dump_json())
+def _write_sent(cluster: ScyllaCluster, sent: _SentAlerts) -> None:
+    atomic.write_text_atomically(cluster.home / _FILE, sent.model_dump_json())

@@ -163,8 +163,8 @@ class Observation:
 
     `tables_changed` are lines; `incomplete` are the items left out. `changing` describes a topology change in progress,
     during which the nodes stay as before; None if the topology has settled. `changes` are the changes recorded now.
-    `lacking_ms` is the first generation that the cluster lists and the observation left out; `lacking_sets_ms` is the
-    same for each table's stream sets.
+    `first_omitted_ms` is the first generation that the cluster lists and the observation left out;
+    `first_omitted_sets_ms` is the same for each table's stream sets.
     """
 
     cluster_name: str
@@ -175,14 +175,14 @@ class Observation:
     warnings: list[str] = field(default_factory=list)
     changing: str | None = None
     changes: list[RecordedClusterChange] = field(default_factory=list)
-    lacking_ms: Milliseconds | None = None
-    lacking_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    first_omitted_ms: Milliseconds | None = None
+    first_omitted_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
 
-    def readable_us(self, table: str, horizon_us: Microseconds) -> Microseconds:
+    def readable_us(self, table: str, until_us: Microseconds) -> Microseconds:
         """Return up to when (µs) rows of a table (`keyspace.table`) may be read, before the first set left out."""
-        omitted_ms = (self.lacking_ms, self.lacking_sets_ms.get(table))
+        omitted_ms = (self.first_omitted_ms, self.first_omitted_sets_ms.get(table))
         ends = [us_from_ms(time_ms) - ONE_US for time_ms in omitted_ms if time_ms is not None]
-        return Microseconds(min([horizon_us, *ends]))
+        return Microseconds(min([until_us, *ends]))
 
 
 def run_observation(cluster: ScyllaCluster, clock: Clock) -> Observation:
@@ -242,12 +242,12 @@ def _observe(
     times = generations.read_generation_timestamps(live, layout)
     registry.assert_same_cluster(cluster, topology.identity, list(times))
     observed = generations.read_generations(live, layout, topology, times, _known_generations(lake))
-    sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
+    sets, without, omitted = read_stream_sets(live, layout, _known_sets(lake))
     logged = read_logged_tables(live, layout)
     not_whole = [*observed.incomplete, *without]
     seen = Observation(topology.cluster_name, topology.version, incomplete=not_whole, changing=topology.changing)
-    seen.lacking_ms = min(set(times) - set(observed.timestamps), default=None)
-    seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
+    seen.first_omitted_ms = min(set(times) - set(observed.timestamps), default=None)
+    seen.first_omitted_sets_ms = {".".join(name): time_ms for name, time_ms in omitted.items()}
     table_names = frozenset(name.rpartition(".")[2] for name in layout.present)
     known_there = TopologyExport(committed=_unpublished_generations(topology, observed))
     exports = CqlshExports(
@@ -415,7 +415,7 @@ def _read_up_to_us(lake: Lake, table: LoggedTable) -> Microseconds | None:
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
     """Return the definition if the platform's CQL parser understands it; otherwise warn and return None."""
     try:
-        load_table_schemas(Catalog(), [table.as_told()])
+        load_table_schemas(Catalog(), [table.to_change_request()])
     except StateError as error:
         seen.warnings.append(f"{table.keyspace}.{table.name}: its definition is left out, {error}")
         return None

@@ -125,7 +125,7 @@ class LoggedTable:
         text = self.options.get("ttl", str(_DEFAULT_TTL))
         return int(text) if text.isascii() and text.isdigit() else 0
 
-    def as_told(self) -> CdcTable:
+    def to_change_request(self) -> CdcTable:
         """Return the table as a home registers it."""
         return CdcTable(self.keyspace, self.name, self.enabled, self.ttl_seconds, self.created_at_ms, self.ddl)
 

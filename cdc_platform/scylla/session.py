@@ -198,7 +198,7 @@ class ScyllaSession:
     @cached_property
     def is_scylla(self) -> bool:
         """Return True if the contact reports its shards, as ScyllaDB does; only ScyllaDB supports BYPASS CACHE."""
-        return self.greeting(self.contact).shards is not None
+        return self.read_node_options(self.contact).shards is not None
 
     @property
     def driver(self) -> DriverSession:
@@ -242,7 +242,7 @@ class ScyllaSession:
         where_asked = self.name if at is None else f"{self.name}, node {at}"
         return retry_unreachable()(self._read, statement, tuple(values), host, where_asked, table)
 
-    def ask_raw(
+    def send_request(
         self, table: str, statement: str, page_rows: int, values: Sequence[bytes] | None = None
     ) -> Callable[[], Iterator[RawPage]]:
         """Send a SELECT on a table's rows, at LOCAL_QUORUM; return a function that yields the pages, for one attempt.
@@ -290,7 +290,7 @@ class ScyllaSession:
         bound.values, bound.is_idempotent = list(values), True
         return bound
 
-    def greeting(self, address: str) -> NodeOptions:
+    def read_node_options(self, address: str) -> NodeOptions:
         """Return the options that a node supports, over a short connection of its own.
 
         Raises:
@@ -325,7 +325,7 @@ def open_session(
     """Open a session with the cluster `name`, and close it when the block exits.
 
     With the number `one_node` the session has one connection, to the node that the number selects; that suffices for
-    `ask_raw`. If no contact point is reachable, the addresses of `known_nodes` are tried in order.
+    `send_request`. If no contact point is reachable, the addresses of `known_nodes` are tried in order.
 
     Raises:
         EnvironmentProblem: no contact point and no known node is reachable, or all reject the login.

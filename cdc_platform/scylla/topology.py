@@ -199,14 +199,14 @@ def _gossip_node(live: ScyllaSession, row: CqlRow, enabled: tuple[str, ...], kno
 def _sharding(live: ScyllaSession, host: UUID, address: str, known: Mapping[UUID, Node]) -> tuple[int, int]:
     """Return shards and ignore_msb from the node itself; if it is down, from the home."""
     try:
-        greeting = live.greeting(address)
+        options = live.read_node_options(address)
     except Unreachable as error:
         if host in known:
             return known[host].shard_count, known[host].ignore_msb
         raise StateError(f"{error}; only node {host} itself can say how it shards its tokens") from None
-    if greeting.shards is None or greeting.ignore_msb is None:
+    if options.shards is None or options.ignore_msb is None:
         raise StateError(f"{live.name}, node {address} does not say how it shards its tokens; it is no ScyllaDB")
-    return greeting.shards, greeting.ignore_msb
+    return options.shards, options.ignore_msb
 
 
 def _enabled_features(live: ScyllaSession, layout: AvailableTables) -> tuple[str, ...]:

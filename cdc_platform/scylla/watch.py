@@ -15,8 +15,7 @@ from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import Home
 from cdc_platform.metastore import CLUSTER_SUBJECT, TOPOLOGY_ASPECT, AspectKey, cluster_changes, consumers
-from cdc_platform.scylla import changes as telling
-from cdc_platform.scylla import registry
+from cdc_platform.scylla import changes, registry
 from cdc_platform.scylla.changes import LOOK, REACH
 from cdc_platform.scylla.connection import Connection
 from cdc_platform.scylla.errors import Refused, Unreachable
@@ -34,7 +33,7 @@ class SessionPool:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def glance(self, cluster: ScyllaCluster) -> MetadataSnapshot:
+    def take_snapshot(self, cluster: ScyllaCluster) -> MetadataSnapshot:
         """Take a metadata snapshot of a cluster.
 
         Raises:
@@ -122,12 +121,12 @@ def read_cluster_view(lake: Lake, now_us: Microseconds, problems: dict[AspectKey
         for consumer in consumers.read_consumers(lake)
         if consumer.name == FROM_CLUSTER
     }
-    return ClusterView(now_us, telling.read_cluster_state(lake), problems or {}, positions)
+    return ClusterView(now_us, changes.read_cluster_state(lake), problems or {}, positions)
 
 
 def diff_views(name: str, before: ClusterView, after: ClusterView) -> list[WatchedChange]:
     """Return what changed in a cluster between two views, nodes first."""
-    differences = telling.diff_states(before.state | before.problems, after.state | after.problems, after.at_us)
+    differences = changes.diff_states(before.state | before.problems, after.state | after.problems, after.at_us)
     return [WatchedChange(after.at_us, name, change.who, change.what) for change in differences]
 
 
@@ -179,11 +178,11 @@ def _find_problems(
 ) -> dict[AspectKey, str]:
     """Observe a cluster if its fingerprint changed, and return its current problems."""
     try:
-        snapshot = sessions.glance(cluster)
-        down = telling.down_nodes(snapshot.down)
+        snapshot = sessions.take_snapshot(cluster)
+        down = changes.down_nodes(snapshot.down)
         if snapshot.mark == read_last_fingerprint(cluster):  # nothing was left out then
-            return telling.current_problems((), snapshot.changing) | down
+            return changes.current_problems((), snapshot.changing) | down
         seen = run_observation(cluster, clock)
     except PlatformError as error:
         return problems_after_failure(before, error)
-    return telling.current_problems(seen.incomplete, seen.changing) | down
+    return changes.current_problems(seen.incomplete, seen.changing) | down

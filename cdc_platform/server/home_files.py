@@ -32,13 +32,13 @@ class _FileResponse:
 
 
 class HomeFilesApp:
-    """Serves files below `ui_files` and passes on all other requests. `keeps`: store generated pages in the home."""
+    """Serves files below `ui_files` and passes on all other requests; with `store_pages`, stores generated pages."""
 
-    def __init__(self, application: AsgiApplication, home: Home, prefix: str = "", *, keeps: bool = True) -> None:
+    def __init__(self, application: AsgiApplication, home: Home, prefix: str = "", *, store_pages: bool = True) -> None:
         self._application = application
         self._home = home
         self._prefix = prefix
-        self._keeps = keeps
+        self._store_pages = store_pages
         self._one_at_a_time = asyncio.Lock()
         self._by_key: set[Path] = set()
         """Pages known to be named by the key of their generation, which never changes."""
@@ -84,7 +84,7 @@ class HomeFilesApp:
         command = [sys.executable, "-m", "cdc_platform.server.report_page", "--home", self._home.name]
         process = await asyncio.create_subprocess_exec(
             *command,
-            *(["--keep"] if self._keeps else []),
+            *(["--keep"] if self._store_pages else []),
             "--",
             name,
             stdout=asyncio.subprocess.PIPE,
@@ -105,18 +105,18 @@ class HomeFilesApp:
             return _FileResponse(why=errors.decode(errors="replace").strip()[-500:] or "there is no page of it")
         if page.file != file:
             return _FileResponse(address=f"{self._prefix}/{ui_files.UI_FOLDER}/{ui_files.UI_REPORTS}/{page.file.name}")
-        if self._keeps:
+        if self._store_pages:
             self._by_key.add(file)
         return _FileResponse(content)
 
 
 async def _respond(
-    send: AsgiSend, status: HTTPStatus, body: bytes, kind: str, kept: str, *more: tuple[bytes, bytes]
+    send: AsgiSend, status: HTTPStatus, body: bytes, kind: str, cache_control: str, *more: tuple[bytes, bytes]
 ) -> None:
     headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
-        (b"cache-control", kept.encode()),
+        (b"cache-control", cache_control.encode()),
         (b"content-security-policy", _CONTENT_SECURITY_POLICY),
         (b"referrer-policy", b"no-referrer"),
         (b"x-content-type-options", b"nosniff"),

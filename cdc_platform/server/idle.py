@@ -9,7 +9,7 @@ from typing import Protocol
 from cdc_platform.clock import SECOND_MS, Milliseconds
 from cdc_platform.spark_server import ServerFile
 
-_LOOKS = 10
+_CHECKS = 10
 """The number of connection checks within the idle time.
 
 A connection that opens and closes between two checks is missed, unless its client requested the server, as all of the
@@ -30,8 +30,8 @@ class IdleMonitor:
     """Decides whether a server is needed. The caller that keeps the server running asks repeatedly.
 
     After `after_ms` without a request and without a connection the server is no longer needed, until a client requests
-    it. It is always needed if `after_ms` is 0 or the system does not report connections. `tell` publishes the server's
-    address to clients again.
+    it. It is always needed if `after_ms` is 0 or the system does not report connections. `publish` shows
+    clients the server's address again.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class IdleMonitor:
         file: ServerFile,
         server: ClientCountingServer,
         after_ms: Milliseconds,
-        tell: Callable[[], object],
+        publish: Callable[[], object],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file
         self._server = server
         self._after = after_ms / SECOND_MS
-        self._tell = tell
+        self._publish = publish
         self._clock = clock
-        self._busy_at = self._looked_at = clock()
-        self._wanted = file.wanted()
+        self._busy_at = self._checked_at = clock()
+        self._last_request = file.last_request()
         self._asleep = False
 
     def needed(self) -> bool:
@@ -57,13 +57,13 @@ class IdleMonitor:
         if not self._after:
             return True
         now = self._clock()
-        wanted = self._file.wanted()
-        if wanted != self._wanted:
-            self._wanted, self._busy_at, self._asleep = wanted, now, False
+        last_request = self._file.last_request()
+        if last_request != self._last_request:
+            self._last_request, self._busy_at, self._asleep = last_request, now, False
         if self._asleep:
             return False
-        if now - self._looked_at >= self._after / _LOOKS:
-            self._looked_at = now
+        if now - self._checked_at >= self._after / _CHECKS:
+            self._checked_at = now
             if self._server.clients != 0:
                 self._busy_at = now
         if now - self._busy_at < self._after:
@@ -71,8 +71,8 @@ class IdleMonitor:
         # A client requests the server before it reads its address. Either this check sees the request, or the client
         # reads the withdrawal.
         self._file.withdraw()
-        if self._file.wanted() != self._wanted or self._server.clients != 0:
-            self._tell()
+        if self._file.last_request() != self._last_request or self._server.clients != 0:
+            self._publish()
             return True
         self._asleep = True
         return False

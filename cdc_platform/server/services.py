@@ -92,12 +92,12 @@ class UpServices:
         """Start the Connect server, or restart it after it has died, and publish its address once it answers."""
         self.spark_file.withdraw()
         server.start()
-        self.spark_file.tell(server.environment)
+        self.spark_file.publish(server.environment)
 
     def sleeping(self, server: ConnectServer) -> IdleMonitor:
         """Return a monitor that decides whether Spark is needed, by the home's settings."""
         after_ms = self.home.settings.spark_sleep_ms
-        return IdleMonitor(self.spark_file, server, after_ms, lambda: self.spark_file.tell(server.environment))
+        return IdleMonitor(self.spark_file, server, after_ms, lambda: self.spark_file.publish(server.environment))
 
     def connect_server(self) -> ConnectServer:
         """Create the Spark Connect server without starting it. The home stays locked as long as the server runs."""

@@ -68,7 +68,9 @@ def serve_ui(
         tag_launches(instance)
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
-        files = HomeFilesApp(cast("AsgiApplication", page), open_home(create=False), names.prefix, keeps=not read_only)
+        files = HomeFilesApp(
+            cast("AsgiApplication", page), open_home(create=False), names.prefix, store_pages=not read_only
+        )
         gate = AuthMiddleware(UserOfRequest(files, user_finder(names, user_header)), names, token)
         # Ignore headers in which a proxy describes its client, because every user of this machine could send them.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)

@@ -313,7 +313,7 @@ def _wait_for_server() -> str:
     while True:
         try:
             if file is not None:
-                file.want()
+                file.request()
                 os.environ.update(file.read())
             remote = _use_localhost_name(os.environ[REMOTE_VARIABLE])
             assert_listening(remote)

@@ -132,7 +132,7 @@ def test_a_table_whose_log_tells_no_values_stays_as_it_was(
         if "delta" in said:
             table.log({"p": 1}, Clock().now_us(), [{"cdc$operation": 2, "k": 2}])
         told: list[str] = []
-        done = bring(cluster, workers, tell=told.append)
+        done = bring(cluster, workers, on_message=told.append)
         assert done.current is None
         (line,) = [each for each in told if why in each]
         assert format_us(before.as_of_us) in line
@@ -194,9 +194,9 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
     happens(table)
     told: list[str] = []
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=True)
+    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=True)
     insert(table, 4, 4)
-    done = bring(cluster, workers, tell=told.append)
+    done = bring(cluster, workers, on_message=told.append)
     assert_right(cluster, table, done, copied=False)
     (line,) = [each for each in told if "looks as before" in each]
     assert line.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
@@ -263,9 +263,9 @@ def test_what_the_second_look_shows_is_no_gap(
     table.world.altered("shop", "t")
     table.world.schema_changed()
     told: list[str] = []
-    bring(cluster, workers, tell=told.append)
+    bring(cluster, workers, on_message=told.append)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=False)
     assert told == []
 
 
@@ -281,9 +281,9 @@ def test_a_view_that_comes_and_goes_is_no_gap(cluster: ScyllaCluster, workers: T
         table.world.run(statement)
         table.world.altered("shop", "t")
         table.world.schema_changed()
-        bring(cluster, workers, tell=told.append)
+        bring(cluster, workers, on_message=told.append)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=False)
     assert told == []
 
 

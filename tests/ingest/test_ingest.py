@@ -83,12 +83,12 @@ def test_rows_that_come_late_are_found_once(cluster: ScyllaCluster, log: LiveLog
     log.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers)
     log.write([FIRST_US + 2, SWITCH_US + 2], v=[7, 8])
-    pace = ReadPolicy(second_pass_after_us=Microseconds(HOUR_US), second_pass_every_us=Microseconds(SECOND_US))
-    first = bring(cluster, workers, pace=pace)
+    policy = ReadPolicy(second_pass_after_us=Microseconds(HOUR_US), second_pass_every_us=Microseconds(SECOND_US))
+    first = bring(cluster, workers, policy=policy)
     assert (first.rows, first.late) == (0, 1)
-    assert first.again_us == SWITCH_US
-    assert bring(cluster, workers, pace=pace).late == 0
-    second = bring(cluster, workers, NOW_US + HOUR_US, pace=pace)
+    assert first.second_pass_us == SWITCH_US
+    assert bring(cluster, workers, policy=policy).late == 0
+    second = bring(cluster, workers, NOW_US + HOUR_US, policy=policy)
     assert (second.late, second.late_ever) == (1, 2)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert lake_of(cluster).transaction(log_table(log.schema), LATE) == 2
@@ -98,17 +98,19 @@ def test_after_a_long_stop_what_was_never_read_comes_first(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
     """It dies first: windows are read a second time after it, and before it only where all that is new is young."""
-    pace = ReadPolicy(second_pass_after_us=Microseconds(600 * SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
+    policy = ReadPolicy(
+        second_pass_after_us=Microseconds(600 * SECOND_US), second_pass_every_us=Microseconds(SECOND_US)
+    )
     log.write([FIRST_US + 1, FIRST_US + 60 * SECOND_US, SWITCH_US + 1])
-    bring(cluster, workers, FIRST_US + 60 * SECOND_US, pace=pace)
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US, policy=policy)
     log.write([FIRST_US + 2], v=[7])
-    stopped = bring(cluster, workers, pace=pace).windows
+    stopped = bring(cluster, workers, policy=policy).windows
     assert [(window.set_us, window.rows, window.late) for window in stopped] == [
         (FIRST_US, 1, None),
         (SWITCH_US, 1, None),
         (FIRST_US, 1, 1),
     ]
-    steady = bring(cluster, workers, NOW_US + 60 * SECOND_US, pace=pace).windows
+    steady = bring(cluster, workers, NOW_US + 60 * SECOND_US, policy=policy).windows
     assert [window.late for window in steady] == [0, 0, None]
     assert_each_once(cluster, log)
 

@@ -18,7 +18,7 @@ from support.waiting import await_true
 from cdc_platform.clock import Clock
 from cdc_platform.ingest import ReadPolicy
 from cdc_platform.ingest import requests as asking
-from cdc_platform.ingest.policy import horizon_us
+from cdc_platform.ingest.policy import find_read_until_us
 from cdc_platform.ingest.requests import LogQuery
 from cdc_platform.scylla import ScyllaSession, decode_log_rows, open_session, session
 
@@ -114,14 +114,14 @@ def test_a_node_is_asked_when_it_is_connected_to(standin: StandIn, monkeypatch: 
     threading.Timer(0.7, standin.proxy.faults.paused.discard, [1]).start()
     told: list[str] = []
     with open_session("prod", standin.connection()) as live:
-        horizon_us(live, Clock(), ReadPolicy(), told.append)
+        find_read_until_us(live, Clock(), ReadPolicy(), told.append)
     assert not told
     monkeypatch.setattr(session, "_SILENT_SECONDS", 0.3)
     standin.proxy.faults.paused.add(1)
     # Where it happens to look at that node's connection first, the driver itself waits for it to the end.
     with open_session("prod", standin.connection(connect_timeout=2.0)) as live:
-        horizon_us(live, Clock(), ReadPolicy(), told.append)
-    assert told == ["node 127.0.0.2 does not tell its time; rows that it writes late come as late ones"]
+        find_read_until_us(live, Clock(), ReadPolicy(), told.append)
+    assert told == ["node 127.0.0.2 does not report its time; the second pass finds rows that it writes late"]
 
 
 def test_what_is_opened_while_a_session_ends_is_closed(standin: StandIn) -> None:

@@ -85,7 +85,7 @@ def test_values_of_every_type_come_as_they_are(standin: StandIn, cluster: Scylla
             f"{names}) VALUES ({head}, {texts})"
         )
     told: list[str] = []
-    done = ingest_table(cluster, Clock(), "shop", "t", workers, tell=told.append)
+    done = ingest_table(cluster, Clock(), "shop", "t", workers, on_message=told.append)
     assert (done.rows, told) == (3, [])
     found = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
     rows = {row["p"]: row for row in log_rows_from_arrow(log.schema, found)}
@@ -135,13 +135,13 @@ def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: ScyllaCluste
     for k in (2**32 - 1, 2**32 - 2):
         keys = f"{far}, ({2**32 - 1}, 1), {k}"
         world.run(f"INSERT INTO shop.t (p, q, k, s, v) VALUES ({keys}, {far + 5}, 1) USING TIMESTAMP {before}")
-    ingest_table(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)), current=True)
+    ingest_table(cluster, Clock(), "shop", "t", workers, policy=ReadPolicy(Microseconds(0)), current=True)
     at = Clock().now_us()
     keys = f"{far + 1}, ({2**32 - 1}, 1), {2**32 - 1}"
     world.run(f"INSERT INTO shop.t (p, q, k, v) VALUES ({keys}, 2) USING TIMESTAMP {at}")
     partition = {"p": far + 1, "q": (Date(2**31 - 1), 1)}
     table.log(partition, at, [{"cdc$operation": 2, "k": Date(2**31 - 1), "v": 2}])
-    ingest_table(cluster, Clock(), "shop", "t", workers, pace=ReadPolicy(Microseconds(0)))
+    ingest_table(cluster, Clock(), "shop", "t", workers, policy=ReadPolicy(Microseconds(0)))
     rows = Lake(cluster.open_home().lake).read(current_table(table.schema)).to_pylist()
     assert len({(row["p"], row["k"]) for row in rows}) == 1
     assert by_key(table.schema, rows) == table.rows()
@@ -165,7 +165,7 @@ def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(
         f"VALUES ({head}, {{a: 1, b: 'two'}})"
     )
     told: list[str] = []
-    ingest_table(cluster, Clock(), "shop", "t", workers, tell=told.append)
+    ingest_table(cluster, Clock(), "shop", "t", workers, on_message=told.append)
     lake = Lake(cluster.open_home().lake)
     schema = read_table_schema(lake, "shop", "t")
     (row,) = log_rows_from_arrow(schema, lake.read(log_table(schema)))

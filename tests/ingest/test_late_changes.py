@@ -83,14 +83,14 @@ def test_a_write_that_comes_late(
     bring(cluster, workers, ONCE)
     late(table, text, *rows)
     told: list[str] = []
-    done = bring(cluster, workers, TWICE, tell=told.append)
+    done = bring(cluster, workers, TWICE, on_message=told.append)
     assert done.late == len(rows)
     assert done.current is not None
     assert not done.current.copied_now
     assert in_lake(cluster, table)[0] == table.rows()
     (line,) = told
     assert line.startswith(f"{len(rows)} rows of the log of shop.t came behind its copy")
-    bring(cluster, workers, TWICE, tell=told.append)
+    bring(cluster, workers, TWICE, on_message=told.append)
     assert told == [line]
     assert in_lake(cluster, table)[0] == table.rows()
 
@@ -140,12 +140,12 @@ def test_any_late_writes_to_any_table(
     for _ in range(12):
         table.write(Clock().now_us() - dice.randrange(2 * DAY_US, 4 * DAY_US), log=False)
     bring(cluster, workers, ONCE, current=True)
-    for pace in (ONCE, ONCE, TWICE):
+    for policy in (ONCE, ONCE, TWICE):
         for _ in range(6):
             ago = dice.choice((0, dice.randrange(2 * DAY_US, 4 * DAY_US)))
             table.write(Clock().now_us() - ago, ttl=dice.choice((0, 0, 10**7)))
             time.sleep(0.000_01)
-        done = bring(cluster, workers, pace).current
+        done = bring(cluster, workers, policy).current
         assert done is not None
         assert not done.copied_now
     assert in_lake(cluster, table)[0] == table.rows()

@@ -65,18 +65,18 @@ def test_the_position_waits_for_a_generation_that_nodes_use_and_nobody_can_read(
     log = live_log(late)
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 60 * SECOND_US])
     early = SWITCH_US - 60 * SECOND_US
-    assert bring(cluster, workers, early, pace=NEVER_AGAIN).held is None
+    assert bring(cluster, workers, early, policy=NEVER_AGAIN).waiting_for is None
     told: list[str] = []
-    done = bring(cluster, workers, told=told, pace=NEVER_AGAIN)
+    done = bring(cluster, workers, told=told, policy=NEVER_AGAIN)
     assert (done.rows, done.position_us) == (1, SWITCH_US - 1)
     name = f"generation {format_us(SWITCH_US)} is committed and not published, since {format_us(Microseconds(early))}"
-    assert done.held == f"shop.t is held at {format_us(Microseconds(SWITCH_US - 1))}: {name}"
-    assert told == [done.held]
+    assert done.waiting_for == f"shop.t is held at {format_us(Microseconds(SWITCH_US - 1))}: {name}"
+    assert told == [done.waiting_for]
     assert claims(cluster, log, FIRST_US, SWITCH_US, NOW_US)
     assert not claims(cluster, log, FIRST_US, SWITCH_US + 1, NOW_US)
     late.publish()
-    after = bring(cluster, workers, LATER_US, pace=NEVER_AGAIN)
-    assert (after.rows, after.late_ever, after.held) == (2, 0, None)
+    after = bring(cluster, workers, LATER_US, policy=NEVER_AGAIN)
+    assert (after.rows, after.late_ever, after.waiting_for) == (2, 0, None)
     assert not any(window.catch_up for window in after.windows)
     assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
     assert claims(cluster, log, FIRST_US, NOW_US, LATER_US)
@@ -91,13 +91,13 @@ def test_a_set_that_appears_behind_the_position_is_read_from_its_start(
     late = Late(standin, said)
     log = live_log(late)
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 60 * SECOND_US])
-    before = bring(cluster, workers, way=way, pace=NEVER_AGAIN)
+    before = bring(cluster, workers, way=way, policy=NEVER_AGAIN)
     log.write([LATER_US - 60 * SECOND_US])
     late.publish()
     run_observation(cluster, Clock(LATER_US))
     assert not claims(cluster, log, FIRST_US, SWITCH_US + 1, LATER_US)
     assert claims(cluster, log, FIRST_US, SWITCH_US, LATER_US)
-    after = bring(cluster, workers, LATER_US, way=way, pace=NEVER_AGAIN)
+    after = bring(cluster, workers, LATER_US, way=way, policy=NEVER_AGAIN)
     assert before.position_us > SWITCH_US
     first = after.windows[0]
     assert (first.catch_up, first.set_us, first.after_us) == (True, SWITCH_US, SWITCH_US - 1)
@@ -105,7 +105,7 @@ def test_a_set_that_appears_behind_the_position_is_read_from_its_start(
     assert not after.windows[1].catch_up
     assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
     assert claims(cluster, log, FIRST_US, NOW_US, LATER_US)
-    again = bring(cluster, workers, LATER_US + MINUTE_US, pace=NEVER_AGAIN)
+    again = bring(cluster, workers, LATER_US + MINUTE_US, policy=NEVER_AGAIN)
     assert (again.rows, [window.catch_up for window in again.windows]) == (0, [False])
 
 
@@ -116,18 +116,18 @@ def test_a_generation_that_is_half_published_behind_the_position_leaves_nothing_
     late = Late(standin, "nobody")
     log = live_log(late)
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 60 * SECOND_US])
-    bring(cluster, workers, pace=NEVER_AGAIN)
+    bring(cluster, workers, policy=NEVER_AGAIN)
     made = GENERATIONS[SWITCH_MS]
     last, streams = made.entry(len(made) - 1), "scylla_distributed.cdc_streams_descriptions_v2"
     late.world.published(SWITCH_MS, made)
     late.world.delete(streams, "time = %s AND range_end = %s", SWITCH_MS, last.range_end)
     for _ in range(2):
-        assert bring(cluster, workers, LATER_US, pace=NEVER_AGAIN).rows == 0
+        assert bring(cluster, workers, LATER_US, policy=NEVER_AGAIN).rows == 0
         assert claims(cluster, log, FIRST_US, SWITCH_US, LATER_US)
         assert not claims(cluster, log, FIRST_US, SWITCH_US + 1, LATER_US)
     rest = {stream.tobytes() for stream in last.streams}
     late.world.put(streams, time=SWITCH_MS, range_end=last.range_end, streams=rest)
-    bring(cluster, workers, LATER_US, pace=NEVER_AGAIN)
+    bring(cluster, workers, LATER_US, policy=NEVER_AGAIN)
     assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
     assert claims(cluster, log, FIRST_US, NOW_US, LATER_US)
 
@@ -233,7 +233,7 @@ class History:
         """Ingest once, and hold that nothing is claimed that is not so."""
         options: dict[str, Any] = {
             "way": self.way,
-            "pace": ReadPolicy(Microseconds(0), Microseconds(self.again_us), Microseconds(1)),
+            "policy": ReadPolicy(Microseconds(0), Microseconds(self.again_us), Microseconds(1)),
         }
         done = bring(self.cluster, self.workers, self.now_us, current=self.keeps, **options)
         self.position_us = done.position_us
@@ -312,7 +312,7 @@ def test_a_cluster_of_the_first_format_is_read_until_its_tables_are_rewritten(
     log = LiveLog(standin.world, defined(DDL), GENERATIONS).make()
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US + 1])
     done = bring(cluster, workers)
-    assert (done.rows, done.held) == (3, None)
+    assert (done.rows, done.waiting_for) == (3, None)
     assert claims(cluster, log, FIRST_US, SWITCH_US + 1, NOW_US)
     standin.proxy.version = VERSIONS["4.4"]
     rewrite(standin.world)

@@ -89,7 +89,7 @@ def test_a_second_pass_of_many_rows_finds_each_late_row_once(
     bring(cluster, workers)
     log.write([SWITCH_US + number * SECOND_US + 1 for number in range(170)])
     policy = ReadPolicy(second_pass_after_us=Microseconds(SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
-    done = bring(cluster, workers, NOW_US + HOUR_US, pace=policy, way=RANGES)
+    done = bring(cluster, workers, NOW_US + HOUR_US, policy=policy, way=RANGES)
     assert (done.late, done.late_ever, done.rows) == (170, 170, 0)
     assert_each_once(cluster, log)
 

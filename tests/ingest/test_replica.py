@@ -252,7 +252,7 @@ def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
     assert not brought(cluster, workers).copied_now
     assert in_lake(cluster, table)[0] == table.rows()
     world.run("TRUNCATE shop.t")
-    assert brought(cluster, workers, copy_again=True).rows == 0
+    assert brought(cluster, workers, recopy=True).rows == 0
     for name in ("shop.t", "shop.t_scylla_cdc_log"):
         world.run(f"ALTER TABLE {name} DROP m")
     world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_m", "cdc$deleted_elements_m")')

@@ -131,8 +131,8 @@ def test_windows_are_read_again_by_one_scan(
     bring(cluster, workers)
     log.write([FIRST_US + 2, SWITCH_US + 2, SWITCH_US + 3])
     standin.proxy.statements.clear()
-    pace = ReadPolicy(second_pass_after_us=Microseconds(SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
-    done = bring(cluster, workers, NOW_US + HOUR_US, pace=pace, way="ranges")
+    policy = ReadPolicy(second_pass_after_us=Microseconds(SECOND_US), second_pass_every_us=Microseconds(SECOND_US))
+    done = bring(cluster, workers, NOW_US + HOUR_US, policy=policy, way="ranges")
     assert [window.late for window in done.windows] == [None, 1, 2]
     assert [window.requests for window in done.windows] == [RANGES, RANGES, 0]
     assert_each_once(cluster, log)

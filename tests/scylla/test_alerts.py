@@ -82,9 +82,9 @@ def test_each_is_told_in_order_and_what_it_prints_goes_nowhere(
     """Changes that come while it runs wait for it; at the end it is told of all that is left."""
     warnings: list[str] = []
     several = [CHANGE | {"what": str(number)} for number in range(20)]
-    with AlertQueue(Hook.of(home, str(writing), TEN_SECONDS), warnings.append) as alerts:
+    with AlertQueue(Hook.find(home, str(writing), TEN_SECONDS), warnings.append) as alerts:
         for each in several:
-            alerts.tell([each])
+            alerts.put([each])
     assert (told(tmp_path), warnings) == (several, [])
     assert capfd.readouterr() == ("", "")
 
@@ -93,8 +93,8 @@ def test_no_secret_of_a_cluster_passes(home: Home, tmp_path: Path, monkeypatch: 
     """The variables of every cluster of the home are kept from it; the others it has."""
     for name in ("OTHER_USER", "OTHER_SECRET", "MY_PAGER"):
         monkeypatch.setenv(name, "hunter2")
-    hook = Hook.of(home, str(script(tmp_path, f"env > '{tmp_path}/env'")), TEN_SECONDS)
-    assert hook.tell(CHANGE) is None
+    hook = Hook.find(home, str(script(tmp_path, f"env > '{tmp_path}/env'")), TEN_SECONDS)
+    assert hook.run(CHANGE) is None
     lines = (tmp_path / "env").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if "hunter2" in line] == ["MY_PAGER=hunter2"]
 
@@ -103,7 +103,7 @@ def test_no_secret_of_a_cluster_passes(home: Home, tmp_path: Path, monkeypatch: 
     ("text", "says"),
     [
         ("exit 3", "exit code 3"),
-        ("kill -9 $$", "ended by signal 9"),
+        ("kill -9 $$", "killed by signal 9"),
         ("cat > /dev/null; exit 1", "exit code 1"),
     ],
     ids=["does not read", "is killed", "reads and fails"],
@@ -112,8 +112,8 @@ def test_one_that_fails_is_one_line_each(text: str, says: str, home: Home, tmp_p
     """It names the program, of whom it was told, and how it ended; the next change is told all the same."""
     warnings: list[str] = []
     program = script(tmp_path, f"echo >> '{tmp_path}/runs'; {text}")
-    with AlertQueue(Hook.of(home, str(program), TEN_SECONDS), warnings.append) as alerts:
-        alerts.tell([CHANGE, CHANGE])
+    with AlertQueue(Hook.find(home, str(program), TEN_SECONDS), warnings.append) as alerts:
+        alerts.put([CHANGE, CHANGE])
     assert len(warnings) == 2
     assert all(says in line and str(program) in line and "of cluster" in line for line in warnings)
     assert len((tmp_path / "runs").read_text(encoding="utf-8").splitlines()) == 2
@@ -123,11 +123,11 @@ def test_one_that_hangs_is_ended_with_its_children(home: Home, tmp_path: Path) -
     """At the end nobody waits for it a second time: what it was not told of is counted."""
     warnings: list[str] = []
     program = script(tmp_path, f"sleep 600 & echo $! >> '{tmp_path}/pids'; wait")
-    with AlertQueue(Hook.of(home, str(program), Milliseconds(400)), warnings.append) as alerts:
-        alerts.tell([CHANGE] * 5)
-    assert "did not end within 0.4 s and was ended" in warnings[0]
+    with AlertQueue(Hook.find(home, str(program), Milliseconds(400)), warnings.append) as alerts:
+        alerts.put([CHANGE] * 5)
+    assert "killed after 0.4 s" in warnings[0]
     untold = 5 - (len(warnings) - 1)
-    assert warnings[-1].endswith(f"{untold} changes were not told any more")
+    assert warnings[-1].endswith(f"dropped {untold} changes at the end")
     for pid in (tmp_path / "pids").read_text(encoding="utf-8").split():
         await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of a hook's child")
 
@@ -136,13 +136,13 @@ def test_no_more_than_so_many_wait(home: Home, writing: Path, tmp_path: Path, mo
     """Those beyond are said to be left out, and the others are told in order."""
     monkeypatch.setattr(hooks, "MAX_WAITING_ALERTS", 3)
     warnings: list[str] = []
-    alerts = AlertQueue(Hook.of(home, str(writing), TEN_SECONDS), warnings.append)
+    alerts = AlertQueue(Hook.find(home, str(writing), TEN_SECONDS), warnings.append)
     several = [CHANGE | {"what": str(number)} for number in range(5)]
-    alerts.tell(several)
+    alerts.put(several)
     with alerts:
         pass
     assert told(tmp_path) == several[:3]
-    assert warnings == [f"hook {writing}: 2 changes are not told, too many wait"]
+    assert warnings == [f"hook {writing}: dropped 2 changes, too many wait"]
 
 
 @pytest.mark.parametrize("name", ["is not there", "may not be executed", "is a folder", "has an escape"])
@@ -164,14 +164,14 @@ def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: Hom
 
 def test_one_that_goes_while_it_is_watched_is_a_line(home: Home, writing: Path) -> None:
     """A program that was there as the watch began, and one that is no program after all."""
-    hook = Hook.of(home, str(writing), TEN_SECONDS)
+    hook = Hook.find(home, str(writing), TEN_SECONDS)
     writing.unlink()
-    failure = hook.tell(CHANGE)
+    failure = hook.run(CHANGE)
     assert failure is not None
     assert "cannot be run: No such file" in failure.line
     writing.write_bytes(b"\x7fELF and no more")
     writing.chmod(0o700)
-    failure = hook.tell(CHANGE)
+    failure = hook.run(CHANGE)
     assert failure is not None
     assert "cannot be run: Exec format error" in failure.line
 
@@ -216,7 +216,7 @@ def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: Scyll
     assert answer.exit_code == 0
     assert len(answer.stdout.splitlines()) == 6
     assert all(line.endswith("[hook-failed]") for line in answer.stderr.splitlines())
-    assert "did not end within 0.3 s" in answer.stderr
+    assert "killed after 0.3 s" in answer.stderr
     seen = (tmp_path / "env").read_text(encoding="utf-8")
     assert "PATH=" in seen
     assert not any(word in seen for word in (USER, PASSWORD, OBSERVER[1]))
@@ -243,7 +243,7 @@ def test_a_watch_that_is_ended_leaves_no_hook_behind(
         started.wait(60)
         assert started.stderr is not None
         told_last = started.stderr.read()
-    assert ("changes were not told any more [hook-failed]" in told_last) == (number == signal.SIGINT)
+    assert ("changes at the end [hook-failed]" in told_last) == (number == signal.SIGINT)
     for pid in pids.read_text(encoding="utf-8").split():
         await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of the hook")
 
@@ -254,7 +254,7 @@ def test_what_was_noted_is_told_once_however_often_it_is_asked(
 ) -> None:
     """From the first time on; an outage, of all or of a node, as it comes and as it goes; one set anew begins anew."""
     home, warnings = open_home(cluster.home.parent.parent), list[str]()
-    hook = Hook.of(home, str(writing), TEN_SECONDS)
+    hook = Hook.find(home, str(writing), TEN_SECONDS)
 
     def tick(seen: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
         (tmp_path / "told").unlink(missing_ok=True)
@@ -286,7 +286,7 @@ def test_what_a_home_had_before_changes_were_noted_is_no_change(
     home = open_home(cluster.home.parent.parent)
     run_observation(cluster, Clock())
     shutil.rmtree(cluster.home / "lake" / "platform" / "cluster_changes")
-    hook, lake = Hook.of(home, str(writing), TEN_SECONDS), Lake(cluster.open_home().lake)
+    hook, lake = Hook.find(home, str(writing), TEN_SECONDS), Lake(cluster.open_home().lake)
     send_alerts(cluster, hook, Clock(), GLANCE, print)
     standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS)))
     run_observation(cluster, Clock())
@@ -299,9 +299,9 @@ def test_what_a_home_had_before_changes_were_noted_is_no_change(
 def test_a_hook_of_a_name_is_looked_for_on_the_path(home: Home, writing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the shell finds it; what is not on it is refused."""
     monkeypatch.setenv("PATH", f"{writing.parent}{os.pathsep}{os.environ['PATH']}")
-    assert Hook.of(home, "hook.sh", TEN_SECONDS).program == str(writing)
+    assert Hook.find(home, "hook.sh", TEN_SECONDS).program == str(writing)
     with pytest.raises(InputError, match="there is no such program"):
-        Hook.of(home, "no-such-hook.sh", TEN_SECONDS)
+        Hook.find(home, "no-such-hook.sh", TEN_SECONDS)
 
 
 def _whos(folder: Path) -> set[str]:

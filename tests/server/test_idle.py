@@ -39,18 +39,18 @@ class World:
         self.clients: int | None = 0
         self.now = 0.0
         after_ms = Milliseconds(after_s * SECOND_MS)
-        self.tell()
-        self.sleeping = IdleMonitor(self.file, self, after_ms, self.tell, clock=lambda: self.now)
+        self.publish()
+        self.sleeping = IdleMonitor(self.file, self, after_ms, self.publish, clock=lambda: self.now)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Where the server is."""
-        self.file.tell({"SPARK_REMOTE": "sc://localhost:1", "SPARK_CONNECT_AUTHENTICATE_TOKEN": "t=1"})
+        self.file.publish({"SPARK_REMOTE": "sc://localhost:1", "SPARK_CONNECT_AUTHENTICATE_TOKEN": "t=1"})
 
-    def want(self) -> None:
+    def request(self) -> None:
         """As a client does; a coarse clock of the file system must not hide it from the test."""
-        before = self.file.wanted()
-        while self.file.wanted() == before:
-            self.file.want()
+        before = self.file.last_request()
+        while self.file.last_request() == before:
+            self.file.request()
 
     def needed_at(self, second: float) -> bool:
         """Whether it is needed then."""
@@ -72,9 +72,9 @@ def test_a_wish_wakes_it_and_keeps_it_awake(tmp_path: Path) -> None:
     """Who wants it before it sleeps puts that off; who wants it then wakes it, for as long again."""
     world = World(tmp_path)
     assert world.needed_at(90)
-    world.want()
+    world.request()
     assert [world.needed_at(second) for second in (91, 190, 191)] == [True, True, False]
-    world.want()
+    world.request()
     assert [world.needed_at(second) for second in (600, 699, 700)] == [True, True, False]
 
 
@@ -96,10 +96,10 @@ def test_who_comes_while_it_falls_asleep_is_seen(tmp_path: Path) -> None:
         def withdraw(self) -> None:
             """A client comes in just behind it."""
             withdraw()
-            world.want()
+            world.request()
 
     raced = Raced(world.file.path)
-    sleeping = IdleMonitor(raced, world, Milliseconds(1), world.tell, clock=lambda: world.now)
+    sleeping = IdleMonitor(raced, world, Milliseconds(1), world.publish, clock=lambda: world.now)
     world.now = 1.0
     assert sleeping.needed()
     assert world.file.read()["SPARK_REMOTE"] == "sc://localhost:1"

@@ -42,7 +42,7 @@ def asked(
         sent.append(message)
 
     async def once() -> None:
-        await HomeFilesApp(ui, Home(home), prefix, keeps=keeps)(
+        await HomeFilesApp(ui, Home(home), prefix, store_pages=keeps)(
             {"type": "http", "method": method, "path": path}, receive, send
         )
 

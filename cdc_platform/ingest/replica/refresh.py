@@ -139,7 +139,7 @@ def asked_by_key(live: ScyllaSession, schema: TableSchema, place: Place, selecte
     limit = " LIMIT 1" if clustering is None else ""
     end = " BYPASS CACHE" if live.is_scylla else ""
     text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
-    return live.ask_raw(base_name(schema), text, 1, values)
+    return live.send_request(base_name(schema), text, 1, values)
 
 
 def _key_parts(partition: bytes, count: int) -> list[bytes]:

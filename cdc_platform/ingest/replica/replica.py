@@ -86,21 +86,27 @@ class TableReplicator:
     """Replicates one table. The caller holds the lock of its log."""
 
     def __init__(
-        self, live: ScyllaSession, lake: Lake, clock: Clock, schema: TableSchema, workers: TaskRunner, tell: OnMessage
+        self,
+        live: ScyllaSession,
+        lake: Lake,
+        clock: Clock,
+        schema: TableSchema,
+        workers: TaskRunner,
+        on_message: OnMessage,
     ) -> None:
         assert_full_delta(schema)
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
-        self._workers, self._tell = workers, tell
+        self._workers, self._on_message = workers, on_message
         self._cells, self._current = cells_table(schema), current_table(schema)
         self._again, self._late = 0, LateChanges.none()
 
     def replicate(
-        self, as_of_us: Microseconds, whole_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
+        self, as_of_us: Microseconds, complete_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
     ) -> ReplicationResult:
         """Update the table to the newest version of its log, which has all rows up to `as_of_us` (µs).
 
-        The log is complete from `whole_since_us` on; its rows live for `ttl_us` (0: for ever). Copy the table if there
-        is no copy, if the copy counts on the log from an earlier time, or if `anew` is True.
+        The log is complete from `complete_since_us` on; its rows live for `ttl_us` (0: for ever). Copy the table if
+        there is no copy, if the copy counts on the log from an earlier time, or if `anew` is True.
 
         Raises:
             NotGranted: the table may not be read.
@@ -108,9 +114,9 @@ class TableReplicator:
         """
         begun, copied = time.monotonic(), False
         replica = find_replica(self._lake, self._schema)
-        if replica is None or anew or replica.since_us < whole_since_us or self._lost_columns():
+        if replica is None or anew or replica.since_us < complete_since_us or self._lost_columns():
             # The user knows of something before now that no log records, such as a TRUNCATE, so the older log is wrong.
-            replica, copied = self._copy(max(whole_since_us, as_of_us) if anew else whole_since_us, ttl_us), True
+            replica, copied = self._copy(max(complete_since_us, as_of_us) if anew else complete_since_us, ttl_us), True
         changes, slices = self._merge(replica, as_of_us)
         updated = find_replica(self._lake, self._schema)
         assert updated is not None
@@ -142,15 +148,15 @@ class TableReplicator:
             return True
         return False
 
-    def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Replica:
+    def _copy(self, complete_since_us: Microseconds, ttl_us: Microseconds) -> Replica:
         lake, schema, live = self._lake, self._schema, self._live
         began = self._clock.now_us()
         lifetime_us = ttl_us or us_from_seconds(DAY_SECONDS)
-        since = Microseconds(max(whole_since_us, began - lifetime_us))
+        since = Microseconds(max(complete_since_us, began - lifetime_us))
         orders = SyntheticTimestamps(Microseconds(since - 1), began)
         scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, orders)
         slices = scan.slices()
-        self._tell(
+        self._on_message(
             f"copying {schema.full_name}, in {slices} part{'s' * (slices > 1)}; its log counts from {format_us(since)}"
         )
         number = (lake.transaction(self._cells, _COMMITS) or 0) + 1
@@ -229,7 +235,7 @@ class TableReplicator:
         # A reread list gets the time of reading, see `refresh`.
         orders = SyntheticTimestamps(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
         late = LateChanges.read(self._live, schema, older, orders)
-        self._tell(
+        self._on_message(
             f"{late.rows} rows of the log of {schema.full_name} came behind its copy, and are older than"
             f" {format_us(since_us)}: the {len(late.places)} rows that they wrote to are read again"
         )

@@ -140,9 +140,9 @@ class _Rows:
         return self._part(StateRowKind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
 
     def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: pa.Array, ttls: pa.Array) -> pa.Table:
-        has_ttl, lives = _numbers(ttls, ">i4")
+        has_ttl, remaining = _numbers(ttls, ">i4")
         written = _numbers(times, ">i8")[1][rows]
-        seconds = self._now_us[rows] // SECOND_US + lives[rows]
+        seconds = self._now_us[rows] // SECOND_US + remaining[rows]
         expires = np.where(has_ttl[rows], seconds * SECOND_US, 0)
         ttl = np.where(has_ttl[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
         static = column.kind == "static"

@@ -53,8 +53,8 @@ def bring(
 ) -> IngestResult:
     """Ingest as the next process would: what is known of the cluster is read anew."""
     again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
-    tell = (told if told is not None else []).append
-    return ingest_table(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)
+    on_message = (told if told is not None else []).append
+    return ingest_table(again, Clock(Microseconds(now_us)), "shop", "t", workers, on_message=on_message, **options)
 
 
 def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:

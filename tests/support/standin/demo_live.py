@@ -114,8 +114,10 @@ def _ingest(cluster: registry.ScyllaCluster) -> IngestResult:
         raise AssertionError("so little needs no Spark")
 
     again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
-    pace = ReadPolicy(CONFIDENCE_US)
-    return ingest_table(again, Clock(), "shop", "t", TaskRunner(no_session), pace=pace, tell=print, current=True)
+    policy = ReadPolicy(CONFIDENCE_US)
+    return ingest_table(
+        again, Clock(), "shop", "t", TaskRunner(no_session), policy=policy, on_message=print, current=True
+    )
 
 
 def _join(standin: StandIn, log: LiveLog, count: int) -> None:

@@ -28,10 +28,10 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, mos
     monkeypatch.setattr(scanning, "MOST_SLICES", most)
 
 
-def bring(cluster: ScyllaCluster, workers: TaskRunner, pace: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
+def bring(cluster: ScyllaCluster, workers: TaskRunner, policy: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
     """Ingest as the next process would, up to now."""
     again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
-    return ingest_table(again, Clock(), "shop", "t", workers, pace=pace, **options)
+    return ingest_table(again, Clock(), "shop", "t", workers, policy=policy, **options)
 
 
 def in_lake(cluster: ScyllaCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
