@@ -55,8 +55,8 @@ def check_specs(
                 blocking=invariant.family.blocking,
                 partitions_def=partitions,
                 metadata={
-                    "asked_of": invariant.family.of,
-                    "judged": invariant.family.judged,
+                    "asked_of": invariant.family.subject,
+                    "judged": invariant.family.method,
                     "explained_in": invariant.family.page,
                 },
             )
@@ -129,7 +129,7 @@ def build_check_results(
     requested = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
-        yield _build_result(table, name, True, family.nothing, 0, 0)
+        yield _build_result(table, name, True, family.fine_without, 0, 0)
     judgements = judge_findings(requested, [name for name in names if name in due])
     store_check_results(look, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)
@@ -139,7 +139,7 @@ def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> 
     """Convert the judgements of a table to Dagster's check results."""
     for line in judgements:
         result = _build_result(
-            table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample
+            table, line.invariant, line.passed, line.message, line.population, line.violations, line.sample
         )
         yield result._replace(severity=AssetCheckSeverity.WARN) if line.unknown else result
 

@@ -100,7 +100,7 @@ def streams_fit_the_ring(
         check_name=STREAMS_FIT_THE_RING,
         passed=not misfits,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
-        description=misfits[0].detail if misfits else checkup.cannot_tell or f"{checkup.latest} fits",
+        description=misfits[0].detail if misfits else checkup.undetermined or f"{checkup.latest} fits",
         metadata={"needed": checkup.needed, "conditions": _build_conditions_table(checkup)},
     )
     (tagged,) = tag_violations_on_run(context, [result])

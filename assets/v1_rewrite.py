@@ -130,8 +130,8 @@ def cdc_streams_descriptions(
             home.settings(),
             config.nodes,
             dry_run=config.dry_run,
-            again=config.again,
-            tell=context.log.info,
+            force=config.again,
+            on_message=context.log.info,
         )
     for decision in done.missing:
         context.log.warning(f"{format_ms(decision.time_ms)}: {decision.reason}")

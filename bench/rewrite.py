@@ -40,7 +40,7 @@ def rewriting(bench: Bench) -> list[Result]:
             lake.merge(STREAMS_DESCRIPTIONS, row, update=False)
 
         def work() -> None:
-            done = rewrite_streams_tables(lake, CLOCK, Settings(), [str(node.host_id)], again=True)
+            done = rewrite_streams_tables(lake, CLOCK, Settings(), [str(node.host_id)], force=True)
             assert done.decisions[-1].action == "rewrite"
 
         pairs = paired(work, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=leave_one)

@@ -92,13 +92,15 @@ def locate_home(path: str | Path | None = None) -> StoragePath:
 def home_exists(path: str | Path | None = None) -> bool:
     """Return True if there is a home at `path`, or a folder that could become one."""
     location = locate_home(path)
-    return location.here.exists() if location.here is not None else (location / MARKER_FILE).seen() is not None
+    return (
+        location.local_path.exists() if location.local_path is not None else (location / MARKER_FILE).stat() is not None
+    )
 
 
 def local_state_folder(home: StoragePath) -> Path:
     """Return this machine's folder for local state: the home, or a separate folder if the home is in a store."""
-    if home.here is not None:
-        return home.here
+    if home.local_path is not None:
+        return home.local_path
     address = str(home)
     base = os.environ.get(STATE_VARIABLE) or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     name = re.sub(r"[^A-Za-z0-9]+", "-", address).strip("-")[-48:]
@@ -132,7 +134,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     location = locate_home(path)
     if isinstance(location, ObjectStorePath):
         return _open_store_home(location, create=create)
-    root = location.here
+    root = location.local_path
     assert root is not None
     marker = root / MARKER_FILE
     mend = f"choose another with --home or {HOME_VARIABLE}"
@@ -166,7 +168,7 @@ def _open_store_home(place: ObjectStorePath, *, create: bool) -> Home:
     mend = f"choose another with --home or {HOME_VARIABLE}"
     marker = place / MARKER_FILE
     try:
-        if create and marker.seen() is None:
+        if create and marker.stat() is None:
             marker.create(f"{json.dumps({'layout': LAYOUT_VERSION})}\n".encode())
         layout = json.loads(marker.read())["layout"]
     except FileNotFoundError:

@@ -46,7 +46,7 @@ def find_missing_results(
     for step in steps:
         verdict = None if step.audit is None else verdicts.read_last_verdict(lake, names.id, step.name)
         if verdict is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
-            content = verdicts.content_name(lake, step.audit.slices(joining))
+            content = verdicts.content_name(lake, step.audit.parts(joining))
             if content == verdict.content:
                 yield from _build_results(instance, step, names.key, verdict)
 
@@ -60,7 +60,7 @@ def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verd
     for record in records.values():
         event = None if record.event is None else record.event.dagster_event
         evaluation = None if event is None else event.event_specific_data
-        if record.run_id and record.run_id in verdict.door:
+        if record.run_id and record.run_id in verdict.entry_point:
             return True
         if isinstance(evaluation, AssetCheckEvaluation) and JUDGED_CONTENT_METADATA_KEY in evaluation.metadata:
             return evaluation.metadata[JUDGED_CONTENT_METADATA_KEY].value == verdict.content
@@ -72,14 +72,14 @@ def _build_results(
 ) -> Iterator[AssetCheckEvaluation]:
     """Yield a result for each invariant that the verdict covers: all that hold, or the first that does not."""
     for name in verdict.invariants:
-        broken = not verdict.passed and verdict.said.startswith(f"{name} ")
+        broken = not verdict.passed and verdict.message.startswith(f"{name} ")
         if verdict.passed or broken:
             yield AssetCheckEvaluation(
                 asset_key=asset_key_from_table(step.table),
                 check_name=str(name),
                 passed=verdict.passed,
-                description=verdict.said or f"It held when {verdict.door} asked.",
-                metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.door},
+                description=verdict.message or f"It held when {verdict.entry_point} asked.",
+                metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.entry_point},
                 blocking=True,
                 partition=partition,
                 target_materialization_data=_find_target(instance, asset_key_from_table(step.table), partition),

@@ -64,7 +64,7 @@ def _report_description(joining: JoinContext, made: DescribedGeneration, log: Lo
 
 
 def _report_insert(joining: JoinContext, made: InsertResult, log: Logger) -> StepReport:
-    return StepReport(made.rows, dict(made.told))
+    return StepReport(made.rows, dict(made.metadata))
 
 
 def _report_introduction(joining: JoinContext, time_ms: Milliseconds, log: Logger) -> StepReport:

@@ -111,7 +111,7 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
         if not context.has_partition_key and not context.has_partition_key_range:
             with platform_errors_as_failures():
                 look = start_judging(context, home.lake(), clock.clock(), None)
-                findings = audit.of_all(look.lake, spark.workers())
+                findings = audit.all_generations(look.lake, spark.workers())
             yield from build_check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
         partitions = get_run_partitions(context)

@@ -226,11 +226,13 @@ def _align_columns(schema: TableSchema, writes: DataFrame) -> DataFrame:
         f"typed writes to {schema.full_name}", expected, optional=expected.names, strict=True
     )
     misfits = incoming.misfits(writes)
-    unknown = sorted(misfit.column for misfit in misfits if misfit.due is None)
+    unknown = sorted(misfit.column for misfit in misfits if misfit.expected is None)
     if unknown:
         raise InputError(f"{incoming.name} have no column {', '.join(unknown)}")
     for misfit in misfits:
-        raise InputError(f"column {misfit.column} of {incoming.name} is {misfit.found}; it has to be {misfit.due}")
+        raise InputError(
+            f"column {misfit.column} of {incoming.name} is {misfit.actual}; it has to be {misfit.expected}"
+        )
     present = set(writes.columns)
     # Omit missing columns for ranges, since most writes have no ranges.
     unused = set(range_end_columns(schema)) - present

@@ -105,10 +105,11 @@ def _available_columns(schema: TableSchema, changes: DataFrame) -> list[str]:
     for item in IncomingFrameSchema(f"changes of {schema.full_name}", columns, optional, readable=_is_readable).misfits(
         changes
     ):
-        if item.found is None:
+        if item.actual is None:
             raise InputError(f"the changes have no column {item.column}; every log of {schema.full_name} has it")
         raise InputError(
-            f"column {item.column} of the changes is {item.found}; in a log of {schema.full_name} it is {item.due}"
+            f"column {item.column} of the changes is {item.actual}; in a log of {schema.full_name} "
+            f"it is {item.expected}"
         )
     return [item for item in (*columns.names, EXACT) if item in changes.columns]
 

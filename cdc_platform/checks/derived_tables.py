@@ -53,9 +53,9 @@ def audit_derived_tables(lake: Lake) -> list[Finding]:
     return [line for name, violations in judged.items() if (line := _finding(name, violations)).population]
 
 
-def _finding(name: str, judged: Iterable[str | None]) -> Finding:
+def _finding(name: str, violations: Iterable[str | None]) -> Finding:
     """Build a finding from one entry per checked item: what is wrong with it, or None."""
-    every = list(judged)
+    every = list(violations)
     amiss = [message for message in every if message is not None]
     return Finding(name, len(every), len(amiss), amiss[0] if amiss else "")
 

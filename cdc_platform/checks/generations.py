@@ -91,7 +91,7 @@ def audit_description(
     if stored is None:
         nothing = _no_rows_reason(TOPOLOGY_DESCRIPTIONS, generation_id)
         return _findings(DESCRIPTION_INVARIANTS, [("", {ROW_COUNT: counted})], nothing)
-    result = run_scan(workers, [ScanRequest(stored, judged=True)])
+    result = run_scan(workers, [ScanRequest(stored, audited=True)])
     tokens = np.concatenate([ring_before.tokens, ring_after.tokens])
     totals = _tallies_of_rows(workers, stored, result)
     totals |= {ROW_COUNT: counted, REFINES_VNODES: check_refinement(stored.range_ends, tokens)}
@@ -155,7 +155,7 @@ def audit_across(
     mine = inventory.find_inventory_generation(inventory_generations, generation_id)
     if mine.rows is None:
         return _findings(ACROSS_INVARIANTS, [], "the generation has no rows")
-    if known.meets(mine.rows):
+    if known.may_share_stream(mine.rows):
         inventory_generations = inventory.read_representative_inventory(lake)
         mine = inventory.find_inventory_generation(inventory_generations, generation_id)
     others = [other for other in inventory_generations if other is not mine]
@@ -265,27 +265,27 @@ _REASONS_UNCHECKED: Mapping[str, str] = {
 
 
 def _generation_tallies(
-    workers: TaskRunner, each: InventoryGeneration, pairs: Sequence[_ComparedPair], result: ScanResult
+    workers: TaskRunner, generation: InventoryGeneration, pairs: Sequence[_ComparedPair], result: ScanResult
 ) -> _TalliesByInvariant:
-    assert each.rows is not None
-    totals = _tallies_of_rows(workers, each.rows, result)
-    if each.described is not None and each.described is not each.rows:
-        starts = check_ring_coverage(each.described.range_ends, each.described.range_starts)
+    assert generation.rows is not None
+    totals = _tallies_of_rows(workers, generation.rows, result)
+    if generation.described is not None and generation.described is not generation.rows:
+        starts = check_ring_coverage(generation.described.range_ends, generation.described.range_starts)
         totals |= sum_tallies([totals[RING_COVERED_ONCE], starts])
-    if each.inserted is not None:
-        totals[ROW_COUNT] = _row_count_tally(each.inserted)
+    if generation.inserted is not None:
+        totals[ROW_COUNT] = _row_count_tally(generation.inserted)
     return totals | {PUBLISHED_EQUALS_DESCRIPTION: _comparison_tally(pairs, result)}
 
 
-def _tallies_of_rows(workers: TaskRunner, held: StoredGenerationRows, result: ScanResult) -> _TalliesByInvariant:
+def _tallies_of_rows(workers: TaskRunner, rows: StoredGenerationRows, result: ScanResult) -> _TalliesByInvariant:
     """Return the tallies of the scan for a generation's rows, with the coverage of the ring.
 
     The scan has checked each row for repeated streams. Two rows can share a stream only if an index is wrong or both
     are the same range. If neither is so, streams_unique is proven; otherwise every stream is compared.
     """
-    totals = dict(result.tallies[held]) | {RING_COVERED_ONCE: check_ring_coverage(held.range_ends, held.range_starts)}
+    totals = dict(result.tallies[rows]) | {RING_COVERED_ONCE: check_ring_coverage(rows.range_ends, rows.range_starts)}
     if any(totals[name].violations for name in (STREAM_FORMAT, RING_COVERED_ONCE)):
-        totals[STREAMS_UNIQUE] = uniqueness.check_unique_within(workers, held)
+        totals[STREAMS_UNIQUE] = uniqueness.check_unique_within(workers, rows)
     return totals
 
 
@@ -293,20 +293,24 @@ def _row_count_tally(inserted: StoredGenerationRows) -> InvariantTally:
     return check_row_count(len(inserted.range_ends), inserted.claims, "num_ranges")
 
 
-def _compared_pairs(each: InventoryGeneration) -> list[_ComparedPair]:
+def _compared_pairs(generation: InventoryGeneration) -> list[_ComparedPair]:
     """Return the pairs of tables that must agree about a generation."""
     pairs = []
-    if each.described is not None and each.inserted is not None:
-        pairs.append((each.described, each.inserted))
-    source = each.inserted or each.described
-    if source is not None and each.published is not None:
-        pairs.append((source, each.published))
+    if generation.described is not None and generation.inserted is not None:
+        pairs.append((generation.described, generation.inserted))
+    source = generation.inserted or generation.described
+    if source is not None and generation.published is not None:
+        pairs.append((source, generation.published))
     return pairs
 
 
-def _sharding(lake: Lake, each: InventoryGeneration, ring: KnownNodes) -> OwnerSharding:
+def _sharding(lake: Lake, generation: InventoryGeneration, ring: KnownNodes) -> OwnerSharding:
     """Return the sharding of a published generation's ranges, from its V1 cell or else from the ring."""
-    if each.id is None and each.time_ms is not None and (cell := _read_v1_description(lake, each.time_ms)) is not None:
+    if (
+        generation.id is None
+        and generation.time_ms is not None
+        and (cell := _read_v1_description(lake, generation.time_ms)) is not None
+    ):
         return OwnerSharding(cell.range_ends, cell.stream_counts, cell.ignore_msbs, exact=True)
     return OwnerSharding(ring.normal, ring.shard_counts, ring.ignore_msbs)
 
@@ -321,7 +325,7 @@ def _read_v1_description(lake: Lake, time_ms: Milliseconds) -> TopologyDescripti
 
 
 def _scan_requests(
-    judged: Sequence[StoredGenerationRows],
+    audited: Sequence[StoredGenerationRows],
     pairs: Sequence[_ComparedPair],
     shardings: Mapping[StoredGenerationRows | None, OwnerSharding] = MappingProxyType({}),
 ) -> list[ScanRequest]:
@@ -330,12 +334,12 @@ def _scan_requests(
     return [
         ScanRequest(
             rows,
-            judged=rows in judged,
+            audited=rows in audited,
             compared=rows in compared,
             as_sets=rows in as_sets,
             sharding=shardings.get(rows) if rows.table is STREAMS_DESCRIPTIONS_V2 else None,
         )
-        for rows in dict.fromkeys([*judged, *(rows for pair in pairs for rows in pair)])
+        for rows in dict.fromkeys([*audited, *(rows for pair in pairs for rows in pair)])
     ]
 
 
@@ -351,53 +355,61 @@ def _comparison_tally(pairs: Sequence[_ComparedPair], result: ScanResult) -> Inv
     return InvariantTally(PUBLISHED_EQUALS_DESCRIPTION, population, violations, 0, sample)
 
 
-def _refinement_tally(each: InventoryGeneration, ring: KnownNodes, *, is_newest: bool) -> InvariantTally:
+def _refinement_tally(generation: InventoryGeneration, ring: KnownNodes, *, is_newest: bool) -> InvariantTally:
     """Check that a generation refines the rings that it serves, as far as they are known.
 
     The newest generation serves the current ring. One that a join introduced serves the joining node. One that has a
     topology description serves the nodes that own its ranges.
     """
-    assert each.rows is not None
-    owners = () if each.described is None else each.described.owners
+    assert generation.rows is not None
+    owners = () if generation.described is None else generation.described.owners
     tokens = [ring.tokens[owner] for owner in owners if owner in ring.tokens]
     if is_newest:
         tokens.append(ring.normal)
-    if each.id in ring.joined:
-        tokens.append(ring.joined[each.id])
-    return check_refinement(each.rows.range_ends, np.concatenate(tokens) if tokens else np.empty(0, dtype=np.int64))
+    if generation.id in ring.joined:
+        tokens.append(ring.joined[generation.id])
+    return check_refinement(
+        generation.rows.range_ends, np.concatenate(tokens) if tokens else np.empty(0, dtype=np.int64)
+    )
 
 
-def _newest_generation(held: Sequence[InventoryGeneration]) -> InventoryGeneration | None:
+def _newest_generation(generations: Sequence[InventoryGeneration]) -> InventoryGeneration | None:
     """Return the generation that must refine the current ring: the last one with a time, or the only one."""
-    with_rows = [generation for generation in held if generation.rows is not None]
+    with_rows = [generation for generation in generations if generation.rows is not None]
     timed = [generation for generation in with_rows if generation.time_ms is not None]
     return timed[-1] if timed else with_rows[0] if len(with_rows) == 1 else None
 
 
-def _timestamp_tally(each: InventoryGeneration) -> InvariantTally:
+def _timestamp_tally(generation: InventoryGeneration) -> InvariantTally:
     """Check that the timestamp of a generation, if published, has its complete rows."""
-    if not each.listed:
+    if not generation.listed:
         return InvariantTally(TIMESTAMP_COMPLETE, 0, 0)
-    due = each.inserted or each.described
-    if each.published is None:
+    due = generation.inserted or generation.described
+    if generation.published is None:
         why = "has no streams rows"
-    elif due is not None and not np.array_equal(each.published.range_ends, due.range_ends):
-        why = f"has {len(each.published.range_ends)} streams rows that are not the {len(due.range_ends)} described ones"
+    elif due is not None and not np.array_equal(generation.published.range_ends, due.range_ends):
+        ranges = len(generation.published.range_ends)
+        why = f"has {ranges} streams rows that are not the {len(due.range_ends)} described ones"
     else:
         return InvariantTally(TIMESTAMP_COMPLETE, 1, 0)
-    time = "" if each.time_ms is None else format_ms(each.time_ms)
-    return InvariantTally(TIMESTAMP_COMPLETE, 1, 1, each.time_ms or 0, f"timestamp {time} {why}")
+    time = "" if generation.time_ms is None else format_ms(generation.time_ms)
+    return InvariantTally(TIMESTAMP_COMPLETE, 1, 1, generation.time_ms or 0, f"timestamp {time} {why}")
 
 
 def _findings(
-    invariants: Sequence[str], parts: Sequence[tuple[str, _TalliesByInvariant]], nothing: Mapping[str, str] | str = ""
+    invariants: Sequence[str],
+    parts: Sequence[tuple[str, _TalliesByInvariant]],
+    reasons_unchecked: Mapping[str, str] | str = "",
 ) -> list[Finding]:
-    """Return one finding per invariant from the tallies of each generation; `nothing` says why nothing was checked."""
+    """Return one finding per invariant from the tallies of each generation.
+
+    `reasons_unchecked` has the reason why nothing was checked, by invariant or for all.
+    """
     return [
         finding_from_tallies(
             invariant,
             [(name, totals[invariant]) for name, totals in parts if invariant in totals],
-            nothing if isinstance(nothing, str) else nothing.get(invariant, ""),
+            reasons_unchecked if isinstance(reasons_unchecked, str) else reasons_unchecked.get(invariant, ""),
         )
         for invariant in invariants
     ]

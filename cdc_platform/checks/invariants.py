@@ -48,20 +48,20 @@ class Invariant(str):
 class InvariantFamily:
     """Invariants of the same objects that one audit checks together.
 
-    `of`: what they apply to; `judged`: how they are judged; `page`: the page that explains them. `blocking`: a
-    violation stops what follows. `nothing`: why it is fine that there is nothing to judge; if empty, nothing was proven
-    then. `alone`: this may apply to one of them while others are judged.
+    `subject`: what they apply to; `method`: how they are judged; `page`: the page that explains them. `blocking`: a
+    violation stops what follows. `fine_without`: why it is fine that there is nothing to judge; if empty, nothing was
+    proven then. `alone`: this may apply to one of them while others are judged.
     """
 
-    of: str
-    judged: str
+    subject: str
+    method: str
     page: str
     blocking: bool
-    nothing: str = ""
+    fine_without: str = ""
     alone: bool = False
     _members: list[Invariant] = field(default_factory=list)
 
-    def asks(self, name: str, meaning: str, in_range: RangeColumns | None = None) -> Invariant:
+    def declare(self, name: str, meaning: str, in_range: RangeColumns | None = None) -> Invariant:
         """Declare the next invariant of the family."""
         invariant = Invariant(name, meaning, self, in_range)
         self._members.append(invariant)
@@ -75,7 +75,7 @@ class InvariantFamily:
     def due(self, findings: Sequence[Finding]) -> tuple[Invariant, ...]:
         """Return the invariants that a summary must contain: those with something to judge, or those to be proven."""
         present = {line.invariant for line in findings}
-        if not self.nothing or (not self.alone and present & set(self._members)):
+        if not self.fine_without or (not self.alone and present & set(self._members)):
             return self.invariants
         return tuple(invariant for invariant in self._members if invariant in present)
 
@@ -85,21 +85,21 @@ MAX_SAMPLES = 3
 
 
 GENERATION_FAMILY = InvariantFamily(
-    of="generations",
-    judged="in one Spark pass over the rows of every table that has a generation",
+    subject="generations",
+    method="in one Spark pass over the rows of every table that has a generation",
     page="docs/generations.md",
     blocking=True,
 )
-RING_COVERED_ONCE = GENERATION_FAMILY.asks("ring_covered_once", "The ranges cover the whole ring, each token once.")
-REFINES_VNODES = GENERATION_FAMILY.asks(
+RING_COVERED_ONCE = GENERATION_FAMILY.declare("ring_covered_once", "The ranges cover the whole ring, each token once.")
+REFINES_VNODES = GENERATION_FAMILY.declare(
     "refines_vnodes", "Every vnode of the ring, before and after the join, ends with a range's end."
 )
-VNODE_COLOCATION = GENERATION_FAMILY.asks(
+VNODE_COLOCATION = GENERATION_FAMILY.declare(
     "vnode_colocation",
     "The token of every stream lies in the range that the stream belongs to.",
     RangeColumns("outside", among="whole"),
 )
-SHARD_COLOCATION = GENERATION_FAMILY.asks(
+SHARD_COLOCATION = GENERATION_FAMILY.declare(
     "shard_colocation",
     "Stream j lies on shard j of the owner, where that shard owns anything of the range.",
     RangeColumns("off_shard", among="owned", unjudged="unplaced"),
@@ -109,252 +109,254 @@ _UNKNOWN_SHARD = (
     "descriptions, or a ring snapshot"
 )
 """The reason why a stream's shard cannot be judged."""
-STREAM_FORMAT = GENERATION_FAMILY.asks(
+STREAM_FORMAT = GENERATION_FAMILY.declare(
     "stream_format",
     "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index.",
     RangeColumns("misformed", among="due"),
 )
-STREAMS_UNIQUE = GENERATION_FAMILY.asks(
+STREAMS_UNIQUE = GENERATION_FAMILY.declare(
     "streams_unique", "No stream is in the generation twice.", RangeColumns("again", among="whole")
 )
-STREAMS_UNIQUE_ACROSS_GENERATIONS = GENERATION_FAMILY.asks(
+STREAMS_UNIQUE_ACROSS_GENERATIONS = GENERATION_FAMILY.declare(
     "streams_unique_across_generations", "No stream of the generation is in another generation too."
 )
-ROW_COUNT = GENERATION_FAMILY.asks(
+ROW_COUNT = GENERATION_FAMILY.declare(
     "row_count", "The generation has as many rows as the ring has tokens, or as `num_ranges` claims."
 )
-PUBLISHED_EQUALS_DESCRIPTION = GENERATION_FAMILY.asks(
+PUBLISHED_EQUALS_DESCRIPTION = GENERATION_FAMILY.declare(
     "published_equals_description", "The rows are those of the step before, stream by stream."
 )
-TIMESTAMP_COMPLETE = GENERATION_FAMILY.asks("timestamp_complete", "A timestamp that readers see has all of its rows.")
+TIMESTAMP_COMPLETE = GENERATION_FAMILY.declare(
+    "timestamp_complete", "A timestamp that readers see has all of its rows."
+)
 GENERATION_INVARIANTS = GENERATION_FAMILY.invariants
 
 V1_FAMILY = InvariantFamily(
-    of="V1 tables and what was rewritten from them",
-    judged="cell by cell, without Spark",
+    subject="V1 tables and what was rewritten from them",
+    method="cell by cell, without Spark",
     page="docs/rewrite.md",
     blocking=False,
-    nothing="there is nothing of it",
+    fine_without="there is nothing of it",
     alone=True,
 )
-LIVE_GENERATIONS_REWRITTEN = V1_FAMILY.asks(
+LIVE_GENERATIONS_REWRITTEN = V1_FAMILY.declare(
     "live_generations_rewritten", "Every V1 generation that can hold live rows is in the new table."
 )
-REWRITTEN_EQUALS_V1 = V1_FAMILY.asks(
+REWRITTEN_EQUALS_V1 = V1_FAMILY.declare(
     "rewritten_equals_v1", "The published rows of a V1 generation are those of its V1 description."
 )
 
 TABLET_FAMILY = InvariantFamily(
-    of="stream sets of tablet-based tables",
-    judged="table by table, without Spark",
+    subject="stream sets of tablet-based tables",
+    method="table by table, without Spark",
     page="docs/tablets.md",
     blocking=True,
-    nothing="there are no stream sets",
+    fine_without="there are no stream sets",
 )
-TABLET_STREAM_FORMAT = TABLET_FAMILY.asks(
+TABLET_STREAM_FORMAT = TABLET_FAMILY.declare(
     "tablet_stream_format", "Every stream ID of a tablet has 16 bytes, version 1 and index 0."
 )
-TABLET_STREAM_AT_END = TABLET_FAMILY.asks(
+TABLET_STREAM_AT_END = TABLET_FAMILY.declare(
     "tablet_stream_at_end", "Each tablet has one stream, whose token is the tablet's last one."
 )
-TABLET_RING_COVERED = TABLET_FAMILY.asks(
+TABLET_RING_COVERED = TABLET_FAMILY.declare(
     "tablet_ring_covered", "Every stream set covers the whole ring: its last stream has the last token."
 )
-TABLET_SETS_ADD_UP = TABLET_FAMILY.asks(
+TABLET_SETS_ADD_UP = TABLET_FAMILY.declare(
     "tablet_sets_add_up", "Every set is the one before it, without what was closed, with what was opened."
 )
-TABLET_CLOSED_IN_PREVIOUS = TABLET_FAMILY.asks(
+TABLET_CLOSED_IN_PREVIOUS = TABLET_FAMILY.declare(
     "tablet_closed_in_previous", "Whatever a set closes was open in the set before it."
 )
-TABLET_TIMESTAMP_COMPLETE = TABLET_FAMILY.asks(
+TABLET_TIMESTAMP_COMPLETE = TABLET_FAMILY.declare(
     "tablet_timestamp_complete", "A timestamp that readers see has its current streams."
 )
-TABLET_STREAMS_TIMED = TABLET_FAMILY.asks(
+TABLET_STREAMS_TIMED = TABLET_FAMILY.declare(
     "tablet_streams_timed", "Every stream set has the timestamp at which readers see it, or was decided here."
 )
 TABLET_INVARIANTS = TABLET_FAMILY.invariants
 
 SWITCH_FAMILY = InvariantFamily(
-    of="two-phase switches",
-    judged="switch by switch, without Spark",
+    subject="two-phase switches",
+    method="switch by switch, without Spark",
     page="docs/switch.md",
     blocking=False,
-    nothing="nothing was checked: there is no switch",
+    fine_without="nothing was checked: there is no switch",
 )
-SWITCH_DECIDED_ONCE = SWITCH_FAMILY.asks(
+SWITCH_DECIDED_ONCE = SWITCH_FAMILY.declare(
     "switch_decided_once", "One decision a switch, made as the rules say; one undecided switch at a time."
 )
-SWITCH_TIME_AFTER_LEASES = SWITCH_FAMILY.asks(
+SWITCH_TIME_AFTER_LEASES = SWITCH_FAMILY.declare(
     "switch_time_after_leases", "A committed generation starts after the lease end of every participant."
 )
-SWITCH_PROMISES_KEPT = SWITCH_FAMILY.asks(
+SWITCH_PROMISES_KEPT = SWITCH_FAMILY.declare(
     "switch_promises_kept", "Every participant answered with the lease end that it had promised."
 )
-SWITCH_HAS_ITS_GENERATION = SWITCH_FAMILY.asks(
+SWITCH_HAS_ITS_GENERATION = SWITCH_FAMILY.declare(
     "switch_has_its_generation", "A committed generation is in the ledger under its time, no other one is."
 )
 SWITCH_INVARIANTS = SWITCH_FAMILY.invariants
 
 EXPIRY_FAMILY = InvariantFamily(
-    of="generations that expire, and nodes that keep their IDs",
-    judged="generation by generation, without Spark",
+    subject="generations that expire, and nodes that keep their IDs",
+    method="generation by generation, without Spark",
     page="docs/expiry.md",
     blocking=False,
-    nothing="there is nothing of it",
+    fine_without="there is nothing of it",
     alone=True,
 )
-EXPIRED_NOT_HELD = EXPIRY_FAMILY.asks(
+EXPIRED_NOT_HELD = EXPIRY_FAMILY.declare(
     "expired_not_held", "No generation that is marked as expired is needed by a table, a reader or a node."
 )
-NONE_HALF_REMOVED = EXPIRY_FAMILY.asks(
+NONE_HALF_REMOVED = EXPIRY_FAMILY.declare(
     "none_half_removed", "No generation that readers see lacks its streams; of a removed one nothing is left."
 )
-NODE_GENERATION_NOT_REMOVED = EXPIRY_FAMILY.asks(
+NODE_GENERATION_NOT_REMOVED = EXPIRY_FAMILY.declare(
     "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
 )
 
-NODES_KNOW_GENERATION = EXPIRY_FAMILY.asks(
+NODES_KNOW_GENERATION = EXPIRY_FAMILY.declare(
     "nodes_know_generation", "Every node's `cdc_local` names the generation that operates, or a later one."
 )
 
 REPAIR_FAMILY = InvariantFamily(
-    of="generations that somebody names, and the newest one against the ring as it stands",
-    judged="by the rules of repair, without Spark",
+    subject="generations that somebody names, and the newest one against the ring as it stands",
+    method="by the rules of repair, without Spark",
     page="docs/repair.md",
     blocking=False,
-    nothing="there is nothing of it",
+    fine_without="there is nothing of it",
     alone=True,
 )
-GENERATIONS_RETRIEVABLE = REPAIR_FAMILY.asks(
+GENERATIONS_RETRIEVABLE = REPAIR_FAMILY.declare(
     "generations_retrievable", "The description of every generation that a node, a ledger or a reader names is here."
 )
-STREAMS_FIT_THE_RING = REPAIR_FAMILY.asks(
+STREAMS_FIT_THE_RING = REPAIR_FAMILY.declare(
     "streams_fit_the_ring",
     "The ranges and shards of the newest generation are those of the ring: a repair is neither needed nor of use.",
 )
 
 OBSERVATION_FAMILY = InvariantFamily(
-    of="what the last look at a live cluster found there",
-    judged="by what that look noted, without Spark",
+    subject="what the last look at a live cluster found there",
+    method="by what that look noted, without Spark",
     page="docs/cluster.md",
     blocking=False,
-    nothing="no live cluster is looked at for this home",
+    fine_without="no live cluster is looked at for this home",
 )
-OBSERVED_WHOLE = OBSERVATION_FAMILY.asks(
+OBSERVED_WHOLE = OBSERVATION_FAMILY.declare(
     "observed_whole", "Everything that the cluster listed when it was last looked at was whole, and is here."
 )
 
 LOG_FAMILY = InvariantFamily(
-    of="rows of CDC logs",
-    judged="row by row, large logs on Spark",
+    subject="rows of CDC logs",
+    method="row by row, large logs on Spark",
     page="docs/log.md",
     blocking=True,
-    nothing="there are no rows",
+    fine_without="there are no rows",
 )
-LOG_TIME_IN_BOUNDS = LOG_FAMILY.asks(
+LOG_TIME_IN_BOUNDS = LOG_FAMILY.declare(
     "log_time_in_bounds", "Every row's `cdc$time` is a timeuuid of a time at which a stream set operates."
 )
-LOG_TIMESTAMP_IS_TIME = LOG_FAMILY.asks(
+LOG_TIMESTAMP_IS_TIME = LOG_FAMILY.declare(
     "log_timestamp_is_time", "`cdc$timestamp`, by which readers skip files, is the time in `cdc$time`."
 )
-LOG_STREAM_OPERATES = LOG_FAMILY.asks(
+LOG_STREAM_OPERATES = LOG_FAMILY.declare(
     "log_stream_operates", "Every row is in a stream of the generation or tablet set of its `cdc$time`."
 )
-LOG_ROW_COLOCATED = LOG_FAMILY.asks(
+LOG_ROW_COLOCATED = LOG_FAMILY.declare(
     "log_row_colocated", "Every row is in the stream that the rule gives its base row's partition key."
 )
-LOG_BATCH_COMPLETE = LOG_FAMILY.asks(
+LOG_BATCH_COMPLETE = LOG_FAMILY.declare(
     "log_batch_complete", "The rows of a batch are numbered from 0 on: none is missing, none comes twice."
 )
-LOG_BATCH_ENDED = LOG_FAMILY.asks("log_batch_ended", "Exactly the last row of a batch says that it is the last.")
+LOG_BATCH_ENDED = LOG_FAMILY.declare("log_batch_ended", "Exactly the last row of a batch says that it is the last.")
 LOG_INVARIANTS = LOG_FAMILY.invariants
 
 STATE_FAMILY = InvariantFamily(
-    of="states that are kept beside CDC logs",
-    judged="state by state against its log of up to a million rows, without Spark",
+    subject="states that are kept beside CDC logs",
+    method="state by state against its log of up to a million rows, without Spark",
     page="docs/log.md",
     blocking=False,
-    nothing="no state is kept beside a log",
+    fine_without="no state is kept beside a log",
 )
-STATE_MATCHES_LOG = STATE_FAMILY.asks(
+STATE_MATCHES_LOG = STATE_FAMILY.declare(
     "state_is_the_logs", "What is kept beside a log as the state of its table is what the log tells."
 )
 
 HOUR_FAMILY = InvariantFamily(
-    of="logs that are copied hour by hour",
-    judged="hour by hour against the log, without Spark",
+    subject="logs that are copied hour by hour",
+    method="hour by hour against the log, without Spark",
     page="docs/reading.md",
     blocking=True,
-    nothing="no log was copied",
+    fine_without="no log was copied",
 )
-HOURS_MATCH_LOG = HOUR_FAMILY.asks(
+HOURS_MATCH_LOG = HOUR_FAMILY.declare(
     "hours_hold_the_log", "The hourly sink has the rows that the log has in the hour, and no others."
 )
-HOURS_HOLD_ROWS_ONCE = HOUR_FAMILY.asks("hours_hold_rows_once", "No row of the hour is in the hourly sink twice.")
+HOURS_HOLD_ROWS_ONCE = HOUR_FAMILY.declare("hours_hold_rows_once", "No row of the hour is in the hourly sink twice.")
 HOUR_INVARIANTS = HOUR_FAMILY.invariants
 
 SKIPPED_SET_FAMILY = InvariantFamily(
-    of="generations that readers passed over because they had no streams",
-    judged="note by note, without Spark",
+    subject="generations that readers passed over because they had no streams",
+    method="note by note, without Spark",
     page="docs/reading.md",
     blocking=False,
-    nothing="no reader passed any over",
+    fine_without="no reader passed any over",
 )
-PASSED_OVER_STAYS_EMPTY = SKIPPED_SET_FAMILY.asks(
+PASSED_OVER_STAYS_EMPTY = SKIPPED_SET_FAMILY.declare(
     "passed_over_stays_empty", "No generation that a reader passed over for want of streams has any now."
 )
 
 INGEST_FAMILY = InvariantFamily(
-    of="logs that are brought in from live clusters",
-    judged="by the gaps that readers recorded, without Spark",
+    subject="logs that are brought in from live clusters",
+    method="by the gaps that readers recorded, without Spark",
     page="docs/cluster.md",
     blocking=False,
-    nothing="no log was brought in from a live cluster",
+    fine_without="no log was brought in from a live cluster",
 )
-LOG_GAPS_ACCEPTED = INGEST_FAMILY.asks(
+LOG_GAPS_ACCEPTED = INGEST_FAMILY.declare(
     "log_gaps_accepted", "No rows of the log were lost before they were read, but for gaps that somebody accepted."
 )
 
 DERIVED_TABLE_FAMILY = InvariantFamily(
-    of="tables whose rows follow from other tables",
-    judged="row by row against what they follow from, without Spark",
+    subject="tables whose rows follow from other tables",
+    method="row by row against what they follow from, without Spark",
     page="docs/tables.md",
     blocking=False,
-    nothing="there is nothing of it",
+    fine_without="there is nothing of it",
     alone=True,
 )
-TIMESTAMPS_FOLLOW_LEDGER = DERIVED_TABLE_FAMILY.asks(
+TIMESTAMPS_FOLLOW_LEDGER = DERIVED_TABLE_FAMILY.declare(
     "timestamps_follow_ledger", "Every generation that the ledger calls published is listed, once, until it is removed."
 )
-TABLES_FOLLOW_CHANGES = DERIVED_TABLE_FAMILY.asks(
+TABLES_FOLLOW_CHANGES = DERIVED_TABLE_FAMILY.declare(
     "tables_follow_changes",
     "Every CDC-enabled table is as its last change says, or the one before that.",
 )
-STREAM_SETS_FOLLOW_LAYOUTS = DERIVED_TABLE_FAMILY.asks(
+STREAM_SETS_FOLLOW_LAYOUTS = DERIVED_TABLE_FAMILY.declare(
     "stream_sets_follow_layouts", "The stream sets of a table are those that the ledger of tablets has decided."
 )
-NODES_KEEP_LEDGER_IDS = DERIVED_TABLE_FAMILY.asks(
+NODES_KEEP_LEDGER_IDS = DERIVED_TABLE_FAMILY.declare(
     "nodes_keep_ledger_ids", "What a node keeps of a generation is the UUID and the time that the ledger has of it."
 )
-FINGERPRINTS_FOLLOW_STREAMS = DERIVED_TABLE_FAMILY.asks(
+FINGERPRINTS_FOLLOW_STREAMS = DERIVED_TABLE_FAMILY.declare(
     "fingerprints_follow_streams", "What is kept of a generation, to hold others against it, is of the streams it has."
 )
 
 STORAGE_FAMILY = InvariantFamily(
-    of="all tables that lie in the home, those of logs and their sinks as well",
-    judged="table by table against Delta's log, without Spark",
+    subject="all tables that lie in the home, those of logs and their sinks as well",
+    method="table by table against Delta's log, without Spark",
     page="docs/tables.md",
     blocking=False,
-    nothing="there is nothing of it",
+    fine_without="there is nothing of it",
     alone=True,
 )
-FILES_WHOLE = STORAGE_FAMILY.asks(
+FILES_WHOLE = STORAGE_FAMILY.declare(
     "files_whole", "Every data file and every log entry of a table is there, and can be read from end to end."
 )
-ROWS_AS_COMMITTED = STORAGE_FAMILY.asks(
+ROWS_AS_COMMITTED = STORAGE_FAMILY.declare(
     "rows_as_committed", "Every slice of a table holds the rows that its commits say it holds."
 )
-COMMITS_KNOWN = STORAGE_FAMILY.asks(
+COMMITS_KNOWN = STORAGE_FAMILY.declare(
     "commits_known", "Since its first commit in an envelope only the platform has changed a table."
 )
 
@@ -386,7 +388,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class InvariantTally:
-    """A part of a finding, from a subset of the rows. `place` orders samples: the lowest is retained.
+    """A part of a finding, from a subset of the rows. `position` orders samples: the lowest is retained.
 
     `more` holds the (place, sample) of further samples; the lowest are retained, `MAX_SAMPLES` in all. `unjudged`
     counts what could not be judged.
@@ -395,7 +397,7 @@ class InvariantTally:
     invariant: str
     population: int
     violations: int
-    place: int = 0
+    position: int = 0
     sample: str = ""
     more: tuple[tuple[int, str], ...] = ()
     unjudged: int = 0
@@ -416,10 +418,10 @@ class InvariantTally:
     @property
     def cases(self) -> tuple[tuple[int, str], ...]:
         """Return the (place, sample) of all samples, in their order."""
-        return ((self.place, self.sample), *self.more) if self.sample else ()
+        return ((self.position, self.sample), *self.more) if self.sample else ()
 
     @property
-    def told(self) -> str:
+    def samples_text(self) -> str:
         """Return all samples in one line."""
         return "; ".join(sample for _, sample in self.cases)
 
@@ -439,10 +441,10 @@ def _sum_of_two(one: InvariantTally, other: InvariantTally) -> InvariantTally:
     return InvariantTally.of_cases(one.invariant, population, violations, cases, one.unjudged + other.unjudged)
 
 
-def finding_from_tallies(invariant: str, parts: Iterable[tuple[str, InvariantTally]], nothing: str) -> Finding:
+def finding_from_tallies(invariant: str, parts: Iterable[tuple[str, InvariantTally]], reason_unchecked: str) -> Finding:
     """Return one invariant's finding over several generations: `parts` are (the generation's name, its tally).
 
-    `nothing` explains why nothing was checked, if so.
+    `reason_unchecked` explains why nothing was checked, if so.
     """
     population = violations = unjudged = 0
     sample = in_doubt = ""
@@ -454,7 +456,7 @@ def finding_from_tallies(invariant: str, parts: Iterable[tuple[str, InvariantTal
             in_doubt = f"generation {name}: " if name else ""
             in_doubt += f"{tally.unjudged} streams could not be judged: {_UNKNOWN_SHARD}"
         if tally.violations and not sample:
-            sample = f"generation {name}: {tally.told}" if name else tally.told
+            sample = f"generation {name}: {tally.samples_text}" if name else tally.samples_text
     if not population and not sample:
-        sample = f"nothing was checked: {nothing}"
+        sample = f"nothing was checked: {reason_unchecked}"
     return Finding(invariant, population, violations, sample or in_doubt, unjudged=unjudged)

@@ -157,10 +157,10 @@ def read_representative_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
     return files
 
 
-def _read_rows_except(lake: Lake, table: Table, known: Collection[str]) -> dict[str, StoredGenerationRows]:
-    """Return the rows of the generations of one table that are not in `known`."""
+def _read_rows_except(lake: Lake, table: Table, excluded: Collection[str]) -> dict[str, StoredGenerationRows]:
+    """Return the rows of the generations of one table that are not in `excluded`."""
     keys = dict.fromkeys(_key_from_stored(table, file.partition[0]) for file in lake.data_files(table))
-    remaining = [key for key in keys if key not in known]
+    remaining = [key for key in keys if key not in excluded]
     return _read_rows(lake, table, remaining if len(remaining) < len(keys) else None) if remaining else {}
 
 
@@ -212,7 +212,7 @@ def read_inventory_generation(lake: Lake, name: str) -> InventoryGeneration:
     )
 
 
-def find_inventory_generation(held: Sequence[InventoryGeneration], name: str) -> InventoryGeneration:
+def find_inventory_generation(inventory: Sequence[InventoryGeneration], name: str) -> InventoryGeneration:
     """Return the generation with this UUID or time (ISO 8601).
 
     Raises:
@@ -222,7 +222,7 @@ def find_inventory_generation(held: Sequence[InventoryGeneration], name: str) ->
         time = parse_time_ms(name)
     except InputError:
         time = None
-    for generation in held:
+    for generation in inventory:
         if generation.id == name.lower() or (time is not None and generation.time_ms == time):
             return generation
     raise UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
@@ -268,11 +268,11 @@ def _read_rows(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
     return {key: _rows_of_generation(table, files[key], key, part, unordered.get(key)) for key, part in by_key.items()}
 
 
-def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
+def _files_by_key(table: Table, files: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
     by_key: dict[Any, list[DataFile]] = {}
-    for file in held:
+    for file in files:
         by_key.setdefault(file.partition[0], []).append(file)
-    return {_key_from_stored(table, stored): tuple(files) for stored, files in by_key.items()}
+    return {_key_from_stored(table, stored): tuple(own_files) for stored, own_files in by_key.items()}
 
 
 def _rows_of_generation(

@@ -157,7 +157,7 @@ class CheckResult(Finding):
         return not (self.passed or self.unknown)
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Return the judgement as text."""
         if self.passed:
             return f"{self.population:,} checked"

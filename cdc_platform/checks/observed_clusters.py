@@ -22,10 +22,10 @@ def audit_observation(lake: Lake) -> list[Finding]:
     return [Finding(OBSERVED_WHOLE, listed, len(missing), missing[0].said if missing else "")] if listed else []
 
 
-def merge_findings(found: Sequence[Finding]) -> list[Finding]:
+def merge_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Merge the findings of one invariant in several clusters into one."""
-    if not found:
+    if not findings:
         return []
-    sample = next((finding.sample for finding in found if finding.sample), "")
-    counts = (sum(finding.population for finding in found), sum(finding.violations for finding in found))
-    return [Finding(found[0].invariant, *counts, sample)]
+    sample = next((finding.sample for finding in findings if finding.sample), "")
+    counts = (sum(finding.population for finding in findings), sum(finding.violations for finding in findings))
+    return [Finding(findings[0].invariant, *counts, sample)]

@@ -64,17 +64,17 @@ Explanations = Mapping[tuple[str, int], str]
 class RangeFacts:
     """Facts of ranges in the order in which they were read: the columns `judge.FACT_COLUMNS`, int64[n], and owners.
 
-    `said` describes the first ranges of each part that violate an invariant; `rows` counts all ranges.
+    `explanations` describes the first ranges of each part that violate an invariant; `rows` counts all ranges.
     """
 
     parts: list[Mapping[str, Int64s]] = field(default_factory=list)
     owners: list[Sequence[str | None]] = field(default_factory=list)
-    said: dict[tuple[str, int], str] = field(default_factory=dict)
+    explanations: dict[tuple[str, int], str] = field(default_factory=dict)
     rows: int = 0
 
-    def add(self, columns: Mapping[str, Int64s], owners: Sequence[str | None], said: Explanations) -> None:
-        """Append the facts of further ranges; `said` counts rows from the first of these."""
-        self.said.update({(name, self.rows + row): words for (name, row), words in said.items()})
+    def add(self, columns: Mapping[str, Int64s], owners: Sequence[str | None], explanations: Explanations) -> None:
+        """Append the facts of further ranges; `explanations` counts rows from the first of these."""
+        self.explanations.update({(name, self.rows + row): words for (name, row), words in explanations.items()})
         self.parts.append(columns)
         self.owners.append(owners)
         self.rows += len(owners)
@@ -93,9 +93,9 @@ class _FactFrame:
     order: Int64s
     firsts: Int64s
 
-    def said(self, invariant: Invariant, row: int) -> str:
+    def explain(self, invariant: Invariant, row: int) -> str:
         """Describe what is wrong with a range, and name its owner if known."""
-        words = self.facts.said[invariant, int(self.order[row])]
+        words = self.facts.explanations[invariant, int(self.order[row])]
         return words if self.owners[row] is None else f"{words} (owner {self.owners[row]})"
 
 
@@ -151,7 +151,7 @@ def _tallies(invariant: Invariant, frame: _FactFrame, failed: Bools | None) -> I
         generations, populations, violations, begins, ends, unjudged, strict=True
     ):
         sample_rows = rows[begin : min(end, begin + MAX_SAMPLES)].tolist()
-        cases = [(int(frame.columns["range_end"][row]), frame.said(invariant, row)) for row in sample_rows]
+        cases = [(int(frame.columns["range_end"][row]), frame.explain(invariant, row)) for row in sample_rows]
         yield generation, InvariantTally.of_cases(invariant, population, count, cases, unjudged_count)
 
 
@@ -488,9 +488,9 @@ _TALLY_FIELDS = {
     "invariant": pa.string(),
     "population": pa.int64(),
     "violations": pa.int64(),
-    "place": pa.int64(),
+    "position": pa.int64(),
     "sample": pa.string(),
-    "more": pa.list_(pa.struct({"place": pa.int64(), "sample": pa.string()})),
+    "more": pa.list_(pa.struct({"position": pa.int64(), "sample": pa.string()})),
     "unjudged": pa.int64(),
 }
 _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY_FIELDS, "digests": pa.binary()})
@@ -519,12 +519,12 @@ class OwnerSharding:
 class ScanRequest:
     """What the scan does with one generation's rows in one table.
 
-    `judged`: audit each row; `compared`: return a digest of each row, with `as_sets` also one that ignores the order of
-    the streams. `sharding`: used if the table has no ignore_msb of its own.
+    `audited`: audit each row; `compared`: return a digest of each row, with `as_sets` also one that ignores the order
+    of the streams. `sharding`: used if the table has no ignore_msb of its own.
     """
 
     holding: StoredGenerationRows
-    judged: bool = False
+    audited: bool = False
     compared: bool = False
     as_sets: bool = False
     sharding: OwnerSharding | None = None
@@ -548,7 +548,7 @@ class _ScanTask:
     ranges: GenerationRanges
     unordered: Int64s
     sharding: OwnerSharding | None
-    judged: bool
+    audited: bool
     compared: bool
     as_sets: bool
 
@@ -560,7 +560,7 @@ def run_scan(workers: TaskRunner, readings: Sequence[ScanRequest]) -> ScanResult
         return result
     tasks = [_scan_task(number, reading) for number, reading in enumerate(readings)]
     files = [(task, file) for task, reading in zip(tasks, readings, strict=True) for file in reading.holding.files]
-    shares = distribute_files(workers, files, lambda task: 1 + task.judged)
+    shares = distribute_files(workers, files, lambda task: 1 + task.audited)
     audited = TaskRows(len(shares), lambda share: _scan_files(shares[share]))
     with translate_errors("auditing"):
         parts = workers.table(audited, _OUTPUT).to_pylist()
@@ -569,7 +569,7 @@ def run_scan(workers: TaskRunner, readings: Sequence[ScanRequest]) -> ScanResult
         by_number[part["number"]].append(part)
     for number, reading in enumerate(readings):
         request_parts = by_number[number]
-        if reading.judged:
+        if reading.audited:
             tallies = [_tally_from_row(part) for part in request_parts if part["invariant"] is not None]
             result.tallies[reading.holding] = sum_tallies(tallies)
         if reading.compared:
@@ -623,11 +623,11 @@ def _scan_task(number: int, reading: ScanRequest) -> _ScanTask:
     return _ScanTask(
         number,
         "ignore_msb" in rows.table.schema.names,
-        reading.judged and "owner" in rows.table.schema.names,
+        reading.audited and "owner" in rows.table.schema.names,
         GenerationRanges(unique_tokens(rows.range_ends)),
         rows.unordered,
         reading.sharding,
-        reading.judged,
+        reading.audited,
         reading.compared,
         reading.as_sets,
     )
@@ -653,7 +653,7 @@ def _scan_file(task: _ScanTask, path: str, facts: RangeFacts) -> Iterator[np.nda
         own_msb = batch.column("ignore_msb") if task.own_msb else pa.nulls(len(ends), pa.int8())
         msbs = to_int64_array(own_msb, UNKNOWN_MSB)
         lengths, streams, damaged = split_stream_lists(batch.column("streams"))
-        if task.judged:
+        if task.audited:
             owners = np.array(batch.column("owner").to_pylist(), dtype=object) if task.own_owners else None
             rows = _generation_row_batch(task, ends, msbs, lengths, streams, damaged)
             add_range_facts(facts, replace(rows, owners=owners), task.ranges, task.number)
@@ -714,12 +714,12 @@ def _output_line(number: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch
 
 def _tally_to_row(tally: InvariantTally) -> dict[str, Any]:
     """Return a tally as an output line."""
-    return vars(tally) | {"more": [{"place": place, "sample": sample} for place, sample in tally.more]}
+    return vars(tally) | {"more": [{"position": position, "sample": sample} for position, sample in tally.more]}
 
 
 def _tally_from_row(line: dict[str, Any]) -> InvariantTally:
     """Restore a tally; the inverse of `_tally_to_row`."""
-    more = tuple((case["place"], case["sample"]) for case in line["more"])
+    more = tuple((case["position"], case["sample"]) for case in line["more"])
     fields: dict[str, Any] = {name: line[name] for name in _TALLY_FIELDS if name != "more"}
     return InvariantTally(**fields, more=more)
 

@@ -16,26 +16,33 @@ _MAX_COMPLAINTS = 3
 _NOT_JUDGED = "not judged: "
 
 
-def audit_stored(found: Sequence[TableVerification]) -> list[Finding]:
+def audit_stored(verifications: Sequence[TableVerification]) -> list[Finding]:
     """Return findings on the damage of tables; no finding of a kind for which there is nothing to judge."""
-    damage, foreign = (verification.damage for verification in found), (verification.foreign for verification in found)
+    damage, foreign = (
+        (verification.damage for verification in verifications),
+        (verification.foreign for verification in verifications),
+    )
     unread, unknown = (
-        sum(verification.left for verification in found),
-        sum(verification.unknown for verification in found),
+        sum(verification.left for verification in verifications),
+        sum(verification.unknown for verification in verifications),
     )
     notes = [f"{unread} large slices were not read, --deep reads them"] * bool(unread)
     notes += [f"{unknown} slices are from before commits had digests"] * bool(unknown)
-    accepted = [message for verification in found for message in verification.accepted]
-    unnamed = [message for verification in found for message in verification.unnamed]
+    accepted = [message for verification in verifications for message in verification.accepted]
+    unnamed = [message for verification in verifications for message in verification.unnamed]
     lines = [
-        Finding(FILES_WHOLE, sum(verification.files for verification in found), *_summarize(damage, always=unnamed)),
         Finding(
-            ROWS_AS_COMMITTED,
-            sum(verification.slices for verification in found),
-            *_summarize((verification.strange for verification in found), notes),
+            FILES_WHOLE, sum(verification.files for verification in verifications), *_summarize(damage, always=unnamed)
         ),
         Finding(
-            COMMITS_KNOWN, sum(verification.commits for verification in found), *_summarize(foreign, always=accepted)
+            ROWS_AS_COMMITTED,
+            sum(verification.slices for verification in verifications),
+            *_summarize((verification.strange for verification in verifications), notes),
+        ),
+        Finding(
+            COMMITS_KNOWN,
+            sum(verification.commits for verification in verifications),
+            *_summarize(foreign, always=accepted),
         ),
     ]
     return [line for line in lines if line.population or line.violations]

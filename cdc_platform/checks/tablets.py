@@ -71,7 +71,7 @@ def _table_tallies(
     lake: Lake,
     keyspace: str,
     table: str,
-    there: set[Milliseconds],
+    stream_times: set[Milliseconds],
     strange: set[Milliseconds],
     decided_ms: Milliseconds | None = None,
 ) -> Iterator[InvariantTally]:
@@ -79,7 +79,7 @@ def _table_tallies(
     name = f"{keyspace}.{table}"
     listed = tablets.read_set_timestamps(lake, keyspace, table)
     times: list[Milliseconds] = sorted({*listed, *strange} if decided_ms is None else {*listed, *strange, decided_ms})
-    for time in there:
+    for time in stream_times:
         message = f"{name} has streams at {format_ms(time)} and no row in cdc_timestamps"
         yield _tally_of_set(TABLET_STREAMS_TIMED, time, time in strange, message)
     if not times:

@@ -48,19 +48,19 @@ _loading = Lock()
 
 
 class StreamFingerprints:
-    """Fingerprints of streams, from parts that `fingerprint_part` makes; `perhaps` and `among` test for membership.
+    """Fingerprints of streams, from parts that `fingerprint_part` makes, with tests for membership.
 
     A binary search for each would take a fifth of a second per million, and sorting before it half as long. One bit for
     each answers for all but a fortieth of those that are absent. Streams of one range have adjacent bits, so that
     queries in ring order find the bits in the processor's cache, which takes a fifth of the time.
     """
 
-    def __init__(self, made: Iterable[FingerprintPart]) -> None:
-        parts = list(made)
+    def __init__(self, parts: Iterable[FingerprintPart]) -> None:
+        parts = list(parts)  # iterated twice
         self._numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(numbers for numbers, _ in parts)])
         power = _power(len(self._numbers), _BITS_A_STREAM)
         last = max((int(ranges.max(initial=0)) for _, ranges in parts), default=0)
-        self._of_range = np.uint64(max(power - last.bit_length(), 1))
+        self._range_shift = np.uint64(max(power - last.bit_length(), 1))
         self._bits = _BitArray(power)
         for numbers, ranges in parts:
             self._bits.put(self._places(numbers, ranges))
@@ -68,28 +68,28 @@ class StreamFingerprints:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def perhaps(self, streams: UInt8s) -> UInt64s:
+    def filter_candidates(self, streams: UInt8s) -> UInt64s:
         """Return the fingerprints of the streams that may be here: of those that are, and of few others."""
         numbers, ranges = fingerprint_part(streams)
         return numbers[self._bits.have(self._places(numbers, ranges))]
 
-    def among(self, asked: UInt64s) -> int:
+    def count_present(self, wanted: UInt64s) -> int:
         """Return how many of some fingerprints are here."""
-        power = _power(len(asked), _BITS_A_QUERY)
+        power = _power(len(wanted), _BITS_A_QUERY)
         bits, shift = _BitArray(power), np.uint64(64 - power)
-        bits.put(asked >> shift)
+        bits.put(wanted >> shift)
         starts = range(0, len(self._numbers), _CHUNK)
         parts = (self._numbers[start : start + _CHUNK] for start in starts)
-        present = np.sort(np.concatenate([asked[:0], *(part[bits.have(part >> shift)] for part in parts)]))
+        present = np.sort(np.concatenate([wanted[:0], *(part[bits.have(part >> shift)] for part in parts)]))
         if not len(present):
             return 0
-        positions = np.searchsorted(present, asked)
-        return int((present[np.minimum(positions, len(present) - 1)] == asked).sum())
+        positions = np.searchsorted(present, wanted)
+        return int((present[np.minimum(positions, len(present) - 1)] == wanted).sum())
 
     def _places(self, numbers: UInt64s, ranges: np.ndarray) -> UInt64s:
         """Return the positions of fingerprints' bits: by range number, then by the fingerprints themselves."""
-        positions = ranges.astype(np.uint64) << self._of_range
-        positions |= numbers >> (np.uint64(64) - self._of_range)
+        positions = ranges.astype(np.uint64) << self._range_shift
+        positions |= numbers >> (np.uint64(64) - self._range_shift)
         positions &= np.uint64((1 << self._bits.power) - 1)
         return positions
 
@@ -146,8 +146,8 @@ def _fingerprint_words(words: UInt64s) -> UInt64s:
     return (words[:, 0] ^ (words[:, 1] * GOLDEN_RATIO_64)) * GOLDEN_RATIO_64
 
 
-def _power(count: int, bits_each: int) -> int:
-    return min(max((count * bits_each).bit_length(), _MIN_POWER), _MAX_POWER)
+def _power(count: int, bits_per_item: int) -> int:
+    return min(max((count * bits_per_item).bit_length(), _MIN_POWER), _MAX_POWER)
 
 
 def _read_fingerprint_parts(path: str) -> list[FingerprintPart]:
@@ -173,9 +173,11 @@ class FingerprintIndex:
     generations: frozenset[str]
     fingerprints: UInt64s
 
-    def meets(self, rows: StoredGenerationRows) -> bool:
+    def may_share_stream(self, rows: StoredGenerationRows) -> bool:
         """Return True if one of them may have a stream of these rows; False proves that none has."""
-        return bool(len(self.fingerprints)) and load_fingerprints(tuple(rows.paths)).among(self.fingerprints) > 0
+        return (
+            bool(len(self.fingerprints)) and load_fingerprints(tuple(rows.paths)).count_present(self.fingerprints) > 0
+        )
 
 
 EMPTY_INDEX = FingerprintIndex(frozenset(), np.empty(0, dtype=np.uint64))
@@ -239,10 +241,10 @@ def check_stored_fingerprints(lake: Lake) -> list[str | None]:
     return results
 
 
-def _indexed_generations(rows: pa.Table, there: Mapping[str, Sequence[DataFile]]) -> set[str]:
+def _indexed_generations(rows: pa.Table, current_files: Mapping[str, Sequence[DataFile]]) -> set[str]:
     """Return the generations whose rows are of exactly their current files."""
     indexed = zip(to_python_values(rows["generation_id"]), rows["files"].to_pylist(), strict=True)
-    return {id_ for id_, files in indexed if files == _file_names(there.get(id_, ()))}
+    return {id_ for id_, files in indexed if files == _file_names(current_files.get(id_, ()))}
 
 
 def _generation_mask(rows: pa.Table, chosen: set[str]) -> pa.Array:
@@ -493,8 +495,8 @@ def _fingerprint_pass(workers: TaskRunner, sides: Mapping[StoredGenerationRows, 
                 streams, strays, chosen = _streams_to_compare(side, batch)
                 counts += streams, strays
                 if not side.counted:
-                    perhaps.append(load_fingerprints(files).perhaps(chosen))
-        met = load_fingerprints(files).among(np.concatenate(perhaps)) if perhaps else 0
+                    perhaps.append(load_fingerprints(files).filter_candidates(chosen))
+        met = load_fingerprints(files).count_present(np.concatenate(perhaps)) if perhaps else 0
         yield pa.RecordBatch.from_arrays([pa.array([number]) for number in (*counts, met)], schema=_PASS_SCHEMA)
 
     with translate_errors("comparing streams"):

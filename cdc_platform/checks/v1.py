@@ -55,11 +55,13 @@ def audit_published_v1(lake: Lake, generation_id: str, invariants: tuple[str, ..
     return [finding_from_tallies(name, [("", compare_v1_with_published(lake, id_.time_ms))], "") for name in invariants]
 
 
-def audit_against_v1(lake: Lake, held: Sequence[InventoryGeneration]) -> list[tuple[str, dict[str, InvariantTally]]]:
+def audit_against_v1(
+    lake: Lake, inventory: Sequence[InventoryGeneration]
+) -> list[tuple[str, dict[str, InvariantTally]]]:
     """Return, for each published generation with a V1 cell, tallies of its row count and rows against the cell."""
     described = set(generations.read_v1_times(lake).tolist())
     parts = []
-    for generation in held:
+    for generation in inventory:
         if (
             generation.time_ms is None
             or generation.time_ms not in described

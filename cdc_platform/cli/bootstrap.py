@@ -147,7 +147,7 @@ def _run_join(session: CliSession, home: Home, lake: Lake, generation_id: str, d
     from cdc_platform.lifecycle import run_join
     from cdc_platform.spark import get_task_runner
 
-    joined = run_join(get_task_runner(), lake, session.clock, home.settings, generation_id, door=door)
+    joined = run_join(get_task_runner(), lake, session.clock, home.settings, generation_id, entry_point=door)
     return {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,

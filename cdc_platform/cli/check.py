@@ -93,7 +93,7 @@ def _suggest_command(
     if line.invariant in (*FILE_INVARIANTS, *PUBLISHED_INVARIANTS):
         damage = damaged()
         # For files, `repair` also reports what to do about each one that it cannot restore.
-        if damage is not None and (damage.lacking or line.invariant in FILE_INVARIANTS):
+        if damage is not None and (damage.restorable or line.invariant in FILE_INVARIANTS):
             return build_next_step("repair", "--from-description", "--dry-run", why=why)
     if line.invariant not in (*REPAIR_FAMILY.invariants, *GENERATION_FAMILY.invariants):
         return None

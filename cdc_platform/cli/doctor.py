@@ -167,11 +167,11 @@ def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
     except PlatformError as error:
         yield PreflightResult("home", False, str(home), str(error))
         return
-    if not exists and path.here is None:
+    if not exists and path.local_path is None:
         yield PreflightResult("home", True, f"{path} is made by the first command", None)
         return
-    if not exists and path.here is not None:
-        above = _nearest_existing(path.here)
+    if not exists and path.local_path is not None:
+        above = _nearest_existing(path.local_path)
         ok = os.access(above, os.W_OK | os.X_OK)
         mend = None if ok else f"choose another with --home or {HOME_VARIABLE}"
         yield PreflightResult(

@@ -107,7 +107,7 @@ def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:
     from cdc_platform.lifecycle import plan_assumptions
 
     for assumption in plan_assumptions(plan):
-        warn(f"{assumption.table} keeps generations: {assumption.said}; {assumption.do}", code="unknown-past")
+        warn(f"{assumption.table} keeps generations: {assumption.message}; {assumption.remedy}", code="unknown-past")
 
 
 def _show_plan(plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> None:
@@ -163,7 +163,7 @@ def _plan_document(each: PlannedGeneration) -> dict[str, object]:
         "blocked_by": list(each.blocked_by),
         "reasons": [
             *each.reasons,
-            *(add_home_option(assumption.do, get_home_option()) for assumption in each.assumptions),
+            *(add_home_option(assumption.remedy, get_home_option()) for assumption in each.assumptions),
         ],
         "rows": each.rows,
         "bytes": each.bytes,
@@ -173,7 +173,7 @@ def _plan_document(each: PlannedGeneration) -> dict[str, object]:
 
 
 def _assumption_text(assumption: ExpiryAssumption) -> str:
-    return add_home_option(f"{assumption.table}: {assumption.said}; {assumption.do}", get_home_option())
+    return add_home_option(f"{assumption.table}: {assumption.message}; {assumption.remedy}", get_home_option())
 
 
 def _summary(done: ExpiryResult) -> str:

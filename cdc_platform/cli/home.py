@@ -138,7 +138,7 @@ def _plan_copy(begun: Home, to: StoragePath) -> list[_CopiedHome]:
     if f"{to}/".startswith(f"{begun.name}/") or begun.name.startswith(f"{to}/"):
         raise InputError(f"of {begun.name} and {to} one lies in the other; name another place to copy it to")
     note = lake_copy.get_copy_note_path(str(to))
-    if note.seen() is not None:
+    if note.stat() is not None:
         began = json.loads(note.read())
         if began["from"] != begun.name:
             raise StateError(
@@ -178,8 +178,8 @@ def _is_empty(place: StoragePath) -> bool:
     """Return True if `place` has nothing but remains of a copy that was killed before it noted anything."""
     from cdc_platform.storage import atomic, write_check
 
-    if place.here is not None:
-        atomic.sweep_drafts(place.here)
+    if place.local_path is not None:
+        atomic.sweep_drafts(place.local_path)
     tried_out = write_check.get_probe_result_path(place / "lake")
     filled = any(folder.is_folder() for folder in place.folders())
     return not filled and all(place / name == tried_out for name in place.names())

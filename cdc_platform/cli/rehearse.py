@@ -77,7 +77,9 @@ def rehearse(
     for table, effect in beyond.items():
         index = effects.index(effect)
         change = f"{effect.kind} {effect.subject}".strip()
-        passes = f"{table} passes {max_bytes} bytes in ScyllaDB after line {index} ({change}): {effect.kept[table]}"
+        passes = (
+            f"{table} passes {max_bytes} bytes in ScyllaDB after line {index} ({change}): {effect.stored_bytes[table]}"
+        )
         warn(passes, code="too-large")
 
 
@@ -135,8 +137,8 @@ def _write_plot(target: Path, home: Path | None, effects: Sequence[StepEffect], 
 
     played = [
         RehearsalBar(
-            effect.kept,
-            effect.made.num_streams if effect.made else 0,
+            effect.stored_bytes,
+            effect.generation.num_streams if effect.generation else 0,
             effect.colocated.shard if effect.colocated else None,
             effect.excess_ranges > 0,
         )
@@ -147,21 +149,21 @@ def _write_plot(target: Path, home: Path | None, effects: Sequence[StepEffect], 
 
 
 def _limit_document(effects: Sequence[StepEffect], table: str, effect: StepEffect) -> dict[str, object]:
-    size = effect.kept[table]
+    size = effect.stored_bytes[table]
     line, step = effects.index(effect), effect.number
     return {"table": table, "line": line, "step": step, "bytes": size, "bytes_in_scylladb": size}
 
 
 def _effect_document(effect: StepEffect) -> dict[str, object]:
-    generation = effect.made and {
-        "id": effect.made.id.uuid,
-        "time": format_ms(effect.made.id.time_ms),
-        "format": effect.made.id.format,
-        "num_ranges": effect.made.num_ranges,
-        "num_streams": effect.made.num_streams,
-        "bytes": effect.made.bytes,
-        "bytes_in_scylladb": effect.made.bytes,
-        "changed_share": effect.made.changed_share,
+    generation = effect.generation and {
+        "id": effect.generation.id.uuid,
+        "time": format_ms(effect.generation.id.time_ms),
+        "format": effect.generation.id.format,
+        "num_ranges": effect.generation.num_ranges,
+        "num_streams": effect.generation.num_streams,
+        "bytes": effect.generation.bytes,
+        "bytes_in_scylladb": effect.generation.bytes,
+        "changed_share": effect.generation.changed_share,
     }
     return {
         "step": effect.number,
@@ -178,12 +180,12 @@ def _effect_document(effect: StepEffect) -> dict[str, object]:
         "shard_colocation": effect.colocated and effect.colocated.shard,
         "risk_seconds": seconds_from_ms(effect.risk_ms),
         "risk_share": effect.risk_share,
-        "tables": effect.kept,
+        "tables": effect.stored_bytes,
     }
 
 
 def _write_effects(effects: Sequence[StepEffect]) -> None:
-    tables = [table for table in effects[0].kept if any(effect.kept[table] for effect in effects)]
+    tables = [table for table in effects[0].stored_bytes if any(effect.stored_bytes[table] for effect in effects)]
     columns = ("", "change", ">nodes", ">ranges", "generation", ">streams", ">changed", ">excess", ">vnodes", ">shards")
     columns += (">at risk", *(f">{_SHORT_NAMES[table.partition('.')[2]]}" for table in tables))
     write_table("", columns, [_effect_row(index, effect, tables) for index, effect in enumerate(effects)])
@@ -198,7 +200,7 @@ _SHORT_NAMES = {
 
 
 def _effect_row(place: int, effect: StepEffect, tables: Sequence[str]) -> tuple[object, ...]:
-    generation, colocated = effect.made, effect.colocated
+    generation, colocated = effect.generation, effect.colocated
     what = f"{effect.kind} {effect.subject}".strip()
     if effect.kind == "repair" and generation is None:
         what += " (not needed)"
@@ -214,7 +216,7 @@ def _effect_row(place: int, effect: StepEffect, tables: Sequence[str]) -> tuple[
         None if colocated is None else _format_percent(colocated.vnode),
         None if colocated is None else _format_percent(colocated.shard),
         f"{_format_percent(effect.risk_share)}, {seconds_from_ms(effect.risk_ms):g} s" if effect.risk_ms else None,
-        *(effect.kept[table] for table in tables),
+        *(effect.stored_bytes[table] for table in tables),
     )
 
 

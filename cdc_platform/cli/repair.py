@@ -107,8 +107,8 @@ def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
             pointer.remove()
     damaged = restore.find_damaged_generations(lake)
     done, remaining = ([], damaged.rest) if dry_run else restore.restore_generations(get_task_runner(), lake, damaged)
-    restored = [(what, None) for what in damaged.lacking] if dry_run else done
-    rows = [(what.table.full_name, what.entry.generation_id, what.slice, version) for what, version in restored]
+    restored = [(what, None) for what in damaged.restorable] if dry_run else done
+    rows = [(what.table.full_name, what.entry.generation_id, what.name, version) for what, version in restored]
     columns = ("table", "generation", "slice", "version")
     result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": remaining}
     title = "Rows that can be made anew" if dry_run else "Rows made anew"
@@ -137,7 +137,7 @@ def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
 
     home = session.open_home()
     joined = run_join(
-        get_task_runner(), session.lake(), session.clock, home.settings, generation_id, door="repair --run"
+        get_task_runner(), session.lake(), session.clock, home.settings, generation_id, entry_point="repair --run"
     )
     return {"time": format_ms(joined.time_ms), "num_ranges": joined.num_ranges, "num_streams": joined.num_streams}
 
@@ -150,7 +150,7 @@ def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
         "warnings": _findings_document(checkup.warnings),
         "strict": strict,
         "blocked_by": checkup.blocked_by,
-        "cannot_tell": checkup.cannot_tell,
+        "cannot_tell": checkup.undetermined,
         "latest": latest and {"id": latest.uuid, "time": format_ms(latest.time_ms), "format": latest.format},
     }
 
@@ -160,7 +160,7 @@ def _findings_document(findings: Sequence[GenerationDamage]) -> list[dict[str, s
 
 
 def _write_check(checkup: RepairCheck, result: dict[str, object]) -> None:
-    needed: object = checkup.cannot_tell or checkup.needed
+    needed: object = checkup.undetermined or checkup.needed
     summary = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
     fields = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
     write_facts([*summary.items(), *((name, result[name]) for name in fields if name in result)])

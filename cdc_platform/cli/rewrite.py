@@ -65,8 +65,8 @@ def rewrite(
         home.settings,
         [str(node) for node in nodes] or None,
         dry_run=dry_run,
-        again=again,
-        tell=logger.info,
+        force=again,
+        on_message=logger.info,
     )
     if not done.decisions:
         warn(done.ended, code="nothing-to-do")
@@ -90,14 +90,16 @@ def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings,
 
     readiness = rewrite.check_client_readiness(lake, session.clock, settings)
     since = None if readiness.from_ms is None else format_ms(readiness.from_ms)
-    answer = "yes" if readiness.may else f"for rows from {since} on" if since and not readiness.unmarked else "no"
+    answer = (
+        "yes" if readiness.may_switch else f"for rows from {since} on" if since and not readiness.unmarked else "no"
+    )
     document = {
-        "may_switch": readiness.may,
+        "may_switch": readiness.may_switch,
         "from": since,
-        "old_table": readiness.has_old,
+        "old_table": readiness.has_old_table,
         "nodes_not_marked": list(readiness.unmarked),
         "lacking": [
-            {"time": format_ms(generation.time_ms), "reason": generation.reason} for generation in readiness.lacking
+            {"time": format_ms(generation.time_ms), "reason": generation.reason} for generation in readiness.missing
         ],
     }
     marked = (
@@ -108,18 +110,20 @@ def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings,
     facts: list[tuple[str, object]] = [
         ("may clients switch", answer),
         ("rows from", since and f"{since} on can be read by the new tables alone"),
-        ("old table", None if readiness.has_old else "there is none here: clients go by the new ones at once"),
+        ("old table", None if readiness.has_old_table else "there is none here: clients go by the new ones at once"),
     ]
-    if readiness.has_old:
+    if readiness.has_old_table:
         facts[2] = ("row `rewritten`", marked)
 
     def show() -> None:
         write_facts(facts)
-        for generation in readiness.lacking:
+        for generation in readiness.missing:
             click.echo(f"lacking: {format_ms(generation.time_ms)}: {generation.reason}")
 
-    write_result(document, show, [] if readiness.may else [build_next_step("rewrite", "--dry-run")], as_json=as_json)
-    return int(not readiness.may)
+    write_result(
+        document, show, [] if readiness.may_switch else [build_next_step("rewrite", "--dry-run")], as_json=as_json
+    )
+    return int(not readiness.may_switch)
 
 
 def _decision_rows(done: RewriteResult) -> list[dict[str, object]]:

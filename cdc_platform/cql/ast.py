@@ -62,13 +62,13 @@ class FunctionCall(NamedTuple):
 class BindMarker(NamedTuple):
     """`?` or `:name`: a marker for a value given separately, and its position in the text.
 
-    `several` is True for a marker after IN, whose value is a list.
+    `is_list` is True for a marker after IN, whose value is a list.
     """
 
     name: str | None
     start: int
     end: int
-    several: bool = False
+    is_list: bool = False
 
 
 class TypeHint(NamedTuple):
@@ -241,7 +241,7 @@ class AlterProperties:
 class DropObject:
     """DROP KEYSPACE, TYPE or TABLE; the name of a keyspace is unqualified."""
 
-    what: DroppedKind
+    kind: DroppedKind
     name: QualifiedName
     if_exists: bool
 

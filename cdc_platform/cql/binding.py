@@ -276,7 +276,7 @@ class StatementBinder:
     def bind(self, body: s.WriteStatement | s.Batch) -> list[Mutation]:
         """Return one mutation for each partition that the statement writes to, in the order in which it names them.
 
-        Conditions are not evaluated here, see `ask`.
+        Conditions are not evaluated here, see `evaluate_conditions`.
 
         Raises:
             InputError, NotFound: the statement is not allowed; the message says what is.
@@ -290,7 +290,7 @@ class StatementBinder:
                 mutations.setdefault(name, []).append(mutation)
         return [merge_mutations(parts) for parts in mutations.values()]
 
-    def ask(self, body: s.WriteStatement | s.Batch) -> LwtResult | None:
+    def evaluate_conditions(self, body: s.WriteStatement | s.Batch) -> LwtResult | None:
         """Evaluate the conditions of a statement; return None if it has none.
 
         Raises:

@@ -443,9 +443,9 @@ def _put_table(catalog: Catalog, schema: TableSchema) -> TableSchema:
 
 @_apply.register
 def _drop(body: s.DropObject, catalog: Catalog, now_us: Microseconds) -> None:
-    if body.what == "keyspace":
+    if body.kind == "keyspace":
         _drop_keyspace(body, catalog)
-    elif body.what == "type":
+    elif body.kind == "type":
         _drop_type(body, catalog)
     elif (base := catalog.base_of_log(body.name)) is not None:
         _drop_log(catalog, base, now_us)

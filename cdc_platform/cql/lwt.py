@@ -92,7 +92,7 @@ def _condition_reads(schema: TableSchema, condition: s.IfCondition | None, names
 def evaluate_conditions(
     schema: TableSchema,
     partition: LivePartition,
-    asked: Sequence[ConditionalWrite],
+    writes: Sequence[ConditionalWrite],
     moment: ExecutionContext,
     *,
     batch: bool,
@@ -102,19 +102,19 @@ def evaluate_conditions(
     Raises:
         InputError: a condition compares values that cannot be compared.
     """
-    read = _RowsRead(schema, partition, asked)
-    applied = all(_condition_holds(schema, read, one, moment) for one in asked if one.condition is not None)
-    columns = _result_columns(schema, asked, batch=batch)
-    return LwtResult(applied, columns, tuple(_result_row(schema, partition, read, one) for one in asked))
+    read = _RowsRead(schema, partition, writes)
+    applied = all(_condition_holds(schema, read, one, moment) for one in writes if one.condition is not None)
+    columns = _result_columns(schema, writes, batch=batch)
+    return LwtResult(applied, columns, tuple(_result_row(schema, partition, read, one) for one in writes))
 
 
 class _RowsRead:
     """The rows of the partition that ScyllaDB reads for a statement, and the static row."""
 
-    def __init__(self, schema: TableSchema, partition: LivePartition, asked: Sequence[ConditionalWrite]) -> None:
+    def __init__(self, schema: TableSchema, partition: LivePartition, writes: Sequence[ConditionalWrite]) -> None:
         static = partition.static()
         keys = list(partition.keys())
-        wanted = [one.reads for one in asked if self._reads_rows(schema, one)]
+        wanted = [one.reads for one in writes if self._reads_rows(schema, one)]
         if wanted:
             named_keys = frozenset[KeyValues]().union(*(keys_read for keys_read in wanted if keys_read is not None))
             keys = keys if None in wanted else [key for key in keys if key in named_keys]
@@ -157,9 +157,9 @@ def _condition_holds(schema: TableSchema, read: _RowsRead, one: ConditionalWrite
     return all(results)
 
 
-def _result_columns(schema: TableSchema, asked: Iterable[ConditionalWrite], *, batch: bool) -> tuple[Column, ...]:
+def _result_columns(schema: TableSchema, writes: Iterable[ConditionalWrite], *, batch: bool) -> tuple[Column, ...]:
     names: set[str] = set()
-    for one in asked:
+    for one in writes:
         if isinstance(one.condition, str):
             return schema.selected
         names |= {comparison.target.column for comparison in one.condition or ()}

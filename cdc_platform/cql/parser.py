@@ -303,7 +303,7 @@ def _substitute(statement: s.Statement, markers: Sequence[s.BindMarker], values:
 
 
 def _format_marker_value(marker: s.BindMarker, value: Any, *, document: bool) -> str:
-    if marker.several:
+    if marker.is_list:
         if not isinstance(value, list):
             raise InputError(f"IN takes an array of values, not {format_json(value)[:40]}")
         return f"({', '.join(map(_format_json_call, value))})"

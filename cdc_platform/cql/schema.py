@@ -220,22 +220,22 @@ class TableSchema:
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:
         """Return the columns of the partition key, in key order."""
-        return self._of("partition")
+        return self._columns_of_kind("partition")
 
     @cached_property
     def clustering_key(self) -> tuple[Column, ...]:
         """Return the clustering columns, in key order."""
-        return self._of("clustering")
+        return self._columns_of_kind("clustering")
 
     @cached_property
     def statics(self) -> tuple[Column, ...]:
         """Return the static columns."""
-        return self._of("static")
+        return self._columns_of_kind("static")
 
     @cached_property
     def regulars(self) -> tuple[Column, ...]:
         """Return the columns that are neither keys nor static."""
-        return self._of("regular")
+        return self._columns_of_kind("regular")
 
     @cached_property
     def selected(self) -> tuple[Column, ...]:
@@ -289,7 +289,7 @@ class TableSchema:
             keys.append(_DescendingKey(key) if column.descending else key)
         return tuple(keys)
 
-    def _of(self, kind: ColumnKind) -> tuple[Column, ...]:
+    def _columns_of_kind(self, kind: ColumnKind) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.kind == kind)
 
 

@@ -104,7 +104,7 @@ class ListCellKeys:
     """Generates the list keys of one statement or batch, for any number of appends and prepends at any times."""
 
     def __init__(self) -> None:
-        self._given = 0
+        self._custom = 0
 
     def appended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
         """Yield keys for `count` elements after all others, in order; `timestamp` is the write's (µs).
@@ -113,7 +113,7 @@ class ListCellKeys:
             InputError: the statement or batch exceeds the maximum number of values.
         """
         self._reserve(count, MAX_LIST_VALUES)
-        for index in range(self._given - count, self._given):
+        for index in range(self._custom - count, self._custom):
             steps = min(index, _MAX_STEPS)
             yield make_timeuuid(timestamp, _list_low_half(1 + index - steps), steps)
 
@@ -129,17 +129,17 @@ class ListCellKeys:
                 f" {timestamp}, which is not above {_MIRROR_US}"
             )
         self._reserve(count, MAX_LIST_VALUES - 1)
-        for index in range(MAX_LIST_VALUES - self._given, MAX_LIST_VALUES - self._given + count):
+        for index in range(MAX_LIST_VALUES - self._custom, MAX_LIST_VALUES - self._custom + count):
             steps, number = divmod(index, _KEYS_PER_STEP)
             yield make_timeuuid(_MIRROR_US * 2 - timestamp, _list_low_half(1 + number), steps)
 
     def _reserve(self, count: int, most: int) -> None:
-        if count and self._given + count > most:
+        if count and self._custom + count > most:
             raise InputError(
-                f"Too many list values per single CQL statement or batch: {self._given + count}; one has at most"
+                f"Too many list values per single CQL statement or batch: {self._custom + count}; one has at most"
                 f" {most}, so write them in several statements"
             )
-        self._given += count
+        self._custom += count
 
 
 def _list_low_half(number: int) -> int:

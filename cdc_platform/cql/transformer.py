@@ -304,7 +304,7 @@ class StatementTransformer(Transformer[Token, Any]):
         return s.Relation((column,), "IN", choices or ())
 
     def is_in_given(self, column: str, marker: s.BindMarker) -> s.Relation:
-        return s.Relation((column,), "IN", (marker._replace(several=True),))
+        return s.Relation((column,), "IN", (marker._replace(is_list=True),))
 
     def compare_several(self, columns: tuple[str, ...], operator: str, term: s.Term) -> s.Relation:
         return s.Relation(columns, operator, _tuple_items(columns, term))
@@ -454,7 +454,7 @@ class ShapeLiterals:
     """A text without its literals, and the literals in order: the kind (a terminal of the grammar) and text of each."""
 
     shape: tuple[str, ...]
-    found: list[tuple[str, str]]
+    literals: list[tuple[str, str]]
 
     @property
     def places(self) -> dict[tuple[int, int], tuple[int, str]]:
@@ -464,7 +464,7 @@ class ShapeLiterals:
         for index, part in enumerate(self.shape):
             end = at + len(part)
             if _is_mark(index, part):
-                kind, text = self.found[number]
+                kind, text = self.literals[number]
                 end = at + len(text)
                 places[at, end] = number, kind
                 number += 1
@@ -477,8 +477,8 @@ _KINDS |= {"\0FLOAT-": "FLOAT", "\0INTEGER-": "INTEGER"}
 """Marks that replace literals in a shape; the sign of a number is part of the shape."""
 
 
-def _is_mark(place: int, part: str) -> bool:
-    return place % 2 == 1 and part[0] != '"'
+def _is_mark(index: int, part: str) -> bool:
+    return index % 2 == 1 and part[0] != '"'
 
 
 def extract_literals(text: str) -> ShapeLiterals:
@@ -538,11 +538,11 @@ class StatementShapes:
     """The shapes seen so far, at most some thousands."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], _KnownShape] = {}
+        self._fillers: dict[tuple[str, ...], _KnownShape] = {}
 
     def statement(self, literals: ShapeLiterals, text: str, line: int) -> s.Statement | None:
         """Return the statement of a text, if its shape is known and its literals are valid."""
-        known = self._known.get(literals.shape)
+        known = self._fillers.get(literals.shape)
         if known is None:
             return None
         constants = read_constants(literals)
@@ -560,7 +560,7 @@ class StatementShapes:
         plain = (part for index, part in enumerate(literals.shape) if index % 2 == 0)
         slots = sorted(slot.value for slot in _parts(body, LiteralSlot))
         if (
-            slots != list(range(len(literals.found)))
+            slots != list(range(len(literals.literals)))
             or any(map(_NO_SHAPE.search, plain))
             or any(_parts(body, s.BindMarker))
         ):
@@ -568,15 +568,15 @@ class StatementShapes:
         start, end = span
         if start or len(text) - end > len(literals.shape[-1]):
             return
-        if len(self._known) >= _MOST_SHAPES:
-            self._known.clear()
-        self._known[literals.shape] = _KnownShape(make_filler(body), kind, len(text) - end)
+        if len(self._fillers) >= _MOST_SHAPES:
+            self._fillers.clear()
+        self._fillers[literals.shape] = _KnownShape(make_filler(body), kind, len(text) - end)
 
 
 def read_constants(literals: ShapeLiterals) -> list[s.Constant] | None:
     """Return the literals as the parser has them; None if one is invalid, which the parser then reports."""
     try:
-        return [s.Constant(*LITERAL_READERS[kind](text), text) for kind, text in literals.found]
+        return [s.Constant(*LITERAL_READERS[kind](text), text) for kind, text in literals.literals]
     except ValueError:
         return None
 

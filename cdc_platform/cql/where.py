@@ -61,7 +61,7 @@ def select_rows(schema: TableSchema, where: Sequence[s.Relation], moment: Execut
     partitions = _combine_choices(restrictions.choices[column.name] for column in schema.partition_key)
     for key in partitions:
         _check_partition_key(schema, key)
-    return restrictions.of_clustering(partitions)
+    return restrictions.select_clustering(partitions)
 
 
 def _check_partition_key(schema: TableSchema, key: KeyValues) -> None:
@@ -196,10 +196,10 @@ class _Restrictions:
                 " <=, > or >="
             )
 
-    def of_clustering(self, partitions: tuple[KeyValues, ...]) -> RowSelection:
+    def select_clustering(self, partitions: tuple[KeyValues, ...]) -> RowSelection:
         keys = self.schema.clustering_key
         if self.together is not None:
-            return self._of_together(partitions)
+            return self._select_together(partitions)
         prefix = 0
         while prefix < len(keys) and keys[prefix].name in self.choices:
             prefix += 1
@@ -219,7 +219,7 @@ class _Restrictions:
             partitions, ranges=tuple(ClusteringRange(RangeBound(key, True), RangeBound(key, True)) for key in chosen)
         )
 
-    def _of_together(self, partitions: tuple[KeyValues, ...]) -> RowSelection:
+    def _select_together(self, partitions: tuple[KeyValues, ...]) -> RowSelection:
         assert self.together is not None
         names, choices = self.together
         mixed = self.bounds or any(column.name in self.choices for column in self.schema.clustering_key)
@@ -283,7 +283,7 @@ class _Restrictions:
         """Return the rows after a prefix that the bounds leave, in clustering order."""
         directions = set()
         for columns, _, _ in self.bounds.values():
-            self._check_place(columns, len(prefix))
+            self._check_position(columns, len(prefix))
             directions |= {column.descending for column in columns}
         if len(directions) > 1:
             return _mixed_ranges(prefix, self.bounds)
@@ -292,10 +292,10 @@ class _Restrictions:
         }
         return [_range_between(prefix, sides, descending=directions == {True})]
 
-    def _check_place(self, columns: Sequence[Column], place: int) -> None:
-        expected = self.schema.clustering_key[place : place + len(columns)]
+    def _check_position(self, columns: Sequence[Column], position: int) -> None:
+        expected = self.schema.clustering_key[position : position + len(columns)]
         if tuple(columns) != expected:
-            before = ", ".join(column.name for column in self.schema.clustering_key[:place]) or "nothing"
+            before = ", ".join(column.name for column in self.schema.clustering_key[:position]) or "nothing"
             raise InputError(
                 f"({', '.join(column.name for column in columns)}) is bounded, but what is given with = before it is"
                 f" {before}; bound the clustering column that comes next"

@@ -76,7 +76,7 @@ def read_mirrored_cluster(home: StoragePath) -> str | None:
 
     In a store a mirror stays in its clusters folder, so the files of other homes are not read.
     """
-    if home.here is None and home.folder.name != CLUSTERS_FOLDER:
+    if home.local_path is None and home.folder.name != CLUSTERS_FOLDER:
         return None
     names = home.names()
     if MIRROR_MARK_FILE in names:
@@ -104,7 +104,7 @@ def assert_mirror_write_allowed(lake: Lake, table: Table | None, what: str) -> N
         HomeIsMirror: the lake is a mirror, the block is no observation, and the table is not one of readers.
     """
     cluster = get_mirrored_cluster(lake)
-    if cluster is not None and not _are_mirror_writes_allowed() and (table is None or not table.of_readers):
+    if cluster is not None and not _are_mirror_writes_allowed() and (table is None or not table.about_readers):
         raise make_mirror_refusal(cluster, what, lake.place.folder)
 
 

@@ -37,11 +37,11 @@ def create_table(table: Table, target: StoragePath) -> None:
     """
     if isinstance(target, ObjectStorePath):
         (target / LOG_FOLDER / _FIRST_ENTRY).create(_make_first_commit(table, str(target)))
-    elif target.here is not None:
-        draft = atomic.make_draft_folder(target.here.parent, table.name)
+    elif target.local_path is not None:
+        draft = atomic.make_draft_folder(target.local_path.parent, table.name)
         try:
             write_log(draft, ((_FIRST_ENTRY, _make_first_commit(table, str(target))),))
-            _move_into_place(draft, target.here)
+            _move_into_place(draft, target.local_path)
         finally:
             atomic.discard_draft(draft)
 

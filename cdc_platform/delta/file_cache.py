@@ -76,6 +76,6 @@ def read_file(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 def read_files(paths: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
     """Return all rows of some files, in some columns; read a store's files in parallel, since each read waits."""
-    if len(paths) < 2 or parse_path(paths[0]).here is not None:
+    if len(paths) < 2 or parse_path(paths[0]).local_path is not None:
         return [read_file(path, columns) for path in paths]
     return map_in_threads(lambda path: read_file(path, columns), paths, _THREADS)

@@ -248,8 +248,8 @@ def get_draft_folder(table: StoragePath) -> Path:
 
     Return the folder of `get_writable_folder` if the local state folder cannot be made.
     """
-    if table.here is not None:
-        return table.here.parent
+    if table.local_path is not None:
+        return table.local_path.parent
     folder = local_state_folder(table.folder.folder.folder)
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -170,7 +170,7 @@ def _assert_restorable(folder: str, name: str, version: int) -> None:
     """Refuse to restore a version that cannot be read or lacks a file."""
     with translate_errors(f"opening version {version} of {name}"):
         paths = files.list_paths(files.open_table(folder, version))
-    missing = next((path for path in paths if parse_path(path).seen() is None), None)
+    missing = next((path for path in paths if parse_path(path).stat() is None), None)
     if missing is not None:
         raise StateError(f"version {version} of {name} cannot be restored: {missing} is gone; bring it back first")
 

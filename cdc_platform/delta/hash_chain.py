@@ -64,7 +64,7 @@ def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
         return None
     with translate_errors(f"reading the log of {table.full_name}"):
         first = last
-        while first > 0 and transaction_log.get_entry_path(lake.path(table), first - 1).seen():
+        while first > 0 and transaction_log.get_entry_path(lake.path(table), first - 1).stat():
             first -= 1
         step = -(-(last - first + 1) // _MAX_LINKS)
         links = {
@@ -90,7 +90,7 @@ def compare_hash_chain(lake: Lake, table: Table, kept: HashChain) -> ChainCompar
         versions = [
             version
             for version in range(kept.first, kept.last + 1)
-            if transaction_log.get_entry_path(folder, version).seen()
+            if transaction_log.get_entry_path(folder, version).stat()
         ]
         if not versions:
             return ChainComparison(ChainStatus.UNKNOWN, f"versions {kept.first} to {kept.last} are in the log no more")

@@ -55,8 +55,8 @@ class Lake:
     @property
     def root(self) -> Path:
         """The folder of a lake on a file system; a lake in a store has none."""
-        assert self.place.here is not None, f"{self.place} is no folder"
-        return self.place.here
+        assert self.place.local_path is not None, f"{self.place} is no folder"
+        return self.place.local_path
 
     def __repr__(self) -> str:
         return f"Lake({str(self.place)!r})"

@@ -137,10 +137,10 @@ def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool |
     Maintenance removes files of earlier versions. The final verification reports a missing file of the copied version.
     """
     try:
-        source_stat = source.seen()
+        source_stat = source.stat()
         if source_stat is None:
             return None
-        target_stat = target.seen()
+        target_stat = target.stat()
         if (
             target_stat is not None
             and target_stat.bytes == source_stat.bytes
@@ -151,8 +151,8 @@ def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool |
         due = _write_draft(source, draft)
     except FileNotFoundError:
         return None
-    if target.here is not None:
-        target.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if target.local_path is not None:
+        target.local_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.receive(draft)
     draft.unlink(missing_ok=True)
     if _hash_file(target) != due:
@@ -184,14 +184,14 @@ def _iter_chunks(file: StoragePath) -> Iterator[bytes]:
         FileNotFoundError: the file does not exist.
     """
     if isinstance(file, ObjectStorePath):
-        stat = file.seen()
+        stat = file.stat()
         if stat is None:
             raise FileNotFoundError(str(file))
         for start in range(0, stat.bytes, _CHUNK_BYTES):
             yield file.read_range(start, min(start + _CHUNK_BYTES, stat.bytes))
         return
-    assert file.here is not None
-    with file.here.open("rb") as opened:
+    assert file.local_path is not None
+    with file.local_path.open("rb") as opened:
         yield from iter(partial(opened.read, _CHUNK_BYTES), b"")
 
 
@@ -205,9 +205,9 @@ def put_file(place: StoragePath, content: bytes) -> None:
     if isinstance(place, ObjectStorePath):
         place.put(content)
         return
-    assert place.here is not None
-    place.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    atomic.write_bytes_atomically(place.here, content)
+    assert place.local_path is not None
+    place.local_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    atomic.write_bytes_atomically(place.local_path, content)
 
 
 def copy_named_files(source: StoragePath, target: StoragePath, names: Sequence[str]) -> None:

@@ -98,7 +98,7 @@ def is_shared_lock_held(lake: Lake, name: str) -> bool:
     path = _get_lock_path(lake, name)
     if isinstance(path, ObjectStorePath):
         return leases.is_any_lease_renewed(path)
-    if path.seen() is None:
+    if path.stat() is None:
         return False
     with _open_lock_file(path) as lock:
         try:
@@ -161,7 +161,7 @@ def _lock_by_file(place: StoragePath, name: str) -> Iterator[None]:
 
 
 def _open_lock_file(place: StoragePath) -> TextIO:
-    path = place.here
+    path = place.local_path
     assert path is not None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ class LogMirror:
         since = sorted(name for name in names if _COMMIT_NAME.fullmatch(name) and name[:20] >= last[:20])
         # A checkpoint has the whole state of its version, but deltalake needs an entry to write the next one.
         newer = since[1:] if last and len(since) > 1 and since[0][:20] == last[:20] else since
-        self._oldest = min(stat.at for stat in names.values())
+        self._oldest = min(stat.modified_at for stat in names.values())
         self._bring({name: names[name] for name in [*newer, *filter(None, [last])]})
         return True
 

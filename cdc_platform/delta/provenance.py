@@ -177,7 +177,7 @@ def _iter_entries(lake: Lake, table: Table) -> Iterator[_LogEntry]:
     with translate_errors(f"reading the log of {table.full_name}"):
         while version is not None and version >= 0:
             file = transaction_log.get_entry_path(folder, version)
-            stat = file.seen()
+            stat = file.stat()
             if stat is None:
                 return
             yield _read_entry(str(file), version, stat.mark)

@@ -170,7 +170,7 @@ def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int)
         with translate_errors(f"opening version {version} of {table.full_name}"):
             opened = files.open_table(lake.path(table), version)
     snapshot = _make_snapshot(lake, table, opened)
-    missing = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).seen() is None), None)
+    missing = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).stat() is None), None)
     if missing is not None:
         raise NotFound(
             f"version {version} of {table.full_name} cannot be read any more: {snapshot.folder / missing} is gone"
@@ -221,7 +221,7 @@ def _file_system(folder: StoragePath) -> tuple[Any, str]:
     """Return Arrow's file system for a table's files, and the prefix of their paths in it."""
     from pyarrow import fs
 
-    if folder.here is not None:
+    if folder.local_path is not None:
         return fs.LocalFileSystem(), f"{folder}/"
     from deltalake.fs import DeltaStorageHandler
 

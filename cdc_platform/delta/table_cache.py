@@ -221,7 +221,7 @@ class TableCache:
         if path in cache.seen or path in cache.missing:
             return path in cache.seen
         log = transaction_log.get_log_folder(path)
-        exists = is_delta_log(dict(cache.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
+        exists = is_delta_log(dict(cache.files(log))) if log.local_path is None else DeltaTable.is_deltatable(path)
         if cache.depth and not exists:
             cache.missing.add(path)
         return exists
@@ -278,7 +278,7 @@ class TableCache:
         for paths_seen in (cache.seen, cache.missing):
             paths_seen.difference_update(paths or set(paths_seen))
         logs = map(transaction_log.get_log_folder, paths)
-        cache.listed.look_anew(*(log for log in logs if isinstance(log, ObjectStorePath)))
+        cache.listed.invalidate(*(log for log in logs if isinstance(log, ObjectStorePath)))
 
     def _mine(self) -> _ThreadCache:
         """Return this thread's cache. A forked process starts with an empty one: a mirror belongs to one process."""
@@ -367,10 +367,10 @@ def _open_directly(path: str, listed: transaction_log.FileLister) -> _CachedVers
 
 def _is_missing(log: StoragePath) -> bool:
     """Return True if there is no such folder on this machine; opening the table reports any other error."""
-    if log.here is None:
+    if log.local_path is None:
         return False
     try:
-        log.here.stat()
+        log.local_path.stat()
     except FileNotFoundError:
         return True
     except OSError:

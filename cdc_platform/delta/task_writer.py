@@ -92,7 +92,7 @@ def write_draft(
     assert_table_writable(lake, what, table)
     target = parse_path(lake.path(table))
     beside = get_draft_folder(target)
-    folder = None if target.here is None else atomic.make_draft_folder(beside, table.name)
+    folder = None if target.local_path is None else atomic.make_draft_folder(beside, table.name)
     if folder is not None:
         atomic.sweep_legacy_drafts(beside)
     rule = lake.digest_rule(table)

@@ -144,8 +144,8 @@ def probe_log(folder: str, version: int, newest: int, listed: FileLister) -> Log
     """Probe the entries of a version, of the newest known version and of the next one; in a store by one request."""
     log = get_log_folder(folder)
     at, last, after = (_entry_name(number) for number in (version, newest, newest + 1))
-    if log.here is not None:
-        stats = {name: stat for name in {at, last, after} if (stat := log.seen_in(name)) is not None}
+    if log.local_path is not None:
+        stats = {name: stat for name in {at, last, after} if (stat := log.stat_in(name)) is not None}
     else:
         # List the names after the entry's own without its suffix, so that the entry itself is among them.
         stats = dict(listed(log, at.removesuffix(".json")))

@@ -418,7 +418,7 @@ class _TableExamination:
         size = self._sizes.get(path.path) if isinstance(path, ObjectStorePath) else None
         if size is None:
             try:
-                stat = path.seen()
+                stat = path.stat()
             except OSError:
                 stat = None
             size = None if stat is None else stat.bytes
@@ -669,7 +669,7 @@ def _get_expected_digest(folder: str, entry: _LogEntry, before: int | None) -> t
         path.removeprefix(f"{parse_path(folder)}/")
         for path in files.list_paths(files.open_table(folder, entry.version))
     ]
-    whole = all((parse_path(folder) / name).seen() is not None for name in names)
+    whole = all((parse_path(folder) / name).stat() is not None for name in names)
     return names, (before if entry.digest is None else entry.digest) if whole else None
 
 

@@ -240,7 +240,7 @@ def _format_time(us: Microseconds) -> str:
 
 def _is_whole(file: StoragePath, size: int) -> bool:
     try:
-        stat = file.seen()
+        stat = file.stat()
     except OSError:
         return False
     return stat is not None and stat.bytes == size

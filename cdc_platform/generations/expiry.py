@@ -64,13 +64,13 @@ class CdcSettingsChange:
 class TtlPeriod:
     """A period in which rows were written with one TTL, in µs, excluding `until_us`.
 
-    `ttl_us` None: unknown; `seen_us` is then the TTL that was observed at the end of the period.
+    `ttl_us` None: unknown; `observed_us` is then the TTL that was observed at the end of the period.
     """
 
     from_us: Microseconds
     until_us: Microseconds
     ttl_us: Microseconds | None
-    seen_us: Microseconds | None = None
+    observed_us: Microseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class LogTtlHistory:
         """Return the periods whose TTL is unknown."""
         return tuple(period for period in self.periods if period.ttl_us is None)
 
-    def as_seen(self) -> LogTtlHistory:
+    def observed(self) -> LogTtlHistory:
         """Return the history with the next observed TTL for each unknown one, a guess; nothing may expire by it."""
         guessed = (
-            replace(period, ttl_us=period.seen_us) if period.ttl_us is None else period for period in self.periods
+            replace(period, ttl_us=period.observed_us) if period.ttl_us is None else period for period in self.periods
         )
         return LogTtlHistory(self.created_us, tuple(guessed))
 

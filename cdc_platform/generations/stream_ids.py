@@ -313,12 +313,12 @@ def _find_certain_sources(
     msbs: Int64s,
     ends: Int64s,
     expected: Int64s,
-    told: Bools,
+    ordered: Bools,
 ) -> Int64s:
     """Return, for each position, the index of the stream that certainly belongs there, or -1."""
     tokens = words[:, 0].view(np.int64)
     position = first[rows] + shard_of(tokens, counts[rows], msbs[rows])
-    fits = (tokens == expected[position]) & (tokens != ends[rows]) & told[rows]
+    fits = (tokens == expected[position]) & (tokens != ends[rows]) & ordered[rows]
     claims = np.bincount(position[fits], minlength=len(words))
     fits &= claims[position] == 1
     source = np.full(len(words), -1, dtype=np.int64)

@@ -328,10 +328,10 @@ def _is_doubling(few: int, many: int) -> bool:
     return rest == 0 and times & (times - 1) == 0
 
 
-def _uniform_power_of_two_ends(what: str, there: int, count: int) -> Int64s:
+def _uniform_power_of_two_ends(what: str, ends: int, count: int) -> Int64s:
     if count & (count - 1):
         raise InputError(
-            f"{there} tablets and a {what} to {count}: it has to be a power of two, or {there} "
+            f"{ends} tablets and a {what} to {count}: it has to be a power of two, or {ends} "
             f"{'times' if what == 'split' else 'divided by'} one; for other tablets give their last tokens"
         )
     return uniform_tablet_ends(count)

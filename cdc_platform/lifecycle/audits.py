@@ -188,12 +188,12 @@ def audit_ring_fit(lake: Lake) -> list[Finding]:
     return [*findings, Finding(STREAMS_FIT_THE_RING, nodes, len(misfits), sample)]
 
 
-def find_misfits(found: repair.RepairCheck) -> list[GenerationDamage]:
+def find_misfits(check: repair.RepairCheck) -> list[GenerationDamage]:
     """Return the damage of the newest generation itself.
 
     The V1 format is a reason for a new generation but no misfit, because its streams lie in the right place.
     """
-    return [damage for damage in (*found.reasons, *found.warnings) if damage.condition is not DamageKind.V1_FORMAT]
+    return [damage for damage in (*check.reasons, *check.warnings) if damage.condition is not DamageKind.V1_FORMAT]
 
 
 def _repair_check(lake: Lake) -> repair.RepairCheck | None:
@@ -201,7 +201,7 @@ def _repair_check(lake: Lake) -> repair.RepairCheck | None:
     if not read_current_ring(lake).has_tokens or _is_joining(lake):
         return None
     check = repair.check_newest_generation(lake)
-    return None if check.cannot_tell else check
+    return None if check.undetermined else check
 
 
 def _is_joining(lake: Lake) -> bool:

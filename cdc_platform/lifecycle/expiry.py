@@ -94,11 +94,11 @@ class ExpiryAction(StrEnum):
 
 @dataclass(frozen=True)
 class ExpiryAssumption:
-    """An assumption about a table's log that stands for an unknown fact (`said`), and how to state the fact (`do`)."""
+    """An assumption about a table's log instead of an unknown fact, and the `remedy`: how to state the fact."""
 
     table: str
-    said: str
-    do: str
+    message: str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -145,35 +145,38 @@ class RowsAndBytes:
 class _ExpiryBlock:
     """Something that prevents the removal of generations: its name, and the reason in words for the one at an index.
 
-    `until_us` is how long it does; `seen_us` is how long according to observed facts alone, and the rest is assumed.
+    `until_us` is how long it does; `observed_us` is how long according to observed facts alone, and the rest is
+    assumed.
     """
 
     name: str
     until_us: np.ndarray
     reason: str
-    seen_us: np.ndarray | None = None
+    observed_us: np.ndarray | None = None
     assumption: ExpiryAssumption | None = None
 
-    def assumed(self, index: int) -> ExpiryAssumption | None:
+    def assumption_for(self, index: int) -> ExpiryAssumption | None:
         """Return the assumption if it keeps the generation at an index longer than the observed facts do."""
-        is_seen = self.seen_us is None or self.seen_us[index] == self.until_us[index]
+        is_seen = self.observed_us is None or self.observed_us[index] == self.until_us[index]
         return None if is_seen else self.assumption
 
-    def says(self, index: int) -> str:
-        assumption = self.assumed(index)
+    def describe(self, index: int) -> str:
+        assumption = self.assumption_for(index)
         if assumption is not None:
-            return f"{self.reason}: {assumption.said}"
+            return f"{self.reason}: {assumption.message}"
         until = Microseconds(self.until_us[index])
         when = "" if until == NEVER_US else f" until {format_us(until)}"
         return f"{self.reason}{when}"
 
 
-def plan_expiry(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool = False) -> list[PlannedGeneration]:
+def plan_expiry(
+    lake: Lake, clock: Clock, settings: Settings, *, observed_only: bool = False
+) -> list[PlannedGeneration]:
     """Plan the action for every known generation, oldest first.
 
     Only published generations end others, because a generation that nobody may read yet is not a successor. A recorded
-    `expired` time never moves to an earlier one, even if tables change later; a later time replaces it. With `as_seen`,
-    an unknown TTL is assumed to equal the next observed one; never remove anything by such a plan.
+    `expired` time never moves to an earlier one, even if tables change later; a later time replaces it. With
+    `observed_only`, an unknown TTL is assumed to equal the next observed one; never remove anything by such a plan.
     """
     generations = Timeline.read(lake).generations
     published = [
@@ -182,7 +185,7 @@ def plan_expiry(lake: Lake, clock: Clock, settings: Settings, *, as_seen: bool =
         if generation.published or generation.is_removed or generation.published_v1
     ]
     times = np.array([us_from_ms(generation.time_ms) for generation in published], dtype=np.int64)
-    blocks = _ExpiryBlocks(lake, times, settings, as_seen=as_seen)
+    blocks = _ExpiryBlocks(lake, times, settings, observed_only=observed_only)
     index = {generation.time_ms: number for number, generation in enumerate(published)}
     sizes, marks = read_generation_sizes(lake), expiry_marks.read_expiry_marks(lake)
     current = int(np.searchsorted(times, clock.now_us(), side="right")) - 1
@@ -241,7 +244,7 @@ def read_generation_log_histories(lake: Lake) -> dict[str, LogTtlHistory]:
 class _ExpiryBlocks:
     """Everything that blocks the removal of generations (int64[g] `times_us`, ascending), read once for all of them."""
 
-    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, as_seen: bool) -> None:
+    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, observed_only: bool) -> None:
         margins = ClockMargins.of(
             settings.policy, us_from_ms(settings.generation_leeway_ms), us_from_ms(settings.expiry_skew_margin_ms)
         )
@@ -249,14 +252,14 @@ class _ExpiryBlocks:
         remedy = (
             "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: cdc-platform tables none"
         )
-        self._telling = choose_remedy(
+        self._tables_remedy = choose_remedy(
             lake, remedy, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}"
         )
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_ExpiryBlock] = []
         for name, history in read_generation_log_histories(lake).items():
-            seen = live_until_us(times_us, history.as_seen(), margins)
-            until = seen if as_seen else live_until_us(times_us, history, margins)
+            seen = live_until_us(times_us, history.observed(), margins)
+            until = seen if observed_only else live_until_us(times_us, history, margins)
             self.tables.append(
                 _ExpiryBlock(name, until, f"{name} can hold rows of it", seen, _log_assumption(name, history))
             )
@@ -273,21 +276,21 @@ class _ExpiryBlocks:
         ]
         self.nodes = _pointing_nodes(lake)
 
-    def assumed(self, index: int, now_us: Microseconds) -> Iterable[ExpiryAssumption]:
+    def assumptions_at(self, index: int, now_us: Microseconds) -> Iterable[ExpiryAssumption]:
         """Return the assumptions that prevent the removal of the generation at `index`."""
-        assumptions = (block.assumed(index) for block in self.tables if block.until_us[index] > now_us)
+        assumptions = (block.assumption_for(index) for block in self.tables if block.until_us[index] > now_us)
         return (assumption for assumption in assumptions if assumption is not None)
 
-    def on(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
+    def reasons_at(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
         """Yield the name and the reason of everything that prevents the removal of the generation at `index` now."""
         if not self.tables_known:
             yield (
                 UNKNOWN_TABLES,
-                f"no CDC-enabled table was ever told of; {self._telling}",
+                f"no CDC-enabled table was ever told of; {self._tables_remedy}",
             )
         blocking = [block for block in self.tables if block.until_us[index] > now_us]
         for block in blocking:
-            yield block.name, block.says(index)
+            yield block.name, block.describe(index)
         if not blocking and self.expires_us[index] > now_us:
             yield (
                 LATE_WRITES,
@@ -295,7 +298,7 @@ class _ExpiryBlocks:
             )
         for block in self.readers:
             if block.until_us[index] > now_us:
-                yield block.name, block.says(index)
+                yield block.name, block.describe(index)
 
 
 def _planned_generation(
@@ -338,7 +341,7 @@ def _planned_generation(
         size.bytes,
         action,
         generation.published,
-        tuple(holds.assumed(index, now_us)) if index is not None and index < current else (),
+        tuple(holds.assumptions_at(index, now_us)) if index is not None and index < current else (),
     )
 
 
@@ -357,7 +360,7 @@ def _blocking_reasons(
         name = OPERATES if index == current else STARTS_LATER
         yield name, f"it {name}: only a generation that operates no more can expire"
         return
-    yield from holds.on(index, now_us)
+    yield from holds.reasons_at(index, now_us)
     for host in holds.nodes.get(generation.time_ms, ()):
         yield host, f"the cdc_local of node {host} still names it: that node has not learnt of a later generation"
 
@@ -550,13 +553,13 @@ def mark_expired(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) ->
     return len(due)
 
 
-def needs_mark(each: PlannedGeneration) -> bool:
+def needs_mark(generation: PlannedGeneration) -> bool:
     """Return True if an expired generation has no mark, or a recorded time is earlier than the computed one."""
-    if each.expired_ms is None:
+    if generation.expired_ms is None:
         return False
-    if each.action is not ExpiryAction.KEEP:
-        return each.mark is None
-    return each.listed and each.marked_ms is not None and each.marked_ms < each.expired_ms
+    if generation.action is not ExpiryAction.KEEP:
+        return generation.mark is None
+    return generation.listed and generation.marked_ms is not None and generation.marked_ms < generation.expired_ms
 
 
 def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) -> list[PlannedGeneration]:

@@ -99,7 +99,7 @@ class RehearsalStart:
 
     ring: Ring
     operating: RehearsedOperation | None
-    kept: tuple[StoredGeneration, ...]
+    stored: tuple[StoredGeneration, ...]
     now_ms: Milliseconds
     logs: tuple[LogTtlHistory, ...] | None = None
 
@@ -169,15 +169,15 @@ class StepEffect:
     """The effect of one step.
 
     `number` is the step's position in the file, 0 for the start; the repetitions of a step share it. `at_ms` is when it
-    begins, `made` the generation that it makes, and `findings` the damage that a repair finds. `nodes` and `tokens`
-    describe the ring after it.
+    begins, `generation` the generation that it makes, and `findings` the damage that a repair finds. `nodes` and
+    `tokens` describe the ring after it.
 
     `excess_ranges` and `excess_streams` count the ranges of the newest generation that no longer end at a token of that
     ring, and their streams. `colocated` is the colocation of the newest generation on that ring. `risk_ms` is how long
     the old generation still receives writes while gossip may already route them by the new ring; `risk_share` is the
     share of the ring whose keys are then in another vnode than their stream.
 
-    `kept` is the bytes in each of `MEASURED_TABLES` after the step.
+    `stored_bytes` is the bytes in each of `MEASURED_TABLES` after the step.
     """
 
     number: int
@@ -186,14 +186,14 @@ class StepEffect:
     at_ms: Milliseconds
     nodes: int
     tokens: int
-    made: RehearsedGeneration | None
+    generation: RehearsedGeneration | None
     findings: tuple[GenerationDamage, ...]
     excess_ranges: int
     excess_streams: int
     colocated: Colocation | None
     risk_ms: Milliseconds
     risk_share: float
-    kept: dict[str, int]
+    stored_bytes: dict[str, int]
 
 
 @dataclass
@@ -204,10 +204,10 @@ class _RehearsalRun:
     logs: tuple[LogTtlHistory, ...] | None
     ring: Ring
     operating: RehearsedOperation | None
-    kept: list[StoredGeneration]
+    stored: list[StoredGeneration]
     now_ms: Milliseconds
     added: int = 0
-    made: int = field(default=0)
+    events: int = field(default=0)
 
     def effects(self, steps: Sequence[RehearsalFileStep]) -> Iterator[StepEffect]:
         """Yield the state at the start, then the effect of every step."""
@@ -261,7 +261,7 @@ class _RehearsalRun:
         risk_ms = generation.id.time_ms - begun if before is not None else Milliseconds(0)
         self.now_ms = max(self.now_ms, generation.id.time_ms)
         return self._effect(
-            step.number, "add", node.address, begun, made=generation, risk_ms=risk_ms, risk_share=at_risk
+            step.number, "add", node.address, begun, generation=generation, risk_ms=risk_ms, risk_share=at_risk
         )
 
     def _remove(self, step: RehearsalFileStep, change: RemoveNode) -> StepEffect:
@@ -289,7 +289,7 @@ class _RehearsalRun:
             generation = self._make(self._event_id(), always_delay=True)
             self.now_ms = max(self.now_ms, generation.id.time_ms)
         subject = "strict" if strict else ""
-        return self._effect(step.number, "repair", subject, begun, made=generation, findings=tuple(findings))
+        return self._effect(step.number, "repair", subject, begun, generation=generation, findings=tuple(findings))
 
     def _wait(self, step: RehearsalFileStep, change: WaitSeconds) -> StepEffect:
         begun = self.now_ms
@@ -318,14 +318,14 @@ class _RehearsalRun:
         layout = get_ring_layout(self.ring, v1=is_v1)
         time_ms = choose_generation_timestamp(
             self.now_ms,
-            max((generation.time_ms for generation in self.kept), default=None),
+            max((generation.time_ms for generation in self.stored), default=None),
             ring_delay_ms=settings.ring_delay_ms,
             leeway_ms=settings.generation_leeway_ms,
             always_delay=always_delay or before is not None or settings.first_generation_delay,
         )
         self.operating = RehearsedOperation(GenerationId(time_ms, None if is_v1 else event_id), layout, event_id)
         stored = StoredGeneration(time_ms, len(layout), layout.stream_total, is_v1)
-        self.kept.append(stored)
+        self.stored.append(stored)
         changed = None
         if before is not None:
             changed = compute_changed_share(before.layout, before.streams, layout, event_id)
@@ -339,7 +339,7 @@ class _RehearsalRun:
         subject: str,
         at_ms: Milliseconds,
         *,
-        made: RehearsedGeneration | None = None,
+        generation: RehearsedGeneration | None = None,
         findings: tuple[GenerationDamage, ...] = (),
         risk_ms: Milliseconds = Milliseconds(0),
         risk_share: float = 0.0,
@@ -356,26 +356,26 @@ class _RehearsalRun:
             at_ms,
             len(self.ring.nodes),
             len(self.ring.tokens),
-            made,
+            generation,
             findings,
             len(excess),
             int(excess.sum()),
             compute_colocation(newest.layout, self.ring) if newest is not None and self.ring.has_tokens else None,
             risk_ms,
             risk_share,
-            {table: sum(generation.in_table(table) for generation in self.kept) for table in MEASURED_TABLES},
+            {table: sum(generation.in_table(table) for generation in self.stored) for table in MEASURED_TABLES},
         )
 
     def _remove_expired(self) -> None:
         """Remove the generations that would have been removed by now."""
         settings = self.settings
-        if self.logs is None or not self.kept:
+        if self.logs is None or not self.stored:
             return
         leeway_us, skew_us = us_from_ms(settings.generation_leeway_ms), us_from_ms(settings.expiry_skew_margin_ms)
-        times = np.array([us_from_ms(generation.time_ms) for generation in self.kept], dtype=np.int64)
+        times = np.array([us_from_ms(generation.time_ms) for generation in self.stored], dtype=np.int64)
         expires = expires_at_us(times, self.logs, ClockMargins.of(settings.policy, leeway_us, skew_us))
         remains = expires > us_from_ms(self.now_ms - settings.expiry_grace_ms)
-        self.kept = [generation for generation, stay in zip(self.kept, remains.tolist(), strict=True) if stay]
+        self.stored = [generation for generation, stay in zip(self.stored, remains.tolist(), strict=True) if stay]
 
     def _node(self, name: str) -> Node:
         nodes = [node for node in self.ring.nodes if name in (node.address, str(node.host_id))]
@@ -387,8 +387,8 @@ class _RehearsalRun:
 
     def _event_id(self) -> uuid.UUID:
         """Draw the UUID of the next generation, the same one whenever the same rehearsal runs."""
-        self.made += 1
-        return uuid.uuid5(REHEARSAL_NAMESPACE, f"generation {self.made} after {self.now_ms}")
+        self.events += 1
+        return uuid.uuid5(REHEARSAL_NAMESPACE, f"generation {self.events} after {self.now_ms}")
 
 
 def play_rehearsal(start: RehearsalStart, steps: Sequence[RehearsalFileStep], settings: Settings) -> list[StepEffect]:
@@ -400,7 +400,7 @@ def play_rehearsal(start: RehearsalStart, steps: Sequence[RehearsalFileStep], se
         InputError: a step is impossible, for example because a token has an owner; no effects are returned.
         StateError: a generation could not start after the newest one.
     """
-    played = _RehearsalRun(settings, start.logs, start.ring, start.operating, list(start.kept), start.now_ms)
+    played = _RehearsalRun(settings, start.logs, start.ring, start.operating, list(start.stored), start.now_ms)
     return list(played.effects(steps))
 
 
@@ -408,7 +408,7 @@ def first_effects_above(effects: Sequence[StepEffect], most_bytes: int) -> dict[
     """Return the first effect after which a table holds more than `most_bytes`, by table, without tables below it."""
     effects_by_table: dict[str, StepEffect] = {}
     for effect in effects:
-        for table, size in effect.kept.items():
+        for table, size in effect.stored_bytes.items():
             if size > most_bytes:
                 effects_by_table.setdefault(table, effect)
     return effects_by_table

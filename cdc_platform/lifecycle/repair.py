@@ -51,7 +51,7 @@ class RepairCheck:
     """The result of a check. `latest` is the known generation with the greatest timestamp, None without any.
 
     `reasons` require a new generation. `warnings` would also be fixed by a repair but do not require one; a strict
-    check has only reasons. `blocked_by` says, one line each, why a repair is impossible now. `cannot_tell` names the
+    check has only reasons. `blocked_by` says, one line each, why a repair is impossible now. `undetermined` names the
     precondition of a check: a table to import, or a topology that has settled.
     """
 
@@ -59,7 +59,7 @@ class RepairCheck:
     reasons: tuple[GenerationDamage, ...]
     warnings: tuple[GenerationDamage, ...]
     blocked_by: tuple[str, ...]
-    cannot_tell: str | None = None
+    undetermined: str | None = None
 
     @property
     def needed(self) -> bool:
@@ -100,9 +100,9 @@ def check_newest_generation(
 
 @exclusive(JOINS_LOCK)
 def queue_needed_repair(
-    lake: Lake, clock: Clock, checkup: RepairCheck, host_id: uuid.UUID | None = None
+    lake: Lake, clock: Clock, check: RepairCheck, host_id: uuid.UUID | None = None
 ) -> inbox.BootstrapEvent | None:
-    """Queue the repair that `checkup` requires; return None if it requires none and none is unfinished.
+    """Queue the repair that `check` requires; return None if it requires none and none is unfinished.
 
     Concurrent calls yield one repair, because the event's ID follows from the latest generation and the ring. An
     unfinished repair is returned to every caller, even if its generation is already the latest and only its publishing
@@ -116,12 +116,12 @@ def queue_needed_repair(
     pending = next((event for event in inbox.read_pending_events(lake) if event.kind == inbox.REPAIR_EVENT), None)
     if pending is not None:
         return inbox.find_event(lake, event_id=pending.event_id)
-    blocked_by = checkup.blocked_by or _find_blockers(lake)
+    blocked_by = check.blocked_by or _find_blockers(lake)
     if blocked_by:
         raise StateError(f"all nodes must be in NORMAL or LEFT state while the streams are repaired: {blocked_by[0]}")
-    if not checkup.needed:
+    if not check.needed:
         return None
-    return inbox.queue_repair(lake, clock, _request_id(checkup.latest, read_current_ring(lake)), node)
+    return inbox.queue_repair(lake, clock, _request_id(check.latest, read_current_ring(lake)), node)
 
 
 def _missing_table(newest: Generation) -> str | None:

@@ -117,14 +117,14 @@ def rewrite_streams_tables(
     hosts: Sequence[str] | None = None,
     *,
     dry_run: bool = False,
-    again: bool = False,
-    tell: OnMessage = log.info,
+    force: bool = False,
+    on_message: OnMessage = log.info,
     sleep: Callable[[float], None] = time.sleep,
 ) -> RewriteResult:
     """Rewrite for these nodes (host IDs), by default for every node of the ring that is not marked.
 
-    Nodes share the lake, so that one pass serves every node; concurrent processes end with the same rows. `again`
-    includes marked nodes. `tell` receives every step with its reason.
+    Nodes share the lake, so that one pass serves every node; concurrent processes end with the same rows. `force`
+    includes marked nodes. `on_message` receives every step with its reason.
 
     Raises:
         NotFound: a host is not known, or the ring has no nodes and none is named.
@@ -132,22 +132,22 @@ def rewrite_streams_tables(
             rewritten, and no node is marked.
     """
     chosen = _chosen_hosts(lake, hosts)
-    run = _RewriteRun(lake, clock, settings, dry_run, tell, sleep)
+    run = _RewriteRun(lake, clock, settings, dry_run, on_message, sleep)
     if has_no_v1_streams(lake):
-        return run.ended(chosen, (), "step 1: there is no cdc_streams_descriptions, so there is nothing to rewrite")
-    marked = set() if again else cdc_local.hosts_with_rewrite_marker(lake)
+        return run.finish(chosen, (), "step 1: there is no cdc_streams_descriptions, so there is nothing to rewrite")
+    marked = set() if force else cdc_local.hosts_with_rewrite_marker(lake)
     todo = tuple(host for host in chosen if host not in marked)
     for host in (host for host in chosen if host in marked):
-        tell(f"step 2: node {host} is marked as rewritten already")
+        on_message(f"step 2: node {host} is marked as rewritten already")
     if not todo:
-        return run.ended(chosen, (), "step 2: every node is marked as rewritten already")
+        return run.finish(chosen, (), "step 2: every node is marked as rewritten already")
     if settings.dont_rewrite_streams:
-        return run.ended(chosen, (), "dont_rewrite_streams is set: an administrator has to see to the old table")
+        return run.finish(chosen, (), "dont_rewrite_streams is set: an administrator has to see to the old table")
     tables = _enabled_tables(lake)
     if not tables:
         ended = "step 3: no table has CDC enabled, so old generations are not needed"
-        return run.ended(todo, (), ended, mark_as=run.mark(todo, None))
-    tell(f"step 3: {len(tables)} tables have CDC enabled, the first {tables[0].full_name}")
+        return run.finish(todo, (), ended, mark_as=run.mark(todo, None))
+    on_message(f"step 3: {len(tables)} tables have CDC enabled, the first {tables[0].full_name}")
     return run.steps_4_to_7(todo)
 
 
@@ -159,14 +159,14 @@ class _RewriteRun:
     clock: Clock
     settings: Settings
     dry_run: bool
-    tell: OnMessage
+    on_message: OnMessage
     sleep: Callable[[float], None]
     failures: list[str] = field(default_factory=list)
 
     def steps_4_to_7(self, hosts: tuple[str, ...]) -> RewriteResult:
-        planned = self.retried("the scan of times", lambda: plan_rewrite(self.lake, self.clock, self.settings))
+        planned = self.retry("the scan of times", lambda: plan_rewrite(self.lake, self.clock, self.settings))
         old = sum(decision.action == "skip-too-old" for decision in planned)
-        self.tell(f"step 4: the old table has {len(planned)} timestamps; step 5: {old} of them are too old")
+        self.on_message(f"step 4: the old table has {len(planned)} timestamps; step 5: {old} of them are too old")
         done = tuple(self._step_6(decision) for decision in planned)
         if self.failures:
             raise StateError(
@@ -176,22 +176,22 @@ class _RewriteRun:
         failpoints.kill_if_selected(failpoints.BEFORE_MARKER)
         missing = sum(decision.action == "missing-data" for decision in done)
         ended = f"finished, but {missing} generations could not be rewritten" if missing else "finished"
-        return self.ended(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
+        return self.finish(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
 
     def _step_6(self, decision: RewriteDecision) -> RewriteDecision:
         """Carry out a decision; return the resulting decision."""
         name = format_ms(decision.time_ms)
         if decision.action == "rewrite" and not self.dry_run:
             try:
-                decision = self.retried(f"generation {name}", lambda: self._one(decision))
+                decision = self.retry(f"generation {name}", lambda: self._rewrite_generation(decision))
             except _RETRYABLE as error:
                 self.failures.append(f"{name}: {error}")
-                self.tell(f"step 6: {name}: not rewritten in {self.settings.rewrite_attempts} attempts: {error}")
+                self.on_message(f"step 6: {name}: not rewritten in {self.settings.rewrite_attempts} attempts: {error}")
                 return decision
-        self.tell(f"step 6: {name}: {decision.action}: {decision.reason}")
+        self.on_message(f"step 6: {name}: {decision.action}: {decision.reason}")
         return decision
 
-    def _one(self, decision: RewriteDecision) -> RewriteDecision:
+    def _rewrite_generation(self, decision: RewriteDecision) -> RewriteDecision:
         time_ms = decision.time_ms
         if publish.is_timestamp_listed(self.lake, time_ms):
             return RewriteDecision(time_ms, "skip-present", "another node has rewritten it in the meantime")
@@ -213,20 +213,20 @@ class _RewriteRun:
         """Write the marker of each node; existing markers remain unchanged."""
         if self.dry_run:
             return ()
-        self.retried("the marker", lambda: cdc_local.write_rewrite_markers(self.lake, hosts, newest_ms))
+        self.retry("the marker", lambda: cdc_local.write_rewrite_markers(self.lake, hosts, newest_ms))
         return hosts
 
-    def ended(
+    def finish(
         self, hosts: tuple[str, ...], decisions: tuple[RewriteDecision, ...], reason: str, mark_as: tuple[str, ...] = ()
     ) -> RewriteResult:
         marked = f"; nodes marked as rewritten: {', '.join(mark_as)}" if mark_as else ""
-        self.tell(f"{reason}{marked}{' (dry run: nothing is written)' if self.dry_run else ''}")
+        self.on_message(f"{reason}{marked}{' (dry run: nothing is written)' if self.dry_run else ''}")
         return RewriteResult(hosts, mark_as, decisions, reason)
 
-    def retried(self, what: str, work: Callable[[], _Result]) -> _Result:
+    def retry(self, what: str, work: Callable[[], _Result]) -> _Result:
         def again(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self.tell(f"{what}: attempt {state.attempt_number} failed: {error}; trying again")
+            self.on_message(f"{what}: attempt {state.attempt_number} failed: {error}; trying again")
 
         for attempt in Retrying(
             retry=retry_if_exception_type(_RETRYABLE),
@@ -247,12 +247,12 @@ def _decision(
     end_ms: Milliseconds | None,
     oldest: Milliseconds | None,
     listed: Collection[Milliseconds],
-    there: Collection[Milliseconds],
+    described: Collection[Milliseconds],
 ) -> RewriteDecision:
     since = _since_text(oldest)
     if time_ms in listed:
         return RewriteDecision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
-    if time_ms not in there:
+    if time_ms not in described:
         return _missing_data(lake, time_ms)
     if end_ms is None:
         return RewriteDecision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
@@ -321,19 +321,19 @@ class ClientReadiness:
 
     The new tables have all streams of rows from `from_ms` (ms) on; None means of no rows.
 
-    `lacking` are the V1 generations that are missing in the new tables and can have rows in a log. `unmarked` are the
-    nodes without the row for which clients wait. `has_old` is False if there is no old table.
+    `missing` are the V1 generations that are missing in the new tables and can have rows in a log. `unmarked` are the
+    nodes without the row for which clients wait. `has_old_table` is False if there is no old table.
     """
 
-    has_old: bool
+    has_old_table: bool
     from_ms: Milliseconds | None
-    lacking: tuple[RewriteDecision, ...]
+    missing: tuple[RewriteDecision, ...]
     unmarked: tuple[str, ...]
 
     @property
-    def may(self) -> bool:
+    def may_switch(self) -> bool:
         """Return True if clients that need all rows, and ScyllaDB's own clients, may switch."""
-        return self.from_ms is not None and not self.lacking and not (self.has_old and self.unmarked)
+        return self.from_ms is not None and not self.missing and not (self.has_old_table and self.unmarked)
 
 
 def check_client_readiness(lake: Lake, clock: Clock, settings: Settings) -> ClientReadiness:

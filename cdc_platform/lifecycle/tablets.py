@@ -188,16 +188,19 @@ def decide_tablet_resize(
     settings: Settings,
     keyspace: str,
     table: str,
-    ends_of: Callable[[np.ndarray], np.ndarray],
+    last_tokens_of: Callable[[np.ndarray], np.ndarray],
 ) -> TabletLayoutChange:
-    """Decide the tablets of a split or merge, `ends_of` the current ends, and the time of their set: the first step."""
+    """Decide the tablets of a split or merge and the time of their set: the first step.
+
+    `last_tokens_of` returns the new last tokens for the current ones.
+    """
     newest = read_live_layout(lake, keyspace, table)
     if newest is None or newest.timestamp_ms is None:
         raise NotFound(
             f"{keyspace}.{table} has no tablets; make them with: cdc-platform tablets create {keyspace}.{table} "
             "--count N"
         )
-    ends = ends_of(newest.last_tokens)
+    ends = last_tokens_of(newest.last_tokens)
     if np.array_equal(ends, newest.last_tokens):
         return TabletLayoutChange(newest, changed=False)
     record_layout(lake, newest)

@@ -140,11 +140,11 @@ class LocalDisk:
     lake: Lake
     host_id: UUID
 
-    def kept_id(self) -> GenerationId | None:
+    def load_id(self) -> GenerationId | None:
         """Return the ID that the node has stored, None if it has none."""
         return read_node_generation_id(self.lake, self.host_id)
 
-    def keep(self, id: GenerationId) -> bool:
+    def store_id(self, id: GenerationId) -> bool:
         """Store an ID unless the node has the same or a newer one; return True if it was stored."""
         return store_node_generation_id(self.lake, self.host_id, id)
 

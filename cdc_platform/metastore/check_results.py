@@ -61,7 +61,7 @@ class InvariantOutcome(Protocol):
     @property
     def passed(self) -> bool: ...
     @property
-    def said(self) -> str: ...
+    def message(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _row(judging: CheckRun, line: InvariantOutcome) -> dict[str, Any]:
         "population": line.population,
         "violations": line.violations,
         "passed": line.passed,
-        "said": line.said,
+        "said": line.message,
         "door": judging.door,
         "judged_at": datetime_from_us(judging.begun_us),
         "tables": list(judging.versions),

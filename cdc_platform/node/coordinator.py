@@ -64,15 +64,15 @@ class Coordinator:
         self._pending: dict[Milliseconds, PendingGeneration] = {}
         self._undecided = {switch.generation_id: switch for switch in undecided}
         self._lock = threading.RLock()
-        self._told: list[Callable[[], object]] = []
+        self._listeners: list[Callable[[], object]] = []
 
-    def tell(self, listener: Callable[[], object]) -> None:
+    def add_listener(self, listener: Callable[[], object]) -> None:
         """Call `listener` whenever a generation could not be read, on the thread that tried."""
-        self._told.append(listener)
+        self._listeners.append(listener)
 
     def start(self) -> GenerationId | None:
         """Learn the ID stored before the restart and return it, or None if none was stored."""
-        stored_id = self._disk.kept_id()
+        stored_id = self._disk.load_id()
         if stored_id is None:
             _log.warning(
                 "node %s keeps no generation ID: it learns one when a node joins or streams are repaired", self.host_id
@@ -81,7 +81,7 @@ class Coordinator:
             self.learn(stored_id)
         return stored_id
 
-    def learn(self, told: str | GenerationId | None) -> bool:
+    def learn(self, generation: str | GenerationId | None) -> bool:
         """Learn a generation's ID, or the text in which a node gossips it, and try to read its data at once.
 
         Until the data has been read, writes that belong to the generation are refused. If a switch to it was undecided,
@@ -91,7 +91,7 @@ class Coordinator:
         Raises:
             InputError: the text is not a generation ID.
         """
-        id = parse_generation_id(told) if isinstance(told, str) else told
+        id = parse_generation_id(generation) if isinstance(generation, str) else generation
         if id is None:
             return False
         with self._lock:
@@ -162,7 +162,7 @@ class Coordinator:
         """Try to read a generation once, and record the outcome."""
         with self._lock:
             if self._metadata.known_or_obsolete(us_from_ms(id.time_ms), self._now_us()):
-                self._give_up(id)
+                self._drop_pending(id)
                 return self._is_read(id)
         try:
             # Read without the lock, so that a slow read does not block writes that do not need it.
@@ -170,7 +170,7 @@ class Coordinator:
         except (PlatformError, OSError) as error:
             self._note_failure(id, str(error))
             return False
-        if self._disk.keep(id):
+        if self._disk.store_id(id):
             _log.info("node %s keeps generation %s, which starts at %s", self.host_id, id, format_ms(id.time_ms))
         with self._lock:
             used = self._metadata.insert(us_from_ms(id.time_ms), description, self._now_us())
@@ -179,7 +179,7 @@ class Coordinator:
             _log.info("node %s starts to use generation %s", self.host_id, id)
         return used
 
-    def _give_up(self, id: GenerationId) -> None:
+    def _drop_pending(self, id: GenerationId) -> None:
         if self._pending.pop(id.time_ms, None) is not None:
             _log.warning("node %s no longer tries to read generation %s: it is superseded", self.host_id, id)
 
@@ -190,7 +190,7 @@ class Coordinator:
             self._pending[id.time_ms] = PendingGeneration(id, attempts, reason)
         how = "tries again" if before is None else "goes on trying"
         _log.warning("node %s cannot read generation %s yet and %s: %s", self.host_id, id, how, reason)
-        for listener in self._told:
+        for listener in self._listeners:
             listener()
 
     def _why_not_read(self, write_ts_us: Microseconds) -> str | None:
@@ -220,7 +220,7 @@ class RetryLoop:
         self._retry_us = retry_us
         self._due_us: Microseconds | None = None
         self._closed = False
-        coordinator.tell(waiter.set)
+        coordinator.add_listener(waiter.set)
 
     def step(self) -> Microseconds | None:
         """Retry if it is time to; return when (µs) the next attempt is due, or None while nothing is pending."""

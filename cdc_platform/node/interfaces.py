@@ -18,11 +18,11 @@ MicrosecondClock = Callable[[], Microseconds]
 class NodeDisk(Protocol):
     """What survives a restart of the node: the newest generation ID that it could use."""
 
-    def kept_id(self) -> GenerationId | None:
+    def load_id(self) -> GenerationId | None:
         """Return the stored ID, or None."""
         ...
 
-    def keep(self, id: GenerationId) -> bool:
+    def store_id(self, id: GenerationId) -> bool:
         """Store an ID if none or an older one is stored; return True if it was stored."""
         ...
 

@@ -33,9 +33,9 @@ class RestartedNode:
     warning: str | None
 
 
-def should_propose_first_generation(host_id: UUID, known: Iterable[UUID]) -> bool:
+def should_propose_first_generation(host_id: UUID, others: Iterable[UUID]) -> bool:
     """Return True if no known node has a greater host ID, so that only one of many restarting nodes proposes."""
-    return all(other.int <= host_id.int for other in known)
+    return all(other.int <= host_id.int for other in others)
 
 
 def restart_node(host_id: UUID, ring: Collection[UUID], disk: NodeDisk, reader: GenerationReader) -> RestartedNode:
@@ -46,7 +46,7 @@ def restart_node(host_id: UUID, ring: Collection[UUID], disk: NodeDisk, reader: 
     """
     if host_id not in ring:
         raise NotFound(f"no node {host_id} is in the ring; list the nodes with: cdc-platform ring")
-    stored_id = disk.kept_id()
+    stored_id = disk.load_id()
     if stored_id is None:
         proposes = should_propose_first_generation(host_id, ring)
         proposer = "this node" if proposes else "the node with the largest host ID"

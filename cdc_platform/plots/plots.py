@@ -283,13 +283,15 @@ def plot_timeline(generations: Sequence[GenerationBar], now_ms: Milliseconds) ->
     return render_png(figure)
 
 
-def _timeline_title(generations: Sequence[GenerationBar], shown: Sequence[GenerationBar], operating: int | None) -> str:
+def _timeline_title(
+    generations: Sequence[GenerationBar], visible: Sequence[GenerationBar], operating: int | None
+) -> str:
     newest = (
-        f"Newest {len(shown)} of {len(generations)} generations" if len(generations) > len(shown) else "Generations"
+        f"Newest {len(visible)} of {len(generations)} generations" if len(generations) > len(visible) else "Generations"
     )
     if operating is None:
         return f"{newest}: none operates yet"
-    return f"{newest}; green operates, since {format_ms(shown[operating].time_ms)}"
+    return f"{newest}; green operates, since {format_ms(visible[operating].time_ms)}"
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class GenerationStay:
     """How long a generation must be retained, as times in ms.
 
     They are its start, when it is superseded (None if it is not), when it has expired (None if never or unknown), and
-    when it becomes removable. `held` is True if something retains it now.
+    when it becomes removable. `blocked` is True if something retains it now.
     """
 
     name: str
@@ -305,7 +307,7 @@ class GenerationStay:
     superseded_ms: Milliseconds | None
     expired_ms: Milliseconds | None
     removable_ms: Milliseconds | None
-    held: bool
+    blocked: bool
 
 
 def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> bytes:
@@ -329,7 +331,7 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
         removable = expired if stay.removable_ms is None else max(stay.removable_ms, expired)
         for start, end, colour in (
             (stay.time_ms, superseded, PALETTE[2]),
-            (superseded, expired, PALETTE[1] if stay.held else PALETTE[4]),
+            (superseded, expired, PALETTE[1] if stay.blocked else PALETTE[4]),
             (expired, removable, PALETTE[7]),
         ):
             if end > start:
@@ -350,20 +352,23 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
     return render_png(figure)
 
 
-def plot_growth(nodes: Sequence[int], kept: Sequence[int], with_expiry: Sequence[int]) -> bytes:
-    """Plot stored bytes by the number of added nodes: without any removal (`kept`), and with expiry.
+def plot_growth(nodes: Sequence[int], without_expiry: Sequence[int], with_expiry: Sequence[int]) -> bytes:
+    """Plot stored bytes by the number of added nodes: without any removal (`without_expiry`), and with expiry.
 
     Raises:
         InputError: the sequences are empty or differ in length.
     """
-    if not nodes or not len(nodes) == len(kept) == len(with_expiry):
+    if not nodes or not len(nodes) == len(without_expiry) == len(with_expiry):
         raise InputError(f"a picture of growth needs as many numbers as nodes, and one at least: {len(nodes)}")
-    most = max(*kept, *with_expiry, 1)
+    most = max(*without_expiry, *with_expiry, 1)
     power = min(int(np.log2(most)) // 10, 4)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
     figure = _new_figure(6.4, 3.2)
     axes = figure.add_subplot()
-    for values, colour, label in ((kept, PALETTE[5], "nothing is removed"), (with_expiry, PALETTE[2], "with expiry")):
+    for values, colour, label in (
+        (without_expiry, PALETTE[5], "nothing is removed"),
+        (with_expiry, PALETTE[2], "with expiry"),
+    ):
         axes.plot(nodes, np.asarray(values, dtype=np.float64) / 1024**power, color=colour, label=label, linewidth=1.8)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("nodes more", color=_INK)
@@ -387,7 +392,7 @@ class RehearsalBar:
     `shard_colocation` is None without streams. `excess` is True if streams and ring no longer fit each other.
     """
 
-    kept: Mapping[str, int]
+    stored_bytes: Mapping[str, int]
     streams: int
     shard_colocation: float | None
     excess: bool
@@ -418,11 +423,11 @@ def plot_rehearsal(steps: Sequence[RehearsalBar], most_bytes: int | None = None)
 
 
 def _draw_sizes(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar], most_bytes: int | None) -> None:
-    largest = max([*(size for step in steps for size in step.kept.values()), most_bytes or 0])
+    largest = max([*(size for step in steps for size in step.stored_bytes.values()), most_bytes or 0])
     scale, unit = next(((scale, unit) for scale, unit in _BYTE_UNITS if largest >= scale), (1, "bytes"))
-    tables = [table for table in steps[0].kept if any(step.kept[table] for step in steps)]
+    tables = [table for table in steps[0].stored_bytes if any(step.stored_bytes[table] for step in steps)]
     for index, table in enumerate(tables):
-        sizes = [step.kept[table] / scale for step in steps]
+        sizes = [step.stored_bytes[table] / scale for step in steps]
         colour, style = PALETTE[index], ("-", "--", ":")[index % 3]
         name = table.partition(".")[2]
         axes.step(numbers, sizes, where="post", color=colour, linestyle=style, linewidth=1.6, label=name)

@@ -12,15 +12,17 @@ _SIZE = 200
 _INNER, _OUTER, _RIM = 56.0, 88.0, 97.0
 
 
-def render_ring_svg(slices: Sequence[tuple[int, int]], parts: int, *, set_off: int | None, words: Sequence[str]) -> str:
+def render_ring_svg(
+    segments: Sequence[tuple[int, int]], parts: int, *, set_off: int | None, words: Sequence[str]
+) -> str:
     """A ring whose slices begin at these parts of it, clockwise from the top, each with the number of its owner.
 
     The slices of the owner `set_off` stand out over the rim; `words` are the lines in the middle, plain text.
     """
-    ends = [start for start, _ in slices[1:]] + [parts]
+    ends = [start for start, _ in segments[1:]] + [parts]
     bands: dict[int, list[str]] = {}
     rim: list[str] = []
-    for (start, owner), end in zip(slices, ends, strict=True):
+    for (start, owner), end in zip(segments, ends, strict=True):
         bands.setdefault(owner, []).append(_sector(start / parts, end / parts, _INNER, _OUTER))
         if owner == set_off:
             rim.append(_sector(start / parts, end / parts, _OUTER + 3, _RIM))

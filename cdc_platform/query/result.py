@@ -28,12 +28,13 @@ _DURATION_UNITS = (
 class QueryResult:
     """The rows of a query in Arrow batches.
 
-    `whole` holds the indexes of integer columns that Arrow represents as decimals, for lack of a wide integer type.
+    `integer_columns` holds the indexes of integer columns that Arrow represents as decimals, because it has no integer
+    type that is wide enough.
     """
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
-    whole: frozenset[int] = frozenset()
+    integer_columns: frozenset[int] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +69,7 @@ class QueryResult:
             raise InputError(
                 f"column {name} has a time outside the years 1 to 9999; read it as text with CAST({name} AS VARCHAR)"
             ) from None
-        convert = int if place in self.whole else _conversion(column.type)
+        convert = int if place in self.integer_columns else _conversion(column.type)
         return values if convert is None else [None if value is None else convert(value) for value in values]
 
 

@@ -205,8 +205,8 @@ def read_repair_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[di
         return None, []
     result = lifecycle_repair.check_newest_generation(lake, strict=settings.repair_strict, streams=False)
     facts = {
-        "needed": None if result.cannot_tell else result.needed,
-        "cannot_tell": result.cannot_tell,
+        "needed": None if result.undetermined else result.needed,
+        "cannot_tell": result.undetermined,
         "reasons": [{"condition": reason.condition.value, "detail": reason.detail} for reason in result.reasons],
         "blocked_by": list(result.blocked_by),
     }
@@ -611,7 +611,7 @@ def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[di
     }
     assumed = lifecycle_expiry.plan_assumptions(plan)
     alerts = [
-        StatusAlert("unknown-past", f"{assumption.table} keeps generations: {assumption.said}", assumption.do)
+        StatusAlert("unknown-past", f"{assumption.table} keeps generations: {assumption.message}", assumption.remedy)
         for assumption in assumed
     ]
     if get_mirrored_cluster(lake) is not None:

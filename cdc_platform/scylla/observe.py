@@ -130,7 +130,7 @@ def find_expired_times(lake: Lake, clock: Clock, settings: Settings) -> frozense
 
     An unknown TTL does not mean that a generation was made up here: the TTL seen next stands in for it.
     """
-    now_ms, plan = clock.now_ms(), expiry.plan_expiry(lake, clock, settings, as_seen=True)
+    now_ms, plan = clock.now_ms(), expiry.plan_expiry(lake, clock, settings, observed_only=True)
     return frozenset(item.time_ms for item in plan if item.expired_ms is not None and item.expired_ms <= now_ms)
 
 

@@ -348,8 +348,8 @@ def store_future_log(known: ScyllaCluster, table: str, made_ms: Milliseconds) ->
 
 def _write_model(place: StoragePath, value: BaseModel) -> None:
     text = json.dumps(value.model_dump(mode="json"), indent=2) + "\n"
-    if place.here is not None:
-        atomic.write_text_atomically(place.here, text)
+    if place.local_path is not None:
+        atomic.write_text_atomically(place.local_path, text)
     else:
         put_file(place, text.encode())
 
@@ -375,7 +375,7 @@ def list_cluster_homes(home: Home, to: StoragePath | None = None) -> dict[str, S
     list_clusters(home)  # completes a renewal whose process died
     clusters = parse_path(home.name) / CLUSTERS_FOLDER
     homes = {path.name: path for path in clusters.folders() if not path.name.startswith(".")}
-    if isinstance(clusters, ObjectStorePath) and to is not None and to.here is not None:
+    if isinstance(clusters, ObjectStorePath) and to is not None and to.local_path is not None:
         homes = _rename_for_folder(homes)
     for path in _machine_local_homes(home):
         homes.setdefault(path.name, path)

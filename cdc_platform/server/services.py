@@ -102,7 +102,7 @@ class UpServices:
     def connect_server(self) -> ConnectServer:
         """Create the Spark Connect server without starting it. The home stays locked as long as the server runs."""
         folder = make_private_folder(self.held.folder / "spark")
-        return ConnectServer(below=folder, keeps_open=[self.held.parts.fileno()])
+        return ConnectServer(below=folder, inherited_fds=[self.held.parts.fileno()])
 
     def _service(
         self, name: str, module: str, arguments: list[str], environment: Mapping[str, str], *keeps_open: int

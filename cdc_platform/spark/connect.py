@@ -55,14 +55,14 @@ class ConnectServer:
     """
 
     def __init__(
-        self, port: int = 0, *, heavy: bool = True, below: Path | None = None, keeps_open: Sequence[int] = ()
+        self, port: int = 0, *, heavy: bool = True, below: Path | None = None, inherited_fds: Sequence[int] = ()
     ) -> None:
         self._master = get_master()
         self._wanted = port
         self._port = port
         self._heavy = heavy
         self._below = below
-        self._keeps_open = tuple(keeps_open)
+        self._inherited_fds = tuple(inherited_fds)
         self._token = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
@@ -180,7 +180,7 @@ class ConnectServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=self._keeps_open,
+                pass_fds=self._inherited_fds,
                 preexec_fn=get_death_signal_setter(),
             )
 
@@ -202,14 +202,14 @@ class ConnectServer:
             try:
                 while probe.poll() is None:
                     if self.pid is None or time.monotonic() > deadline:
-                        raise self._did_not_start()
+                        raise self._start_error()
                     time.sleep(_POLL_SECONDS)
             finally:
                 probe.kill()
         if probe.returncode:
-            raise self._did_not_start()
+            raise self._start_error()
 
-    def _did_not_start(self) -> EnvironmentProblem:
+    def _start_error(self) -> EnvironmentProblem:
         assert self._folder is not None
         reason = extract_jvm_reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
         return EnvironmentProblem(

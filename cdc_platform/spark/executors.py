@@ -133,10 +133,10 @@ class ExecutorReport:
     skew: float
 
 
-def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]:
+def probe_executors(session: SparkSession, sample_path: str) -> list[ExecutorReport]:
     """Run a probe task in every task slot, in rounds, until no further executor answers.
 
-    `look_at` is a small file of the home that each task reads and nobody writes.
+    `sample_path` is a small file of the home that each task reads and nobody writes.
 
     Raises:
         EnvironmentProblem: no task can run: there is no executor, or its Python does not start.
@@ -147,7 +147,7 @@ def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]
 
     # Without Arrow, because a missing pyarrow is one of the possible findings.
     probe = F.udf(
-        _make_probe_task(look_at, tuple(worker_archive.get_worker_archive().packages)), "string", useArrow=False
+        _make_probe_task(sample_path, tuple(worker_archive.get_worker_archive().packages)), "string", useArrow=False
     )
     known: dict[str, ExecutorReport] = {}
     for _ in range(_PROBE_ROUNDS):
@@ -170,35 +170,37 @@ def probe_executors(session: SparkSession, look_at: str) -> list[ExecutorReport]
     return [known[name] for name in sorted(known)]
 
 
-def check_executor(told: ExecutorReport, archive: worker_archive.WorkerArchive) -> Iterator[PreflightResult]:
+def check_executor(report: ExecutorReport, archive: worker_archive.WorkerArchive) -> Iterator[PreflightResult]:
     """Yield one result per requirement of an executor, with a remedy for each failure."""
-    at = f"on {told.where}"
+    at = f"on {report.where}"
     expected = ".".join(archive.python.split(".")[:2])
-    ok = told.python.startswith(f"{expected}.")
+    ok = report.python.startswith(f"{expected}.")
     mend = f"give it Python {expected}: unset PYSPARK_PYTHON, so that the archive is sent"
-    yield PreflightResult(f"Python {at}", ok, told.python, None if ok else mend)
+    yield PreflightResult(f"Python {at}", ok, report.python, None if ok else mend)
     wrong = [
-        f"{name} is {told.packages.get(name, 'missing')}, expected {version}"
+        f"{name} is {report.packages.get(name, 'missing')}, expected {version}"
         for name, version in archive.packages.items()
-        if told.packages.get(name) != version
+        if report.packages.get(name) != version
     ]
     mend = f"unset PYSPARK_PYTHON, so that the archive is sent, or install there what is in {archive.path}"
     yield PreflightResult(
         f"packages {at}", not wrong, "; ".join(wrong) or f"{len(archive.packages)} as here", mend if wrong else None
     )
     mend = "open the session by the platform (CDC_PLATFORM_SPARK_MASTER or SPARK_REMOTE), which sends it"
-    yield PreflightResult(f"program {at}", not told.program, told.program or "as here", mend if told.program else None)
+    yield PreflightResult(
+        f"program {at}", not report.program, report.program or "as here", mend if report.program else None
+    )
     mend = (
         "the home has to lie in a store (home copy), and the worker needs the store's address and credentials in its "
         "own environment, or a role"
     )
-    yield PreflightResult(f"lake {at}", not told.read, told.read or "is reached", mend if told.read else None)
-    ok = told.skew <= MAX_SKEW_SECONDS
-    detail = f"off by {told.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
+    yield PreflightResult(f"lake {at}", not report.read, report.read or "is reached", mend if report.read else None)
+    ok = report.skew <= MAX_SKEW_SECONDS
+    detail = f"off by {report.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
     yield PreflightResult(f"clock {at}", ok, detail, None if ok else "set it by NTP, as the driver's")
 
 
-def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], str]:
+def _make_probe_task(sample_path: str, packages: Sequence[str]) -> Callable[[int], str]:
     """Return the task of a probe; it imports only the standard library, so that missing packages are findings."""
     seconds = _PROBE_TASK_SECONDS
 
@@ -230,7 +232,7 @@ def _make_probe_task(look_at: str, packages: Sequence[str]) -> Callable[[int], s
             program = read = f"{type(error).__name__}: {error}"[:300]
         else:
             try:
-                storage.parse_path(look_at).read()
+                storage.parse_path(sample_path).read()
             except Exception as error:  # noqa: BLE001 as above
                 read = f"{type(error).__name__}: {error}"[:300]
         time.sleep(seconds)

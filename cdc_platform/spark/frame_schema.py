@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnMismatch:
-    """A column of a DataFrame with the wrong type: the types `found` and `due`, as Spark names them.
+    """A column of a DataFrame with the wrong type: the types `actual` and `expected`, as Spark names them.
 
-    `found` is None for a missing column, `due` is None for an unexpected one.
+    `actual` is None for a missing column, `expected` is None for an unexpected one.
     """
 
     column: str
-    found: str | None
-    due: str | None
+    actual: str | None
+    expected: str | None
 
 
-def is_same_type(found: DataType, due: DataType) -> bool:
+def is_same_type(actual: DataType, expected: DataType) -> bool:
     """Return True if a nested type equals the expected one, wherever either may hold nulls."""
-    return found.simpleString() == due.simpleString()
+    return actual.simpleString() == expected.simpleString()
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def read_table_frame(
     """
     if not lake.exists(table):
         return spark.createDataFrame([], table_to_spark_schema(table))
-    if lake.place.here is None:
+    if lake.place.local_path is None:
         current = (
             snapshot.read_newest_snapshot(lake, table)
             if version is None

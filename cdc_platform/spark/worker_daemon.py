@@ -30,21 +30,21 @@ class IdleTimer:
 
     def __init__(self, seconds: float) -> None:
         self._pause = seconds / _CHECKS
-        self._left = _CHECKS
+        self._remaining_checks = _CHECKS
 
     def start(self) -> None:
         """Start the timer, which forks do not inherit."""
-        signal.signal(signal.SIGALRM, lambda *_: self._look())
+        signal.signal(signal.SIGALRM, lambda *_: self._check_children())
         signal.setitimer(signal.ITIMER_REAL, self._pause, self._pause)
 
-    def _look(self) -> None:
+    def _check_children(self) -> None:
         try:
             os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            self._left -= 1
+            self._remaining_checks -= 1
         else:
-            self._left = _CHECKS
-        if not self._left:
+            self._remaining_checks = _CHECKS
+        if not self._remaining_checks:
             os.kill(os.getpid(), signal.SIGTERM)  # pyspark handles this signal and removes its socket
 
 

@@ -182,30 +182,30 @@ def _make_draft_file(draft: Path, mode: int) -> Path:
             return draft
 
 
-def _link_name(draft: Path, place: Path, target: Path) -> None:
+def _link_name(draft: Path, path: Path, target: Path) -> None:
     """Give a draft its name unless the name is taken, which a rename would not detect."""
     try:
-        os.link(draft, place, follow_symlinks=False)
+        os.link(draft, path, follow_symlinks=False)
     except FileExistsError:
         raise _name_taken_error(target) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(place):
+        if os.path.lexists(path):
             raise _name_taken_error(target) from None
-        draft.rename(place)
+        draft.rename(path)
 
 
 def _name_taken_error(target: Path) -> InputError:
     return InputError(f"{target} was made by another process meanwhile; name another, or move it away")
 
 
-def _error_for_target(error: OSError, draft: Path, place: Path) -> OSError:
+def _error_for_target(error: OSError, draft: Path, path: Path) -> OSError:
     """Return the error with the user's path instead of the draft's."""
     named = str(error.filename or "")
     if not named.startswith(str(draft)):
         return error
-    return OSError(error.errno, error.strerror, f"{place}{named.removeprefix(str(draft))}")
+    return OSError(error.errno, error.strerror, f"{path}{named.removeprefix(str(draft))}")
 
 
 def _draft_path(parent: Path, name: str) -> Path:
@@ -240,10 +240,10 @@ def _remove_unlocked(draft: Path) -> None:
             os.close(descriptor)
 
 
-def _remove_old(draft: Path, beside: Path) -> None:
+def _remove_old(draft: Path, folder: Path) -> None:
     """Remove a draft if it is a day older than its folder, whose time a new draft in it has just updated."""
     with suppress(OSError):
-        if beside.stat().st_mtime - draft.stat().st_mtime > DAY_SECONDS:
+        if folder.stat().st_mtime - draft.stat().st_mtime > DAY_SECONDS:
             _remove(draft)
 
 

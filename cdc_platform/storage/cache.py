@@ -48,10 +48,10 @@ class SmallFileCache:
 class _FetchScope:
     """The state of a block: the contents fetched or put in it by address, and the marks listed in it.
 
-    `kept` is the cache of earlier blocks.
+    `shared` is the cache of earlier blocks.
     """
 
-    kept: SmallFileCache
+    shared: SmallFileCache
     contents: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
     marks: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ _fetch_scope: ContextVar[_FetchScope | None] = ContextVar("block", default=None)
 
 
 @contextmanager
-def cache_fetches(kept: SmallFileCache | None = None) -> Iterator[None]:
+def cache_fetches(shared: SmallFileCache | None = None) -> Iterator[None]:
     """Fetch each small Parquet file only once in the block, because a data file never changes; cache some MB.
 
     The block reuses a file that an earlier block fetched or put only if a listing in this block shows the same mark.
@@ -69,14 +69,14 @@ def cache_fetches(kept: SmallFileCache | None = None) -> Iterator[None]:
     if _fetch_scope.get() is not None:
         yield
         return
-    with set_for_block(_fetch_scope, _FetchScope(SmallFileCache() if kept is None else kept)):
+    with set_for_block(_fetch_scope, _FetchScope(SmallFileCache() if shared is None else shared)):
         yield
 
 
 def bypass_fetch_cache() -> AbstractContextManager[None]:
     """Ignore the files of earlier blocks in this block, to verify that the store can still be read."""
     block = _fetch_scope.get()
-    return set_for_block(_fetch_scope, None if block is None else replace(block, kept=SmallFileCache()))
+    return set_for_block(_fetch_scope, None if block is None else replace(block, shared=SmallFileCache()))
 
 
 def get_cached_content(address: str) -> bytes | None:
@@ -87,13 +87,13 @@ def get_cached_content(address: str) -> bytes | None:
     if address in block.contents:
         return block.contents[address]
     mark = block.marks.get(address)
-    return None if mark is None else block.kept.get(address, mark)
+    return None if mark is None else block.shared.get(address, mark)
 
 
 def get_cached_version(address: str, mark: str) -> bytes | None:
     """Return the cached content of a file that was just seen with a mark; None if it must be fetched."""
     block = _fetch_scope.get()
-    return None if block is None else block.kept.get(address, mark)
+    return None if block is None else block.shared.get(address, mark)
 
 
 def cache_content(address: str, mark: str | None, content: bytes) -> None:
@@ -102,7 +102,7 @@ def cache_content(address: str, mark: str | None, content: bytes) -> None:
     if block is None or len(content) > SMALL_BYTES:
         return
     if mark is not None:
-        block.kept.put(address, mark, content)
+        block.shared.put(address, mark, content)
     if block.size + len(content) <= _CACHE_BYTES:
         block.contents[address] = content
         block.size += len(content)

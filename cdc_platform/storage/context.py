@@ -25,10 +25,10 @@ _Item = TypeVar("_Item")
 _Output = TypeVar("_Output")
 
 
-def map_in_threads(work: Callable[[_Item], _Output], parts: Iterable[_Item], at_once: int) -> list[_Output]:
-    """Return the work's results in the order of the parts, on `at_once` threads; raise the first failure."""
+def map_in_threads(work: Callable[[_Item], _Output], parts: Iterable[_Item], max_workers: int) -> list[_Output]:
+    """Return the work's results in the order of the parts, on `max_workers` threads; raise the first failure."""
     from concurrent.futures import ThreadPoolExecutor
 
     contexts = [(copy_context(), part) for part in parts]
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(max_workers) as pool:
         return list(pool.map(lambda each: each[0].run(work, each[1]), contexts))

@@ -25,7 +25,7 @@ class _Page:
     first: str
     last: str | None
     paths: list[str]
-    seen: list[FileStat]
+    stats: list[FileStat]
 
     def holds(self, within: ObjectStorePath, begin: str, end: str) -> bool:
         """Return True if the page covers all files between two paths."""
@@ -37,7 +37,7 @@ class _Page:
 
 
 class ListingCache:
-    """Cached pages of listings, until `look_anew` invalidates them.
+    """Cached pages of listings, until `invalidate` invalidates them.
 
     If one page does not cover a path, the cache remembers at which folders further pages begin. It also remembers
     folders that shared their page with no other requested folder, and lists those alone from then on, however many
@@ -62,10 +62,10 @@ class ListingCache:
             if not path.startswith(inside):
                 break
             if "/" not in path[len(inside) :]:
-                files.append((path[len(inside) :], page.seen[index]))
+                files.append((path[len(inside) :], page.stats[index]))
         return files
 
-    def look_anew(self, *folders: ObjectStorePath) -> None:
+    def invalidate(self, *folders: ObjectStorePath) -> None:
         """Invalidate the listings of these folders; of all folders if none is given."""
         self._stale.update(folders)
         if not folders:
@@ -78,22 +78,24 @@ class ListingCache:
         if folder in self._stale:
             if not self._is_small(within):
                 return None
-            self.look_anew()
+            self.invalidate()
         begin = f"{folder.path}/"
         cached = next((page for page in self._pages if page.holds(within, begin, end)), None)
         if cached is not None or not within.lists_from_anywhere:
             return cached
         if folder in self._alone:
-            return self._kept(_make_page(within, begin, end, [(begin + name, seen) for name, seen in folder.files()]))
+            return self._store_page(
+                _make_page(within, begin, end, [(begin + name, seen) for name, seen in folder.files()])
+            )
         first = begins[bisect_right(begins, begin) - 1]
         if all(page.first != first for page in self._pages):
-            page = self._listed(within, first)
+            page = self._list_page(within, first)
             if page is None or page.holds(within, begin, end):
-                return self._shared(page, folder)
-        page = self._listed(within, begin)
-        return self._shared(page, folder) if page is not None and page.holds(within, begin, end) else None
+                return self._note_if_alone(page, folder)
+        page = self._list_page(within, begin)
+        return self._note_if_alone(page, folder) if page is not None and page.holds(within, begin, end) else None
 
-    def _shared(self, page: _Page | None, folder: ObjectStorePath) -> _Page | None:
+    def _note_if_alone(self, page: _Page | None, folder: ObjectStorePath) -> _Page | None:
         """Return the page, and note the folder if the page serves this folder alone."""
         if page is not None and page.first == f"{folder.path}/" and page.is_within(folder.folder):
             self._alone.add(folder)
@@ -103,21 +105,21 @@ class ListingCache:
         """Return True if every page listed below a path so far covers all that follows it."""
         return all(page.last is None for page in self._pages if page.within == within)
 
-    def _listed(self, within: ObjectStorePath, first: str) -> _Page | None:
+    def _list_page(self, within: ObjectStorePath, first: str) -> _Page | None:
         """List a page that begins after a path; None if the store does not list in the order of names."""
         files, is_all = within.page(first)
         paths = [path for path, _ in files]
         if paths != sorted(paths):
             return None
-        page = self._kept(_make_page(within, first, None if is_all else paths[-1], files))
+        page = self._store_page(_make_page(within, first, None if is_all else paths[-1], files))
         remaining = [
             begin for begin in self._begins[within] if begin < first or not (page.last is None or begin <= page.last)
         ]
         self._begins[within] = sorted([*remaining, first])
         return page
 
-    def _kept(self, page: _Page) -> _Page:
-        marks = zip(page.paths, page.seen, strict=True)
+    def _store_page(self, page: _Page) -> _Page:
+        marks = zip(page.paths, page.stats, strict=True)
         cache.record_listed_marks({f"{page.within.root}/{path}": seen.mark for path, seen in marks})
         self._pages.append(page)
         return page

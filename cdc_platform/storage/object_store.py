@@ -175,43 +175,43 @@ _ACCESS_DENIED = re.compile(
 )
 
 
-def classify_store_error(text: str, place: str = "the store") -> Unavailable | None:
+def classify_store_error(text: str, name: str = "the store") -> Unavailable | None:
     """Return the error for a store's response; it names the request, never its credentials.
 
     Return None if the text is no store's response, or one about a file, which may be damaged.
     """
     text = clean_message(text)
     if is_store_full(text):
-        return disk_full_error(place)
+        return disk_full_error(name)
     if _CLOCK_SKEW in text:
         return NotLetIn(
-            f"{place} says that this machine's clock is wrong ({_CLOCK_SKEW}); set it by NTP, and run it again"
+            f"{name} says that this machine's clock is wrong ({_CLOCK_SKEW}); set it by NTP, and run it again"
         )
     if _NO_BUCKET.search(text):
-        return Unavailable(f"{place} does not exist (404 Not Found); make the bucket, or name another one")
+        return Unavailable(f"{name} does not exist (404 Not Found); make the bucket, or name another one")
     if _WRONG_REGION.search(text):
         region = _REGION.search(text)
         where = f", {region[1] or region[2]}" if region else ""
-        return Unavailable(f"{place} lies in another region{where}; set AWS_REGION to that of the bucket")
+        return Unavailable(f"{name} lies in another region{where}; set AWS_REGION to that of the bucket")
     status = _STATUS.search(text)
     if (status is not None and _TRANSIENT_STATUS.match(status[1])) or _ACCESS_DENIED.search(text):
-        return unexpected_response_error(text, place)
+        return unexpected_response_error(text, name)
     return None
 
 
-def unexpected_response_error(text: str, place: str) -> Unavailable:
+def unexpected_response_error(text: str, name: str) -> Unavailable:
     """Return the error for any other response: its status, or its first words."""
     text = clean_message(text)
     if _PLAIN_HTTP_REFUSED.search(text):
         return Unavailable(
-            f"{place} is not asked without TLS; name an endpoint of https://, or, where nobody listens in, as on "
+            f"{name} is not asked without TLS; name an endpoint of https://, or, where nobody listens in, as on "
             "loopback, set AWS_ALLOW_HTTP=true"
         )
     status = _STATUS.search(text)
     detail = status[1].strip() if status else text[:200]
     kind = NotLetIn if _ACCESS_DENIED.search(text) else Unavailable
     return kind(
-        f"{place} does not answer as a store does ({detail}); check that the bucket is there, the endpoint and the "
+        f"{name} does not answer as a store does ({detail}); check that the bucket is there, the endpoint and the "
         "credentials in the environment, and run it again"
     )
 
@@ -254,16 +254,16 @@ class ObjectStorePath(StoragePath):
         return ObjectStorePath(self.root, format_object_key(PurePosixPath(self.path).parent))
 
     @property
-    def here(self) -> Path | None:
+    def local_path(self) -> Path | None:
         return None
 
     def __truediv__(self, path: str) -> ObjectStorePath:
         return ObjectStorePath(self.root, format_object_key(PurePosixPath(self.path, path)))
 
-    def seen(self) -> FileStat | None:
-        with self._asked():
+    def stat(self) -> FileStat | None:
+        with self._translate_errors():
             try:
-                return self._of_meta(self._store.head(self.path))
+                return self._stat_from_meta(self._store.head(self.path))
             except FileNotFoundError:
                 return None
 
@@ -276,16 +276,16 @@ class ObjectStorePath(StoragePath):
         Raises:
             FileNotFoundError: the file does not exist.
         """
-        with self._asked():
+        with self._translate_errors():
             response = self._store.get(self.path)
-            return bytes(response.bytes()), self._of_meta(response.meta).mark
+            return bytes(response.bytes()), self._stat_from_meta(response.meta).mark
 
     def is_folder(self) -> bool:
-        with self._asked():
+        with self._translate_errors():
             return any(True for page in self._store.list(self.path or None, chunk_size=1) for _ in page)
 
     def folders(self) -> list[StoragePath]:
-        with self._asked():
+        with self._translate_errors():
             prefixes = self._store.list_with_delimiter(self.path or None)["common_prefixes"]
         return [ObjectStorePath(self.root, path.rstrip("/")) for path in sorted(prefixes)]
 
@@ -293,24 +293,24 @@ class ObjectStorePath(StoragePath):
         return [name for name, _ in self.files()]
 
     def files(self, after: str = "") -> list[tuple[str, FileStat]]:
-        with self._asked():
+        with self._translate_errors():
             if after:
                 objects = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
             else:
                 objects = self._store.list_with_delimiter(self.path or None)["objects"]
-        named = [(PurePosixPath(meta["path"]), self._of_meta(meta)) for meta in objects]
+        named = [(PurePosixPath(meta["path"]), self._stat_from_meta(meta)) for meta in objects]
         return sorted((path.name, seen) for path, seen in named if format_object_key(path.parent) == self.path)
 
     def page(self, after: str) -> tuple[list[tuple[str, FileStat]], bool]:
         """Return one request's files below this path, at any depth, after a store path, and True if no more follow."""
-        with self._asked():
+        with self._translate_errors():
             pages = self._store.list(self.path or None, offset=after or None, chunk_size=_PAGE_SIZE)
             objects = next(iter(pages), [])
-        return [(meta["path"], self._of_meta(meta)) for meta in objects], len(objects) < _PAGE_SIZE
+        return [(meta["path"], self._stat_from_meta(meta)) for meta in objects], len(objects) < _PAGE_SIZE
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file below this path, at any depth, by its path in the store."""
-        with self._asked():
+        with self._translate_errors():
             return {meta["path"]: meta["size"] for meta in self._store.list(self.path or None).collect()}
 
     def fetch(self, mark: str) -> bytes:
@@ -322,7 +322,7 @@ class ObjectStorePath(StoragePath):
         cached = cache.get_cached_version(str(self), mark)
         if cached is not None:
             return cached
-        with self._asked():
+        with self._translate_errors():
             response = self._store.get(self.path)
             content = bytes(response.bytes())
         cache.cache_content(str(self), response.meta["e_tag"], content)
@@ -334,15 +334,15 @@ class ObjectStorePath(StoragePath):
 
     def replace(self, content: bytes, mark: str) -> str | None:
         """Replace the file if it still has this mark; return the new mark, or None if it has changed."""
-        return self._put(content, {"version": mark} if self._goes_by_versions else {"e_tag": mark})
+        return self._put(content, {"version": mark} if self._has_versions else {"e_tag": mark})
 
     def put(self, content: bytes) -> None:
         """Write the file, and replace any existing one."""
-        with self._asked():
+        with self._translate_errors():
             self._store.put(self.path, content)
 
     def receive(self, written: Path) -> None:
-        with self._asked():
+        with self._translate_errors():
             if written.stat().st_size > cache.SMALL_BYTES:
                 self._store.put(self.path, written)
                 return
@@ -350,7 +350,7 @@ class ObjectStorePath(StoragePath):
             cache.cache_content(str(self), self._store.put(self.path, content)["e_tag"], content)
 
     def remove(self) -> None:
-        with self._asked():
+        with self._translate_errors():
             try:
                 self._store.delete(self.path)
             except FileNotFoundError:
@@ -362,7 +362,7 @@ class ObjectStorePath(StoragePath):
         cached = cache.get_cached_content(str(self))
         if cached is not None:
             return BufferReader(cached)
-        with self._asked():
+        with self._translate_errors():
             response = self._store.get(self.path)
             size = response.meta["size"]
             # The end of a larger file tells the reader which parts it needs.
@@ -375,7 +375,7 @@ class ObjectStorePath(StoragePath):
     def has_bucket(self) -> bool:
         """Return True if the bucket exists."""
         try:
-            with self._asked():
+            with self._translate_errors():
                 next(iter(self._store.list(chunk_size=1)), None)
         except FileNotFoundError:
             return False
@@ -383,17 +383,17 @@ class ObjectStorePath(StoragePath):
 
     def read_range(self, start: int, end: int) -> bytes:
         """Return the bytes of the file from `start` to before `end`."""
-        with self._asked():
+        with self._translate_errors():
             return bytes(self._store.get_range(self.path, start=start, end=end))
 
     def _put(self, content: bytes, mode: Literal["create"] | UpdateVersion) -> str | None:
         _load_obstore()
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with self._asked():
+        with self._translate_errors():
             try:
                 put = self._store.put(self.path, content, mode=mode, use_multipart=False)
-                return str(put["version" if self._goes_by_versions else "e_tag"])
+                return str(put["version" if self._has_versions else "e_tag"])
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 return None
 
@@ -403,13 +403,13 @@ class ObjectStorePath(StoragePath):
         return self.root.startswith(("s3://", "gs://"))
 
     @property
-    def _goes_by_versions(self) -> bool:
+    def _has_versions(self) -> bool:
         """True if only the version, not the ETag, distinguishes an object from its replacement (Google)."""
         return self.root.startswith("gs://")
 
-    def _of_meta(self, meta: Any) -> FileStat:
+    def _stat_from_meta(self, meta: Any) -> FileStat:
         # Listings have no versions, so a mark from a listing is compared only with marks from listings.
-        mark = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
+        mark = (meta["version"] if self._has_versions else None) or meta["e_tag"] or meta["last_modified"]
         return FileStat(meta["size"], str(mark), meta["last_modified"].timestamp())
 
     @property
@@ -417,7 +417,7 @@ class ObjectStorePath(StoragePath):
         return _connect_store(self.root, os.getpid(), _read_connection_variables())
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Convert a store's errors to one line in the block; let FileNotFoundError pass to the caller."""
         _load_obstore()
         from obstore.exceptions import BaseError
@@ -433,8 +433,8 @@ class ObjectStorePath(StoragePath):
 class _RangeReader(io.RawIOBase):
     """A file of a store that is read with one range request per read."""
 
-    def __init__(self, place: ObjectStorePath, size: int) -> None:
-        self._place, self._size, self._at = place, size, 0
+    def __init__(self, path: ObjectStorePath, size: int) -> None:
+        self._path, self._size, self._position = path, size, 0
 
     def readable(self) -> bool:
         return True
@@ -443,18 +443,18 @@ class _RangeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._at + size, self._size)
-        if end <= self._at:
+        end = self._size if size < 0 else min(self._position + size, self._size)
+        if end <= self._position:
             return b""
-        start, self._at = self._at, end
-        return self._place.read_range(start, end)
+        start, self._position = self._position, end
+        return self._path.read_range(start, end)
 
 
 @lru_cache(maxsize=16)
@@ -502,7 +502,7 @@ def get_storage_options(name: str) -> dict[str, str] | None:
     return options
 
 
-def _store_error(place: ObjectStorePath, error: Exception) -> Unavailable:
+def _store_error(path: ObjectStorePath, error: Exception) -> Unavailable:
     """Return the error for a store's response, in one line."""
     text = str(error).split("Debug source")[0]
-    return classify_store_error(text, place.root) or unexpected_response_error(text, place.root)
+    return classify_store_error(text, path.root) or unexpected_response_error(text, path.root)

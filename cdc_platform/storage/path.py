@@ -16,12 +16,12 @@ from typing import Any
 class FileStat:
     """The state of an existing file: its size in bytes, and a mark that changes when the file is replaced.
 
-    `at` is the time of its last write (s) by the clock of its storage.
+    `modified_at` is the time of its last write (s) by the clock of its storage.
     """
 
     bytes: int
     mark: str
-    at: float = field(default=0, compare=False)
+    modified_at: float = field(default=0, compare=False)
 
 
 class StoragePath(ABC):
@@ -39,7 +39,7 @@ class StoragePath(ABC):
 
     @property
     @abstractmethod
-    def here(self) -> Path | None:
+    def local_path(self) -> Path | None:
         """Its path on a file system of this machine; None in a store."""
 
     @abstractmethod
@@ -47,12 +47,12 @@ class StoragePath(ABC):
         """Return the path below this one."""
 
     @abstractmethod
-    def seen(self) -> FileStat | None:
+    def stat(self) -> FileStat | None:
         """Return the current state of the file; None if it does not exist."""
 
-    def seen_in(self, name: str) -> FileStat | None:
+    def stat_in(self, name: str) -> FileStat | None:
         """Return the current state of a file in this folder; None if it does not exist."""
-        return (self / name).seen()
+        return (self / name).stat()
 
     @abstractmethod
     def read(self) -> bytes:
@@ -116,19 +116,19 @@ class LocalPath(StoragePath):
         return LocalPath(self.path.parent)
 
     @property
-    def here(self) -> Path | None:
+    def local_path(self) -> Path | None:
         return self.path
 
     def __truediv__(self, path: str) -> StoragePath:
         return LocalPath(self.path / path)
 
-    def seen(self) -> FileStat | None:
+    def stat(self) -> FileStat | None:
         try:
             return _file_stat(self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def seen_in(self, name: str) -> FileStat | None:
+    def stat_in(self, name: str) -> FileStat | None:
         # Delta logs call this so often that making a `Path` would take as long as the stat.
         try:
             return _file_stat(os.stat(f"{self.path}/{name}"))  # noqa: PTH116 see above

@@ -50,16 +50,16 @@ PROBE_KEYS, PROBE_WRITERS = 30, 2
 _SUPPORTED, _BROKEN = "kept", "broken"
 
 
-def assert_storage_writable(place: StoragePath, size: int, what: str) -> None:
+def assert_storage_writable(path: StoragePath, size: int, what: str) -> None:
     """Raise unless so many bytes can be written to a path: enough disk space, or a store with conditional writes.
 
     Raises:
         Unavailable: the disk has too little space, or the store refuses writes.
         NoConditionalWrites: the store does not support conditional writes.
     """
-    assert_conditional_writes(place, what)
-    if place.here is not None:
-        _assert_disk_space(place.here, size, what)
+    assert_conditional_writes(path, what)
+    if path.local_path is not None:
+        _assert_disk_space(path.local_path, size, what)
 
 
 def assert_conditional_writes(root: StoragePath, what: str) -> None:
@@ -117,8 +117,8 @@ def _read_probe_result(note: ObjectStorePath) -> str | None:
     return _SUPPORTED if result == _SUPPORTED else _BROKEN
 
 
-def _encode_probe_result(said: str) -> bytes:
-    return json.dumps({"put_if_absent": said}).encode() + b"\n"
+def _encode_probe_result(result: str) -> bytes:
+    return json.dumps({"put_if_absent": result}).encode() + b"\n"
 
 
 def count_put_winners(folder: ObjectStorePath) -> list[int]:
@@ -141,14 +141,14 @@ def count_put_winners(folder: ObjectStorePath) -> list[int]:
     return winners
 
 
-def _put_concurrently(tried: Sequence[ObjectStorePath]) -> list[int]:
+def _put_concurrently(paths: Sequence[ObjectStorePath]) -> list[int]:
     from concurrent.futures import ThreadPoolExecutor
 
     together = Barrier(PROBE_WRITERS)
 
     def put(writer: int) -> list[bool]:
         try:
-            return [_try_put(path, writer, together) for path in tried]
+            return [_try_put(path, writer, together) for path in paths]
         except BaseException:
             together.abort()  # release the other writer, which waits for this one
             raise
@@ -161,21 +161,21 @@ def _put_concurrently(tried: Sequence[ObjectStorePath]) -> list[int]:
     return [sum(wins) for wins in zip(*(future.result() for future in futures), strict=True)]
 
 
-def _try_put(place: ObjectStorePath, writer: int, together: Barrier) -> bool:
-    together.wait()
-    return place.create(f"{writer}".encode()) is not None
+def _try_put(path: ObjectStorePath, writer: int, barrier: Barrier) -> bool:
+    barrier.wait()
+    return path.create(f"{writer}".encode()) is not None
 
 
 def list_leftover_probes(root: StoragePath, age: timedelta = timedelta()) -> list[StoragePath]:
     """Return probe objects of a lake's store that are at least `age` old by the store's clock (probes last seconds)."""
-    if root.here is not None:
+    if root.local_path is not None:
         return []
     folder, before = root.folder / PROBE_FOLDER, time.time() - age.total_seconds()
-    return [folder / name for name, seen in folder.files() if not age or seen.at <= before]
+    return [folder / name for name, seen in folder.files() if not age or seen.modified_at <= before]
 
 
-def _remove_probes(places: Iterable[ObjectStorePath]) -> None:
-    for path in places:
+def _remove_probes(paths: Iterable[ObjectStorePath]) -> None:
+    for path in paths:
         path.remove()
 
 

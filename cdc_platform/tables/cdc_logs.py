@@ -84,7 +84,7 @@ CONSUMERS = Table(
     keys=("name", "keyspace_name", "table_name"),
     comment="The registered readers of CDC logs and how far each has read",
     constraints={"window_not_negative": "window_number >= 0"},
-    of_readers=True,
+    about_readers=True,
 )
 
 PASSED_OVER = Table(
@@ -101,7 +101,7 @@ PASSED_OVER = Table(
     ),
     keys=("name", "keyspace_name", "table_name", "set_timestamp"),
     comment="The generations and stream sets that readers passed over because they had no streams",
-    of_readers=True,
+    about_readers=True,
 )
 
 LOG_GAPS = Table(
@@ -124,7 +124,7 @@ LOG_GAPS = Table(
     keys=("keyspace_name", "table_name", "reader", "what", "since"),
     comment="The intervals of live clusters' CDC logs of which rows may be missing here for ever",
     constraints={"in_order": "since < until"},
-    of_readers=True,
+    about_readers=True,
 )
 
 CONSUMED_HOURS = Table(
@@ -141,5 +141,5 @@ CONSUMED_HOURS = Table(
     keys=("keyspace_name", "table_name", "hour"),
     comment="The hours of CDC logs that are whole in their hourly sinks",
     constraints={"rows_not_negative": "rows >= 0", "whole_hours": "date_trunc('hour', hour) = hour"},
-    of_readers=True,
+    about_readers=True,
 )

@@ -225,7 +225,7 @@ STREAM_FINGERPRINTS = Table(
         "platform.topology_descriptions",
         "system_distributed_everywhere.cdc_generation_descriptions_v2",
     ),
-    of_readers=True,
+    about_readers=True,
 )
 
 COMMITTED_GENERATIONS = Table(
@@ -290,7 +290,7 @@ VERDICTS = Table(
     keys=("generation_id", "step"),
     comment="The last verdict on each step of a join: what comes after a step relies on it",
     generation_column="generation_id",
-    of_readers=True,
+    about_readers=True,
 )
 
 JUDGEMENTS = Table(
@@ -315,7 +315,7 @@ JUDGEMENTS = Table(
     keys=("invariant", "asked_of"),
     comment="The last judgement of each invariant, by whatever door it was asked, with the versions that were judged",
     constraints={"version_of_every_table": "cardinality(tables) = cardinality(versions)"},
-    of_readers=True,
+    about_readers=True,
 )
 
 ONLY_OBSERVED = Table(
@@ -331,7 +331,7 @@ ONLY_OBSERVED = Table(
     ),
     keys=("since",),
     comment="Since when the home is only observed: nothing is built on it until everything in it is found good",
-    of_readers=True,
+    about_readers=True,
 )
 
 

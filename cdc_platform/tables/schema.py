@@ -37,7 +37,7 @@ class Table:
     the SQL that DataFusion (deltalake) and Spark both parse; a NULL violates them. `generation_column` is the column
     that names the generation of a row, by UUID or by time, if rows belong to generations. `follows_from` names the
     tables from which its rows are derived; a table without any is a source, and only its own commits explain its rows.
-    `of_readers` marks tables about readers and checks, which hold no fact of the cluster. `clustering` are the
+    `about_readers` marks tables about readers and checks, which hold no fact of the cluster. `clustering` are the
     clustering columns of the table in ScyllaDB, each with True if CQL orders it descending.
     """
 
@@ -51,7 +51,7 @@ class Table:
     properties: Mapping[str, str] = field(default_factory=lambda: _DEFAULT_PROPERTIES)
     generation_column: str | None = None
     follows_from: tuple[str, ...] = ()
-    of_readers: bool = False
+    about_readers: bool = False
     clustering: tuple[tuple[str, bool], ...] = ()
 
     def __post_init__(self) -> None:

@@ -76,7 +76,9 @@ def _stream_assigner(lake: Lake, writes: DataFrame) -> Callable[[Batches], Batch
 
     due = T.StructType([T.StructField("key", T.BinaryType()), T.StructField("timestamp", T.LongType())])
     for misfit in IncomingFrameSchema("base writes", due).misfits(writes):
-        raise InputError(f"writes need a column {misfit.column!r} of type {misfit.due}; they have {writes.columns}")
+        raise InputError(
+            f"writes need a column {misfit.column!r} of type {misfit.expected}; they have {writes.columns}"
+        )
     if STREAM_ID_COLUMN in map(str.lower, writes.columns):
         raise InputError(f"writes have a column {STREAM_ID_COLUMN!r} already; drop it, or give it another name")
     streams_of = StreamSources(lake).generations.finder()

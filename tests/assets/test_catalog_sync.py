@@ -57,7 +57,9 @@ def join_by_command(rehearsal: Rehearsal, number: int, *, tokens: int = 4) -> st
     clock = Clock(parse_time_us(NOON) + MINUTE_US * 10 * number)
     with commit_as(CommitAuthor("command line", "bootstrap")):
         event = inbox.queue_join(rehearsal.lake, clock, join_request(number, tokens, 2))
-        run_join(TaskRunner(refuse), rehearsal.lake, clock, Settings(), event.generation_id, door="bootstrap --run")
+        run_join(
+            TaskRunner(refuse), rehearsal.lake, clock, Settings(), event.generation_id, entry_point="bootstrap --run"
+        )
     return event.generation_id
 
 

@@ -160,7 +160,7 @@ def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None
     rewrite_streams_tables(lake, NOW, Settings(), sorted(HOSTS)[:2])
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     assert len(tick(lake, instance).run_requests) == 1
-    rewrite_streams_tables(lake, NOW, Settings(), again=True)
+    rewrite_streams_tables(lake, NOW, Settings(), force=True)
     assert "no node of the ring is unmarked" in skipped(tick(lake, instance))
 
 

@@ -22,7 +22,7 @@ _SAID = """
 def said(workers, lake):
     from cdc_platform.checks.generations import audit_lake
     from cdc_platform.checks.judge import judge_findings
-    return [[str(line.invariant), line.said, line.passed] for line in judge_findings(audit_lake(workers, lake))]
+    return [[str(line.invariant), line.message, line.passed] for line in judge_findings(audit_lake(workers, lake))]
 """
 _HERE = (
     _SAID
@@ -79,7 +79,7 @@ def expected(lake: Lake) -> list[list[Any]]:
     judged = judge_findings(audit_lake(TaskRunner.alone(), lake))
     failed = {line.invariant for line in judged if not line.passed and line.violations}
     assert failed == {VNODE_COLOCATION, SHARD_COLOCATION, STREAM_FORMAT, STREAMS_UNIQUE}
-    return [[str(line.invariant), line.said, line.passed] for line in judged]
+    return [[str(line.invariant), line.message, line.passed] for line in judged]
 
 
 def answer(program: str, lake: Lake, **others: str) -> Any:

@@ -102,7 +102,7 @@ def test_samples_of_parts_add_up_to_the_first_on_the_ring() -> None:
     parts = [InvariantTally.of_cases(STREAM_FORMAT, 1, 1, [(place, f"range {place}")]) for place in (5, 1, 4, 1, 3)]
     total = sum_tallies(parts)[STREAM_FORMAT]
     assert total.cases == ((1, "range 1"), (3, "range 3"), (4, "range 4"))
-    assert (len(total.cases), total.told) == (MAX_SAMPLES, "range 1; range 3; range 4")
+    assert (len(total.cases), total.samples_text) == (MAX_SAMPLES, "range 1; range 3; range 4")
 
 
 def test_whose_a_range_is_is_told_where_the_table_says_it(lake: Lake) -> None:

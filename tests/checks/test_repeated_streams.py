@@ -60,7 +60,7 @@ def test_no_stream_is_met_that_is_not_there(parts: list[list[bytes]], asked: lis
     """And each that is, as often as it is asked for: of streams that differ in either half alone as well."""
     there = StreamFingerprints(fingerprint_part(columns([(stream, 0) for stream in part])[0]) for part in parts)
     known = {stream for part in parts for stream in part}
-    assert there.among(there.perhaps(columns([(stream, 0) for stream in asked])[0])) == sum(
+    assert there.count_present(there.filter_candidates(columns([(stream, 0) for stream in asked])[0])) == sum(
         stream in known for stream in asked
     )
 
@@ -70,8 +70,8 @@ def test_few_streams_are_taken_for_others() -> None:
     ranges, randoms = np.repeat(np.arange(500), 64), np.random.default_rng(7).integers(0, 2**38, (2, 32_000))
     one, other = (encode_stream_ids(ranges * 2**40, ranges, random) for random in randoms)
     there = StreamFingerprints([fingerprint_part(one[:10_000]), fingerprint_part(one[10_000:])])
-    assert len(there.perhaps(other)) < 3_200
-    assert there.among(there.perhaps(one)) == len(one)
+    assert len(there.filter_candidates(other)) < 3_200
+    assert there.count_present(there.filter_candidates(one)) == len(one)
 
 
 rings = st.lists(st.sets(tokens, min_size=1, max_size=6).map(sorted), min_size=1, max_size=5)

@@ -191,7 +191,7 @@ def ask(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
 
 def of_cluster(home: Path) -> Mapping[str, int]:
     """The version of every table that has a fact of the cluster; logs are among them, and no copy of a reader."""
-    own = {name for name, table in TABLES.items() if table.of_readers}
+    own = {name for name, table in TABLES.items() if table.about_readers}
     found = read_newest_versions(Lake(home / "lake"))
     return {name: version for name, version in found.items() if name not in own and not name.endswith("_log_audit")}
 
@@ -323,10 +323,10 @@ def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> No
     lake = Lake(tmp_path / "prod" / "lake")
     schema = read_table_schema(lake, "ks", "t")
     log, sink = log_table(schema), sink_table(schema, "audit")
-    assert not log.of_readers
+    assert not log.about_readers
     for table in (*TABLES.values(), log, sink):
         rows = table.schema.empty_table()
-        if table.of_readers:
+        if table.about_readers:
             lake.ensure(table)
             continue
         with pytest.raises(HomeIsMirror, match="mirrors the live cluster prod"), allow_writes():

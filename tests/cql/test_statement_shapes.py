@@ -74,7 +74,7 @@ def test_a_shape_filled_is_the_statement_parsed(texts: list[str]) -> None:
 def test_what_makes_a_shape() -> None:
     """Literals alone are left out of it: not the digits of names, of durations, or behind a word."""
     text = "INSERT INTO t5 (\"a5\", b) VALUES (-5, 1.5, 'it''s 5', 1h5m, 0xaf, 6a8a35b7-ae7c-4a1f-9d2e-1a2b3c4d5e6f)"
-    assert [literal for _, literal in extract_literals(text).found] == [
+    assert [literal for _, literal in extract_literals(text).literals] == [
         *("-5", "1.5", "'it''s 5'", "0xaf", "6a8a35b7-ae7c-4a1f-9d2e-1a2b3c4d5e6f")
     ]
 

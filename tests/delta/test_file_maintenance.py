@@ -56,11 +56,11 @@ class Aged:
 
     def aged(self, place: StoragePath, age: timedelta) -> StoragePath:
         """A file as if it had been written so long ago."""
-        if place.here is None:
+        if place.local_path is None:
             self._s3.is_old(str(place), age.total_seconds())
         else:
-            at = place.here.stat().st_mtime - age.total_seconds()
-            os.utime(place.here, (at, at))
+            at = place.local_path.stat().st_mtime - age.total_seconds()
+            os.utime(place.local_path, (at, at))
         return place
 
 
@@ -88,7 +88,7 @@ def tables(home: str) -> list[tuple[str | None, str, StoragePath]]:
 
 def there(places: list[StoragePath]) -> list[bool]:
     """Which of them are there."""
-    return [place.seen() is not None for place in places]
+    return [place.stat() is not None for place in places]
 
 
 def test_files_go_by_age_alone(aged: Aged) -> None:

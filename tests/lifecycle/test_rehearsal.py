@@ -52,13 +52,18 @@ def played(*steps: object, start: RehearsalStart | None = None, settings: Settin
 def test_a_join_makes_the_generation_of_the_ring_after_it() -> None:
     """Ranges, streams, bytes and time of a node that joins are those of the rules."""
     (effect,) = played({"add": {"tokens": [33, -33], "shard_count": 7}})
-    assert effect.made is not None
+    assert effect.generation is not None
     streams = 3 * 4 + 2 * 3 + 2 * 7
-    assert (effect.nodes, effect.tokens, effect.made.num_ranges, effect.made.num_streams) == (3, 7, 7, streams)
-    assert effect.made.bytes == 7 * 4 + streams * 20
-    assert effect.made.id.time_ms == NOON + DELAY
-    assert effect.made.id.uuid is not None
-    assert (effect.made.changed_share, effect.risk_ms) == (1.0, DELAY)
+    assert (effect.nodes, effect.tokens, effect.generation.num_ranges, effect.generation.num_streams) == (
+        3,
+        7,
+        7,
+        streams,
+    )
+    assert effect.generation.bytes == 7 * 4 + streams * 20
+    assert effect.generation.id.time_ms == NOON + DELAY
+    assert effect.generation.id.uuid is not None
+    assert (effect.generation.changed_share, effect.risk_ms) == (1.0, DELAY)
     assert effect.colocated == rehearsal.Colocation(1.0, 1.0)
 
 
@@ -67,7 +72,7 @@ def test_only_joins_and_repairs_make_generations() -> None:
     removed, resharded, waited = played(
         {"remove": "10.0.0.2"}, {"reshard": {"node": "10.0.0.1", "shards": 3}}, {"wait": 3600}
     )
-    assert [effect.made for effect in (removed, resharded, waited)] == [None] * 3
+    assert [effect.generation for effect in (removed, resharded, waited)] == [None] * 3
     assert (removed.excess_ranges, removed.excess_streams, removed.tokens) == (2, 6, 3)
     assert removed.colocated is not None
     assert resharded.colocated is not None
@@ -106,11 +111,11 @@ def test_the_first_node_of_an_empty_ring() -> None:
     empty = start_from_ring(Ring.of([]), NOON)
     add = {"add": {"num_tokens": 4, "shard_count": 2}}
     (effect,) = played(add, start=empty)
-    assert effect.made is not None
-    assert (effect.made.changed_share, effect.risk_ms, effect.made.id.time_ms) == (None, 0, NOON + DELAY)
+    assert effect.generation is not None
+    assert (effect.generation.changed_share, effect.risk_ms, effect.generation.id.time_ms) == (None, 0, NOON + DELAY)
     (at_once,) = played(add, start=empty, settings=Settings(first_generation_delay=False))
-    assert at_once.made is not None
-    assert at_once.made.id.time_ms == NOON
+    assert at_once.generation is not None
+    assert at_once.generation.id.time_ms == NOON
 
 
 def test_a_repair_says_why_and_mends_it() -> None:
@@ -123,18 +128,18 @@ def test_a_repair_says_why_and_mends_it() -> None:
         {"repair": {}},
         {"repair": {"strict": True}},
     )
-    assert (fine.made, fine.findings) == (None, ())
-    assert mended.made is not None
+    assert (fine.generation, fine.findings) == (None, ())
+    assert mended.generation is not None
     assert {found.condition for found in mended.findings} == {DamageKind.RANGE_COUNT, DamageKind.EXCESS_RANGES}
     assert (mended.excess_ranges, mended.risk_ms) == (0, 0)
-    assert warned.made is None
+    assert warned.generation is None
     assert [found.condition for found in warned.findings] == [DamageKind.IGNORE_MSB]
-    assert strict.made is not None
+    assert strict.generation is not None
     assert strict.colocated == rehearsal.Colocation(1.0, 1.0)
     again = played(
         {"reshard": {"node": "10.0.0.1", "ignore_msb": 3}}, {"repair": {}}, settings=Settings(repair_strict=True)
     )
-    assert again[1].made is not None
+    assert again[1].generation is not None
 
 
 def test_a_mixed_cluster_gets_the_first_format_within_its_limit() -> None:
@@ -146,14 +151,14 @@ def test_a_mixed_cluster_gets_the_first_format_within_its_limit() -> None:
         {"repair": {}},
         start=start_from_ring(Ring.of(big), NOON),
     )
-    assert first.made is not None
-    assert (first.made.id.format, first.made.num_streams) == ("v1", 301 * (262_144 // 301))
-    assert first.kept[V1_TABLE] == first.made.bytes
+    assert first.generation is not None
+    assert (first.generation.id.format, first.generation.num_streams) == ("v1", 301 * (262_144 // 301))
+    assert first.stored_bytes[V1_TABLE] == first.generation.bytes
     assert first.colocated is not None
     assert first.colocated.shard < first.colocated.vnode == 1.0
-    assert removed.kept[V1_TABLE] == first.made.bytes
-    assert repaired.made is not None
-    assert (repaired.made.id.format, repaired.made.num_streams) == ("v2", 300 * 900)
+    assert removed.stored_bytes[V1_TABLE] == first.generation.bytes
+    assert repaired.generation is not None
+    assert (repaired.generation.id.format, repaired.generation.num_streams) == ("v2", 300 * 900)
     assert DamageKind.V1_FORMAT in {found.condition for found in repaired.findings}
 
 
@@ -164,20 +169,24 @@ def test_tables_keep_what_can_still_have_rows() -> None:
     settings = Settings(expiry_skew_margin_ms=Milliseconds(0))
     wait = 3600 + 3600  # the TTL and the grace time
     joined, almost, gone = played(add, {"wait": wait - 1}, {"wait": 1}, start=start, settings=settings)
-    assert joined.made is not None
+    assert joined.generation is not None
     before = 5 * 4 + (3 * 4 + 2 * 3) * 20
-    assert joined.kept == {V2_TABLE: before + joined.made.bytes, V1_TABLE: 0, STREAMS_TABLE: before + joined.made.bytes}
-    assert almost.kept == joined.kept
-    assert gone.kept == {V2_TABLE: joined.made.bytes, V1_TABLE: 0, STREAMS_TABLE: joined.made.bytes}
+    assert joined.stored_bytes == {
+        V2_TABLE: before + joined.generation.bytes,
+        V1_TABLE: 0,
+        STREAMS_TABLE: before + joined.generation.bytes,
+    }
+    assert almost.stored_bytes == joined.stored_bytes
+    assert gone.stored_bytes == {V2_TABLE: joined.generation.bytes, V1_TABLE: 0, STREAMS_TABLE: joined.generation.bytes}
     forever = played(add, {"wait": 10**9}, start=start_with_ttls(start, [3600, 0]), settings=settings)
-    assert forever[1].kept == joined.kept
-    assert played(add, {"wait": 10**9}, settings=settings)[1].kept == joined.kept
+    assert forever[1].stored_bytes == joined.stored_bytes
+    assert played(add, {"wait": 10**9}, settings=settings)[1].stored_bytes == joined.stored_bytes
 
 
 def test_the_first_step_beyond_a_bound() -> None:
     """Found by table; one that no table passes is not there."""
     effects = played({"add": {"num_tokens": 8, "shard_count": 4, "times": 5}})
-    bound = effects[2].kept[V2_TABLE]
+    bound = effects[2].stored_bytes[V2_TABLE]
     assert rehearsal.first_effects_above(effects, bound) == {V2_TABLE: effects[3], STREAMS_TABLE: effects[3]}
     assert rehearsal.first_effects_above(effects, 10**12) == {}
 
@@ -186,7 +195,7 @@ def test_the_same_rehearsal_is_the_same() -> None:
     """Drawn tokens and UUIDs come out the same; another step before them gives others."""
     add = {"add": {"num_tokens": 16, "shard_count": 4, "times": 3}}
     assert played(add) == played(add)
-    assert played({"wait": 1}, add)[-1].made != played(add)[-1].made
+    assert played({"wait": 1}, add)[-1].generation != played(add)[-1].generation
 
 
 @pytest.mark.parametrize(
@@ -243,7 +252,7 @@ def test_the_lake_is_where_it_starts_and_is_left_as_it_was(tmp_path: Path) -> No
     start = start_from_lake(lake, NOON)
     assert start.operating is not None
     assert start.operating.id.uuid == UUID(int=0xA)
-    assert [(kept.num_ranges, kept.num_streams) for kept in start.kept] == [(5, 18)]
+    assert [(kept.num_ranges, kept.num_streams) for kept in start.stored] == [(5, 18)]
     steps = tmp_path / "steps.json"
     steps.write_text(
         json.dumps([{"add": {"tokens": [33], "shard_count": 2}}, {"remove": "10.0.0.1"}]), encoding="utf-8"
@@ -268,12 +277,14 @@ def test_what_changes_from_a_generation_that_was_imported_is_compared_for_real(t
     start = start_from_lake(lake, NOON)
     (effect,) = played({"add": {"tokens": [33], "shard_count": 2}}, start=start)
     ring = Ring.of([*HOSTS, Node(UUID(int=3), (33,), 2, 12)])
-    assert effect.made is not None
-    assert effect.made.id.uuid is not None
+    assert effect.generation is not None
+    assert effect.generation.id.uuid is not None
     assert start.operating is not None
     assert not isinstance(start.operating.streams, UUID)
-    whole = compare_generations(start.operating.streams, generate_description(RingLayout.of(ring), effect.made.id.uuid))
-    assert effect.made.changed_share == whole.changed_share
+    whole = compare_generations(
+        start.operating.streams, generate_description(RingLayout.of(ring), effect.generation.id.uuid)
+    )
+    assert effect.generation.changed_share == whole.changed_share
 
 
 def test_a_ring_from_a_file_needs_no_home(tmp_path: Path) -> None:
@@ -295,8 +306,8 @@ def test_a_large_cluster_is_played_without_its_streams() -> None:
         {"add": {"num_tokens": 256, "shard_count": 64, "times": 30}}, start=start_from_ring(Ring.of([]), NOON)
     )
     last = effects[-1]
-    assert last.made is not None
-    assert (last.made.num_ranges, last.made.num_streams) == (30 * 256, 30 * 256 * 64)
-    assert last.made.bytes == 30 * 256 * (4 + 64 * 20)
-    assert last.kept[V2_TABLE] == sum(number * 256 * (4 + 64 * 20) for number in range(1, 31))
+    assert last.generation is not None
+    assert (last.generation.num_ranges, last.generation.num_streams) == (30 * 256, 30 * 256 * 64)
+    assert last.generation.bytes == 30 * 256 * (4 + 64 * 20)
+    assert last.stored_bytes[V2_TABLE] == sum(number * 256 * (4 + 64 * 20) for number in range(1, 31))
     assert last.colocated == rehearsal.Colocation(1.0, 1.0)

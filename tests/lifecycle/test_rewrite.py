@@ -100,7 +100,7 @@ def test_every_step_is_told_with_its_reason(lake: Lake) -> None:
     old_cluster(lake, times(4), without_data=[times(4)[2]])
     publish.write_published_timestamp(lake, Milliseconds(times(4)[1]))
     told: list[str] = []
-    rewrite_streams_tables(lake, at(25.5), QUIET, HOSTS[:1], tell=told.append)
+    rewrite_streams_tables(lake, at(25.5), QUIET, HOSTS[:1], on_message=told.append)
     assert told == [
         "step 3: 1 tables have CDC enabled, the first ks.orders",
         "step 4: the old table has 4 timestamps; step 5: 1 of them are too old",
@@ -135,7 +135,7 @@ def test_step_2_a_marked_node_does_nothing(lake: Lake) -> None:
     assert rewrite_streams_tables(lake, at(2), QUIET, HOSTS[:1]).ended.startswith("step 2")
     assert listed(lake) == []
     assert nodes_without_rewrite_marker(lake) == HOSTS[1:]
-    assert len(rewrite_streams_tables(lake, at(2), QUIET, HOSTS[:1], again=True).decisions) == 2
+    assert len(rewrite_streams_tables(lake, at(2), QUIET, HOSTS[:1], force=True).decisions) == 2
     assert listed(lake) == times(2)
     assert markers(lake) == {HOSTS[0]: None}
 
@@ -247,7 +247,9 @@ def test_a_failing_read_is_tried_again(lake: Lake) -> None:
 
     path.rename(away)
     told: list[str] = []
-    rewrite_streams_tables(lake, at(1), Settings(rewrite_retry_ms=Milliseconds(1500)), tell=told.append, sleep=wait)
+    rewrite_streams_tables(
+        lake, at(1), Settings(rewrite_retry_ms=Milliseconds(1500)), on_message=told.append, sleep=wait
+    )
     assert waited == [1.5, 1.5]
     assert sum("trying again" in line for line in told) == 2
     assert published(lake, START_MS) == expected(made[START_MS])
@@ -299,7 +301,7 @@ def test_a_dry_run_writes_nothing(lake: Lake) -> None:
     old_cluster(lake, times(3), without_data=times(3)[:1])
     before = contents(lake)
     told: list[str] = []
-    planned = rewrite_streams_tables(lake, at(3), QUIET, dry_run=True, tell=told.append)
+    planned = rewrite_streams_tables(lake, at(3), QUIET, dry_run=True, on_message=told.append)
     assert contents(lake) == before
     assert planned.marked == ()
     assert "dry run" in told[-1]
@@ -318,7 +320,7 @@ def test_again_and_node_after_node_changes_nothing(lake: Lake) -> None:
     assert markers(lake) == dict.fromkeys(HOSTS, times(3)[-1])
     before = contents(lake)
     assert rewrite_streams_tables(lake, at(4), QUIET).ended.startswith("step 2")
-    rewrite_streams_tables(lake, at(4), QUIET, again=True)
+    rewrite_streams_tables(lake, at(4), QUIET, force=True)
     assert contents(lake) == before
 
 
@@ -371,7 +373,7 @@ def test_whatever_is_there_everything_live_with_data_ends_in_the_new_table(
             assert published(lake, Milliseconds(time)) == expected(made[time])
             assert time in listed(lake)
     before = contents(lake)
-    rewrite_streams_tables(lake, clock, QUIET, again=True)
+    rewrite_streams_tables(lake, clock, QUIET, force=True)
     assert contents(lake) == before
 
 

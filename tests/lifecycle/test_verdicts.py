@@ -209,7 +209,7 @@ def test_a_run_keeps_its_verdicts_before_nodes_learn_of_the_generation_and_at_it
     assert lake.version(VERDICTS) == 2
     again = verdicts.read_last_verdict(lake, generation_id, GENERATION_TIMESTAMPS.name)
     assert again is not None
-    assert (again.passed, again.door) == (True, "a program")
+    assert (again.passed, again.entry_point) == (True, "a program")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_what_has_failed_first_is_what_is_told(lake: Lake) -> None:
 
     def judging(*, fails: bool) -> None:
         with verdicts.collect_verdicts(lake, NOON) as book:
-            book.enter(given)
+            book.add(given)
             if fails:
                 raise AuditFailed("first")
 

@@ -22,7 +22,7 @@ class Said:
     passed: bool = True
     population: int = 3
     violations: int = 0
-    said: str = "3 checked"
+    message: str = "3 checked"
 
 
 def look(lake: Lake, second: int, asked_of: str = WHOLE_HOME) -> CheckRun:

@@ -83,10 +83,10 @@ def test_a_failed_check_is_told_until_it_holds(tmp_path: Path) -> None:
     lake = Lake(home / "lake")
 
     class Line:
-        invariant, population, violations, passed, said = "row_count", 2, 1, False, "1 of 2"
+        invariant, population, violations, passed, message = "row_count", 2, 1, False, "1 of 2"
 
     class Held(Line):
-        violations, passed, said = 0, True, "2 checked"
+        violations, passed, message = 0, True, "2 checked"
 
     clock = Clock(us_from_ms(FIRST_MS))
     check_results.store_check_results(check_results.CheckRun.begin(lake, clock, "Dagster's run 7", "g"), [Line()])

@@ -46,7 +46,7 @@ def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
     with allow_mirror_writes():
         event = repairing.queue_needed_repair(lake, clock, repairing.check_newest_generation(lake))
         assert event is not None
-        run_join(workers, lake, clock, open_home(cluster.home).settings, event.generation_id, door="a test")
+        run_join(workers, lake, clock, open_home(cluster.home).settings, event.generation_id, entry_point="a test")
 
 
 @pytest.mark.cassandra

@@ -133,14 +133,14 @@ def test_nothing_is_copied_over_what_is_there(s3: S3, tmp_path: Path, there: str
     assert run("--home", source, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
     for target in (f"{s3.bucket()}/there", str(tmp_path / "there")):
         place = parse_path(target) / there
-        if place.here is not None:
-            place.here.parent.mkdir(parents=True)
+        if place.local_path is not None:
+            place.local_path.parent.mkdir(parents=True)
         (tmp_path / "draft").write_text("mine", encoding="utf-8")
         place.receive(tmp_path / "draft")
         refused = run("home", "copy", source, target)
         assert (refused.exit_code, refused.stderr.count("\n"), "is there already" in refused.stderr) == (2, 1, True)
         assert place.read() == b"mine"
-        assert not parse_path(f"{target}/.copying.json").seen()
+        assert not parse_path(f"{target}/.copying.json").stat()
 
 
 def test_a_home_is_not_copied_into_itself(tmp_path: Path) -> None:

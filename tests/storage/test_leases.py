@@ -110,7 +110,7 @@ def test_a_lease_that_goes_to_another_is_known_to_be_lost(
     with leases.try_lease(place) as lease:
         assert lease is not None
         lease.assert_had("home is up")
-        seen = place.seen()
+        seen = place.stat()
         assert seen is not None
         assert place.replace(b'{"id": "another", "number": 0, "who": "7 on another"}', seen.mark)
         await_true(lambda: lease.is_lost, 30, "its keeper's look")

@@ -48,20 +48,20 @@ def test_a_file_is_seen_read_and_removed(place: StoragePath, tmp_path: Path) -> 
     """What is not there is not seen; another file in its place has another mark."""
     file = place / "a/b.txt"
     assert (file.name, file.folder.name, str(file)) == ("b.txt", "a", f"{place}/a/b.txt")
-    assert file.seen() is None
+    assert file.stat() is None
     with pytest.raises(FileNotFoundError):
         file.read()
     put(file, b"one", tmp_path)
-    first = file.seen()
+    first = file.stat()
     assert first is not None
     assert (first.bytes, file.read()) == (3, b"one")
     put(file, b"two!", tmp_path)
-    second = file.seen()
+    second = file.stat()
     assert second is not None
     assert (second.bytes, second.mark != first.mark) == (4, True)
     file.remove()
     file.remove()
-    assert file.seen() is None
+    assert file.stat() is None
 
 
 def test_folders_and_files_are_listed_by_name(place: StoragePath, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_bucket_is_looked_for_by_one_list(s3: S3) -> None:
 
 def put_below(place: StoragePath, path: str, tmp_path: Path) -> None:
     """A file of one byte, in folders of its own."""
-    if place.here is not None:
-        (place.here / path).parent.mkdir(parents=True, exist_ok=True)
+    if place.local_path is not None:
+        (place.local_path / path).parent.mkdir(parents=True, exist_ok=True)
     put(place / path, b"x", tmp_path)
 
 

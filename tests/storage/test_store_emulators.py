@@ -71,12 +71,12 @@ def test_a_store_keeps_the_contract(container: str, tmp_path: Path) -> None:
     (folder / "deep/b").receive(tmp_path / "b")
     assert (folder.names(), [each.name for each in folder.folders()]) == (["a"], ["deep"])
     assert [name for name, _ in (folder / "deep").files(after="a")] == ["b"]
-    seen = file.seen()
+    seen = file.stat()
     assert seen is not None
     assert file.replace(b"third", seen.mark) is not None
     file.remove()
     file.remove()
-    assert (file.seen(), folder.names()) == (None, [])
+    assert (file.stat(), folder.names()) == (None, [])
     with pytest.raises(FileNotFoundError):
         file.read()
 

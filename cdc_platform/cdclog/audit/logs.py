@@ -446,7 +446,7 @@ _TALLY_SCHEMA = pa.schema(
         "invariant": pa.string(),
         "population": pa.int64(),
         "violations": pa.int64(),
-        "place": pa.int64(),
+        "position": pa.int64(),
         "sample": pa.string(),
     }
 )

@@ -410,7 +410,7 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
         columns,
         table.keys,
         f"What consumer {name} read of {table.name}",
-        of_readers=True,
+        about_readers=True,
     )
 
 

@@ -638,7 +638,7 @@ class Script:
         if not _has_timestamps(body):
             self._ticks += ONE_US
         binder = StatementBinder(self._catalog, moment, self._read)
-        answer = binder.ask(body)
+        answer = binder.evaluate_conditions(body)
         if answer is not None and not answer.applied:
             # Still validate the statement against CQL, except for list indexes, which are not looked up.
             with suppress(ListIndexOutOfRange):

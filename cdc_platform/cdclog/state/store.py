@@ -150,7 +150,7 @@ def state_table(schema: TableSchema) -> Table:
         keys=("partition", "clustering", "kind", "column", "path"),
         comment=f"State of {schema.full_name}, as its log tells it",
         follows_from=(f"{schema.keyspace}.{schema.log_name}",),
-        of_readers=True,
+        about_readers=True,
     )
 
 

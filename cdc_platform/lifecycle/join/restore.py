@@ -30,12 +30,12 @@ RESTORABLE_TABLES = (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_
 class DamagedPartition:
     """A generation's partition that cannot be read, differs from its commits, or is gone with its table.
 
-    `due` is the digest of the rows that commits wrote there, None if no commit has one.
+    `digest` is the digest of the rows that commits wrote there, None if no commit has one.
     """
 
     table: Table
     entry: generations.LedgerEntry
-    due: int | None
+    digest: int | None
 
     @property
     def where(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class DamagedPartition:
         return {column: datetime_from_ms(self.entry.time_ms) if in_streams else self.entry.generation_id}
 
     @property
-    def slice(self) -> str:
+    def name(self) -> str:
         """Return its name in commits."""
         return row_hash.partition_name_from_values(self.table.partition_by, self.where)
 
@@ -54,7 +54,7 @@ class DamagedPartition:
 class DamagedGenerations:
     """The damage in a lake: partitions that can be restored, in the order of restoring, and the rest in words."""
 
-    lacking: list[DamagedPartition]
+    restorable: list[DamagedPartition]
     rest: list[str]
 
 
@@ -72,7 +72,7 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
         line for item in verifications.values() if item.name not in restorable for line in (*item.damage, *item.strange)
     ]
     for table in RESTORABLE_TABLES:
-        imported = [DamagedPartition(table, entry, None).slice for entry in entries if _is_source(table, entry)]
+        imported = [DamagedPartition(table, entry, None).name for entry in entries if _is_source(table, entry)]
         slices = [DamagedPartition(table, entry, None) for entry in entries if not _is_source(table, entry)]
         verification = verifications.get(table.full_name)
         if verification is None:
@@ -87,7 +87,9 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
         else:
             broken = dict(verification.broken)
             missing += [
-                replace(partition, due=broken.pop(partition.slice)) for partition in slices if partition.slice in broken
+                replace(partition, digest=broken.pop(partition.name))
+                for partition in slices
+                if partition.name in broken
             ]
             rest += [
                 _imported_damage_text(verification, name) if name in imported else _unknown_partition_text(table, name)
@@ -101,10 +103,10 @@ def _is_source(table: Table, entry: generations.LedgerEntry) -> bool:
     return entry.is_imported and table is not STREAMS_DESCRIPTIONS_V2
 
 
-def _imported_damage_text(seen: TableVerification, name: str) -> str:
+def _imported_damage_text(verification: TableVerification, name: str) -> str:
     """Describe the damage of an imported partition and the command that restores it."""
-    wrong = [line for line in (*seen.damage, *seen.strange) if name in line]
-    description = wrong[0] if wrong else f"{seen.name} where {name} is damaged"
+    wrong = [line for line in (*verification.damage, *verification.strange) if name in line]
+    description = wrong[0] if wrong else f"{verification.name} where {name} is damaged"
     return f"{description}; it was imported: import --mend FILES makes it anew of the files that it came from"
 
 
@@ -113,28 +115,28 @@ def _unknown_partition_text(table: Table, name: str) -> str:
 
 
 def restore_generations(
-    workers: TaskRunner, lake: Lake, found: DamagedGenerations
+    workers: TaskRunner, lake: Lake, damage: DamagedGenerations
 ) -> tuple[list[tuple[DamagedPartition, int]], list[str]]:
     """Restore every missing partition; return the restored ones with their versions, and the remaining damage."""
     done: list[tuple[DamagedPartition, int]] = []
-    remaining = list(found.rest)
-    for partition in found.lacking:
+    remaining = list(damage.rest)
+    for partition in damage.restorable:
         try:
-            rows = _restored_rows(lake, partition, found)
-            due = None if partition.due is None else {partition.slice: partition.due}
+            rows = _restored_rows(lake, partition, damage)
+            due = None if partition.digest is None else {partition.name: partition.digest}
             done.append(
                 (partition, frames.replace_partition(workers, lake, partition.table, rows, partition.where, due))
             )
         except PlatformError as error:
-            remaining.append(f"{partition.table.full_name} where {partition.slice} stays damaged: {error}")
+            remaining.append(f"{partition.table.full_name} where {partition.name} stays damaged: {error}")
     return done, remaining
 
 
-def _restored_rows(lake: Lake, what: DamagedPartition, found: DamagedGenerations) -> TaskRows:
-    entry = what.entry
-    if what.table is TOPOLOGY_DESCRIPTIONS:
-        return _described_rows(lake, entry, DamagedPartition(GENERATION_DESCRIPTIONS_V2, entry, None).slice, found)
-    if what.table is GENERATION_DESCRIPTIONS_V2:
+def _restored_rows(lake: Lake, partition: DamagedPartition, damage: DamagedGenerations) -> TaskRows:
+    entry = partition.entry
+    if partition.table is TOPOLOGY_DESCRIPTIONS:
+        return _described_rows(lake, entry, DamagedPartition(GENERATION_DESCRIPTIONS_V2, entry, None).name, damage)
+    if partition.table is GENERATION_DESCRIPTIONS_V2:
         return _inserted_rows(lake, entry.generation_id)
     generations.read_v2_range_ends(lake, entry.generation_id)
     return derive_published_rows(lake, entry.generation_id, entry.time_ms)
@@ -152,9 +154,9 @@ def _is_published(lake: Lake, entry: generations.LedgerEntry) -> bool:
     return generations.read_published_at_ms(lake, entry.generation_id) is not None
 
 
-def _described_rows(lake: Lake, entry: generations.LedgerEntry, inserted: str, found: DamagedGenerations) -> TaskRows:
+def _described_rows(lake: Lake, entry: generations.LedgerEntry, inserted: str, damage: DamagedGenerations) -> TaskRows:
     """Build rows of the topology description from the generation's ranges in other tables, and from their owners."""
-    if any(partition.slice == inserted for partition in found.lacking):
+    if any(partition.name == inserted for partition in damage.restorable):
         ring = _owners_of_tokens(lake, entry, generations.read_published_range_ends(lake, entry.time_ms))
         return description_rows(ring, entry.generation_id)
     description = generations.read_v2_description(lake, entry.generation_id)

@@ -51,18 +51,18 @@ from cdc_platform.tables import (
 
 @dataclass(frozen=True)
 class JoinContext:
-    """The inputs of a step: the generation, the lake, and the entry point (`door`).
+    """The inputs of a step: the generation, the lake, and the entry point (`entry_point`).
 
-    `hands` runs work on rows; None means that this entry point has no task runner and cannot judge. `book` collects the
-    verdicts of a run of several steps; without it, each verdict is stored at once.
+    `task_runner` runs work on rows; None means that this entry point has no task runner and cannot judge. `book`
+    collects the verdicts of a run of several steps; without it, each verdict is stored at once.
     """
 
     lake: Lake
     clock: Clock
     settings: Settings
     generation_id: str
-    hands: TaskRunner | None
-    door: str
+    task_runner: TaskRunner | None
+    entry_point: str
     book: VerdictBook | None = None
 
     @property
@@ -72,9 +72,9 @@ class JoinContext:
         Raises:
             StateError: this entry point has none.
         """
-        if self.hands is None:
-            raise StateError(f"{self.door} has no Spark; run: cdc-platform bootstrap FILE --run")
-        return self.hands
+        if self.task_runner is None:
+            raise StateError(f"{self.entry_point} has no Spark; run: cdc-platform bootstrap FILE --run")
+        return self.task_runner
 
     def last_verdict(self, step: str) -> StepVerdict | None:
         """Return the last verdict on a step of this generation."""
@@ -82,10 +82,10 @@ class JoinContext:
             return self.book.last(self.generation_id, step)
         return verdicts.read_last_verdict(self.lake, self.generation_id, step)
 
-    def keep(self, verdict: StepVerdict) -> None:
+    def record_verdict(self, verdict: StepVerdict) -> None:
         """Store a verdict, or add it to the book of this run."""
         if self.book is not None:
-            self.book.enter(verdict)
+            self.book.add(verdict)
         else:
             verdicts.store_verdict(self.lake, self.clock, verdict)
 
@@ -96,16 +96,16 @@ def _whole_lake(lake: Lake, workers: TaskRunner) -> Sequence[Finding]:
 
 @dataclass(frozen=True, eq=False)
 class StepAudit:
-    """The audit of a step: `findings` answers its `invariants` for the rows in `slices`.
+    """The audit of a step: `findings` answers its `invariants` for the rows in `parts`.
 
-    `of_all` answers these invariants, possibly with others, for all generations at once; its arguments are the lake and
-    the task runner.
+    `all_generations` answers these invariants, possibly with others, for all generations at once; its arguments are the
+    lake and the task runner.
     """
 
     invariants: tuple[Invariant, ...]
     findings: Callable[[JoinContext], Sequence[Finding]]
-    slices: Callable[[JoinContext], TableParts]
-    of_all: Callable[[Lake, TaskRunner], Sequence[Finding]] = _whole_lake
+    parts: Callable[[JoinContext], TableParts]
+    all_generations: Callable[[Lake, TaskRunner], Sequence[Finding]] = _whole_lake
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +155,13 @@ def judge_step(joining: JoinContext, step: JoinStep) -> list[CheckResult]:
         return _judge_and_store(joining, step, step.audit)[0]
 
 
-def require_passed(joining: JoinContext, step: JoinStep, judgements: Sequence[CheckResult]) -> None:
+def require_passed(joining: JoinContext, step: JoinStep, results: Sequence[CheckResult]) -> None:
     """Raise an error unless every result for a step passed.
 
     Raises:
         AuditFailed: names the first violated invariant, with the count and an example.
     """
-    failure = _first_failure(judgements)
+    failure = _first_failure(results)
     if failure:
         raise AuditFailed(
             f"{step.name} of generation {joining.generation_id}: {failure}; nothing after it was written; "
@@ -170,32 +170,32 @@ def require_passed(joining: JoinContext, step: JoinStep, judgements: Sequence[Ch
 
 
 def _judge_and_store(joining: JoinContext, step: JoinStep, audit: StepAudit) -> tuple[list[CheckResult], StepVerdict]:
-    lake, slices = joining.lake, audit.slices(joining)
+    lake, slices = joining.lake, audit.parts(joining)
     content = verdicts.content_name(lake, slices)
     judgements = judge_findings(list(audit.findings(joining)), audit.invariants)
     failure = _first_failure(judgements)
     verdict = StepVerdict(
-        joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.door
+        joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.entry_point
     )
     # A concurrent write may have been read in part, so store the verdict only if the content is still the same.
     lake.open_tables.look_anew(*(lake.path(table) for table, _ in slices))
-    if verdicts.content_name(lake, audit.slices(joining)) == content:
-        joining.keep(verdict)
+    if verdicts.content_name(lake, audit.parts(joining)) == content:
+        joining.record_verdict(verdict)
     return judgements, verdict
 
 
-def _first_failure(judgements: Sequence[CheckResult]) -> str:
-    return next((f"{line.invariant} does not hold: {line.said}" for line in judgements if not line.passed), "")
+def _first_failure(results: Sequence[CheckResult]) -> str:
+    return next((f"{line.invariant} does not hold: {line.message}" for line in results if not line.passed), "")
 
 
 def _require_verdict(joining: JoinContext, before: JoinStep, audit: StepAudit) -> None:
     generation_id = joining.generation_id
-    content = verdicts.content_name(joining.lake, audit.slices(joining))
+    content = verdicts.content_name(joining.lake, audit.parts(joining))
     if not content:
         raise StateError(f"generation {generation_id} has no rows in {before.name}; materialise {before.name} first")
     verdict = joining.last_verdict(before.name)
     if verdict is None or verdict.content != content or verdict.invariants != audit.invariants:
-        if joining.hands is None:
+        if joining.task_runner is None:
             raise StateError(
                 f"generation {generation_id}: {before.name} was not judged as it is now; run its checks, or: "
                 "cdc-platform bootstrap FILE --run"
@@ -203,8 +203,8 @@ def _require_verdict(joining: JoinContext, before: JoinStep, audit: StepAudit) -
         verdict = _judge_and_store(joining, before, audit)[1]
     if not verdict.passed:
         raise StateError(
-            f"generation {generation_id}: {before.name} is not to be relied on, as {verdict.door} has found: "
-            f"{verdict.said}; materialise {before.name} again, or run the whole join again"
+            f"generation {generation_id}: {before.name} is not to be relied on, as {verdict.entry_point} has found: "
+            f"{verdict.message}; materialise {before.name} again, or run the whole join again"
         )
 
 
@@ -214,7 +214,7 @@ class InsertResult:
 
     version: int | None
     rows: int
-    told: dict[str, str]
+    metadata: dict[str, str]
 
 
 def select_steps(lake: Lake, generation_id: str) -> JoinSteps:
@@ -284,7 +284,7 @@ _TIMESTAMP_STEP = JoinStep(
         TIMESTAMP_INVARIANTS,
         lambda joining: audit_timestamps(joining.lake, joining.generation_id),
         lambda joining: [(GENERATION_TIMESTAMPS, []), *_published_parts(joining)],
-        of_all=lambda lake, _: audit_timestamps(lake),
+        all_generations=lambda lake, _: audit_timestamps(lake),
     ),
 )
 
@@ -380,11 +380,11 @@ def run_join(
     settings: Settings,
     generation_id: str,
     *,
-    door: str = "a program",
+    entry_point: str = "a program",
 ) -> JoinResult:
     """Run a pending join from its description to its published timestamp, or resume it.
 
-    `door` is the entry point that is stored with the verdicts.
+    `entry_point` is the entry point that is stored with the verdicts.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -396,12 +396,12 @@ def run_join(
         steps = select_steps(lake, generation_id)
     results = {}
     with verdicts.collect_verdicts(lake, clock) as book:
-        joining = JoinContext(lake, clock, settings, generation_id, workers, door, book)
+        joining = JoinContext(lake, clock, settings, generation_id, workers, entry_point, book)
         for step in steps:
             if step.audit is None:
                 # This step informs nodes. Store the verdicts first, so that any entry point that resumes here finds
                 # them.
-                book.keep()
+                book.flush()
             results[step.table] = run_step(joining, steps, step)
             # Read again, so that concurrent writes after the step are judged too.
             if step.audit is not None:

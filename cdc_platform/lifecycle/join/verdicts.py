@@ -28,8 +28,8 @@ TableParts = Sequence[tuple[Table, Sequence[Filter]]]
 class StepVerdict:
     """The verdict on one step of a generation's join.
 
-    `content` identifies the judged content, see `content_name`. `said` is empty if all of `invariants` hold. `door` is
-    the entry point that judged.
+    `content` identifies the judged content, see `content_name`. `message` is empty if all of `invariants` hold.
+    `entry_point` is the entry point that judged.
     """
 
     generation_id: str
@@ -37,18 +37,18 @@ class StepVerdict:
     content: str
     invariants: tuple[str, ...]
     passed: bool
-    said: str
-    door: str
+    message: str
+    entry_point: str
 
 
-def content_name(lake: Lake, slices: TableParts) -> str:
+def content_name(lake: Lake, parts: TableParts) -> str:
     """Return an identifier of the current content of these slices; empty if the first has no rows.
 
     It is derived from the names of the data files in Delta's log, because a file never changes and no two files share a
     name. Rewriting the same rows changes the identifier. Judging again is then cheaper than reading every stream for a
     hash.
     """
-    return _content_name_of_files([(table, lake.files(table, filters)) for table, filters in slices])
+    return _content_name_of_files([(table, lake.files(table, filters)) for table, filters in parts])
 
 
 def _content_name_of_files(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
@@ -58,7 +58,7 @@ def _content_name_of_files(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
-def generations_in_order(lake: Lake, held: Sequence[InventoryGeneration]) -> list[InventoryGeneration]:
+def generations_in_order(lake: Lake, inventory: Sequence[InventoryGeneration]) -> list[InventoryGeneration]:
     """Return the generations with a passed verdict that each stream lies in its range and has the range's index.
 
     The verdict must be on the very files that hold the generation now.
@@ -77,7 +77,7 @@ def generations_in_order(lake: Lake, held: Sequence[InventoryGeneration]) -> lis
         beside = [] if rows.table is TOPOLOGY_DESCRIPTIONS else [(TOPOLOGY_DESCRIPTIONS, described.get(rows.key, []))]
         return verdicts.get((rows.key, rows.table.name)) == _content_name_of_files([(rows.table, rows.paths), *beside])
 
-    return [generation for generation in held if generation.rows is not None and judged(generation.rows)]
+    return [generation for generation in inventory if generation.rows is not None and judged(generation.rows)]
 
 
 def store_verdict(lake: Lake, clock: Clock, verdict: StepVerdict) -> None:
@@ -94,23 +94,23 @@ class VerdictBook:
 
     lake: Lake
     clock: Clock
-    _entered: dict[tuple[str, str], tuple[StepVerdict, dict[str, Any]]] = field(default_factory=dict)
+    _added: dict[tuple[str, str], tuple[StepVerdict, dict[str, Any]]] = field(default_factory=dict)
 
-    def enter(self, verdict: StepVerdict) -> None:
+    def add(self, verdict: StepVerdict) -> None:
         """Add a verdict with the current time."""
-        self._entered[verdict.generation_id, verdict.step] = verdict, _verdict_row(self.clock, verdict)
+        self._added[verdict.generation_id, verdict.step] = verdict, _verdict_row(self.clock, verdict)
 
     def last(self, generation_id: str, step: str) -> StepVerdict | None:
         """Return the last verdict on a step, from this run or from the lake."""
-        entered = self._entered.get((generation_id, step))
+        entered = self._added.get((generation_id, step))
         return read_last_verdict(self.lake, generation_id, step) if entered is None else entered[0]
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Store the verdicts added since the last call, if any."""
-        if self._entered:
+        if self._added:
             with self.lake.open_tables.looked_at_once():
-                _store_rows(self.lake, [row for _, row in self._entered.values()])
-            self._entered.clear()
+                _store_rows(self.lake, [row for _, row in self._added.values()])
+            self._added.clear()
 
 
 @contextmanager
@@ -121,9 +121,9 @@ def collect_verdicts(lake: Lake, clock: Clock) -> Iterator[VerdictBook]:
         yield book
     except Exception:
         with suppress(PlatformError):  # report the first failure
-            book.keep()
+            book.flush()
         raise
-    book.keep()
+    book.flush()
 
 
 def _verdict_row(clock: Clock, verdict: StepVerdict) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def _verdict_row(clock: Clock, verdict: StepVerdict) -> dict[str, Any]:
         "content": verdict.content,
         "invariants": list(verdict.invariants),
         "passed": verdict.passed,
-        "said": verdict.said or None,
-        "door": verdict.door,
+        "said": verdict.message or None,
+        "door": verdict.entry_point,
         "judged_at": datetime_from_us(clock.now_us()),
     }
 

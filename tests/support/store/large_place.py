@@ -26,7 +26,7 @@ def assert_listed_as_it_is(lake: ObjectStorePath, monkeypatch: pytest.MonkeyPatc
         assert found == folder.files(after), folder
         asked += len(found)
         if draw.random() < 0.3:
-            listing.look_anew(*draw.choice([[], [folder]]))
+            listing.invalidate(*draw.choice([[], [folder]]))
             (folder / f"{draw.randrange(100):02d}").create(b"y")
     assert asked > 60
     assert bool(listing._alone) == lake.lists_from_anywhere

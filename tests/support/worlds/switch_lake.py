@@ -68,8 +68,10 @@ def trusted(lake: Lake, generation_id: str) -> None:
     step = find_step(V2_STEPS, GENERATION_DESCRIPTIONS_V2)
     assert step.audit is not None
     joining = JoinContext(lake, NOON, TWO_PHASE, generation_id, None, "a join")
-    content = verdicts.content_name(lake, step.audit.slices(joining))
-    passed = verdicts.StepVerdict(generation_id, step.name, content, step.audit.invariants, True, "", joining.door)
+    content = verdicts.content_name(lake, step.audit.parts(joining))
+    passed = verdicts.StepVerdict(
+        generation_id, step.name, content, step.audit.invariants, True, "", joining.entry_point
+    )
     verdicts.store_verdict(lake, NOON, passed)
 
 
