@@ -21,7 +21,7 @@ from assets.metadata import build_rows_preview
 from assets.run_requests import request_run_unless_active
 from cdc_platform.delta import Lake, list_stored_tables, maintenance
 from cdc_platform.errors import StateError
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.scylla import registry
 from cdc_platform.storage import parse_path
 from resources.home import HomeResource
@@ -49,7 +49,7 @@ def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
             raise StateError(f"{len(failed)} tables were not kept up, as {failed[0]}")
 
 
-def open_lakes(home: Home) -> dict[str, Lake]:
+def open_lakes(home: HomeLocation) -> dict[str, Lake]:
     """Open the lakes of a home and of the cluster homes below it, by their paths."""
     below = {"": parse_path(home.name), **registry.list_cluster_homes(home)}
     return {path: Lake(str(folder / "lake")) for path, folder in below.items()}
@@ -66,7 +66,9 @@ def upkeep() -> None:
     clear_tables()
 
 
-def request_scheduled_maintenance(home: Home, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
+def request_scheduled_maintenance(
+    home: HomeLocation, instance: DagsterInstance, moment: datetime
+) -> RunRequest | SkipReason:
     """Request a maintenance run at `moment` if there are tables and no run is active."""
     if not any(list_stored_tables(lake) for lake in open_lakes(home).values()):
         return SkipReason("there are no tables yet")

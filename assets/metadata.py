@@ -22,7 +22,7 @@ from dagster import (
 from assets.data_versions import PartitionContent, build_content_metadata, find_last_write
 from assets.specs import ColumnSources, build_column_lineage
 from cdc_platform.delta import Lake
-from cdc_platform.home import local_state_folder
+from cdc_platform.home_location import local_state_folder
 from cdc_platform.plots import ui_files
 
 MAX_PREVIEW_ROWS = 50

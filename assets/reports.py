@@ -10,7 +10,7 @@ from pyarrow import ArrowException
 
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import local_state_folder
+from cdc_platform.home_location import local_state_folder
 from cdc_platform.lifecycle import JoinContext
 from cdc_platform.plots import ui_files
 from cdc_platform.reporting import ReportSource, make_page

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdc_platform.clock import SECOND_US, Clock, Microseconds
 from cdc_platform.delta import TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import IngestResult, ReadPolicy, ingest_table
 from cdc_platform.scylla import registry
 
@@ -24,7 +24,7 @@ def bring(
     home: str, now_us: Microseconds | None, policy: ReadPolicy | None = None, **options: Any
 ) -> tuple[IngestResult, float]:
     """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
-    cluster, before = registry.find_cluster(open_home(Path(home)), NAME), time.process_time()
+    cluster, before = registry.find_cluster(open_home_location(Path(home)), NAME), time.process_time()
     clock = Clock() if now_us is None else Clock(now_us)
     workers = TaskRunner(_no_spark)
     done = ingest_table(cluster, clock, KEYSPACE, TABLE, workers, policy=policy, on_message=lambda _: None, **options)

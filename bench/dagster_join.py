@@ -26,7 +26,7 @@ from bench.measure import Pairs, Result
 from bench.session import Bench
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.server import CODE_LOCATION
 from cdc_platform.tables import GENERATION_TIMESTAMPS
 
@@ -48,7 +48,7 @@ def dagster_join(bench: Bench) -> list[Result]:
     settles = SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
     with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, told):
         time.sleep(settles)
-        home = open_home(folder / "home")
+        home = open_home_location(folder / "home")
         joins = Joins(TaskRunner.alone(), _SIZE, folder / "functions")
         with DagsterInstance.from_config(str(home.dagster)) as instance:
             instance.add_dynamic_partitions(JOB, [PARTITION])

@@ -20,7 +20,7 @@ from bench.measure import Result
 from bench.session import Bench
 from bench.stored import store
 from cdc_platform.delta import TaskRunner
-from cdc_platform.home import STATE_VARIABLE, open_home
+from cdc_platform.home_location import STATE_VARIABLE, open_home_location
 from cdc_platform.spark import get_spark_session
 from cdc_platform.spark.session import MASTER_VARIABLE
 
@@ -106,7 +106,7 @@ def _driver(home: str, size: Size, environment: Mapping[str, str]) -> Iterator[D
 
 def _drive(home: str, size: Size) -> None:
     """Do a join for each line of the standard input, and say how long it took."""
-    joins = Joins(TaskRunner(lambda: get_spark_session(heavy=True), in_process=0), size, open_home(home).lake)
+    joins = Joins(TaskRunner(lambda: get_spark_session(heavy=True), in_process=0), size, open_home_location(home).lake)
     for _ in sys.stdin:
         print(joins.seconds(), flush=True)
 

@@ -35,7 +35,7 @@ from cdc_platform.clock import (
     us_from_ms,
 )
 from cdc_platform.generations import RingLayout, generate_description
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import ReadPolicy
 
 if TYPE_CHECKING:
@@ -208,5 +208,5 @@ def _home(bench: Bench, standin: StandIn) -> str:
     from cdc_platform.scylla import registry
 
     folder = bench.folder / f"home-{time.monotonic_ns()}"
-    registry.add_cluster(open_home(folder), asking.NAME, standin.connection())
+    registry.add_cluster(open_home_location(folder), asking.NAME, standin.connection())
     return str(folder)

@@ -13,7 +13,7 @@ from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.tables import TABLES
 
 _SIZE = Size(1, 256, 8)
@@ -33,7 +33,7 @@ _FLOOR += "    deltalake.DeltaTable(path)"
 def look_ups(bench: Bench) -> list[Result]:
     """Each command on a home of three generations; the floor opens every table that the home has once."""
     with bench.scratch() as folder:
-        home = open_home(folder / "home", create=True)
+        home = open_home_location(folder / "home", create=True)
         joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
         for _ in range(FEW):
             joins.seconds()
@@ -49,7 +49,7 @@ def look_ups_of_many(bench: Bench) -> list[Result]:
         return _rows(bench, "look-ups-of-many", home, f"{count:,} generations", 2.0)
 
 
-def _rows(bench: Bench, row: str, home: Home, held: str, bound: float) -> list[Result]:
+def _rows(bench: Bench, row: str, home: HomeLocation, held: str, bound: float) -> list[Result]:
     lake = Lake(home.lake)
     paths = [lake.path(table) for table in TABLES.values() if lake.exists(table)]
     floor = [sys.executable, "-c", _FLOOR, *paths]

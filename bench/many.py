@@ -16,7 +16,7 @@ from bench.session import CLOCK, Bench
 from cdc_platform.clock import MINUTE_US, Microseconds, cql_timestamp_literal, format_us, ms_from_us
 from cdc_platform.delta import Lake
 from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.importing import snapshot_from_node
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.ring import Ring
@@ -62,7 +62,7 @@ def many_generations(bench: Bench) -> list[Result]:
             _run([*_PROGRAM, last[0], "import", str(exports)])
 
         take_in()
-        lake = Lake(open_home(last[0]).path / "lake")
+        lake = Lake(open_home_location(last[0]).path / "lake")
         paths = [lake.path(table) for table in _TABLES]
         copies = (str(folder / f"copy{number}") for number in range(100))
         repeats = min(bench.sizes.repeats, 3)
@@ -134,11 +134,11 @@ def many_tables(bench: Bench) -> list[Result]:
     ]
 
 
-def imported(name: str, count: int, folder: Path, seed: int = 1) -> Home:
+def imported(name: str, count: int, folder: Path, seed: int = 1) -> HomeLocation:
     """A home (a folder, or an address in a store) of so many generations, taken in from files in a new `folder`."""
     export(folder, count, seed)
     _run([*_PROGRAM, name, "import", str(folder)])
-    return open_home(name)
+    return open_home_location(name)
 
 
 def export(folder: Path, count: int, seed: int = 1) -> None:

@@ -17,7 +17,7 @@ from cdc_platform.cdclog import log_table
 from cdc_platform.cdclog.dataframe import ROWS_PER_FILE, append_writes
 from cdc_platform.clock import HOUR_US, Microseconds, format_us, us_from_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.query.duckdb import run_duckdb_query
 from cdc_platform.tables import GENERATION_TIMESTAMPS
 from cdc_platform.timeline import Timeline
@@ -34,7 +34,7 @@ def queries(bench: Bench) -> list[Result]:
     """One table, against importing the libraries; a window of a log, against the engine on the files alone."""
     count = _QUICK_ROWS if bench.sizes is QUICK else _ROWS
     with bench.scratch() as folder:
-        home = open_home(folder / "home", create=True)
+        home = open_home_location(folder / "home", create=True)
         lake = five_generations(bench, home.path / "lake")
         start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
         writes = typed_writes(bench, start_us, HOUR_US * _HOURS, PLAIN, count)

@@ -20,7 +20,7 @@ from bench.cluster import Size, nodes_of
 from bench.measure import Result
 from bench.session import Bench
 from cdc_platform.delta import Lake
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.metastore import inbox
 from cdc_platform.metastore.ring import node_rows
 from cdc_platform.tables import BOOTSTRAP_EVENTS
@@ -60,7 +60,7 @@ def sensor_tick(bench: Bench) -> list[Result]:
     """The slowest of some ticks of a code server, the first included, that does everything for the first time."""
     waiting, turns = bench.sizes.waiting, 1 + 2 * bench.sizes.repeats
     with bench.scratch() as folder:
-        home = open_home(folder / "home")
+        home = open_home_location(folder / "home")
         Lake(home.lake).merge(BOOTSTRAP_EVENTS, _events(waiting), update=False)
         took = ticks(home, folder / "dagster", turns)
     starts = session_starts(bench)
@@ -76,7 +76,7 @@ def session_starts(bench: Bench) -> list[float]:
     return [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
 
 
-def ticks(home: Home, folder: Path, turns: int) -> list[float]:
+def ticks(home: HomeLocation, folder: Path, turns: int) -> list[float]:
     """Seconds of each of the first ticks of a code server that has imported everything; `folder` is Dagster's, new."""
     folder.mkdir()
     tick = _run(_TICK, str(home.path), str(folder), str(turns))

@@ -21,7 +21,7 @@ from bench.measure import Result, paired, seconds
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import STATE_VARIABLE, Home, open_home
+from cdc_platform.home_location import STATE_VARIABLE, HomeLocation, open_home_location
 from cdc_platform.tables import TABLES
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def requests_of_many(bench: Bench) -> list[Result]:
     return [Result("requests-of-many", at, large[0], floor, small[0], most / fewest, 1.5, details=details)]
 
 
-def _second_join(s3: S3, home: Home) -> tuple[float, dict[str, int]]:
+def _second_join(s3: S3, home: HomeLocation) -> tuple[float, dict[str, int]]:
     """The first makes the tables; this one is by a lake that has opened nothing yet."""
     joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     joins.seconds()
@@ -115,7 +115,7 @@ def _versions(lake: Lake) -> dict[str, int]:
 
 def _joined(name: str) -> tuple[Joins, str]:
     """A home of some generations, and its name."""
-    home = open_home(name, create=True)
+    home = open_home_location(name, create=True)
     joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     for _ in range(_GENERATIONS):
         joins.seconds()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.home import Home, make_private_folder
+from cdc_platform.home_location import HomeLocation, make_private_folder
 from cdc_platform.storage import atomic
 
 PACKAGES_FOLDER = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def get_project_file(name: str) -> Path:
     return path
 
 
-def prepare_dagster_home(home: Home) -> Path:
+def prepare_dagster_home(home: HomeLocation) -> Path:
     """Return the DAGSTER_HOME of `home`, and create it if needed. Settings that a person has changed stay."""
     folder = make_private_folder(home.dagster)
     settings = folder / INSTANCE_FILE

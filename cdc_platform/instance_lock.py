@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from cdc_platform.errors import StateError
-from cdc_platform.home import Home, home_exists, make_private_folder, open_home
+from cdc_platform.home_location import HomeLocation, home_exists, make_private_folder, open_home_location
 
 UP_VARIABLE = "CDC_PLATFORM_UP"
 """The environment variable of an `up`'s processes: the path of the file that the `up` locks as long as it lives."""
@@ -56,7 +56,7 @@ class InstanceLock:
 
 
 @contextmanager
-def lock_home_exclusively(home: Home) -> Iterator[InstanceLock]:
+def lock_home_exclusively(home: HomeLocation) -> Iterator[InstanceLock]:
     """Lock a home as its one `up`. The content of `<home>/up` is temporary: after a kill the next `up` removes it.
 
     Raises:
@@ -98,7 +98,7 @@ def bind_to_up() -> None:
     if alive:
         _bind_to_alive_file(Path(alive))
     elif _is_dagster_process() and home_exists():
-        lock_home_shared(open_home())
+        lock_home_shared(open_home_location())
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def binding_disabled() -> Iterator[None]:
         _binding_disabled_depth.pop()
 
 
-def lock_home_shared(home: Home) -> None:
+def lock_home_shared(home: HomeLocation) -> None:
     """Lock a home for a manually started Dagster; do nothing in processes of an `up` and in other programs.
 
     Raises:
@@ -174,7 +174,7 @@ def _open_parts_lock(folder: Path) -> TextIO | None:
     return None
 
 
-def _await_parts(home: Home, parts: TextIO) -> None:
+def _await_parts(home: HomeLocation, parts: TextIO) -> None:
     """Wait until no process of an earlier `up` works in the home.
 
     Raises:
@@ -197,7 +197,7 @@ def _await_parts(home: Home, parts: TextIO) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _already_up_error(home: Home, lock: TextIO) -> StateError:
+def _already_up_error(home: HomeLocation, lock: TextIO) -> StateError:
     lock.seek(0)
     return StateError(
         f"home {home.name} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "

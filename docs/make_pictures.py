@@ -18,7 +18,7 @@ from pathlib import Path
 from assets.join.plots import count_streams_by_shard
 from cdc_platform.clock import parse_time_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import read_current_ring
 from cdc_platform.plots import GenerationBar, plot_ring, plot_streams, plot_timeline
 from cdc_platform.ring import Ring
@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         subprocess.run([PROGRAM, "--home", home, "--clock", NOW, "demo"], check=True)
-        draw(Lake(open_home(home).lake))
+        draw(Lake(open_home_location(home).lake))
         photograph(home)
     for path in sorted(IMAGES.glob("*.png")):
         print(f"{path.relative_to(IMAGES.parent)}: {path.stat().st_size:,} bytes")

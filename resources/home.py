@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from cdc_platform.dagster_home import USER_TAG
 from cdc_platform.delta import CommitAuthor, Lake, commit_as
-from cdc_platform.home import DEFAULT_HOME, HOME_VARIABLE, Home, open_home
+from cdc_platform.home_location import DEFAULT_HOME, HOME_VARIABLE, HomeLocation, open_home_location
 from cdc_platform.instance_lock import lock_home_shared
 from cdc_platform.settings import Settings
 
@@ -37,14 +37,14 @@ class HomeResource(ConfigurableResource):
         self._speaking.close()
         self._lakes.clear()
 
-    def home(self) -> Home:
+    def home(self) -> HomeLocation:
         """Return the home, and create it if it does not exist.
 
         Raises:
             EnvironmentProblem: the home cannot be created or written to, or a newer version wrote it.
             StateError: another Dagster works in it.
         """
-        home = open_home(self.path)
+        home = open_home_location(self.path)
         lock_home_shared(home)
         return home
 

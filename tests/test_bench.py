@@ -19,7 +19,7 @@ from bench.sensor_tick import ticks
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.generations import RingLayout, generate_description
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import generations, inbox, read_current_ring
 
 
@@ -70,7 +70,7 @@ def test_the_same_joins_are_done_by_turns(tmp_path: Path) -> None:
 @pytest.mark.long("a process with Dagster")
 def test_ticks_find_the_node_that_waits(tmp_path: Path) -> None:
     """A tick that is measured asks for a run, in a process without a JVM."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     lake_before_join(home.lake, Size(2, 4, 2), Clock())
     assert len(ticks(home, tmp_path / "dagster", 2)) == 2
 

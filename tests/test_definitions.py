@@ -18,7 +18,7 @@ from dagster import AssetSpec
 from cdc_platform.checks import judge
 from cdc_platform.checks.invariants import INVARIANTS_BY_NAME
 from cdc_platform.definitions import defs
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SNAPSHOT = Path(__file__).resolve().parent / "data" / "definitions.json"

@@ -353,7 +353,7 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from assets.catalog_sync.sync import add_hour_partitions
     from cdc_platform.clock import Clock, parse_time_us
     from cdc_platform.definitions import defs
-    from cdc_platform.home import HOME_VARIABLE
+    from cdc_platform.home_location import HOME_VARIABLE
 
     def position() -> str:
         return next(

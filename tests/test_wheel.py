@@ -28,9 +28,9 @@ def test_it_is_the_wheel_that_runs(program: Path, tmp_path: Path) -> None:
     code = (
         "import json, sys, cdc_platform, assets, resources\n"
         "from cdc_platform.dagster_home import PACKAGES_FOLDER, prepare_dagster_home\n"
-        "from cdc_platform.home import open_home\n"
+        "from cdc_platform.home_location import open_home_location\n"
         "from cdc_platform.definitions import defs\n"
-        "folder = prepare_dagster_home(open_home('home'))\n"
+        "folder = prepare_dagster_home(open_home_location('home'))\n"
         "jobs = len(defs.get_repository_def().get_all_jobs())\n"
         "files = [each.__file__ for each in (cdc_platform, assets, resources)]\n"
         "print(json.dumps([files, str(PACKAGES_FOLDER), (folder / 'dagster.yaml').is_file(), jobs]))"

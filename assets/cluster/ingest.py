@@ -35,7 +35,7 @@ from cdc_platform.clock import SECOND_US, format_us
 from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.ingest import ingest_table
 from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.scylla import registry
@@ -159,7 +159,9 @@ ingest_log = define_asset_job(
 )
 
 
-def request_scheduled_ingests(home: Home, instance: DagsterInstance, moment: str) -> list[RunRequest] | SkipReason:
+def request_scheduled_ingests(
+    home: HomeLocation, instance: DagsterInstance, moment: str
+) -> list[RunRequest] | SkipReason:
     """Return the schedule's run requests: one for each log that was ingested before and has no active run.
 
     Every possible log gets a partition, so that an operator can start its ingestion by hand.

@@ -35,7 +35,7 @@ from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation, merge_fin
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.metastore import cdc_tables, ring
 from cdc_platform.scylla import (
     Hook,
@@ -140,7 +140,7 @@ observe_cluster_job = define_asset_job(
 
 
 def request_observations(
-    home: Home, instance: DagsterInstance, sessions: SessionPool, alerts: AlertCallback | None = None
+    home: HomeLocation, instance: DagsterInstance, sessions: SessionPool, alerts: AlertCallback | None = None
 ) -> SensorResult:
     """Request a partition for each cluster, and a run for each one that has changed since its last observation.
 
@@ -188,7 +188,7 @@ def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> Metadata
         return error
 
 
-def build_hook_callback(home: Home, clock: Clock, warn: Callable[[str], None]) -> AlertCallback:
+def build_hook_callback(home: HomeLocation, clock: Clock, warn: Callable[[str], None]) -> AlertCallback:
     """Return a callback that sends changes of each cluster to the hook in this home's settings, if there is one.
 
     If the hook cannot run, the callback warns, and the alerts wait.

@@ -16,7 +16,7 @@ from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
     from cdc_platform.metastore import BootstrapEvent, JoinRequest
 
 _MAX_START_DELAY_US = DAY_US
@@ -143,7 +143,7 @@ def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:
         return _event_facts(event) | _run_join(session, home, lake, event.generation_id, "bootstrap --finish")
 
 
-def _run_join(session: CliSession, home: Home, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
+def _run_join(session: CliSession, home: HomeLocation, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
     from cdc_platform.lifecycle import run_join
     from cdc_platform.spark import get_task_runner
 

@@ -28,7 +28,7 @@ from cdc_platform.settings import redacted_settings
 from cdc_platform.storage import atomic, read_user_bytes
 
 if TYPE_CHECKING:
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
 
 _LOG_TAIL_BYTES = 256 * 1024
 """Bytes from the end of each log that go into the bundle."""
@@ -78,7 +78,7 @@ def _build_archive(parts: Mapping[str, str], folder: str, now: int) -> bytes:
     return buffer.getvalue()
 
 
-def _collect_texts(session: CliSession, home: Home) -> tuple[dict[str, str], str | None]:
+def _collect_texts(session: CliSession, home: HomeLocation) -> tuple[dict[str, str], str | None]:
     """Return the bundle's texts by name, and why the findings among them are out of date (None if they are not)."""
     from cdc_platform.delta import Lake, read_newest_versions
     from cdc_platform.metastore import check_results
@@ -112,7 +112,7 @@ def _collect_texts(session: CliSession, home: Home) -> tuple[dict[str, str], str
     )
 
 
-def _known_secrets(home: Home) -> Iterator[str]:
+def _known_secrets(home: HomeLocation) -> Iterator[str]:
     """Yield every secret of the home that this process can know.
 
     A log may show such a secret without a word that announces it.

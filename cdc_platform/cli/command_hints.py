@@ -68,7 +68,7 @@ def _registering_home(home: str | None) -> str | None:
     """Return the home that contains the given one if that mirrors a cluster, else None."""
     from cdc_platform.delta import get_registering_home
     from cdc_platform.errors import InputError
-    from cdc_platform.home import locate_home
+    from cdc_platform.home_location import locate_home
 
     try:
         registering = get_registering_home(locate_home(home))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cdc_platform.delta import Lake
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
     from cdc_platform.metastore import BootstrapEvent, JoinRequest
 
 RING_SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
@@ -111,7 +111,7 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
 
 
 def _run_joins(
-    home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
+    home: HomeLocation, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
 ) -> list[DemoJoin]:
     """Queue the joins five minutes apart, the last one five minutes ago, and run those that are not finished."""
     from cdc_platform.metastore import inbox
@@ -163,7 +163,7 @@ def _start_spark() -> None:
     get_spark_session()
 
 
-def _sync_catalog(home: Home, lake: Lake) -> None:
+def _sync_catalog(home: HomeLocation, lake: Lake) -> None:
     """Report writes from outside Dagster's runs as Dagster events, as its sensor does under `up`."""
     from assets.catalog_sync.sync import sync_catalog
     from cdc_platform.definitions import defs
@@ -172,7 +172,9 @@ def _sync_catalog(home: Home, lake: Lake) -> None:
         sync_catalog(lake, instance, defs.get_repository_def().asset_graph, most=None)
 
 
-def _materialize_join(instance: DagsterInstance, home: Home, lake: Lake, event: BootstrapEvent, at: Clock) -> DemoJoin:
+def _materialize_join(
+    instance: DagsterInstance, home: HomeLocation, lake: Lake, event: BootstrapEvent, at: Clock
+) -> DemoJoin:
     """Run the join's job for its partition, with the clock stopped at `at`.
 
     Raises:
@@ -235,7 +237,7 @@ def _first_failure(events: Sequence[Any]) -> str:
 
 
 @contextmanager
-def _open_dagster(home: Home) -> Iterator[DagsterInstance]:
+def _open_dagster(home: HomeLocation) -> Iterator[DagsterInstance]:
     """Yield the home's Dagster instance, which is the one that `up` shows."""
     from dagster import DagsterInstance
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cdc_platform.cql import TableSchema
     from cdc_platform.delta import Lake
     from cdc_platform.generations import TopologyDescription
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
     from cdc_platform.lifecycle import RewriteDecision
     from cdc_platform.metastore import BootstrapEvent
     from cdc_platform.ring import Node
@@ -89,24 +89,24 @@ _SPLIT_AFTER_US = MINUTE_US
 class OldCluster:
     """The final state of the old cluster. `decided` has the rewrite's decisions; empty if an earlier run made them."""
 
-    home: Home
+    home: HomeLocation
     lake: Lake
     clock: Clock
     decided: Sequence[RewriteDecision] = ()
 
 
-def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster:
+def play_old_cluster(home: HomeLocation, events: Sequence[BootstrapEvent]) -> OldCluster:
     """Simulate an old cluster: nodes join in the V1 format, are upgraded, rewrite their generations and expire one.
 
     All times derive from the demo's first run, so that another run can finish one that died. Expiry removes nothing if
     the clock is ahead of this machine's, and the demo is no exception.
     """
     from cdc_platform.delta import Lake
-    from cdc_platform.home import open_home
+    from cdc_platform.home_location import open_home_location
     from cdc_platform.lifecycle import expiry, rewrite
     from cdc_platform.metastore import cdc_local
 
-    old = open_home(home.path / OLD_HOME)
+    old = open_home_location(home.path / OLD_HOME)
     lake, settings = Lake(old.lake), old.settings
     now_ms = ms_from_us(events[0].created_at_us)
     times = [now_ms - ago for ago in _JOIN_AGES_MS]

@@ -234,7 +234,7 @@ def _shorten_stream(stream: bytes, last: int = 8) -> str:
 
 def _write_commands_to_try(home: str | None) -> None:
     from cdc_platform.cli import demo_acts
-    from cdc_platform.home import DEFAULT_HOME, HOME_VARIABLE
+    from cdc_platform.home_location import DEFAULT_HOME, HOME_VARIABLE
 
     bare = _program_as_typed(sys.argv[0])
     program = bare + (f" --home {home}" if home else "")

@@ -77,10 +77,10 @@ def check_executors(home: str | Path | None) -> list[PreflightResult]:
     Raises:
         EnvironmentProblem: there is no session, or no home with a file for the executors to read.
     """
-    from cdc_platform.home import MARKER_FILE, locate_home, open_home
+    from cdc_platform.home_location import MARKER_FILE, locate_home, open_home_location
     from cdc_platform.spark import check_executor, get_spark_session, get_worker_archive, probe_executors
 
-    open_home(home, create=False)
+    open_home_location(home, create=False)
     archive = get_worker_archive()
     findings = [PreflightResult("archive", True, str(archive))]
     session = get_spark_session("cdc-platform doctor")
@@ -155,7 +155,7 @@ def _check_jars() -> Iterator[PreflightResult]:
 
 
 def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
-    from cdc_platform.home import HOME_VARIABLE, home_exists, locate_home, open_home
+    from cdc_platform.home_location import HOME_VARIABLE, home_exists, locate_home, open_home_location
     from cdc_platform.storage import ObjectStorePath, write_check
 
     try:
@@ -179,7 +179,7 @@ def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
         )
         return
     try:
-        settings = open_home(home, create=False).settings
+        settings = open_home_location(home, create=False).settings
     except PlatformError as error:
         yield PreflightResult("home", False, str(path), str(error))
         return
@@ -188,7 +188,7 @@ def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
 
 def _check_disk(home: str | Path | None) -> Iterator[PreflightResult]:
     """Check the free disk of the home; for a home in a store, of this machine's own part of it."""
-    from cdc_platform.home import local_state_folder, locate_home
+    from cdc_platform.home_location import local_state_folder, locate_home
 
     free = shutil.disk_usage(_nearest_existing(local_state_folder(locate_home(home)))).free
     yield _check_minimum("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")

@@ -13,7 +13,7 @@ from cdc_platform.clock import Microseconds
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
     from cdc_platform.settings import Policy
     from cdc_platform.timeline import StreamSource
 
@@ -82,7 +82,7 @@ def explain(
     ctx.exit(0 if answer.accepted else 1)
 
 
-def _stream_source(lake: Lake, home: Home, table: tuple[str, str] | None) -> StreamSource:
+def _stream_source(lake: Lake, home: HomeLocation, table: tuple[str, str] | None) -> StreamSource:
     """Return the source of the streams for writes to a table, or the generations' source if `table` is None.
 
     Raises:

@@ -15,7 +15,7 @@ from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
     from cdc_platform.scylla import ScyllaCluster
     from cdc_platform.storage import StoragePath
 
@@ -94,11 +94,11 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
       cdc-platform home copy .cdc-platform s3://bucket/team/home
     """
     from cdc_platform.delta import Lake, lake_copy
-    from cdc_platform.home import locate_home, open_home
+    from cdc_platform.home_location import locate_home, open_home_location
     from cdc_platform.scylla import registry
 
     del session
-    begun = open_home(source, create=False)
+    begun = open_home_location(source, create=False)
     target_path = locate_home(target)
     to = str(target_path)
     parts = _plan_copy(begun, target_path)
@@ -108,7 +108,7 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
         done += lake_copy.copy_tables(Lake(str(part.source / "lake")), Lake(str(at / "lake")), part.versions, tell)
         lake_copy.copy_named_files(part.source, at, registry.list_extra_files(part.path, at))
     for part in reversed(parts):  # the home itself last, so that it exists once everything else does
-        open_home(str(target_path / part.path))
+        open_home_location(str(target_path / part.path))
     stay = registry.copy_connections(begun, to)
     for entry in registry.list_homes_left_behind(begun, [part.source for part in parts]):
         warn(f"{entry} stays on this machine: a home of its name lies in the store", code="stays-here")
@@ -119,7 +119,7 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
     write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
-def _plan_copy(begun: Home, to: StoragePath) -> list[_CopiedHome]:
+def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:
     """Return the homes to copy, at one set of versions: those noted when the copy began, or else the current ones.
 
     The current ones are noted, so that an interrupted copy resumes with them.

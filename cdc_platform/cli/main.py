@@ -321,7 +321,7 @@ def is_unobserved_write(path: str, arguments: Sequence[str]) -> bool:
 def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
     """Raise, before a command does anything, if its home mirrors a live cluster. No option overrides this."""
     from cdc_platform.delta import access
-    from cdc_platform.home import locate_home
+    from cdc_platform.home_location import locate_home
 
     home = locate_home(ctx.params["home"])
     cluster = access.read_mirrored_cluster(home)
@@ -331,7 +331,7 @@ def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
 
 def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
     """Raise, before a command does anything, what its first commit would raise."""
-    from cdc_platform.home import locate_home
+    from cdc_platform.home_location import locate_home
 
     lake = locate_home(ctx.params["home"]) / "lake"
     if ctx.params["build"] or not (lake / "platform/only_observed").is_folder():
@@ -349,7 +349,7 @@ def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
     if not read:
         return None
     from cdc_platform.delta import Lake, find_first_cause
-    from cdc_platform.home import locate_home
+    from cdc_platform.home_location import locate_home
 
     try:
         return find_first_cause(Lake(str(locate_home(ctx.params["home"]) / "lake")), set(read))

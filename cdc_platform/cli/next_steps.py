@@ -75,7 +75,7 @@ def _is_refused_on_mirror(step: NextStep) -> bool:
     """Return True if the command would be refused because its home mirrors a live cluster."""
     from cdc_platform.cli.main import is_unobserved_write
     from cdc_platform.delta import read_mirrored_cluster
-    from cdc_platform.home import locate_home
+    from cdc_platform.home_location import locate_home
 
     program, *words = shlex.split(step.command)
     home, words = (words[1], words[2:]) if words[:1] == ["--home"] else (None, words)

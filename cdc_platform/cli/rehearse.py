@@ -101,7 +101,7 @@ def _read_start(
         home = session.open_home()
         warn_if_topology_changing(session.lake())
         return start_from_lake(session.lake(), session.clock.now_ms()), home.settings
-    from cdc_platform.home import home_exists
+    from cdc_platform.home_location import home_exists
     from cdc_platform.importing import read_ring_snapshot
     from cdc_platform.ring import Ring
     from cdc_platform.settings import Settings
@@ -114,7 +114,7 @@ def _read_start(
 
 def _find_home_folder(session: CliSession) -> Path | None:
     """Return the home's folder, or None without a home, which a ring from a file does not need."""
-    from cdc_platform.home import home_exists
+    from cdc_platform.home_location import home_exists
 
     return session.open_home().path if home_exists(session.home) else None
 

@@ -14,7 +14,7 @@ from cdc_platform.clock import Clock, Milliseconds
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
-    from cdc_platform.home import Home
+    from cdc_platform.home_location import HomeLocation
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class CliSession:
     clock: Clock
     _lakes: dict[str, Lake] = field(default_factory=dict, repr=False, compare=False)
 
-    def open_home(self, *, create: bool = False) -> Home:
+    def open_home(self, *, create: bool = False) -> HomeLocation:
         """Return the home. Commands that only read do not create one.
 
         Raises:
             EnvironmentProblem: it is missing, not writable, or written by a newer version.
         """
-        from cdc_platform.home import open_home
+        from cdc_platform.home_location import open_home_location
 
-        return open_home(self.home, create=create)
+        return open_home_location(self.home, create=create)
 
     def lake(self, *, create: bool = False) -> Lake:
         """Return the home's tables, as the same object each time, so that open tables stay open.
 
         Raises:
-            EnvironmentProblem: as `open_home`.
+            EnvironmentProblem: as `open_home_location`.
         """
         return self._lake_at(self.open_home(create=create).lake)
 
-    def view(self, home: Home | None = None) -> Lake:
+    def view(self, home: HomeLocation | None = None) -> Lake:
         """Return the home's tables for a command that only reads. Until it ends, each table is looked up just once.
 
         Raises:
-            EnvironmentProblem: as `open_home`.
+            EnvironmentProblem: as `open_home_location`.
         """
         lake = self.lake() if home is None else self._lake_at(home.lake)
         click.get_current_context().with_resource(lake.open_tables.looked_at_once())
@@ -59,14 +59,14 @@ class CliSession:
         return self._lakes.setdefault(str(address), Lake(address))
 
     @contextmanager
-    def making_home(self) -> Iterator[Home]:
+    def making_home(self) -> Iterator[HomeLocation]:
         """Yield the home, created if it is missing. If the block raises PlatformError, remove a home created for it.
 
         Raises:
-            EnvironmentProblem: as `open_home`.
+            EnvironmentProblem: as `open_home_location`.
         """
         from cdc_platform.errors import PlatformError
-        from cdc_platform.home import home_exists, remove_empty_home
+        from cdc_platform.home_location import home_exists, remove_empty_home
 
         existed = home_exists(self.home)
         home = self.open_home(create=True)

@@ -12,7 +12,7 @@ import click
 from cdc_platform.cli.output import json_option, write_facts, write_json
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import EnvironmentProblem, InputError
-from cdc_platform.home import Home, make_private_folder
+from cdc_platform.home_location import HomeLocation, make_private_folder
 from cdc_platform.instance_lock import InstanceLock, lock_home_exclusively
 from cdc_platform.processes import Supervisor, supervise
 from cdc_platform.server import LOOPBACK, PublicUrl, UiAddresses, listen_on_loopback, parse_public_url
@@ -67,7 +67,7 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
         click.echo("all ended")
 
 
-def _hold_store_lease(home: Home) -> AbstractContextManager[StoreLease | None]:
+def _hold_store_lease(home: HomeLocation) -> AbstractContextManager[StoreLease | None]:
     """Hold a lease on a home in an object store, against other machines. Locks alone protect a home in a folder."""
     from cdc_platform.storage import ObjectStorePath, acquire_lease, parse_path
 
@@ -78,7 +78,7 @@ def _hold_store_lease(home: Home) -> AbstractContextManager[StoreLease | None]:
 def _start_services(
     supervisor: Supervisor,
     session: CliSession,
-    home: Home,
+    home: HomeLocation,
     held: InstanceLock,
     bound: socket.socket,
     public: PublicUrl | None,
@@ -128,7 +128,7 @@ def _start_services(
     }
 
 
-def _refuse_world_writable_home(home: Home) -> None:
+def _refuse_world_writable_home(home: HomeLocation) -> None:
     """Raise if everybody on this machine can write to the home.
 
     Anybody who can write to a home can run code as the user who brings it up.

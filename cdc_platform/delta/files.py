@@ -29,7 +29,7 @@ from cdc_platform.clock import MILLISECOND_NS, MILLISECOND_US, datetime_from_us,
 from cdc_platform.delta import arrow
 from cdc_platform.delta.arrow import compute
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.home import local_state_folder
+from cdc_platform.home_location import local_state_folder
 from cdc_platform.storage import StoragePath, get_storage_options, parse_path
 from cdc_platform.tables import ALLOWED_FEATURES, Table
 

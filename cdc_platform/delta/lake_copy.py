@@ -20,7 +20,7 @@ from cdc_platform.delta.lake import Lake
 from cdc_platform.delta.verification import verify_tables
 from cdc_platform.delta.versions import read_newest_versions
 from cdc_platform.errors import ConflictError, StateError
-from cdc_platform.home import local_state_folder
+from cdc_platform.home_location import local_state_folder
 from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, map_in_threads, parse_path, write_check
 
 _ATTEMPTS = 5

@@ -45,7 +45,7 @@ from cdc_platform.clock import MAX_CDC_TTL_SECONDS, ONE_US, SECOND_US, Clock, Mi
 from cdc_platform.cql import TableSchema, parse_table_name
 from cdc_platform.delta import CommitAuthor, Lake, commit_as
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import policy as policies
 from cdc_platform.ingest.ingest import assert_readable, describe_wait
 from cdc_platform.ingest.planner import RANGES, STREAMS, Plan, Way, WindowPlanner
@@ -125,7 +125,7 @@ class _Asked:
 
     def find(self) -> ScyllaCluster:
         """Return the cluster as registered in the home."""
-        return registry.find_cluster(open_home(self.home, create=False), self.cluster)
+        return registry.find_cluster(open_home_location(self.home, create=False), self.cluster)
 
     def schema(self) -> TableSchema:
         """Return the table as the cluster was last seen to define it."""

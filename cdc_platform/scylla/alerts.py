@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cdc_platform.clock import Clock, Milliseconds, seconds_from_ms
 from cdc_platform.delta import Lake, lake_lock
 from cdc_platform.errors import InputError, PlatformError
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.metastore import cluster_changes
 from cdc_platform.processes import get_death_signal_setter
 from cdc_platform.scylla import changes, registry
@@ -58,7 +58,7 @@ class Hook:
     environment: Mapping[str, str]
 
     @classmethod
-    def find(cls, home: Home, program: str, within_ms: Milliseconds) -> Hook:
+    def find(cls, home: HomeLocation, program: str, within_ms: Milliseconds) -> Hook:
         """Return the hook for a program given by path, or by name on the PATH.
 
         Raises:

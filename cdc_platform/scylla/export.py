@@ -36,7 +36,7 @@ from cdc_platform.cql import (
 )
 from cdc_platform.delta import Lake, assert_tables_as_committed
 from cdc_platform.errors import InputError, PlatformError, StateError
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.importing import partition_filters
 from cdc_platform.metastore import cdc_local, read_host_ids
 from cdc_platform.scylla import registry
@@ -246,7 +246,7 @@ class ClusterExport:
 
 
 def export_into_cluster(
-    home: Home,
+    home: HomeLocation,
     cluster: ScyllaCluster,
     *,
     prefix: str = DEFAULT_PREFIX,
@@ -373,7 +373,7 @@ def _marker_statement(keyspace: str) -> str:
     return f"CREATE TABLE IF NOT EXISTS {quote_name(keyspace)}.{EXPORT_MARKER_TABLE} {_MARKER_COLUMNS};"
 
 
-def _assert_other_cluster(home: Home, lake: Lake, live: ScyllaSession) -> None:
+def _assert_other_cluster(home: HomeLocation, lake: Lake, live: ScyllaSession) -> None:
     """Refuse the cluster that the home belongs to: its hosts are in the ring, or in an observation's record."""
     mine = {UUID(item) for item in read_host_ids(lake)} | set(registry.get_own_hosts(home))
     node = next((item for item in live.members if item.host_id in mine), None)
@@ -385,7 +385,7 @@ def _assert_other_cluster(home: Home, lake: Lake, live: ScyllaSession) -> None:
 
 
 def _assert_not_production(
-    home: Home, cluster: ScyllaCluster, live: ScyllaSession, keyspaces: Mapping[str, str]
+    home: HomeLocation, cluster: ScyllaCluster, live: ScyllaSession, keyspaces: Mapping[str, str]
 ) -> None:
     """Refuse an observed cluster, which may be production, unless every keyspace there carries the mark."""
     unmarked = next((name for name, state in keyspaces.items() if state != "marked"), None)

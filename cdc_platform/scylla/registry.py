@@ -32,7 +32,7 @@ from cdc_platform.delta import (
     read_newest_versions,
 )
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
-from cdc_platform.home import Home, local_state_folder, open_home
+from cdc_platform.home_location import HomeLocation, local_state_folder, open_home_location
 from cdc_platform.metastore import STATUS_NORMAL, read_nodes
 from cdc_platform.scylla.connection import Connection, validate_connection
 from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_path
@@ -96,9 +96,9 @@ class ScyllaCluster:
         """Return the path or address of its home."""
         return self.address or str(self.home)
 
-    def open_home(self) -> Home:
+    def open_home(self) -> HomeLocation:
         """Open its home, creating it if necessary."""
-        return open_home(self.at)
+        return open_home_location(self.at)
 
     def node_addresses(self) -> list[str]:
         """Return the addresses of the nodes that were in the ring when the cluster was observed last."""
@@ -106,7 +106,7 @@ class ScyllaCluster:
         return [node.address for node in nodes if node.status == STATUS_NORMAL and node.address]
 
 
-def add_cluster(home: Home, name: str, connection: Connection) -> ScyllaCluster:
+def add_cluster(home: HomeLocation, name: str, connection: Connection) -> ScyllaCluster:
     """Register a connection to a cluster under a name; registering the same connection again changes nothing.
 
     To change a cluster's connection, call `remove_cluster` first.
@@ -138,7 +138,7 @@ def add_cluster(home: Home, name: str, connection: Connection) -> ScyllaCluster:
         return find_cluster(home, name)
 
 
-def find_cluster(home: Home, name: str) -> ScyllaCluster:
+def find_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
     """Return the cluster of this name.
 
     Raises:
@@ -164,7 +164,7 @@ def find_cluster(home: Home, name: str) -> ScyllaCluster:
     )
 
 
-def _unknown_cluster_error(home: Home, name: str) -> NotFound:
+def _unknown_cluster_error(home: HomeLocation, name: str) -> NotFound:
     home_path = parse_path(home.name)
     around = get_registering_home(home_path)
     if around is not None and read_mirrored_cluster(home_path) == name:
@@ -179,7 +179,7 @@ def _unknown_cluster_error(home: Home, name: str) -> NotFound:
     )
 
 
-def list_clusters(home: Home) -> list[ScyllaCluster]:
+def list_clusters(home: HomeLocation) -> list[ScyllaCluster]:
     """Return all registered clusters, by name."""
     for ready in (home.path / CLUSTERS_FOLDER).glob(".*.renewed"):
         _complete_renewal(home, ready.name.removeprefix(".").removesuffix(".renewed"))
@@ -187,7 +187,7 @@ def list_clusters(home: Home) -> list[ScyllaCluster]:
     return [find_cluster(home, path.parent.name) for path in paths if _NAME.fullmatch(path.parent.name)]
 
 
-def remove_cluster(home: Home, name: str) -> ScyllaCluster:
+def remove_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
     """Forget a cluster's connection; its home keeps what was observed.
 
     Raises:
@@ -199,7 +199,7 @@ def remove_cluster(home: Home, name: str) -> ScyllaCluster:
         return known
 
 
-def renew_cluster(home: Home, name: str, clock: Clock) -> str | None:
+def renew_cluster(home: HomeLocation, name: str, clock: Clock) -> str | None:
     """Declare that another cluster has this name now, and move the home of the previous cluster aside.
 
     A home in a store stays where it is, and the new cluster gets another folder. Return where the previous home is, or
@@ -232,13 +232,13 @@ def renew_cluster(home: Home, name: str, clock: Clock) -> str | None:
         return str(aside)
 
 
-def get_own_hosts(home: Home) -> tuple[UUID, ...]:
+def get_own_hosts(home: HomeLocation) -> tuple[UUID, ...]:
     """Return the hosts of the cluster that this home mirrors; empty if it mirrors none."""
     seen = _read_model(parse_path(home.name) / CLUSTER_IDENTITY_FILE, ClusterIdentity)
     return () if seen is None else seen.host_ids
 
 
-def list_observed_hosts(home: Home) -> dict[UUID, str]:
+def list_observed_hosts(home: HomeLocation) -> dict[UUID, str]:
     """Return the hosts of every cluster observed from this home or beside it, with the cluster's name then.
 
     This includes clusters whose home was moved aside, and those that are no longer registered.
@@ -254,7 +254,7 @@ def list_observed_hosts(home: Home) -> dict[UUID, str]:
     return names_by_host
 
 
-def _store_address(home: Home, name: str) -> str | None:
+def _store_address(home: HomeLocation, name: str) -> str | None:
     """Return where a cluster's home in a store is; None if its home is a local folder, as in early releases."""
     if home.address is None or (home.path / CLUSTERS_FOLDER / name / "lake").exists():
         return None
@@ -270,25 +270,25 @@ def find_successor(place: StoragePath) -> str | None:
     return None if after is None else after.folder
 
 
-def _make_mirror(at: str, name: str) -> Home:
+def _make_mirror(at: str, name: str) -> HomeLocation:
     """Create the home for observations of a cluster, marked as a mirror so that other writes are refused."""
-    mirror = open_home(at)
+    mirror = open_home_location(at)
     _write_model(parse_path(mirror.name) / MIRROR_MARK_FILE, _MirrorMarker(cluster=name))
     return mirror
 
 
-def _renewed_folder(home: Home, name: str) -> Path:
+def _renewed_folder(home: HomeLocation, name: str) -> Path:
     return home.path / CLUSTERS_FOLDER / f".{name}.renewed"
 
 
-def _complete_renewal(home: Home, name: str) -> None:
+def _complete_renewal(home: HomeLocation, name: str) -> None:
     """Move a cluster's new home into place if it is ready and the old one is gone."""
     target = home.path / CLUSTERS_FOLDER / name
     if (_renewed_folder(home, name) / CLUSTER_CONNECTION_FILE).exists() and not target.exists():
         _renewed_folder(home, name).rename(target)
 
 
-def _clusters_lock(home: Home) -> AbstractContextManager[None]:
+def _clusters_lock(home: HomeLocation) -> AbstractContextManager[None]:
     return lake_lock(Lake(home.lake), "clusters")
 
 
@@ -370,7 +370,7 @@ MACHINE_LOCAL_FIELDS = ("user_env", "password_env", "credentials_file", "tls_ca"
 SETTINGS_FILE = "settings.toml"
 
 
-def list_cluster_homes(home: Home, to: StoragePath | None = None) -> dict[str, StoragePath]:
+def list_cluster_homes(home: HomeLocation, to: StoragePath | None = None) -> dict[str, StoragePath]:
     """Return the homes of clusters below a home by relative path, or with their paths in a copy at `to`."""
     list_clusters(home)  # completes a renewal whose process died
     clusters = parse_path(home.name) / CLUSTERS_FOLDER
@@ -382,7 +382,7 @@ def list_cluster_homes(home: Home, to: StoragePath | None = None) -> dict[str, S
     return {f"{CLUSTERS_FOLDER}/{name}": path for name, path in sorted(homes.items())}
 
 
-def list_homes_left_behind(home: Home, carried: Collection[StoragePath]) -> list[StoragePath]:
+def list_homes_left_behind(home: HomeLocation, carried: Collection[StoragePath]) -> list[StoragePath]:
     """Return the homes that a copy leaves on this machine, because the store has homes of the same names."""
     return [path for path in _machine_local_homes(home) if path not in carried]
 
@@ -396,7 +396,7 @@ def list_extra_files(path: str, to: StoragePath) -> tuple[str, ...]:
     return (SETTINGS_FILE, *of_clusters)
 
 
-def copy_connections(home: Home, to: str) -> list[ScyllaCluster]:
+def copy_connections(home: HomeLocation, to: str) -> list[ScyllaCluster]:
     """Copy the connections of a home's clusters into its copy; return the clusters whose connection is machine-local.
 
     A cluster that the copy has already stays as it is.
@@ -406,7 +406,7 @@ def copy_connections(home: Home, to: str) -> list[ScyllaCluster]:
         if get_machine_local_options(cluster.connection):
             stay.append(cluster)
             continue
-        copied = open_home(to)
+        copied = open_home_location(to)
         try:
             find_cluster(copied, cluster.name)
         except NotFound:
@@ -431,7 +431,7 @@ def connection_options(connection: Connection) -> Iterator[str]:
             yield from (option,) if value is True else (option, f"{value}")
 
 
-def _machine_local_homes(home: Home) -> list[StoragePath]:
+def _machine_local_homes(home: HomeLocation) -> list[StoragePath]:
     """Return homes of clusters on this machine although the home is in a store, as in early releases."""
     folders = [] if home.address is None else sorted((home.path / CLUSTERS_FOLDER).glob("*/lake"))
     return [parse_path(folder.parent) for folder in folders if not folder.parent.name.startswith(".")]

@@ -13,7 +13,7 @@ from cdc_platform.cdclog import FROM_CLUSTER
 from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.metastore import CLUSTER_SUBJECT, TOPOLOGY_ASPECT, AspectKey, cluster_changes, consumers
 from cdc_platform.scylla import changes, registry
 from cdc_platform.scylla.changes import LOOK, REACH
@@ -142,7 +142,7 @@ def _without_reach_problem(problems: dict[AspectKey, str]) -> dict[AspectKey, st
 
 
 def watch_cluster(
-    home: Home, name: str, clock: Clock, every_seconds: float, pause: Callable[[float], None] = time.sleep
+    home: HomeLocation, name: str, clock: Clock, every_seconds: float, pause: Callable[[float], None] = time.sleep
 ) -> Generator[tuple[ClusterView, list[WatchedChange]], None, None]:
     """Take a snapshot of a cluster periodically, and observe it if its fingerprint changed; never return.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from cdc_platform.home import Home
+from cdc_platform.home_location import HomeLocation
 from cdc_platform.plots import ui_files
 from cdc_platform.server.auth import AsgiApplication, AsgiReceive, AsgiScope, AsgiSend
 
@@ -34,7 +34,9 @@ class _FileResponse:
 class HomeFilesApp:
     """Serves files below `ui_files` and passes on all other requests; with `store_pages`, stores generated pages."""
 
-    def __init__(self, application: AsgiApplication, home: Home, prefix: str = "", *, store_pages: bool = True) -> None:
+    def __init__(
+        self, application: AsgiApplication, home: HomeLocation, prefix: str = "", *, store_pages: bool = True
+    ) -> None:
         self._application = application
         self._home = home
         self._prefix = prefix

@@ -12,7 +12,7 @@ import click
 
 from cdc_platform.clock import Clock
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.plots import ui_files
 from cdc_platform.runtime import tune_short_process
 from cdc_platform.storage import atomic
@@ -28,7 +28,7 @@ def report_page(home: str, keep: bool, name: str) -> None:
     from cdc_platform.reporting import ReportSource, make_page
     from cdc_platform.timeline import GenerationKeys, get_generation_names, resolve_generation
 
-    opened, clock = open_home(home, create=False), Clock()
+    opened, clock = open_home_location(home, create=False), Clock()
     lake = Lake(opened.lake)
     keys = GenerationKeys.read(lake)
     names = get_generation_names(lake, keys, resolve_generation(lake, keys, name, clock.now_us()))

@@ -20,7 +20,7 @@ from typing import Any
 from cdc_platform import instance_lock
 from cdc_platform.clock import Clock, format_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, PACKAGES_FOLDER, prepare_dagster_home
-from cdc_platform.home import HOME_VARIABLE, Home, make_private_folder
+from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, make_private_folder
 from cdc_platform.instance_lock import InstanceLock
 from cdc_platform.plots import UI_PREFIX_VARIABLE
 from cdc_platform.processes import Service, ServiceDied
@@ -45,7 +45,7 @@ _DAEMON_HEALTH_QUERY = (
 class UpServices:
     """The services that `up` starts in a home, and their addresses. `token` is the UI's."""
 
-    home: Home
+    home: HomeLocation
     held: InstanceLock
     clock: Clock
     names: UiAddresses

@@ -13,7 +13,7 @@ from typing import cast
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.instance_lock import bind_to_up
 from cdc_platform.runtime import gc_paused_for_imports
 from cdc_platform.server.addresses import UiAddresses, await_code_server, parse_public_url
@@ -69,7 +69,7 @@ def serve_ui(
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
         files = HomeFilesApp(
-            cast("AsgiApplication", page), open_home(create=False), names.prefix, store_pages=not read_only
+            cast("AsgiApplication", page), open_home_location(create=False), names.prefix, store_pages=not read_only
         )
         gate = AuthMiddleware(UserOfRequest(files, user_finder(names, user_header)), names, token)
         # Ignore headers in which a proxy describes its client, because every user of this machine could send them.

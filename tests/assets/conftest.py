@@ -13,7 +13,7 @@ from dagster import DagsterInstance
 from support.worlds.rehearsal import Rehearsal
 
 from cdc_platform.delta import Lake
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,7 +25,7 @@ from assets.run_requests import MAX_ATTEMPTS
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, shared_lock
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.metastore import JoinRequest, PendingEvent, inbox
 from resources.home import HomeResource
 

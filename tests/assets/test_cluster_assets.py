@@ -19,7 +19,7 @@ from cdc_platform.cdclog import log_table
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.reporting import read_home_status
 from cdc_platform.scylla import ScyllaCluster, SessionPool, registry
 
@@ -39,13 +39,13 @@ def sessions() -> Iterator[SessionPool]:
 
 
 @pytest.fixture
-def home(rehearsal: Rehearsal) -> Home:
+def home(rehearsal: Rehearsal) -> HomeLocation:
     """The home that the assets work in."""
-    return open_home(rehearsal.lake.root.parent)
+    return open_home_location(rehearsal.lake.root.parent)
 
 
 @pytest.fixture
-def cluster(standin: StandIn, home: Home) -> ScyllaCluster:
+def cluster(standin: StandIn, home: HomeLocation) -> ScyllaCluster:
     """The stand-in under a name."""
     return registry.add_cluster(home, "prod", standin.connection())
 
@@ -59,7 +59,7 @@ def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
 
 
 def test_a_cluster_is_looked_at_when_it_changes(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
     """A partition and a run for a new cluster, none while it stays as it was, one for a schema that was altered."""
     first = request_observations(home, rehearsal.instance, sessions)
@@ -83,7 +83,7 @@ def test_a_cluster_is_looked_at_when_it_changes(
 
 
 def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
     """The run succeeds, says that nodes are as before and lets the sensor rest; what it found is in its event."""
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
@@ -114,7 +114,7 @@ def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled
 
 def test_the_hook_of_the_settings_is_told_once_of_each_change(
     rehearsal: Rehearsal,
-    home: Home,
+    home: HomeLocation,
     standin: StandIn,
     cluster: ScyllaCluster,
     sessions: SessionPool,
@@ -128,7 +128,7 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
         (home.path / "settings.toml").write_text(f'cluster_hook = "{name}"\n', encoding="utf-8")
         told.write_text("", encoding="utf-8")
         for _ in range(2):
-            alerts = build_hook_callback(open_home(home.path), Clock(), warnings.append)
+            alerts = build_hook_callback(open_home_location(home.path), Clock(), warnings.append)
             request_observations(home, rehearsal.instance, sessions, alerts)
         found = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
         assert {each["cluster"] for each in found} <= {"prod"}
@@ -162,7 +162,7 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
 
 
 def test_a_look_that_left_something_out_fails_its_check(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
     """The run looks and judges: what the cluster has not whole is a failed check of its partition, and in `status`."""
     time_ms = Milliseconds(FIRST_MS + 3_600_000)
@@ -186,7 +186,7 @@ def test_a_look_that_left_something_out_fails_its_check(
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
     """Partitions for all logs, runs for those that were begun; every row is there once, and a wrong name is refused."""
     log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
@@ -205,7 +205,7 @@ def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
 
 
 def test_no_secret_is_in_what_dagster_keeps(
-    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of runs that are let in and of one that is not: no event, no tag and no setting of a run has the password."""
     LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()

@@ -47,7 +47,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
 from cdc_platform.errors import ConflictError, InputError, StateError
 from cdc_platform.generations import uniform_tablet_ends
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.lifecycle import expiry, tablets
 from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.settings import Settings

@@ -50,7 +50,7 @@ from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us, system_ti
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.lifecycle import expiry
 from cdc_platform.settings import Settings
 from cdc_platform.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES

@@ -18,7 +18,7 @@ from assets.tables import AUDIT_JOB, request_scheduled_audit
 from cdc_platform.checks import DERIVED_TABLE_FAMILY, STORAGE_FAMILY
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake, list_stored_tables
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.tables import GENERATION_TIMESTAMPS, NODES, TABLES
 
 

@@ -25,7 +25,7 @@ from cdc_platform.clock import Clock, datetime_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.delta import Lake
 from cdc_platform.generations import GenerationId, TopologyDescription
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.importing import parse_join_request
 from cdc_platform.lifecycle import JoinContext, find_step
 from cdc_platform.lifecycle.join import steps as join_steps
@@ -213,7 +213,7 @@ def test_a_violation_stops_both_doors_at_the_same_step(
     """The same line, nothing written after it; and a later run of what comes next refuses by the verdict kept."""
     node = NODE | {"features": [] if format_ == "V1" else ["CDC_GENERATIONS_V2"]}
     steps: JoinSteps = getattr(join_steps, f"{format_}_STEPS")
-    file, home = tmp_path / "node.json", open_home(tmp_path / "commands")
+    file, home = tmp_path / "node.json", open_home_location(tmp_path / "commands")
     file.write_text(json.dumps(node), encoding="utf-8")
     waiting = inbox.queue_join(rehearsal.lake, Clock(), parse_join_request(json.dumps(node))).generation_id
     rehearsal.instance.add_dynamic_partitions(GENERATIONS_NAME, [waiting])

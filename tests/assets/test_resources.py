@@ -11,7 +11,7 @@ import pytest
 from cdc_platform.clock import parse_time_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, prepare_dagster_home
 from cdc_platform.errors import InputError
-from cdc_platform.home import HOME_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -41,7 +41,7 @@ def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
     """The project's settings are copied once; what a person changes in the copy stays."""
-    home = open_home(tmp_path)
+    home = open_home_location(tmp_path)
     settings = prepare_dagster_home(home) / INSTANCE_FILE
     assert "enabled: false" in settings.read_text(encoding="utf-8")
     settings.write_text("telemetry: {enabled: false}\n", encoding="utf-8")

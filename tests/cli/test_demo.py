@@ -23,7 +23,7 @@ from cdc_platform.cli import demo_acts
 from cdc_platform.cli.demo import RING_SNAPSHOTS, read_demo_joins
 from cdc_platform.clock import Clock, ms_from_datetime, parse_time_us
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import generations as metastore_generations
 from cdc_platform.metastore import inbox, tablets
 from cdc_platform.tables import (
@@ -48,7 +48,7 @@ def arguments(home: Path, *options: str) -> list[str]:
 
 def versions(home: Path) -> dict[str, int | None]:
     """The Delta version of every table, in the demo's home and in the old cluster's."""
-    lakes = {name: Lake(open_home(home / name).lake) for name in ("", "old_cluster")}
+    lakes = {name: Lake(open_home_location(home / name).lake) for name in ("", "old_cluster")}
     return {f"{name} {table}": lake.version(TABLES[table]) for name, lake in lakes.items() for table in TABLES}
 
 
@@ -68,7 +68,7 @@ def test_the_snapshots_are_three_joins_of_real_nodes() -> None:
 @pytest.mark.spark
 def test_three_generations_are_published(home: Path) -> None:
     """Every join made a generation of the ring it found, five minutes apart, each complete and published."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     generations = Timeline.read(lake).known
     assert [generation.published for generation in generations] == [True] * 3
     times = [generation.time_ms for generation in generations]
@@ -90,7 +90,7 @@ def test_dagster_shows_the_runs(home: Path) -> None:
         assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
         joined = {run.tags["dagster/partition"] for run in runs if "dagster/partition" in run.tags}
         partitions = set(instance.get_dynamic_partitions("generation"))
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     names = GenerationKeys.read(lake)
     assert joined == partitions == {names.of(generation.id) for generation in Timeline.read(lake).known}
 
@@ -108,7 +108,7 @@ def test_the_report_says_where_writes_go(home: Path) -> None:
 @pytest.mark.spark
 def test_log_rows_lie_in_two_generations(home: Path) -> None:
     """Rows from before the second switch are in streams of the first generation, later ones in those of the second."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     first, second, _ = Timeline.read(lake).known
     rows = lake.read(log_table(read_table_schema(lake, "demo", "carts"))).to_pylist()
     for generation, operations in ((first, [2, 2]), (second, [0, 0, 1, 2, 3])):
@@ -142,7 +142,7 @@ def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
     told = (home / "told").read_text(encoding="utf-8")
     rewritten = told[told.index("An old cluster is upgraded") : told.index("The old cluster's generations")]
     assert re.findall(r"Z   (skip-\S+|rewrite) ", rewritten) == ["skip-too-old", "rewrite", "rewrite"]
-    lake = Lake(open_home(home / "old_cluster").lake)
+    lake = Lake(open_home_location(home / "old_cluster").lake)
     (left,) = Timeline.read(lake).known
     assert (left.format, left.published) == ("v1", True)
     assert len(Timeline.read(lake).removed) == 2
@@ -157,7 +157,7 @@ def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
 @pytest.mark.spark
 def test_the_tablets_are_split(home: Path) -> None:
     """The table with tablets has two stream sets, of which the second has nothing of the first."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     made, split = tablets.read_stream_set_changes(lake, "demo", "sessions")
     assert [len(each.current) for each in (made, split)] == [2, 4]
     assert (len(split.closed), len(split.opened)) == (2, 4)
@@ -209,7 +209,7 @@ play_acts(sys.argv[1])
 
 def play_acts(folder: str | Path) -> None:
     """The acts that need no Spark, in a home in which the joins are queued."""
-    home = open_home(folder)
+    home = open_home_location(folder)
     lake = Lake(home.lake)
     events = [inbox.queue_join(lake, Clock(parse_time_us(NOW)), request) for request in read_demo_joins()]
     demo_acts.play_old_cluster(home, events)
@@ -254,7 +254,7 @@ def test_acts_that_were_killed_are_gone_on_with(
 @pytest.mark.long("three generations made once more on Spark")
 def test_again_gives_the_same_bytes_and_times(home: Path, spark: SparkSession) -> None:
     """Materialised once more, every generation keeps its streams and its timestamp."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     before = Timeline.read(lake).known
     described = [
         metastore_generations.read_v2_description(lake, generation.id) for generation in before if generation.id
@@ -269,7 +269,7 @@ def test_again_gives_the_same_bytes_and_times(home: Path, spark: SparkSession) -
 
 def test_somebodys_ring_is_left_alone(tmp_path: Path) -> None:
     """In a home with other nodes the demo refuses, with one line and exit code 2."""
-    lake = Lake(open_home(tmp_path).lake)
+    lake = Lake(open_home_location(tmp_path).lake)
     inbox.queue_join(lake, Clock(), join_request(4, 3))
     ran = run(*arguments(tmp_path))
     assert ran.exit_code == 2

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from cdc_platform.cli import doctor as module
 from cdc_platform.cli import program
 from cdc_platform.cli.doctor import check_machine
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.preflight import PreflightResult
 
 CHECKS = ["Python", "packages", "Java", "JARs", "home", "free disk", "memory"]
@@ -49,7 +49,7 @@ def test_looking_makes_no_home(tmp_path: Path) -> None:
 
 def test_an_existing_home_is_opened(tmp_path: Path) -> None:
     """A home that is there is named with the policy that it sets."""
-    open_home(tmp_path).path.joinpath("settings.toml").write_text('policy = "recent-past"\n', encoding="utf-8")
+    open_home_location(tmp_path).path.joinpath("settings.toml").write_text('policy = "recent-past"\n', encoding="utf-8")
     assert found(tmp_path)["home"].found.endswith("acceptance policy recent-past")
 
 
@@ -125,7 +125,7 @@ def test_a_home_that_cannot_be_used_is_mended_elsewhere(tmp_path: Path, marker: 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
     """Settings that no command would take are found before a command meets them."""
-    open_home(tmp_path).path.joinpath("settings.toml").write_text("ring_delay_ms = -1\n", encoding="utf-8")
+    open_home_location(tmp_path).path.joinpath("settings.toml").write_text("ring_delay_ms = -1\n", encoding="utf-8")
     finding = found(tmp_path)["home"]
     assert not finding.ok
     assert "ring_delay_ms" in (finding.mend or "")

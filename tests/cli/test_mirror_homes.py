@@ -28,7 +28,7 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.definitions import defs
 from cdc_platform.delta import WRITE_TO_OBSERVED_OPTION, Lake, allow_mirror_writes, allow_writes, read_newest_versions
 from cdc_platform.delta.access import HomeIsMirror
-from cdc_platform.home import HOME_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.tables import TABLES
 
@@ -178,7 +178,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert kept.exit_code == 0, kept.stderr
     marked = run("--home", imported, "--clock", iso(Milliseconds(START_MS + 2 * DAY_MS + HOUR_MS)), "expire")
     assert marked.exit_code == 0, marked.stderr
-    cluster = registry.add_cluster(open_home(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
+    cluster = registry.add_cluster(open_home_location(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
     shutil.copytree(imported / "lake", cluster.home / "lake", dirs_exist_ok=True)
     return cluster.home
 
@@ -310,7 +310,7 @@ def test_status_says_what_the_cluster_has_to_do(mirror: Path) -> None:
 
 def test_an_empty_mirror_waits_for_a_look(tmp_path: Path) -> None:
     """What is to be done about it is to observe."""
-    cluster = registry.add_cluster(open_home(tmp_path), "prod", Connection(contacts=("127.0.0.1:1",)))
+    cluster = registry.add_cluster(open_home_location(tmp_path), "prod", Connection(contacts=("127.0.0.1:1",)))
     told = run("--home", cluster.home, "status", "--json").json["next"]
     assert [(each["code"], each["do"]) for each in told] == [
         ("empty-home", f"cdc-platform --home {tmp_path} observe prod")

@@ -24,7 +24,7 @@ from support.worlds.switch_lake import NOON_MS, host, switching
 from cdc_platform.cli import program
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.delta import Lake, observed_home
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 
 NODE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "node.json"
 AT_MS = Milliseconds(FIRST_MS + DAY_MS)
@@ -88,7 +88,7 @@ def switches(*args: str, answered: int = 0, seconds: int = 1) -> Callable[[Path]
 
     def make(folder: Path) -> Answer:
         home = folder / "home"
-        generation_id = switching(Lake(open_home(home).lake), answered)
+        generation_id = switching(Lake(open_home_location(home).lake), answered)
         words = {"id": generation_id, "host": host(answered + 1) if answered < 3 else ""}
         return at(home, NOON_MS + seconds * 1000, *(each.format(**words) for each in args))
 

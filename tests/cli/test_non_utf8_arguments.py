@@ -12,7 +12,7 @@ from support.command_line import paths_of, run
 from support.files.bad_input import listing
 
 from cdc_platform.cli import program
-from cdc_platform.home import HOME_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 
 BYTES = "a\udcffb"
 """What Python makes of the byte 0xff in an argument."""
@@ -21,7 +21,7 @@ BYTES = "a\udcffb"
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """An empty home."""
-    open_home(tmp_path / "home", create=True)
+    open_home_location(tmp_path / "home", create=True)
     return tmp_path / "home"
 
 

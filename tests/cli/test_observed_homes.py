@@ -21,7 +21,7 @@ from cdc_platform.cli.main import COMMANDS, is_write_command
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, get_observed_status, lift_observed_mark
 from cdc_platform.delta.observed_home import HomeIsObserved
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.tables import GENERATIONS, TABLES
 
 BUILDING = {

@@ -152,8 +152,8 @@ def test_bad_settings_are_refused(line: str, says: str, seeded_home: Path, tmp_p
 
 def test_a_home_without_a_ring_names_the_mend(tmp_path: Path) -> None:
     """Nobody to rewrite for: neither a ring nor a node that is named."""
-    from cdc_platform.home import open_home
+    from cdc_platform.home_location import open_home_location
 
     home = tmp_path / "home"
-    open_home(home)
+    open_home_location(home)
     assert_refused(argument("no ring", "or name one with --node HOST_ID", "rewrite"), home, tmp_path)

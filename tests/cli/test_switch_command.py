@@ -10,7 +10,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import switch
 from cdc_platform.tables import GENERATIONS
 
@@ -20,7 +20,7 @@ HOSTS = [host(number) for number in (1, 2, 3)]
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with two nodes."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     ring_of(Lake(home.lake), (1, 2))
     return home.path
 

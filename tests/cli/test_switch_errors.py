@@ -12,7 +12,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import switch
 from cdc_platform.metastore import inbox
 
@@ -67,7 +67,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A home with an aborted switch and one that lacks two answers, and what the cases call them."""
-    home = open_home(tmp_path_factory.mktemp("switched") / "home")
+    home = open_home_location(tmp_path_factory.mktemp("switched") / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
     aborted = inserted(lake, 4)

@@ -28,7 +28,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.delta import VERSION_RETENTION, Lake, allow_mirror_writes, files, verify_tables
 from cdc_platform.delta.versions import iter_table_folders
-from cdc_platform.home import HOME_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.storage import StoragePath, leases, parse_path, write_check
@@ -68,11 +68,13 @@ class Aged:
 def aged(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Aged:
     """A home with rows in two tables, and below it one of a cluster."""
     home = str(tmp_path / "home") if request.param == "folder" else f"{s3.bucket()}/home"
-    cluster = registry.add_cluster(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    cluster = registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     for at in (home, cluster.at):
         with allow_mirror_writes():
-            cdc_tables.add_cdc_table(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=60)
-            cdc_tables.alter_cdc_table(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None)
+            cdc_tables.add_cdc_table(Lake(open_home_location(at).lake), Clock(), "ks", "t", ttl_seconds=60)
+            cdc_tables.alter_cdc_table(
+                Lake(open_home_location(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None
+            )
     return Aged(home, s3, tmp_path / "draft")
 
 
@@ -100,7 +102,7 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
         young += [aged.put(table / "part-young.parquet", YOUNG)]
     listed = [
         line
-        for lake in open_lakes(open_home(aged.home)).values()
+        for lake in open_lakes(open_home_location(aged.home)).values()
         for each in verify_tables(lake)
         for line in each.unnamed
     ]
@@ -114,7 +116,7 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
     assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))
     again = run("--home", aged.home, "home", "upkeep", "--json")
     assert [each["files"] for each in again.json] == [0] * len(due)
-    for lake in open_lakes(open_home(aged.home)).values():
+    for lake in open_lakes(open_home_location(aged.home)).values():
         for each in verify_tables(lake, deep=True):
             assert (each.damage, each.strange, each.foreign) == ([], [], [])
             assert len(each.unnamed) == 1
@@ -216,9 +218,9 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(HOME_VARIABLE, aged.home)
     strange = [aged.put(table / "part-old.parquet", OLD) for _, _, table in tables(aged.home)]
     with DagsterInstance.ephemeral() as instance:
-        asked = request_scheduled_maintenance(open_home(aged.home), instance, datetime(2026, 1, 1))
+        asked = request_scheduled_maintenance(open_home_location(aged.home), instance, datetime(2026, 1, 1))
         assert isinstance(asked, RunRequest)
-        empty = open_home(
+        empty = open_home_location(
             f"{aged.home}/empty" if aged.home.startswith("s3:") else str(Path(aged.home).parent / "empty")
         )
         assert isinstance(request_scheduled_maintenance(empty, instance, datetime(2026, 1, 1)), SkipReason)

@@ -15,7 +15,7 @@ from support.standin.live_table import LiveTable
 from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds, format_us
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import registry
 
 pytestmark = pytest.mark.cassandra
@@ -114,7 +114,7 @@ def test_who_was_killed_is_followed_by_one_that_ends_it(
     table.generations = GENERATIONS
 
     def prepared(home: Path) -> None:
-        registry.add_cluster(open_home(home), "prod", standin.connection())
+        registry.add_cluster(open_home_location(home), "prod", standin.connection())
         prepare(standin, table, home)
 
     case = Case(prepared, command, format_us(NOW_US), environment={USER: OBSERVER[0], PASSWORD: OBSERVER[1]})

@@ -29,7 +29,7 @@ from cdc_platform.cdclog import gaps
 from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Clock, Microseconds, Milliseconds, ms_from_us
 from cdc_platform.delta import TaskRunner
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.metastore.cdc_tables import TABLE_ADDED
 from cdc_platform.scylla import ScyllaCluster, Unreachable, registry
@@ -46,7 +46,7 @@ RUNS = 8
 def paged(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
     """The stand-in as one whose answers come in many pages, none of which is waited for long."""
     connection = standin.connection(page_rows=2, request_timeout=TIMEOUT_SECONDS)
-    return registry.add_cluster(open_home(tmp_path / "paged"), "prod", connection)
+    return registry.add_cluster(open_home_location(tmp_path / "paged"), "prod", connection)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from support.worlds.switch_lake import NOON_MS, host, switching
 
 from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import consumers, inbox
 from cdc_platform.tables import (
     CDC_TABLE_CHANGES,
@@ -154,7 +154,7 @@ def lose(home: Path, *tables: Table) -> None:
 
 def upgraded(home: Path) -> None:
     """An upgraded cluster whose streams are in the old table."""
-    old_cluster(Lake(open_home(home).lake), times(3))
+    old_cluster(Lake(open_home_location(home).lake), times(3))
 
 
 def expiring(home: Path) -> None:
@@ -191,7 +191,7 @@ def without_tablets(home: Path) -> None:
 def read_by_somebody(home: Path) -> None:
     """A registered consumer."""
     consumers.register_consumer(
-        Lake(open_home(home).lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
+        Lake(open_home_location(home).lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
     )
 
 
@@ -216,7 +216,7 @@ def prepared(answers: int) -> Any:
     """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
 
     def prepare(home: Path) -> None:
-        id_ = switching(Lake(open_home(home).lake), answers)
+        id_ = switching(Lake(open_home_location(home).lake), answers)
         (home.parent / "generation").write_text(id_, encoding="utf-8")
 
     return prepare

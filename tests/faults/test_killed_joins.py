@@ -15,7 +15,7 @@ from support.read_logs import START_US, SWITCH_US
 
 from cdc_platform.clock import DAY_US, Microseconds, format_us, ms_from_us
 from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import write_nodes
 from cdc_platform.ring import Node
 from cdc_platform.spark import ConnectServer
@@ -85,7 +85,7 @@ def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, 
     def asked(home: Path) -> None:
         v2 = ("CDC_GENERATIONS_V2",)
         hosts = [Node(UUID(int=each), (each, 2**62 + each), 3, 12, "10.0.0.1", "dc1", "r1", v2) for each in (1, 2)]
-        write_nodes(Lake(open_home(home).lake), hosts)
+        write_nodes(Lake(open_home_location(home).lake), hosts)
         assert nursery.race([["--home", home, "--clock", AT, "repair"]])[0].exit_code == 0
 
     # The verdicts say who asked: it makes no difference here, as the same command asks again.

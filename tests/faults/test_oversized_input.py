@@ -18,7 +18,7 @@ from support.processes.watched import Left, watched
 from support.read_logs import home_with_log
 
 from cdc_platform.errors import InputError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.importing.formats.strict_json import MAX_JSON_BYTES, max_export_bytes
 from cdc_platform.spark.executors import SPARK_CONF_VARIABLE, read_conf_file
 from cdc_platform.storage import read_user_text
@@ -141,7 +141,7 @@ def deep(form: str, levels: int) -> str:
 def home(tmp_path: Path) -> Path:
     """An empty home."""
     home = tmp_path / "home"
-    open_home(home, create=True)
+    open_home_location(home, create=True)
     return home
 
 

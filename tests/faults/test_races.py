@@ -21,7 +21,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import switch
 from cdc_platform.metastore import cdc_tables, consumers, inbox, read_current_ring, switches, tablets
 from cdc_platform.ring import Ring
@@ -221,7 +221,7 @@ def test_changes_of_tablets(nursery: Nursery, tmp_path: Path, count: int | None,
 
 def test_a_consumer_is_forgotten_once(nursery: Nursery, tmp_path: Path) -> None:
     """One of eight takes it out; to the others it is not there."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     consumers.register_consumer(
         Lake(home.lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
     )
@@ -305,7 +305,7 @@ def test_the_upkeep_of_files_disturbs_nobody(nursery: Nursery, tmp_path: Path) -
 @pytest.mark.parametrize("answered", [1, 3])
 def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: int) -> None:
     """Commits and aborts after the deadline: by the answers that are there, one of both, whoever comes first."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
     id_ = inserted(lake, 3)
@@ -325,7 +325,7 @@ def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: in
 
 def test_answers_to_a_switch_are_all_kept(nursery: Nursery, tmp_path: Path) -> None:
     """Eight answers of three nodes at once: each node's is there, with the one lease that it has promised."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
     id_ = inserted(lake, 3)

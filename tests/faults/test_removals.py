@@ -41,7 +41,7 @@ from assets.catalog_sync.sync import sync_catalog
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake, TableVerification, verify_tables
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.tables import (
     CDC_LOCAL,
@@ -288,7 +288,7 @@ def dropped(home: Path) -> None:
 
 def read_by_somebody(home: Path) -> None:
     """A consumer that passed a generation over."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     consumers.register_consumer(lake, Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0))
     consumers.record_skipped_sets(lake, Clock(Microseconds(1)), ("audit", "ks", "t"), [Microseconds(0)])
 
@@ -297,7 +297,7 @@ def answered(answers: int) -> Callable[[Path], None]:
     """A switch that so many of its three participants acknowledged."""
 
     def prepare(home: Path) -> None:
-        id_ = switching(Lake(open_home(home).lake), answers)
+        id_ = switching(Lake(open_home_location(home).lake), answers)
         (home.parent / "generation").write_text(id_, encoding="utf-8")
 
     return prepare

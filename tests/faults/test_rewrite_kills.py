@@ -14,7 +14,7 @@ from support.processes.nursery import Nursery
 from cdc_platform import failpoints
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 NOW = format_ms(Milliseconds(START_MS + 10 * HOUR_MS))
@@ -29,7 +29,7 @@ def command(home: Path, *options: str) -> list[str]:
 def upgraded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
     """A folder with the home of an upgraded cluster, `home`, and one in which the rewrite was not disturbed, `done`."""
     folder = tmp_path_factory.mktemp("upgraded")
-    old_cluster(Lake(open_home(folder / "home").lake), times(3), without_data=times(3)[:1])
+    old_cluster(Lake(open_home_location(folder / "home").lake), times(3), without_data=times(3)[:1])
     shutil.copytree(folder / "home", folder / "done")
     done = nursery.run(*command(folder / "done"))
     assert done.exit_code == 0, done.stderr

@@ -36,7 +36,7 @@ from cdc_platform.clock import (
 )
 from cdc_platform.delta import Lake, TableVerification, TaskRunner, lake_copy, verify_tables
 from cdc_platform.errors import StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import V2_STEPS, JoinContext, judge_step, run_join, run_step
 from cdc_platform.lifecycle.join.restore import RESTORABLE_TABLES
 from cdc_platform.lifecycle.join.steps import V1_STEPS
@@ -247,7 +247,7 @@ def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: 
 def joined(tmp_path: Path, generations: int) -> Path:
     """A home in which so many nodes have joined."""
     path = tmp_path / "joined"
-    lake = Lake(open_home(str(path), create=True).lake)
+    lake = Lake(open_home_location(str(path), create=True).lake)
     for number in range(1, generations + 1):
         clock = Clock(Microseconds(START_US + HOUR_US * number))
         made = inbox.queue_join(lake, clock, join_request(number)).generation_id
@@ -299,7 +299,7 @@ def test_what_follows_from_a_description_is_made_anew(s3: S3, tmp_path: Path) ->
 def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
     """Between two steps of a join a byte of a stream becomes another one: nothing is inserted or published of it."""
     address = f"{s3.bucket()}/home"
-    lake, clock = Lake(open_home(address, create=True).lake), Clock(START_US)
+    lake, clock = Lake(open_home_location(address, create=True).lake), Clock(START_US)
     made = inbox.queue_join(lake, clock, join_request(1)).generation_id
     joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
     for before in V2_STEPS[:step]:
@@ -332,7 +332,7 @@ def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS, 4)])
 def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, step: int) -> None:
     """The same in a join of a cluster that does not know the second one."""
-    lake, clock = Lake(open_home(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
+    lake, clock = Lake(open_home_location(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
     made = inbox.queue_join(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
     joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
     for before in V1_STEPS[:step]:
@@ -350,7 +350,7 @@ def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, st
 def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     """A generation of the old tables goes into the new ones whole, or no generation does and no node is marked."""
     address = f"{s3.bucket()}/home"
-    lake = Lake(open_home(address, create=True).lake)
+    lake = Lake(open_home_location(address, create=True).lake)
     lake_copy.put_file(parse_path(f"{address}/settings.toml"), b"rewrite_retry_ms = 0\n")
     old_cluster(lake, times(3))
     cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]

@@ -17,7 +17,7 @@ from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import StateError
 from cdc_platform.generations import SwitchPhase
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import audit_ring_fit, switch
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.metastore import switches
@@ -51,7 +51,7 @@ def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A home in which a third node's generation is inserted."""
-    home = open_home(tmp_path_factory.mktemp("waiting") / "home")
+    home = open_home_location(tmp_path_factory.mktemp("waiting") / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
     return home.path, inserted(lake, 3)

@@ -29,7 +29,7 @@ from support.oracles import tablet_oracle
 from cdc_platform.clock import Milliseconds
 from cdc_platform.delta import Lake
 from cdc_platform.errors import StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.importing import LOAD_SCRIPT_FILE, export_files
 from cdc_platform.importing.export import LOADED_TABLES, RING_FILE, csv_file_name
 from cdc_platform.tables import CDC_LOCAL
@@ -95,14 +95,14 @@ def test_the_files_are_as_a_server_writes_them(home: Path, tmp_path: Path) -> No
 def test_what_was_exported_comes_in_as_it_was(home: Path, tmp_path: Path) -> None:
     """Another home has the same rows in every table, the order of streams included, and exports the same bytes."""
     first, second, other = tmp_path / "first", tmp_path / "second", tmp_path / "home"
-    export_files(Lake(open_home(home).lake), first)
+    export_files(Lake(open_home_location(home).lake), first)
     ran = run("--home", other, "import", first)
     assert ran.exit_code == 0, ran.stderr
     for table in (*LOADED_TABLES, CDC_LOCAL):
-        here, there = (Lake(open_home(each).lake).read(table) for each in (home, other))
+        here, there = (Lake(open_home_location(each).lake).read(table) for each in (home, other))
         keys = [(key, "ascending") for key in table.keys]
         assert here.sort_by(keys).equals(there.sort_by(keys)), table.full_name
-    export_files(Lake(open_home(other).lake), second)
+    export_files(Lake(open_home_location(other).lake), second)
     assert {file.name: file.read_bytes() for file in first.iterdir()} == {
         file.name: file.read_bytes() for file in second.iterdir()
     }
@@ -113,7 +113,7 @@ def test_only_what_is_there_is_written(tmp_path: Path) -> None:
     (tmp_path / RING_FILE).write_text(json.dumps(SNAPSHOT))
     (tmp_path / "t.csv").write_text(timestamps_csv({}), newline="")
     assert run("--home", tmp_path / "home", "import", tmp_path / RING_FILE, tmp_path / "t.csv").exit_code == 0
-    written = export_files(Lake(open_home(tmp_path / "home").lake), tmp_path / "out")
+    written = export_files(Lake(open_home_location(tmp_path / "home").lake), tmp_path / "out")
     assert {each.name: each.rows for each in written} == {
         "system_distributed.cdc_generation_timestamps.csv": 0,
         RING_FILE: 2,

@@ -21,7 +21,7 @@ from cdc_platform.clock import Clock, Milliseconds, us_from_ms
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import PlatformError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import cluster_log, current_table, ingest_table
 from cdc_platform.ingest import requests as asking
 from cdc_platform.ingest.planner import LEAST_RANGES
@@ -124,7 +124,7 @@ def test_tasks_copy_a_table_as_one_process_does(
     assert done is not None
     assert (done.copied_now, done.rows, done.of_slices) == (True, 60, 4)
     assert len(jobs.getJobIdsForGroup()) > before
-    alone = registry.add_cluster(open_home(tmp_path / "alone"), "prod", cluster.connection)
+    alone = registry.add_cluster(open_home_location(tmp_path / "alone"), "prod", cluster.connection)
     ingest_table(alone, Clock(), "shop", "t", TaskRunner.alone(), current=True)
     found, expected = (_kept(each, schema) for each in (cluster, alone))
     assert by_key(schema, found[0]) == by_key(schema, expected[0]) == table.rows()
@@ -142,7 +142,7 @@ def test_a_secret_that_tasks_lack_is_one_line_of_a_copy_too(
     names = {"user_env": "CDC_TEST_OF_DRIVER", "password_env": "CDC_TEST_OF_DRIVER_TOO"}
     for name, value in zip(names.values(), OBSERVER, strict=True):
         monkeypatch.setenv(name, value)
-    alone = registry.add_cluster(open_home(tmp_path / "home"), "prod", standin.connection(**names))
+    alone = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection(**names))
     for p in range(60):
         standin.world.run(f"INSERT INTO shop.t (p, k, v) VALUES ({p}, {p}, {p}) USING TIMESTAMP {p + 1}")
     with pytest.raises(PlatformError) as failed:

@@ -17,7 +17,7 @@ from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN
 
 from cdc_platform.delta import TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import NotGranted, ScyllaCluster, registry
 
 pytestmark = pytest.mark.cassandra
@@ -57,7 +57,7 @@ def test_the_grants_that_it_names_are_the_ones_that_are_missing(
     standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain role is told of each GRANT, names in quotes where they need them; with those it has ticks alone."""
-    cluster = registry.add_cluster(open_home(cluster.home.parent.parent), "plain", standin.connection())
+    cluster = registry.add_cluster(open_home_location(cluster.home.parent.parent), "plain", standin.connection())
     monkeypatch.setenv(USER, PLAIN[0])
     monkeypatch.setenv(PASSWORD, PLAIN[1])
     code, found = tried(cluster)
@@ -162,7 +162,7 @@ def test_tls_with_a_certificate_of_its_own_lets_it_in(standin: StandIn, tmp_path
         certificate, key = made.client
         files = {"tls_ca": str(made.ca), "tls_cert": str(certificate), "tls_key": str(key)}
         connection = standin.connection(contacts=(f"127.0.0.1:{proxy.port}",), tls=True, **files)
-        code, found = tried(registry.add_cluster(open_home(tmp_path / "home"), "safe", connection))
+        code, found = tried(registry.add_cluster(open_home_location(tmp_path / "home"), "safe", connection))
         assert code == 0, found
         assert "with TLS" in str(found["contact 127.0.0.1"]["found"])
     finally:

@@ -32,7 +32,7 @@ from cdc_platform.cdclog import log_table
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_from_ms
 from cdc_platform.delta import TaskRunner
 from cdc_platform.errors import InputError, PlatformError, StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import cluster_log, ingest_table
 from cdc_platform.ingest import requests as asking
 from cdc_platform.ingest.planner import LEAST_RANGES
@@ -230,7 +230,7 @@ def test_a_secret_that_no_worker_has_is_one_line(
 ) -> None:
     """It is set where the query is, and not where Spark's workers look: of the source, and of an ingest by tasks."""
     names = {"user_env": "CDC_TEST_HERE_ALONE", "password_env": "CDC_TEST_HERE_TOO"}
-    alone = registry.add_cluster(open_home(tmp_path / "home"), "prod", standin.connection(**names))
+    alone = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection(**names))
     for name, value in zip(names.values(), OBSERVER, strict=True):
         monkeypatch.setenv(name, value)
     spark.dataSource.register(ScyllaCdc)

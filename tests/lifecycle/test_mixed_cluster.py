@@ -25,7 +25,7 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.generations import description as rules
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle.join import bootstrap, publish, steps
 from cdc_platform.metastore import JoinRequest, generations, inbox, read_current_ring, write_nodes
 from cdc_platform.settings import Settings
@@ -193,7 +193,7 @@ def _with_first_two_streams_swapped(description: rules.TopologyDescription) -> r
 def test_check_judges_a_cluster_that_is_all_v1(workers: TaskRunner, tmp_path: Path) -> None:
     """After a rewrite every invariant has something to look at and holds; one stream changed, and `check` says no."""
     home = tmp_path / "home"
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     made = old_cluster(lake, times(2))
     now = format_ms(Milliseconds(START_MS + 2 * HOUR_MS))
     assert run("--home", home, "--clock", now, "rewrite").exit_code == 0

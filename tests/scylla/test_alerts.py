@@ -22,7 +22,7 @@ from support.waiting import await_true
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.metastore import cluster_changes
 from cdc_platform.scylla import (
     AlertQueue,
@@ -66,9 +66,9 @@ def writing(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> HomeLocation:
     """A home that knows a cluster whose secrets are in two variables."""
-    found = open_home(tmp_path / "home")
+    found = open_home_location(tmp_path / "home")
     registry.add_cluster(
         found, "other", Connection(contacts=("127.0.0.1:1",), user_env="OTHER_USER", password_env="OTHER_SECRET")
     )
@@ -77,7 +77,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.long("a program that is started for each change")
 def test_each_is_told_in_order_and_what_it_prints_goes_nowhere(
-    writing: Path, home: Home, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    writing: Path, home: HomeLocation, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Changes that come while it runs wait for it; at the end it is told of all that is left."""
     warnings: list[str] = []
@@ -89,7 +89,7 @@ def test_each_is_told_in_order_and_what_it_prints_goes_nowhere(
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_secret_of_a_cluster_passes(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_of_a_cluster_passes(home: HomeLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables of every cluster of the home are kept from it; the others it has."""
     for name in ("OTHER_USER", "OTHER_SECRET", "MY_PAGER"):
         monkeypatch.setenv(name, "hunter2")
@@ -108,7 +108,7 @@ def test_no_secret_of_a_cluster_passes(home: Home, tmp_path: Path, monkeypatch: 
     ],
     ids=["does not read", "is killed", "reads and fails"],
 )
-def test_one_that_fails_is_one_line_each(text: str, says: str, home: Home, tmp_path: Path) -> None:
+def test_one_that_fails_is_one_line_each(text: str, says: str, home: HomeLocation, tmp_path: Path) -> None:
     """It names the program, of whom it was told, and how it ended; the next change is told all the same."""
     warnings: list[str] = []
     program = script(tmp_path, f"echo >> '{tmp_path}/runs'; {text}")
@@ -119,7 +119,7 @@ def test_one_that_fails_is_one_line_each(text: str, says: str, home: Home, tmp_p
     assert len((tmp_path / "runs").read_text(encoding="utf-8").splitlines()) == 2
 
 
-def test_one_that_hangs_is_ended_with_its_children(home: Home, tmp_path: Path) -> None:
+def test_one_that_hangs_is_ended_with_its_children(home: HomeLocation, tmp_path: Path) -> None:
     """At the end nobody waits for it a second time: what it was not told of is counted."""
     warnings: list[str] = []
     program = script(tmp_path, f"sleep 600 & echo $! >> '{tmp_path}/pids'; wait")
@@ -132,7 +132,9 @@ def test_one_that_hangs_is_ended_with_its_children(home: Home, tmp_path: Path) -
         await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of a hook's child")
 
 
-def test_no_more_than_so_many_wait(home: Home, writing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_so_many_wait(
+    home: HomeLocation, writing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those beyond are said to be left out, and the others are told in order."""
     monkeypatch.setattr(hooks, "MAX_WAITING_ALERTS", 3)
     warnings: list[str] = []
@@ -146,7 +148,7 @@ def test_no_more_than_so_many_wait(home: Home, writing: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("name", ["is not there", "may not be executed", "is a folder", "has an escape"])
-def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: Home, tmp_path: Path) -> None:
+def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: HomeLocation, tmp_path: Path) -> None:
     """In one line, and nothing was connected to: the cluster of this home is none."""
     file = tmp_path / "hook"
     if name == "may not be executed":
@@ -162,7 +164,7 @@ def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: Hom
     assert "\x1b" not in line
 
 
-def test_one_that_goes_while_it_is_watched_is_a_line(home: Home, writing: Path) -> None:
+def test_one_that_goes_while_it_is_watched_is_a_line(home: HomeLocation, writing: Path) -> None:
     """A program that was there as the watch began, and one that is no program after all."""
     hook = Hook.find(home, str(writing), TEN_SECONDS)
     writing.unlink()
@@ -253,7 +255,7 @@ def test_what_was_noted_is_told_once_however_often_it_is_asked(
     standin: StandIn, cluster: ScyllaCluster, writing: Path, tmp_path: Path
 ) -> None:
     """From the first time on; an outage, of all or of a node, as it comes and as it goes; one set anew begins anew."""
-    home, warnings = open_home(cluster.home.parent.parent), list[str]()
+    home, warnings = open_home_location(cluster.home.parent.parent), list[str]()
     hook = Hook.find(home, str(writing), TEN_SECONDS)
 
     def tick(seen: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
@@ -283,7 +285,7 @@ def test_what_a_home_had_before_changes_were_noted_is_no_change(
     standin: StandIn, cluster: ScyllaCluster, writing: Path, tmp_path: Path
 ) -> None:
     """One of an earlier version has no table of changes: it is told of what comes, and its history says so."""
-    home = open_home(cluster.home.parent.parent)
+    home = open_home_location(cluster.home.parent.parent)
     run_observation(cluster, Clock())
     shutil.rmtree(cluster.home / "lake" / "platform" / "cluster_changes")
     hook, lake = Hook.find(home, str(writing), TEN_SECONDS), Lake(cluster.open_home().lake)
@@ -296,7 +298,9 @@ def test_what_a_home_had_before_changes_were_noted_is_no_change(
     assert noted == [*["was there before changes were noted"] * 6, noted[-1]]
 
 
-def test_a_hook_of_a_name_is_looked_for_on_the_path(home: Home, writing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_of_a_name_is_looked_for_on_the_path(
+    home: HomeLocation, writing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the shell finds it; what is not on it is refused."""
     monkeypatch.setenv("PATH", f"{writing.parent}{os.pathsep}{os.environ['PATH']}")
     assert Hook.find(home, "hook.sh", TEN_SECONDS).program == str(writing)

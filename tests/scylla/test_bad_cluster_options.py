@@ -11,7 +11,7 @@ import pytest
 from support.files.bad_input import Case, argument, assert_refused, listing
 
 from cdc_platform.errors import InputError, PlatformError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.scylla import Connection, registry
 
@@ -113,7 +113,7 @@ OTHERS = [
 def test_a_wrong_value_is_one_line(case: Case, tmp_path: Path) -> None:
     """With exit code 2; the home stays as it is, and no secret is repeated."""
     home = tmp_path / "home"
-    registry.add_cluster(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert "hunter2" not in assert_refused(case, home, tmp_path)
 
 
@@ -139,7 +139,7 @@ OF_SPARK: list[tuple[dict[str, str], str]] = [
 def test_a_wrong_option_of_the_data_source_is_one_line(changes: dict[str, str], says: str, tmp_path: Path) -> None:
     """It is refused as the query is planned, by name and value; no folder is made."""
     home = tmp_path / "home"
-    registry.add_cluster(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     given = {name: value.replace("{dir}", str(tmp_path)) for name, value in changes.items()}
     before = listing(tmp_path)
     with pytest.raises(PlatformError) as refused:

@@ -21,7 +21,7 @@ from support.standin.silent import listening
 from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN
 
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import Connection, registry
 
 _ADD = ("cluster", "add", "new", "--contact", "127.0.0.1:1")
@@ -54,7 +54,7 @@ REQUESTS = [
 def test_a_wrong_request_is_one_line(case: Case, tmp_path: Path) -> None:
     """What cannot be meant is refused before anything is connected to."""
     home = tmp_path / "home"
-    registry.add_cluster(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert_refused(case, home, tmp_path)
 
 
@@ -94,7 +94,7 @@ def test_a_secret_that_cannot_be_had_is_one_line(case: Secret, tmp_path: Path, m
     placed = {
         key: value.replace("{dir}", str(tmp_path)) if isinstance(value, str) else value for key, value in values.items()
     }
-    registry.add_cluster(open_home(tmp_path / "home"), "prod", Connection.model_validate(placed))
+    registry.add_cluster(open_home_location(tmp_path / "home"), "prod", Connection.model_validate(placed))
     answer = run("--home", tmp_path / "home", "observe", "prod")
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, case.says)
@@ -269,7 +269,7 @@ def test_tls_that_does_not_fit_is_one_line(
 
 def _assert_refused(connection: Connection, says: str, folder: Path) -> None:
     home = folder / "home"
-    registry.add_cluster(open_home(home), "prod", connection)
+    registry.add_cluster(open_home_location(home), "prod", connection)
     before = listing(home)
     answer = run("--home", home, "observe", "prod")
     assert (answer.exit_code, answer.stdout) == (2, ""), answer

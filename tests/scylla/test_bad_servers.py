@@ -22,7 +22,7 @@ from support.standin.versions import NEWEST, VERSIONS
 from support.standin.world import OBSERVER, PLAIN, time_uuid
 
 from cdc_platform.cdclog import log_table
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import Connection, ScyllaCluster, registry
 
 A_SERVER = pytest.mark.grid("broken servers", 12)
@@ -63,7 +63,7 @@ def test_where_no_cql_server_is(nobody: Nobody, command: str, tmp_path: Path) ->
         host = "no-such-host.invalid" if nobody.name == "unknown host" else "127.0.0.1"
         contact = f"{host}:{1 if nobody.answer is None else port}"
         home = tmp_path / "home"
-        registry.add_cluster(open_home(home), "prod", Connection(contacts=(contact,), connect_timeout=2))
+        registry.add_cluster(open_home_location(home), "prod", Connection(contacts=(contact,), connect_timeout=2))
         before = listing(home)
         args, code = COMMANDS[command]
         answer = run("--home", home, *args)
@@ -167,7 +167,7 @@ def test_an_ingest_of_a_broken_cluster_is_one_line(
     """With exit code 2, what to do about it, no secret; and not one row in the lake, nor a position."""
     log.write([FIRST_US + 1])
     timeout = {"request_timeout": 1.0} if "hang" in fault.name else {}
-    cluster = registry.add_cluster(open_home(tmp_path / "home"), "prod", standin.connection(**timeout))
+    cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection(**timeout))
     fault.happens(standin, log, monkeypatch)
     answer = run("--home", tmp_path / "home", "ingest", *fault.args)
     assert (answer.exit_code, answer.stdout) == (2, ""), answer

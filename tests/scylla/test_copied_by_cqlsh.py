@@ -19,7 +19,7 @@ from cdc_platform.cdclog import StoredLog, list_stored_logs
 from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_from_datetime
 from cdc_platform.cql import quote_name
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.importing import LOAD_SCRIPT_FILE
 from cdc_platform.importing.export import LOADED_TABLES
 
@@ -139,7 +139,7 @@ def cqlsh(standin: StandIn, folder: Path, script: Path) -> None:
 @pytest.mark.long("cqlsh, which starts processes of its own for each table")
 def test_every_row_is_there_as_the_home_has_it(standin: StandIn, home: Path, loaded: Path) -> None:
     """Of ScyllaDB's own tables each column, of logs the bytes of each value."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     compared = 0
     for table in LOADED_TABLES:
         rows = standin.world.far_rows(f"SELECT * FROM {there(table.full_name)}")

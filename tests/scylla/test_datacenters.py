@@ -12,7 +12,7 @@ from support.standin.cluster import StandIn, nodes
 from support.standin.live_log import LiveLog
 
 from cdc_platform.delta import TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.scylla.system_tables import NODE_LOCAL_TABLES
 
@@ -46,7 +46,9 @@ def test_only_the_near_nodes_are_asked(
 ) -> None:
     """For published generations, for windows of a log and for the table itself; every node for its own clock."""
     contacts = (f"127.0.0.{contact + 1}:{standin.proxy.port}",)
-    cluster = registry.add_cluster(open_home(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts}))
+    cluster = registry.add_cluster(
+        open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts})
+    )
     log.write([place * 1000 + 1_790_000_000_000_001 for place in range(50)])
     standin.proxy.statements.clear()
     bring(cluster, workers, way=way, current=True)
@@ -62,7 +64,9 @@ def test_without_a_name_all_are_asked(
     standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
     """So that what is said of the near ones is seen here to be able to fail."""
-    cluster = registry.add_cluster(open_home(tmp_path / "home"), "prod", near.model_copy(update={"datacenter": None}))
+    cluster = registry.add_cluster(
+        open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"datacenter": None})
+    )
     standin.proxy.statements.clear()
     bring(cluster, workers)
     assert set().union(*asked(standin).values()) == NEAR | FAR
@@ -73,7 +77,9 @@ def test_the_far_nodes_are_asked_where_no_near_one_is_up(
 ) -> None:
     """What is near is asked first, and not alone."""
     contacts = (f"127.0.0.2:{standin.proxy.port}",)
-    cluster = registry.add_cluster(open_home(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts}))
+    cluster = registry.add_cluster(
+        open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts})
+    )
     log.write([1_790_000_000_000_001])
     for node in NEAR:
         standin.proxy.kill(node)
@@ -84,7 +90,7 @@ def test_the_far_nodes_are_asked_where_no_near_one_is_up(
 def test_another_name_is_one_line_with_those_there_are(standin: StandIn, near: Connection, tmp_path: Path) -> None:
     """Of every command that asks the cluster."""
     home = tmp_path / "home"
-    registry.add_cluster(open_home(home), "prod", near.model_copy(update={"datacenter": "nearer"}))
+    registry.add_cluster(open_home_location(home), "prod", near.model_copy(update={"datacenter": "nearer"}))
     for command in (("observe", "prod"), ("ingest", "prod", "shop.t"), ("cluster", "test", "prod")):
         answer = run("--home", home, *command)
         assert answer.exit_code != 0

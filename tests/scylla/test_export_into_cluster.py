@@ -28,7 +28,7 @@ from cdc_platform.cdclog import log_table, read_table_schema
 from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.scylla import ScyllaCluster, export_into_cluster, registry
 from cdc_platform.scylla.export import EXPORT_MARKER_TABLE
 from cdc_platform.scylla.registry import ClusterIdentity
@@ -44,13 +44,13 @@ Key = tuple[bytes, uuid.UUID, int]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def home(tmp_path_factory: pytest.TempPathFactory) -> HomeLocation:
     """A home with a V1 rewrite, three joins, a tablet split and changes in two logs."""
-    return open_home(eventful(tmp_path_factory.mktemp("eventful")))
+    return open_home_location(eventful(tmp_path_factory.mktemp("eventful")))
 
 
 @pytest.fixture
-def target(standin: StandIn, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScyllaCluster]:
+def target(standin: StandIn, home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScyllaCluster]:
     """The stand-in as a cluster that the home knows, by a user who may write; what was written goes at the end."""
     monkeypatch.setenv(USER, EXPORTER[0])
     monkeypatch.setenv(PASSWORD, EXPORTER[1])
@@ -60,7 +60,7 @@ def target(standin: StandIn, home: Home, monkeypatch: pytest.MonkeyPatch) -> Ite
         standin.world.run(f"DROP KEYSPACE IF EXISTS {keyspace}")
 
 
-def stored(home: Home, table: str) -> list[Key]:
+def stored(home: HomeLocation, table: str) -> list[Key]:
     """The keys of a log in the lake, sorted."""
     lake = Lake(home.lake)
     rows = lake.read(log_table(read_table_schema(lake, *table.split("."))), list(KEYS)).to_pylist()
@@ -72,7 +72,7 @@ def there(standin: StandIn, name: str) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in standin.world.rows(f"SELECT * FROM {name}")), key=repr)
 
 
-def export(target: ScyllaCluster, home: Home, **options: Any) -> Any:
+def export(target: ScyllaCluster, home: HomeLocation, **options: Any) -> Any:
     """Export as fast as it goes."""
     return export_into_cluster(home, target, prefix=PREFIX, rate=1_000_000, **options)
 
@@ -89,7 +89,7 @@ def _assert_in_order(read: list[ReadChange], begun: list[Milliseconds]) -> None:
         assert max(ms for ms in begun if ms <= written_ms) == each.generation_ms
 
 
-def _kill_within(standin: StandIn, home: Home, table: str) -> None:
+def _kill_within(standin: StandIn, home: HomeLocation, table: str) -> None:
     """Export in a process of its own, which is killed by SIGKILL as soon as the server has rows of a table."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home.path), "export", "--cluster", "rehearsal"]
     with subprocess.Popen([*command, "--prefix", PREFIX, "--rate", "40"], stdout=subprocess.DEVNULL) as process:
@@ -112,7 +112,7 @@ def _there_yet(standin: StandIn, table: str) -> list[Any]:
 
 
 def test_killed_and_started_again_it_is_whole_and_read_once(
-    standin: StandIn, target: ScyllaCluster, home: Home
+    standin: StandIn, target: ScyllaCluster, home: HomeLocation
 ) -> None:
     """Killed within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads in order."""
     streams = f"{PREFIX}_distributed.cdc_streams_descriptions_v2"
@@ -133,7 +133,7 @@ def test_killed_and_started_again_it_is_whole_and_read_once(
         export(target, home)
 
 
-def _assert_read(standin: StandIn, home: Home) -> None:
+def _assert_read(standin: StandIn, home: HomeLocation) -> None:
     """Over a V1 rewrite, three joins and a tablet split: every change once, in order, of the generation of its time."""
     # The server cannot be told of CDC options in CQL: the base tables get them past the proxy.
     for table in (TABLE, OF_TABLETS):
@@ -154,7 +154,9 @@ def _assert_read(standin: StandIn, home: Home) -> None:
     assert standin.proxy.refused == []
 
 
-def test_what_it_refuses(standin: StandIn, target: ScyllaCluster, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_refuses(
+    standin: StandIn, target: ScyllaCluster, home: HomeLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A keyspace with something else in it, the home's own cluster, ScyllaDB's keyspaces; who may not write."""
     told = run("--home", home.path, "export", "--cluster", "rehearsal", "--dry-run")
     assert told.exit_code == 2
@@ -181,17 +183,17 @@ def test_what_it_refuses(standin: StandIn, target: ScyllaCluster, home: Home, mo
 
 
 def test_a_cluster_that_is_observed_is_production(
-    standin: StandIn, target: ScyllaCluster, home: Home, tmp_path: Path
+    standin: StandIn, target: ScyllaCluster, home: HomeLocation, tmp_path: Path
 ) -> None:
     """By its name or another, from its home or the one beside, and when it is forgotten: nothing without marks."""
     shutil.copytree(home.path, tmp_path / "home")
-    mine = open_home(tmp_path / "home")
+    mine = open_home_location(tmp_path / "home")
     prod = registry.add_cluster(mine, "prod", target.connection)
     assert run("--home", mine.path, "observe", "prod").exit_code == 0
     beside = registry.add_cluster(mine, "beside", target.connection.model_copy(update={"page_rows": 7}))
     shutil.copytree(mine.lake, beside.open_home().lake, dirs_exist_ok=True)
 
-    def refused(cluster: ScyllaCluster, by: Home = mine) -> None:
+    def refused(cluster: ScyllaCluster, by: HomeLocation = mine) -> None:
         with pytest.raises(
             StateError,
             match="observed here, as prod.*CREATE KEYSPACE IF NOT EXISTS beside WITH .*" + EXPORT_MARKER_TABLE,

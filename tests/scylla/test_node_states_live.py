@@ -13,7 +13,7 @@ from cdc_platform.cdclog import read_table_schema
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import cdc_local, cdc_tables, ring
 from cdc_platform.ring import Node
 from cdc_platform.scylla import Observation, ScyllaCluster, ScyllaSession, registry, run_observation
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cassandra
 
 def look(cluster: ScyllaCluster) -> Observation:
     """Observe the cluster as the next process would."""
-    return run_observation(registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), Clock())
+    return run_observation(registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), Clock())
 
 
 def members(cluster: ScyllaCluster) -> list[Node]:

@@ -23,7 +23,7 @@ from cdc_platform.delta import Lake
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId, uniform_tablet_ends
 from cdc_platform.generations.tablets import compute_difference, generate_tablet_streams
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import audit_ring_fit
 from cdc_platform.metastore import cdc_tables, generations, ring
 from cdc_platform.ring import Node
@@ -48,7 +48,7 @@ CDC_ON = "cdc = {'enabled': 'true', 'ttl': '60'}"
 
 def look(cluster: ScyllaCluster) -> Observation:
     """Observe it as the next process would: what is known of it is read anew."""
-    return run_observation(registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), Clock())
+    return run_observation(registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), Clock())
 
 
 def lake_of(cluster: ScyllaCluster) -> Lake:

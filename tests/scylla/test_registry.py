@@ -10,7 +10,7 @@ from support.command_line import run
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import Connection, parse_contact, registry, resolve_credentials
 from cdc_platform.scylla.generations import read_until_stable
 from cdc_platform.scylla.registry import ClusterIdentity
@@ -69,7 +69,7 @@ def test_the_home_of_a_cluster_is_not_the_one_that_knows_it(tmp_path: Path, comm
 
 def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     """What was cut or edited is not guessed at."""
-    home = open_home(tmp_path)
+    home = open_home_location(tmp_path)
     registry.add_cluster(home, "prod", Connection(contacts=("a:1",)))
     (tmp_path / "clusters" / "prod" / "cluster.json").write_text("{")
     with pytest.raises(EnvironmentProblem, match="damaged"):
@@ -78,7 +78,7 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
 
 def test_a_cluster_that_was_never_looked_at_has_nothing_to_move_aside(tmp_path: Path) -> None:
     """`renew` moves aside what was observed, and there is nothing; a name that nobody knows is refused."""
-    home = open_home(tmp_path)
+    home = open_home_location(tmp_path)
     registry.add_cluster(home, "prod", Connection(contacts=("a:1",)))
     assert registry.renew_cluster(home, "prod", Clock()) is None
     with pytest.raises(NotFound, match="cluster add"):
@@ -88,7 +88,7 @@ def test_a_cluster_that_was_never_looked_at_has_nothing_to_move_aside(tmp_path: 
 @pytest.mark.parametrize(("call", "time"), [("rename", 1), ("rename", 2), ("replace", 1), ("unlink", 1)])
 def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, time: int) -> None:
     """Before whichever of its changes it dies, the cluster is known by its name, and by it alone; `renew` ends it."""
-    home, contacts = open_home(tmp_path), Connection(contacts=("a:1",))
+    home, contacts = open_home_location(tmp_path), Connection(contacts=("a:1",))
     registry.store_identity(
         registry.add_cluster(home, "prod", contacts), ClusterIdentity(cluster_name="p", host_ids=())
     )
@@ -111,7 +111,7 @@ def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_times_that_were_seen_never_go_back(tmp_path: Path) -> None:
     """A look that took in no generation does not forget the newest that was seen."""
-    home = open_home(tmp_path)
+    home = open_home_location(tmp_path)
     cluster = registry.add_cluster(home, "prod", Connection(contacts=("a:1",)))
     registry.store_identity(cluster, ClusterIdentity(cluster_name="p", host_ids=(), newest_ms=Milliseconds(5)))
     registry.store_identity(registry.find_cluster(home, "prod"), ClusterIdentity(cluster_name="p", host_ids=()))

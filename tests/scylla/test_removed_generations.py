@@ -16,7 +16,7 @@ from support.standin.world import time_uuid
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, format_us, system_time_us
 from cdc_platform.delta import TaskRunner
 from cdc_platform.errors import StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import ScyllaCluster, registry, run_observation
 from cdc_platform.tables import (
     CDC_TABLE_CHANGES,
@@ -56,7 +56,7 @@ def state_past(cluster: ScyllaCluster) -> None:
 def look(cluster: ScyllaCluster, at_us: int) -> None:
     """Observe as the next process would."""
     run_observation(
-        registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), Clock(Microseconds(at_us))
+        registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), Clock(Microseconds(at_us))
     )
 
 
@@ -144,12 +144,13 @@ def test_a_mirror_removes_nothing_by_rows_that_no_commit_put_there(
     look(cluster, EXPIRED_US)
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
     ahead = Clock(Microseconds(system_time_us() + 2 * HOUR_US))
-    found = run_observation(registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), ahead)
+    found = run_observation(registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), ahead)
     assert [each for each in found.warnings if "this machine's" in each]
     assert min(there(cluster)) > 0
     changed_row(Path(lake_of(cluster).path(CDC_TABLE_CHANGES)))
     found = run_observation(
-        registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), Clock(Microseconds(REMOVABLE_US))
+        registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name),
+        Clock(Microseconds(REMOVABLE_US)),
     )
     complaint = complaint_about(lake_of(cluster), CDC_TABLE_CHANGES)
     assert [each for each in found.warnings if complaint in each]

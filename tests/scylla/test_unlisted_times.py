@@ -13,7 +13,7 @@ from support.standin.world import time_uuid
 from cdc_platform.clock import HOUR_US, Clock, Microseconds, Milliseconds, format_us, ms_from_us
 from cdc_platform.delta import MIRROR_MARK_FILE, TaskRunner, allow_mirror_writes
 from cdc_platform.errors import StateError
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import repair as repairing
 from cdc_platform.lifecycle import run_join
 from cdc_platform.scylla import MetadataSnapshot, ScyllaCluster, registry, run_observation
@@ -37,7 +37,9 @@ def at(cluster: ScyllaCluster, us: int, *words: str) -> tuple[str, ...]:
 
 def look(cluster: ScyllaCluster, us: int = LATER_US) -> None:
     """Observe as the next process would."""
-    run_observation(registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name), Clock(Microseconds(us)))
+    run_observation(
+        registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), Clock(Microseconds(us))
+    )
 
 
 def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
@@ -46,7 +48,9 @@ def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
     with allow_mirror_writes():
         event = repairing.queue_needed_repair(lake, clock, repairing.check_newest_generation(lake))
         assert event is not None
-        run_join(workers, lake, clock, open_home(cluster.home).settings, event.generation_id, entry_point="a test")
+        run_join(
+            workers, lake, clock, open_home_location(cluster.home).settings, event.generation_id, entry_point="a test"
+        )
 
 
 @pytest.mark.cassandra

@@ -11,7 +11,7 @@ from support.standin.cluster import FIRST_MS, StandIn, description, nodes
 from support.standin.world import time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import ScyllaCluster, watch_cluster
 
 pytestmark = pytest.mark.cassandra
@@ -21,7 +21,7 @@ SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 
 def test_what_changes_is_told_once(standin: StandIn, cluster: ScyllaCluster) -> None:
     """All of it at the first look, a generation and TTL when they come, nothing while all stays; by small queries."""
-    home = open_home(cluster.home.parent.parent)
+    home = open_home_location(cluster.home.parent.parent)
     looks = watch_cluster(home, "prod", Clock(), 0.0, lambda _: None)
     standin.world.cdc_options("shop", "orders", ttl="3600")
     # Another test's node may have been down a moment ago.
@@ -46,7 +46,7 @@ def test_what_changes_is_told_once(standin: StandIn, cluster: ScyllaCluster) -> 
 
 def test_a_cluster_that_is_gone_is_a_change_and_comes_back(standin: StandIn, cluster: ScyllaCluster) -> None:
     """One line when it can no longer be reached, one when it can; the watch goes on in between."""
-    home = open_home(cluster.home.parent.parent)
+    home = open_home_location(cluster.home.parent.parent)
     looks = watch_cluster(home, "prod", Clock(), 0.0, lambda _: None)
     next(looks)
     for node in range(3):
@@ -61,7 +61,7 @@ def test_a_cluster_that_is_gone_is_a_change_and_comes_back(standin: StandIn, clu
 
 def test_an_outage_is_told_while_the_topology_changes(standin: StandIn, cluster: ScyllaCluster) -> None:
     """Each of the two as it comes and as it goes, with when and who; what is new comes in while nodes are as before."""
-    looks = watch_cluster(open_home(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
+    looks = watch_cluster(open_home_location(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
     next(look for look in looks if not look[0].problems)
     standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
     standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS), nodes(4)))
@@ -96,7 +96,9 @@ def test_an_outage_is_told_while_the_topology_changes(standin: StandIn, cluster:
 
 def test_a_node_that_is_down_is_told_as_it_goes_and_as_it_comes(standin: StandIn, cluster: ScyllaCluster) -> None:
     """By its address; the others answer for the cluster, which is not out of reach."""
-    looks = watch_cluster(open_home(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: time.sleep(0.05))
+    looks = watch_cluster(
+        open_home_location(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: time.sleep(0.05)
+    )
     next(look for look in looks if not look[0].problems)
     standin.proxy.kill(2)
     first = next(told for _, told in looks if told)
@@ -110,7 +112,7 @@ def test_a_node_that_is_down_is_told_as_it_goes_and_as_it_comes(standin: StandIn
 def test_a_generation_that_is_left_out_is_told_apart_from_an_outage(standin: StandIn, cluster: ScyllaCluster) -> None:
     """It is named as it is left out and as it comes in; that a cluster answers again is said of an outage alone."""
     made, streams = description(time_uuid(SECOND_MS)), "scylla_distributed.cdc_streams_descriptions_v2"
-    looks = watch_cluster(open_home(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
+    looks = watch_cluster(open_home_location(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
     next(look for look in looks if not look[0].problems)
     who, missing = "generation 2026-09-21T15:13:20.000Z", int(made.range_ends[-1])
     standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), made, timestamp=False)
@@ -141,7 +143,7 @@ def test_a_generation_that_is_left_out_is_told_apart_from_an_outage(standin: Sta
 
 def test_another_cluster_is_told_once_and_is_no_outage(standin: StandIn, cluster: ScyllaCluster) -> None:
     """It answers and may not be looked at: that is said as it comes and as it goes."""
-    looks = watch_cluster(open_home(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
+    looks = watch_cluster(open_home_location(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: None)
     next(look for look in looks if not look[0].problems)
     standin.world.cluster(nodes(), name="restored")
     (other,) = next(looks)[1]
@@ -156,7 +158,7 @@ def test_a_watch_that_begins_again_tells_what_there_is_and_what_is_new(
     standin: StandIn, cluster: ScyllaCluster
 ) -> None:
     """All of it in the first look; what nobody had seen before the watch began is fresh, and nothing else."""
-    home = open_home(cluster.home.parent.parent)
+    home = open_home_location(cluster.home.parent.parent)
     first = watch_cluster(home, "prod", Clock(), 0.0, lambda _: None)
     _, told = next(look for look in first if not look[0].problems)
     assert all(each.fresh for each in told)

@@ -14,7 +14,7 @@ import pytest
 
 from cdc_platform import instance_lock
 from cdc_platform.errors import StateError
-from cdc_platform.home import HOME_VARIABLE, Home, open_home
+from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, open_home_location
 from cdc_platform.instance_lock import bind_to_up, lock_home_exclusively, lock_home_shared
 
 # Who started the tests, or a test before this one, may have left signals ignored or blocked, which a child inherits.
@@ -23,9 +23,9 @@ import signal
 import sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.instance_lock import lock_home_exclusively
-with lock_home_exclusively(open_home(sys.argv[1])) as held:
+with lock_home_exclusively(open_home_location(sys.argv[1])) as held:
     (held.folder / "left").mkdir()
     print(held.alive, flush=True)
     sys.stdin.read()
@@ -64,9 +64,9 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> HomeLocation:
     """A home of the test's own."""
-    return open_home(tmp_path / "home")
+    return open_home_location(tmp_path / "home")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_home_has_one_up(home: Home, start: Start) -> None:
+def test_a_home_has_one_up(home: HomeLocation, start: Start) -> None:
     """A second one is refused and names the first."""
     said(start(_UP, str(home.path)))
     with pytest.raises(StateError, match=r"is up already \(processes .*\); end that one"), lock_home_exclusively(home):
@@ -107,7 +107,7 @@ def test_a_home_has_one_up(home: Home, start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_parts_end_with_their_up(home: Home, start: Start, number: signal.Signals) -> None:
+def test_parts_end_with_their_up(home: HomeLocation, start: Start, number: signal.Signals) -> None:
     """At once, however it ends; the next one waits for them and sweeps."""
     up = start(_UP, str(home.path))
     alive = said(up)
@@ -122,7 +122,7 @@ def test_parts_end_with_their_up(home: Home, start: Start, number: signal.Signal
     assert [path.name for path in (home.path / "up").iterdir()] == ["parts.lock"]
 
 
-def test_an_up_that_ends_is_waited_for(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_up_that_ends_is_waited_for(home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system lets go of last of all that it held may be `up.lock`; who goes on to hold that alone is told."""
     (home.path / "up").mkdir(parents=True)
     ends = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
@@ -143,7 +143,7 @@ def test_an_up_that_ends_is_waited_for(home: Home, start: Start, monkeypatch: py
         pytest.fail("it was let in")
 
 
-def test_a_part_that_comes_too_late_ends(home: Home, start: Start) -> None:
+def test_a_part_that_comes_too_late_ends(home: HomeLocation, start: Start) -> None:
     """One that was about to start when its `up` was killed does no work, whether another `up` is there or not."""
     up = start(_UP, str(home.path))
     alive = said(up)
@@ -158,7 +158,9 @@ def test_a_part_that_comes_too_late_ends(home: Home, start: Start) -> None:
     assert late.stderr.read() == "error: the cdc-platform up that this process was started for has ended\n"
 
 
-def test_the_next_one_waits_for_what_still_works(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_one_waits_for_what_still_works(
+    home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A home is free when the last part has ended, not when its `up` has; that is not waited for without end."""
     monkeypatch.setattr(instance_lock, "PARTS_WAIT_SECONDS", 0.3)
     with lock_home_exclusively(home) as held:
@@ -173,7 +175,7 @@ def test_the_next_one_waits_for_what_still_works(home: Home, start: Start, monke
         pass
 
 
-def test_a_dagster_beside_up_is_refused(home: Home, start: Start) -> None:
+def test_a_dagster_beside_up_is_refused(home: HomeLocation, start: Start) -> None:
     """The code server of `dagster dev` does not load beside an `up`, with one line that says why."""
     up = start(_UP, str(home.path))
     said(up)
@@ -184,7 +186,7 @@ def test_a_dagster_beside_up_is_refused(home: Home, start: Start) -> None:
     assert said(start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})) == "works"
 
 
-def test_up_beside_a_dagster_is_refused(home: Home, start: Start) -> None:
+def test_up_beside_a_dagster_is_refused(home: HomeLocation, start: Start) -> None:
     """And names its process; two code servers of Dagsters that were started by hand may be of one."""
     first = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
     second = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
@@ -199,7 +201,7 @@ def test_up_beside_a_dagster_is_refused(home: Home, start: Start) -> None:
         pass
 
 
-def test_other_programs_are_left_alone(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_are_left_alone(home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, tests and scripts that load the code location hold nothing and are not refused."""
     monkeypatch.setenv(HOME_VARIABLE, str(home.path))
     with lock_home_exclusively(home):
@@ -209,8 +211,8 @@ def test_other_programs_are_left_alone(home: Home, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_made_is_the_owners_alone(tmp_path: Path) -> None:
     """A new home and what an `up` keeps in it; a home that is there already is left as its owner has it."""
-    home = open_home(tmp_path / "new")
+    home = open_home_location(tmp_path / "new")
     with lock_home_exclusively(home) as held:
         assert [path.stat().st_mode & 0o777 for path in (home.path, held.folder)] == [0o700, 0o700]
     (tmp_path / "old").mkdir(mode=0o750)
-    assert open_home(tmp_path / "old").path.stat().st_mode & 0o777 == 0o750
+    assert open_home_location(tmp_path / "old").path.stat().st_mode & 0o777 == 0o750

@@ -17,7 +17,7 @@ from support.worlds.serving import Serving
 from cdc_platform.dagster_home import prepare_dagster_home
 from cdc_platform.definitions import defs
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.server.code_server import initialize_dagster_storage
 
 AN_END = pytest.mark.grid("ends of `up`", 1)
@@ -140,7 +140,7 @@ def test_killed_it_leaves_nothing_behind(serving: Serving) -> None:
 
 def test_a_home_that_everybody_can_write_into_is_refused(tmp_path: Path) -> None:
     """What is in a home is run in the name of whoever brings it up."""
-    home = open_home(tmp_path / "home")
+    home = open_home_location(tmp_path / "home")
     home.path.chmod(0o777)
     tried = Serving(home.path).command("up", "--port", "0")
     said = tried.communicate(timeout=60)[1]
@@ -152,7 +152,7 @@ def test_a_home_that_everybody_can_write_into_is_refused(tmp_path: Path) -> None
 @pytest.mark.long("an instance of Dagster, opened three times")
 def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
     """A run whose process was killed together with its `up` does not stand as started for good."""
-    folder = prepare_dagster_home(open_home(tmp_path))
+    folder = prepare_dagster_home(open_home_location(tmp_path))
     with DagsterInstance.from_config(str(folder)) as instance:
         job = defs.resolve_job_def("join")
         left = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED).run_id

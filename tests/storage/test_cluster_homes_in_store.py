@@ -12,7 +12,7 @@ from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.delta import Lake, allow_mirror_writes, read_mirrored_cluster
 from cdc_platform.delta.access import HomeIsMirror
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.home import STATE_VARIABLE, open_home
+from cdc_platform.home_location import STATE_VARIABLE, open_home_location
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.scylla.registry import ClusterIdentity
@@ -28,14 +28,16 @@ def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
 ) -> None:
     """Another machine adds the cluster by its own way, and finds what was observed; a third one knows no cluster."""
     address = f"{s3.bucket()}/home"
-    first = registry.add_cluster(open_home(address), "prod", WAY)
+    first = registry.add_cluster(open_home_location(address), "prod", WAY)
     assert (first.at, first.open_home().lake) == (f"{address}/clusters/prod", f"{address}/clusters/prod/lake")
     registry.store_identity(first, SEEN)
     registry.store_future_log(first, "ks.t", Milliseconds(7))
     with allow_mirror_writes():
         cdc_tables.add_cdc_table(Lake(first.open_home().lake), Clock(), "ks", "t", ttl_seconds=60)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
-    second = registry.add_cluster(open_home(address), "prod", WAY.model_copy(update={"contacts": ("10.0.0.1:9042",)}))
+    second = registry.add_cluster(
+        open_home_location(address), "prod", WAY.model_copy(update={"contacts": ("10.0.0.1:9042",)})
+    )
     assert (second.identity, second.at) == (SEEN, first.at)
     assert registry.read_future_logs(second) == {"ks.t": 7}
     assert [each.full_name for each in cdc_tables.read_cdc_tables(Lake(second.open_home().lake))] == ["ks.t"]
@@ -45,7 +47,7 @@ def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
         registry.assert_same_cluster(second, OTHER)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "a third machine"))
     with pytest.raises(NotFound, match="no cluster prod is known"):
-        registry.find_cluster(open_home(address), "prod")
+        registry.find_cluster(open_home_location(address), "prod")
     found = {name for name, _ in (parse_path(f"{address}/clusters/prod")).files()}
     assert found == {"platform.json", "mirror.json", "identity.json", "logs-ahead.json", ".lake.contract.json"}
 
@@ -55,25 +57,25 @@ def test_a_renewed_cluster_has_another_place_for_every_machine(
 ) -> None:
     """What was observed before stays where it is, a home still; other machines follow; a second renewal goes on."""
     address = f"{s3.bucket()}/home"
-    first = registry.add_cluster(open_home(address), "prod", WAY)
-    assert registry.renew_cluster(open_home(address), "prod", Clock()) is None
+    first = registry.add_cluster(open_home_location(address), "prod", WAY)
+    assert registry.renew_cluster(open_home_location(address), "prod", Clock()) is None
     registry.store_identity(first, SEEN)
-    assert registry.renew_cluster(open_home(address), "prod", Clock(Microseconds(1_000_000))) == first.at
-    second = registry.find_cluster(open_home(address), "prod")
+    assert registry.renew_cluster(open_home_location(address), "prod", Clock(Microseconds(1_000_000))) == first.at
+    second = registry.find_cluster(open_home_location(address), "prod")
     assert (second.identity, second.at) == (None, f"{address}/clusters/prod.since-19700101T000001000Z")
     assert second.home != first.home
     assert read_mirrored_cluster(parse_path(first.at)) == read_mirrored_cluster(parse_path(second.at)) == "prod"
     registry.store_identity(second, OTHER)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
-    assert registry.add_cluster(open_home(address), "prod", WAY).identity == OTHER
-    assert registry.renew_cluster(open_home(address), "prod", Clock(Microseconds(2_000_000))) == second.at
-    assert registry.find_cluster(open_home(address), "prod").at.endswith("prod.since-19700101T000002000Z")
-    assert registry.get_own_hosts(open_home(first.at, create=False)) == SEEN.host_ids
+    assert registry.add_cluster(open_home_location(address), "prod", WAY).identity == OTHER
+    assert registry.renew_cluster(open_home_location(address), "prod", Clock(Microseconds(2_000_000))) == second.at
+    assert registry.find_cluster(open_home_location(address), "prod").at.endswith("prod.since-19700101T000002000Z")
+    assert registry.get_own_hosts(open_home_location(first.at, create=False)) == SEEN.host_ids
 
 
 def test_what_was_observed_on_this_machine_alone_stays_there(s3: S3, tmp_path: Path) -> None:
     """Versions before kept it in this machine's part: positions and rows are not left behind."""
-    home = open_home(f"{s3.bucket()}/home")
+    home = open_home_location(f"{s3.bucket()}/home")
     (home.path / "clusters" / "prod" / "lake").mkdir(parents=True)
     cluster = registry.add_cluster(home, "prod", WAY)
     assert (cluster.address, cluster.home) == (None, home.path / "clusters" / "prod")

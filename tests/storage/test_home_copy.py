@@ -23,7 +23,7 @@ from support.store.s3 import S3
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.delta import Lake, allow_mirror_writes, read_newest_versions, verify_tables
 from cdc_platform.delta.versions import iter_table_folders
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.scylla.registry import ClusterIdentity
@@ -43,7 +43,7 @@ def identity(number: int) -> ClusterIdentity:
 
 def observed(home: str, name: str, way: Connection, number: int) -> None:
     """A cluster that is known by a way, and whose home has a table."""
-    cluster = registry.add_cluster(open_home(home), name, way)
+    cluster = registry.add_cluster(open_home_location(home), name, way)
     registry.store_identity(cluster, identity(number))
     registry.store_future_log(cluster, "ks.t", Milliseconds(number))
     with allow_mirror_writes():
@@ -52,17 +52,17 @@ def observed(home: str, name: str, way: Connection, number: int) -> None:
 
 def with_clusters(home: str) -> None:
     """A home with three clusters, of which one was renewed twice."""
-    cdc_tables.add_cdc_table(Lake(open_home(home).lake), Clock(), "ks", "own", ttl_seconds=60)
+    cdc_tables.add_cdc_table(Lake(open_home_location(home).lake), Clock(), "ks", "own", ttl_seconds=60)
     for number, (name, way) in enumerate((("open", OPEN), ("secret", SECRET), ("tls", TLS)), 1):
         observed(home, name, way, number)
     for number in (10, 11):
-        registry.renew_cluster(open_home(home), "open", Clock(Microseconds(number * 1_000_000)))
+        registry.renew_cluster(open_home_location(home), "open", Clock(Microseconds(number * 1_000_000)))
         observed(home, "open", OPEN, number)
 
 
 def told(home: str) -> list[str]:
     """The tables of which a home was told."""
-    return [each.full_name for each in cdc_tables.read_cdc_tables(Lake(open_home(home, create=False).lake))]
+    return [each.full_name for each in cdc_tables.read_cdc_tables(Lake(open_home_location(home, create=False).lake))]
 
 
 def every_version(home: str) -> dict[str, dict[str, int]]:
@@ -85,7 +85,7 @@ def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
     assert len(copied.json["clusters"]) == 5
     for each in copied.json["next"][:-1]:
         assert run(*words_of(each["command"])).exit_code == 0, each
-    home = open_home(target, create=False)
+    home = open_home_location(target, create=False)
     assert told(target) == ["ks.own"]
     for name, way_, number in (("open", OPEN, 11), ("secret", SECRET, 2), ("tls", TLS, 3)):
         cluster = registry.find_cluster(home, name)
@@ -96,7 +96,7 @@ def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
         place for place in (parse_path(target) / "clusters").folders() if told(str(place)) in (["ks.t1"], ["ks.t10"])
     ]
     assert len(aside) == 2
-    assert {registry.get_own_hosts(open_home(str(place), create=False)) for place in aside} == {
+    assert {registry.get_own_hosts(open_home_location(str(place), create=False)) for place in aside} == {
         identity(number).host_ids for number in (1, 10)
     }
     looked = [verify_tables(Lake(str(place / "lake")), deep=True) for place in (parse_path(target), *aside)]
@@ -117,7 +117,7 @@ def test_a_way_that_names_what_is_of_this_machine_stays_here(s3: S3, tmp_path: P
     assert words_of(last)[-1] == "status"
     held = b"".join((place / name).read() for place in all_folders(target) for name in place.names())
     assert not [word for word in (b"CDC_USER", b"CDC_PASSWORD", b"ca.pem") if word in held]
-    assert [each.name for each in registry.list_clusters(open_home(target))] == ["open"]
+    assert [each.name for each in registry.list_clusters(open_home_location(target))] == ["open"]
 
 
 def all_folders(address: str) -> list[StoragePath]:
@@ -164,7 +164,7 @@ def written_to(home: str, number: int) -> None:
     """Somebody goes on in a home while it is copied."""
     for at in (home, f"{home}/clusters/open"):
         with allow_mirror_writes():
-            cdc_tables.add_cdc_table(Lake(open_home(at).lake), Clock(), "ks", f"later{number}", ttl_seconds=60)
+            cdc_tables.add_cdc_table(Lake(open_home_location(at).lake), Clock(), "ks", f"later{number}", ttl_seconds=60)
 
 
 def objects(address: str) -> int:

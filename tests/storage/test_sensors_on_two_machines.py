@@ -18,7 +18,7 @@ from support.worlds.rehearsal import Rehearsal
 
 from assets.join.inbox import waiting_joins
 from cdc_platform.delta import Lake
-from cdc_platform.home import HOME_VARIABLE, STATE_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, STATE_VARIABLE, open_home_location
 from cdc_platform.metastore import inbox
 from cdc_platform.tables import GENERATION_TIMESTAMPS, GENERATIONS, NODES, TOPOLOGY_DESCRIPTIONS
 from resources.home import HomeResource
@@ -34,7 +34,7 @@ machine()
 def machine() -> None:
     """What the code server of one machine does, in a process of its own: a tick, and when told the runs it asks for."""
     with DagsterInstance.ephemeral() as instance:
-        rehearsal = Rehearsal(instance, Lake(open_home().lake))
+        rehearsal = Rehearsal(instance, Lake(open_home_location().lake))
         cursor, waiting = None, []
         for line in sys.stdin:
             if line == "tick\n":

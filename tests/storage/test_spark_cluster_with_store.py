@@ -23,7 +23,7 @@ from support.standin.world import time_uuid
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import us_from_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import HOME_VARIABLE, open_home
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.scylla import open_session, registry
 from cdc_platform.scylla.metadata_fingerprint import store_fingerprint, take_metadata_snapshot
 from cdc_platform.spark import worker_archive
@@ -122,12 +122,12 @@ def test_a_worker_dies_in_an_ingest(cluster: Cluster, standin: StandIn, s3_proce
     log = LiveLog(standin.world, defined(LIVE), generations).make()
     begun = us_from_ms(FIRST_MS)
     log.write([begun + place for place in range(20)])
-    registry.add_cluster(open_home(tmp_path), "prod", standin.connection())
+    registry.add_cluster(open_home_location(tmp_path), "prod", standin.connection())
     ingest = ("ingest", "prod", "shop.u", "--json", "--by", "ranges")
     first = run("--home", tmp_path, "--clock", "2026-09-21T14:14:20Z", *ingest)
     assert first.exit_code == 0, first
     assert run("home", "copy", tmp_path / "clusters" / "prod", f"{address}/clusters/prod").exit_code == 0
-    there = registry.add_cluster(open_home(address), "prod", standin.connection(page_rows=2))
+    there = registry.add_cluster(open_home_location(address), "prod", standin.connection(page_rows=2))
     with open_session("prod", there.connection) as live:
         store_fingerprint(there, take_metadata_snapshot(live))  # so that what the tasks do is to ask for rows
     log.write([begun + 60_000_000 + place for place in range(200)])

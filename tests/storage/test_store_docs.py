@@ -17,7 +17,7 @@ from support.nodes import node_text
 from support.store.s3 import S3
 
 from cdc_platform.cli.main import COMMANDS
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 _PROGRAMS = ("cdc-platform", "export", "make", "pip", "spark-class")

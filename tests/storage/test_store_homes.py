@@ -21,7 +21,7 @@ from support.store.s3 import S3, SECRET
 from support.worlds.rehearsal import Rehearsal
 
 from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake, lake_copy, list_stored_tables, read_newest_versions
-from cdc_platform.home import HOME_VARIABLE, Home, open_home
+from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, open_home_location
 from cdc_platform.storage import leases, object_store, parse_path
 from cdc_platform.tables import GENERATION_TIMESTAMPS, Table
 
@@ -120,12 +120,12 @@ def test_it_lives_through_faults(s3: S3, inputs: Path, monkeypatch: pytest.Monke
 def test_settings_and_layout_lie_in_the_store(s3: S3, tmp_path: Path) -> None:
     """Who opens it from another machine has the same settings; a newer layout is refused there too."""
     address = f"{s3.bucket()}/home"
-    home = open_home(address)
+    home = open_home_location(address)
     assert (home.name, home.lake) == (address, f"{address}/lake")
     assert home.path.is_relative_to(tmp_path / "state")
     assert home.path.stat().st_mode & 0o077 == 0
     put(home, "settings.toml", "ring_delay_ms = 7\n", tmp_path)
-    assert open_home(address).settings.ring_delay_ms == 7
+    assert open_home_location(address).settings.ring_delay_ms == 7
     put(home, "settings.toml", "ring_delay_ms = 'x'\n", tmp_path)
     refused = run("--home", address, "status")
     assert (refused.exit_code, "settings.toml: ring_delay_ms" in refused.stderr) == (2, True)
@@ -134,7 +134,7 @@ def test_settings_and_layout_lie_in_the_store(s3: S3, tmp_path: Path) -> None:
     assert (refused.exit_code, "has layout 99, written by a newer version" in refused.stderr) == (2, True)
 
 
-def put(home: Home, name: str, text: str, tmp_path: Path) -> None:
+def put(home: HomeLocation, name: str, text: str, tmp_path: Path) -> None:
     """Give a file of a home this text."""
     (tmp_path / "draft").write_text(text, encoding="utf-8")
     (parse_path(home.name) / name).receive(tmp_path / "draft")
@@ -271,7 +271,7 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     twins = [Lake(f"{each}/lake") for each in (first, there, back)]
     assert read_newest_versions(twins[0]) == read_newest_versions(twins[1]) == read_newest_versions(twins[2])
     assert rows(twins[0]) == rows(twins[1]) == rows(twins[2])
-    assert [open_home(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
+    assert [open_home_location(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
     assert parse_path(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
     assert run("--home", there, "check", "--deep").exit_code == 0
     for target, due in ((first, "is the home itself"), (back, "is there already"), (there, "is there already")):

@@ -15,7 +15,7 @@ from cdc_platform.checks.invariants import STREAMS_UNIQUE_ACROSS_GENERATIONS
 from cdc_platform.clock import HOUR_US, Clock, Microseconds
 from cdc_platform.delta import Lake, TaskRunner, verify_tables
 from cdc_platform.delta.files import LOG_FOLDER
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import inbox, write_nodes
 from cdc_platform.ring import Node
@@ -38,7 +38,7 @@ PUTS, A_COMMIT_PUTS, A_TURN_PUTS = "PUT", 2, 2
 def home(s3: S3) -> str:
     """A home in which three nodes have joined, and a fourth waits."""
     address = f"{s3.bucket()}/home"
-    lake = Lake(open_home(address, create=True).lake)
+    lake = Lake(open_home_location(address, create=True).lake)
     for number in range(1, 4):
         clock = Clock(Microseconds(START_US + HOUR_US * number))
         made = inbox.queue_join(lake, clock, join_request(number)).generation_id
@@ -59,13 +59,13 @@ def more(after: Mapping[str, int], before: Mapping[str, int]) -> int:
 
 def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) -> None:
     """A look-up is little more than opening tables; a join, by who has opened none, looks at all by a list a step."""
-    tables = len(held(Lake(open_home(home).lake)))
+    tables = len(held(Lake(open_home_location(home).lake)))
     before = s3.counts()
     done = run("--home", home, "--clock", "2026-01-03T00:00:00Z", "generations", "--json")
     assert (done.exit_code, len(done.json)) == (0, 3)
     after = s3.counts()
     assert (after[LOOKS] - before[LOOKS], more(after, before) <= A_TABLE * tables) == (1, True)
-    lake, clock = Lake(open_home(home).lake), Clock(Microseconds(START_US + HOUR_US * 4))
+    lake, clock = Lake(open_home_location(home).lake), Clock(Microseconds(START_US + HOUR_US * 4))
     made = inbox.queue_join(lake, clock, join_request(4)).generation_id
     versions, fresh, before = held(lake), Lake(str(lake.place)), s3.counts()
     run_join(TaskRunner.alone(), fresh, clock, Settings(), made)
@@ -79,7 +79,7 @@ def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) 
 
 def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
     """The log tells that of each: a home that is old has thousands of them."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     before = s3.counts()
     summary = audit_lake(TaskRunner.alone(), lake)
     after = s3.counts()
@@ -90,7 +90,7 @@ def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
 
 def test_a_check_looks_for_all_files_of_a_table_by_one_list(s3: S3, home: str) -> None:
     """Of one with many each is asked for alone no more; one that is cut off or gone is found all the same."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     alone = sum(len(lake.data_files(table)) == 1 for table in TABLES.values())
     before = s3.counts()["HEAD"]
     assert [line for each in verify_tables(lake) for line in each.damage] == []
@@ -108,7 +108,7 @@ def test_a_check_looks_for_all_files_of_a_table_by_one_list(s3: S3, home: str) -
 
 def test_the_files_of_other_generations_are_fetched_once(s3: S3, home: str) -> None:
     """For their ranges and, where streams may be shared, for those: one request a file, whoever reads it."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     one, *_ = inventory.read_inventory(lake)  # opens the tables
     files = [file for table in inventory.INVENTORY_TABLES if table.partition_by for file in lake.data_files(table)]
     before = s3.counts()["GET"]
@@ -142,7 +142,7 @@ def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
 
 def test_what_is_listed_does_not_grow_with_data_files(s3: S3, home: str) -> None:
     """A page of names for what lies before the data files of one table; the log that comes behind them, alone."""
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     assert max(TABLES.values(), key=lake.path) is GENERATION_DESCRIPTIONS_V2
     own = len(stored(f"{lake.path(GENERATION_DESCRIPTIONS_V2)}/{LOG_FOLDER}").files())
     found = []

@@ -15,7 +15,7 @@ from support.waiting import await_true
 from support.worlds.serving import Serving
 
 from cdc_platform.delta import Lake
-from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.home_location import STATE_VARIABLE
 from cdc_platform.storage import ObjectStorePath, StoragePath, parse_path
 from cdc_platform.storage.leases import try_lease
 from cdc_platform.tables import GENERATION_TIMESTAMPS

@@ -13,7 +13,7 @@ from support.nodes import node_text
 
 from cdc_platform.clock import Clock, format_ms, parse_time_us
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.importing import parse_join_request
 from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import inbox
@@ -42,7 +42,7 @@ def asked(
         sent.append(message)
 
     async def once() -> None:
-        await HomeFilesApp(ui, Home(home), prefix, store_pages=keeps)(
+        await HomeFilesApp(ui, HomeLocation(home), prefix, store_pages=keeps)(
             {"type": "http", "method": method, "path": path}, receive, send
         )
 
@@ -99,7 +99,7 @@ def test_nothing_else_of_a_home_is_served(tmp_path: Path, path: str) -> None:
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a generation that a join has made, and one of another home's import without a join."""
     home = tmp_path_factory.mktemp("shown") / "home"
-    open_home(home, create=True)
+    open_home_location(home, create=True)
     lake, noon = Lake(home / "lake"), Clock(parse_time_us("2026-01-31T12:00:00Z"))
     inbox.queue_join(lake, noon, parse_join_request(node_text(1), "a test"))
     (join,) = GenerationKeys.read(lake).joins

@@ -19,7 +19,7 @@ from support.worlds.switch_lake import NOON_MS, host, switching
 from cdc_platform.cli import program
 from cdc_platform.clock import DAY_MS, MINUTE_MS, SECOND_MS, Milliseconds
 from cdc_platform.delta import Lake, list_stored_tables
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.tables import Table
 
 _SCRIPT = """
@@ -124,7 +124,7 @@ def home_of(asked: Asked, place: Path) -> Path:
     """Make the home of a case in a folder; commands that come before it have not run yet."""
     if asked.home != SWITCHING:
         return home_for(place, asked.home) / HOME
-    folder = open_home(place / HOME).path
+    folder = open_home_location(place / HOME).path
     switching(Lake(folder / "lake"))
     return folder
 

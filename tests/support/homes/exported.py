@@ -11,7 +11,7 @@ from support.nodes import node_fields
 
 from cdc_platform.clock import MINUTE_MS, Clock, Milliseconds, format_ms
 from cdc_platform.delta import Lake
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 
 TABLE, OF_TABLETS = "exported_shop.orders", "exported_stock.items"
 CHANGES = 12
@@ -31,7 +31,7 @@ def eventful(folder: Path) -> Path:
     """Make the home; it begins forty minutes ago, and the last change is a minute old."""
     home = folder / "home"
     begun = Milliseconds(Clock().now_ms() - 40 * MINUTE_MS)
-    lake = Lake(open_home(home).lake)
+    lake = Lake(open_home_location(home).lake)
     members = nodes(2, tokens=2)
     old_cluster(lake, [begun], members=members, tables=())
     _statements(home, folder, begun + MINUTE_MS, _KEYSPACES + _TABLE.format(table=TABLE))

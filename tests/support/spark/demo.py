@@ -17,7 +17,7 @@ from support.spark.standalone import Standalone
 from support.store.s3 import S3
 
 from cdc_platform.cli.output import write_facts
-from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.home_location import STATE_VARIABLE
 from cdc_platform.spark import LOG_VARIABLE, ConnectServer, get_worker_archive
 from cdc_platform.spark.worker_archive import get_program_file
 

@@ -17,7 +17,7 @@ from support.standin.world import OBSERVER
 from support.store.s3 import S3
 
 from cdc_platform.delta import IN_PROCESS_VARIABLE
-from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.home_location import STATE_VARIABLE
 from cdc_platform.spark import LOG_VARIABLE, ConnectServer
 
 _SECONDS = 120

@@ -15,7 +15,7 @@ from support.standin.world import OBSERVER, time_uuid
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_from_ms
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import IngestResult, ingest_table
 from cdc_platform.scylla import ScyllaCluster, registry
 
@@ -35,7 +35,7 @@ def with_secret_file(standin: StandIn, folder: Path) -> ScyllaCluster:
     secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
     secret.chmod(0o600)
     connection = standin.connection(user_env=None, password_env=None, credentials_file=str(secret))
-    return registry.add_cluster(open_home(folder / "home"), "prod", connection)
+    return registry.add_cluster(open_home_location(folder / "home"), "prod", connection)
 
 
 def lake_of(cluster: ScyllaCluster) -> Lake:
@@ -52,7 +52,7 @@ def bring(
     cluster: ScyllaCluster, workers: TaskRunner, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
 ) -> IngestResult:
     """Ingest as the next process would: what is known of the cluster is read anew."""
-    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
+    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
     on_message = (told if told is not None else []).append
     return ingest_table(again, Clock(Microseconds(now_us)), "shop", "t", workers, on_message=on_message, **options)
 

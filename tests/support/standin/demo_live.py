@@ -24,7 +24,7 @@ from cdc_platform.cdclog import log_rows_from_arrow, log_table, replay_log
 from cdc_platform.cli.output import write_facts, write_table
 from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_from_ms
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import IngestResult, ReadPolicy, current_table, ingest_table
 from cdc_platform.scylla import registry
 
@@ -90,7 +90,7 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     standin.world.cluster(nodes(1))
     standin.world.generation(first, time_uuid(first), generations[first])
     log = LiveLog(standin.world, defined(DDL), generations).make()
-    cluster = registry.add_cluster(open_home(home), "live", standin.connection(page_rows=5_000))
+    cluster = registry.add_cluster(open_home_location(home), "live", standin.connection(page_rows=5_000))
     writer, lags, done = Writer(log), list[float](), list[IngestResult]()
     writer.start()
     for count in (2, 3, None):
@@ -113,7 +113,7 @@ def _ingest(cluster: registry.ScyllaCluster) -> IngestResult:
     def no_session() -> Any:
         raise AssertionError("so little needs no Spark")
 
-    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
+    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
     policy = ReadPolicy(CONFIDENCE_US)
     return ingest_table(
         again, Clock(), "shop", "t", TaskRunner(no_session), policy=policy, on_message=print, current=True

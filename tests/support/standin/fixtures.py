@@ -12,14 +12,14 @@ from support.standin.live_log import LiveLog, defined
 from support.standin.live_table import LiveTable
 from support.standin.world import time_uuid
 
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.scylla import ScyllaCluster, registry
 
 
 @pytest.fixture
 def cluster(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
     """The stand-in under the name `prod`, in a home of the test's own."""
-    return registry.add_cluster(open_home(tmp_path / "home"), "prod", standin.connection())
+    return registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.standin.world import World, time_uuid
 from cdc_platform.cdclog import INEXACT
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_from_seconds
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import IngestResult, ReadPolicy, current_table, ingest_table
 from cdc_platform.ingest.replica import snapshot as scanning
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -30,7 +30,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, mos
 
 def bring(cluster: ScyllaCluster, workers: TaskRunner, policy: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
     """Ingest as the next process would, up to now."""
-    again = registry.find_cluster(open_home(cluster.home.parent.parent), cluster.name)
+    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
     return ingest_table(again, Clock(), "shop", "t", workers, policy=policy, **options)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cdc_platform.delta import Lake
-from cdc_platform.home import HOME_VARIABLE
+from cdc_platform.home_location import HOME_VARIABLE
 
 _MARK = "CDC_PLATFORM_TEST_MARK"
 _SOON_WARM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

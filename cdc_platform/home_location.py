@@ -39,8 +39,8 @@ _FORBIDDEN_CHARACTERS = frozenset("[]{}%#?*\\")
 
 
 @dataclass(frozen=True)
-class Home:
-    """An existing, readable home with a layout that this version supports. Created by `open_home`.
+class HomeLocation:
+    """An existing, readable home with a layout that this version supports. Created by `open_home_location`.
 
     `path` is its folder. For a home in a store (`address`) it is the folder of this machine's local state.
     """
@@ -108,7 +108,7 @@ def local_state_folder(home: StoragePath) -> Path:
     return Path(base).expanduser().absolute() / "cdc-platform" / f"{name}-{digest}"
 
 
-def remove_empty_home(home: Home) -> None:
+def remove_empty_home(home: HomeLocation) -> None:
     """Remove a home that was created needlessly. One that holds any file of a lake, or a foreign file, stays."""
     if isinstance(location := parse_path(home.name), ObjectStorePath):
         if not (location / "lake").is_folder():
@@ -121,7 +121,7 @@ def remove_empty_home(home: Home) -> None:
         shutil.rmtree(home.path)
 
 
-def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
+def open_home_location(path: str | Path | None = None, *, create: bool = True) -> HomeLocation:
     """Open the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`; create it if `create` is set.
 
     Without `create` the home need not be writable: it can be read, and writes to it fail with their own message.
@@ -161,10 +161,10 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     except (ValueError, KeyError, TypeError):
         raise _damaged_marker_error(marker, mend) from None
     _refuse_newer_layout(root, layout, mend)
-    return Home(root)
+    return HomeLocation(root)
 
 
-def _open_store_home(place: ObjectStorePath, *, create: bool) -> Home:
+def _open_store_home(place: ObjectStorePath, *, create: bool) -> HomeLocation:
     mend = f"choose another with --home or {HOME_VARIABLE}"
     marker = place / MARKER_FILE
     try:
@@ -188,7 +188,7 @@ def _open_store_home(place: ObjectStorePath, *, create: bool) -> Home:
             f"{folder}, where this machine keeps its own part of home {place}, cannot be made: {error.strerror}; name "
             f"another folder with {STATE_VARIABLE}"
         ) from None
-    return Home(folder, str(place))
+    return HomeLocation(folder, str(place))
 
 
 def _damaged_marker_error(marker: Path | StoragePath, mend: str) -> EnvironmentProblem:
