@@ -59,6 +59,16 @@ def _conform_column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.Chun
     return values
 
 
+def strip_comments(rows: pa.Table) -> pa.Table:
+    """Return the rows without column comments, so that a table with older comments accepts them and retains its own."""
+    return pa.Table.from_arrays(rows.columns, schema=_without_comments(rows.schema))
+
+
+@lru_cache(maxsize=1 << 8)
+def _without_comments(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.remove_metadata() for field in schema])
+
+
 def refuse_append_only(table: Table) -> None:
     """Raise StateError if the table is append-only.
 

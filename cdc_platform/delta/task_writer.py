@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform import errors
 from cdc_platform.delta import row_hash, transaction_log, writer
 from cdc_platform.delta.arrow import compute
-from cdc_platform.delta.conform import conform_rows
+from cdc_platform.delta.conform import conform_rows, strip_comments
 from cdc_platform.delta.create import InitialLog, make_empty_log
 from cdc_platform.delta.errors import OUTSIDE_PARTITION, error_from_task_report, translate_error
 from cdc_platform.delta.files import (
@@ -183,7 +183,7 @@ def commit_few_rows(
         write = partial(
             write_deltalake,
             with_data_files(opened) if existing else opened,
-            rows,
+            strip_comments(rows),
             writer_properties=writer.get_writer_properties(table, rows),
             post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
         )

@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform.clock import Microseconds, datetime_from_us, parse_time_us, us_from_datetime
 from cdc_platform.delta import files, row_hash, transaction_log
 from cdc_platform.delta.arrow import compute
-from cdc_platform.delta.conform import conform_rows, refuse_repeated_keys
+from cdc_platform.delta.conform import conform_rows, refuse_repeated_keys, strip_comments
 from cdc_platform.delta.create import InitialLog, make_empty_log, write_log
 from cdc_platform.delta.errors import translate_read_errors
 from cdc_platform.delta.files import (
@@ -437,7 +437,7 @@ def replace_rows(
         else:
             write_deltalake(
                 with_data_files(opened),
-                rows,
+                strip_comments(rows),
                 mode="overwrite",
                 predicate=predicate,
                 commit_properties=properties,
@@ -531,7 +531,7 @@ def _write_merge(
         return
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
     merger = opened.merge(
-        rows,
+        strip_comments(rows),
         " AND ".join(f"t.{quote_column(key)} = s.{quote_column(key)}" for key in table.keys),
         source_alias="s",
         target_alias="t",
@@ -553,7 +553,7 @@ def _write_append(
     else:
         write_deltalake(
             opened,
-            rows,
+            strip_comments(rows),
             mode="append",
             commit_properties=properties,
             post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
@@ -597,7 +597,7 @@ def _write_overwrite(
     """Replace all files by one file with all rows; for few rows this takes a third of the time of a merge."""
     write_deltalake(
         opened,
-        rows.cast(table.schema),
+        strip_comments(rows.cast(table.schema)),
         mode="overwrite",
         commit_properties=properties,
         post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
