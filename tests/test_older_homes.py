@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from support.command_line import Answer, run
 from support.homes.damaged import healthy_home
 from support.homes.every_table import every_table, rewritten
@@ -26,7 +27,7 @@ from support.nodes import node_fields
 from cdc_platform.cli.output import to_json_value
 from cdc_platform.clock import HOUR_MS, format_ms, parse_time_ms
 from cdc_platform.delta import Lake, verify_tables
-from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.tables import CDC_TABLES, STREAMS_DESCRIPTIONS_V2, TABLES, Table
 
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 OLDEST = "2026-11"
@@ -489,3 +490,29 @@ if __name__ == "__main__":
     os.environ["TZ"] = "UTC"
     for name in sys.argv[1:]:
         pack(name)
+
+
+def test_comments_of_then_stay(cluster: Path) -> None:
+    """Tables whose comments have since been reworded are used as they are: no write changes their metadata."""
+    lake = Lake(cluster / "lake")
+    before = {name: _metadata(lake, table) for name, table in TABLES.items() if lake.exists(table)}
+    declared = {name: _declared_comments(TABLES[name]) for name in before}
+    assert {name for name, (_, *comments) in before.items() if comments != declared[name]} >= {CDC_TABLES.full_name}
+    for name in before:
+        lake.ensure(TABLES[name])
+    version = lake.version(CDC_TABLES)
+    ask(cluster, NOW, "tables", "add", "shop.more", "--ttl", "60")
+    lake = Lake(cluster / "lake")
+    assert (lake.version(CDC_TABLES) or 0) > (version or 0)
+    assert {name: _metadata(lake, TABLES[name]) for name in before} == before
+
+
+def _metadata(lake: Lake, table: Table) -> tuple[str, str, dict[str, str]]:
+    opened = DeltaTable(str(lake.path(table)))
+    comments = {field.name: str(field.metadata.get("comment")) for field in opened.schema().fields}
+    return str(opened.metadata().id), str(opened.metadata().description), comments
+
+
+def _declared_comments(table: Table) -> list[Any]:
+    fields = [table.schema.field(name) for name in table.schema.names]
+    return [table.comment, {field.name: (field.metadata or {})[b"comment"].decode() for field in fields}]

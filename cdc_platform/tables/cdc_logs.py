@@ -14,11 +14,9 @@ CDC_TABLES = Table(
             column("keyspace_name", pa.string(), "keyspace of the base table"),
             column("table_name", pa.string(), "name of the base table"),
             column("enabled", pa.bool_(), "whether CDC is on"),
-            column("ttl_seconds", pa.int64(), "how long log rows live; 0: they never expire"),
-            column(
-                "created_at", TIMESTAMP, "when the log table was created; the start of 1970 where that is not known"
-            ),
-            column("ddl", pa.string(), "the CREATE TABLE statement, where it is known", null=True),
+            column("ttl_seconds", pa.int64(), "TTL of log rows in seconds; 0: they never expire"),
+            column("created_at", TIMESTAMP, "creation time of the log table; 1970-01-01 if unknown"),
+            column("ddl", pa.string(), "the CREATE TABLE statement; null if unknown", null=True),
         ]
     ),
     keys=("keyspace_name", "table_name"),
@@ -34,18 +32,22 @@ CDC_TABLE_CHANGES = Table(
         [
             column("keyspace_name", pa.string(), "keyspace of the base table"),
             column("table_name", pa.string(), "name of the base table"),
-            column("changed_at", TIMESTAMP, "when it was changed; grows strictly within a table"),
-            column("what", pa.string(), "added, altered, or dropped with its log; added anew: seen to stand otherwise"),
-            column("enabled", pa.bool_(), "whether CDC is on from then on"),
-            column("ttl_seconds", pa.int64(), "how long log rows written from then on live; 0: they never expire"),
+            column("changed_at", TIMESTAMP, "time of the change; strictly increasing within a table"),
             column(
-                "created_at", TIMESTAMP, "when the log table was created; the start of 1970 where that is not known"
+                "what",
+                pa.string(),
+                "added, altered, or dropped with its log; added again: observed with other settings",
             ),
-            column("ddl", pa.string(), "the CREATE TABLE statement, where it is known", null=True),
+            column("enabled", pa.bool_(), "whether CDC is on after the change"),
+            column(
+                "ttl_seconds", pa.int64(), "TTL in seconds of log rows written after the change; 0: they never expire"
+            ),
+            column("created_at", TIMESTAMP, "creation time of the log table; 1970-01-01 if unknown"),
+            column("ddl", pa.string(), "the CREATE TABLE statement; null if unknown", null=True),
         ]
     ),
     keys=("keyspace_name", "table_name", "changed_at"),
-    comment="Every change of a CDC-enabled table, append-only: rows keep the TTL they were written with",
+    comment="Every change of a CDC-enabled table, append-only: rows expire by the TTL at their write",
     constraints={"ttl_not_negative": "ttl_seconds >= 0", "known_what": "what IN ('added', 'altered', 'dropped')"},
     properties=APPEND_ONLY_PROPERTIES,
 )
@@ -55,16 +57,16 @@ KEPT_SCRIPTS = Table(
     "kept_scripts",
     pa.schema(
         [
-            column("number", pa.int64(), "place of the script among all that were kept, from 1"),
+            column("number", pa.int64(), "number of the stored script, from 1"),
             column("text", pa.string(), "the CQL statements"),
-            column("at", TIMESTAMP, "what the clock showed when it ran"),
-            column("definitions", pa.string(), "the CQL that makes the tables that it found"),
-            column("log_versions", pa.string(), "JSON: the version of the Delta table of each log that it found"),
-            column("finished_at", TIMESTAMP, "when everything of it was written; null until then", null=True),
+            column("at", TIMESTAMP, "time of the run"),
+            column("definitions", pa.string(), "CQL that creates the tables as they existed before the run"),
+            column("log_versions", pa.string(), "JSON: version of each log's Delta table before the run"),
+            column("finished_at", TIMESTAMP, "when all of its writes were stored; null until then", null=True),
         ]
     ),
     keys=("number",),
-    comment="CQL scripts whose writes are kept: what a script that was interrupted is finished from",
+    comment="CQL scripts whose writes are stored; an interrupted script is resumed from its row",
 )
 
 CONSUMERS = Table(
@@ -75,14 +77,16 @@ CONSUMERS = Table(
             column("name", pa.string(), "name of the consumer"),
             column("keyspace_name", pa.string(), "keyspace of the base table whose log it reads"),
             column("table_name", pa.string(), "name of that base table"),
-            column("set_timestamp", TIMESTAMP, "generation or stream set it reads; null before the first", null=True),
-            column("position", TIMESTAMP, "every row at or before this time is read"),
-            column("window_number", pa.int64(), "windows read so far"),
-            column("updated_at", TIMESTAMP, "when the position was last changed"),
+            column(
+                "set_timestamp", TIMESTAMP, "generation or stream set that it reads; null before the first", null=True
+            ),
+            column("position", TIMESTAMP, "it has read every row up to and including this time"),
+            column("window_number", pa.int64(), "number of windows read so far"),
+            column("updated_at", TIMESTAMP, "time of the last change of the position"),
         ]
     ),
     keys=("name", "keyspace_name", "table_name"),
-    comment="The registered readers of CDC logs and how far each has read",
+    comment="The registered consumers of CDC logs and their progress",
     constraints={"window_not_negative": "window_number >= 0"},
     about_readers=True,
 )
@@ -95,12 +99,12 @@ PASSED_OVER = Table(
             column("name", pa.string(), "name of the consumer"),
             column("keyspace_name", pa.string(), "keyspace of the base table whose log it reads"),
             column("table_name", pa.string(), "name of that base table"),
-            column("set_timestamp", TIMESTAMP, "generation or stream set of which there was no stream"),
-            column("passed_at", TIMESTAMP, "when it was passed over"),
+            column("set_timestamp", TIMESTAMP, "generation or stream set without streams"),
+            column("passed_at", TIMESTAMP, "when the consumer skipped it"),
         ]
     ),
     keys=("name", "keyspace_name", "table_name", "set_timestamp"),
-    comment="The generations and stream sets that readers passed over because they had no streams",
+    comment="The generations and stream sets that consumers skipped because they had no streams",
     about_readers=True,
 )
 
@@ -111,18 +115,22 @@ LOG_GAPS = Table(
         [
             column("keyspace_name", pa.string(), "keyspace of the base table whose log has the gap"),
             column("table_name", pa.string(), "name of that base table"),
-            column("reader", pa.string(), "who missed the rows: ingest, or a Spark stream of the source scylla_cdc"),
-            column("what", pa.string(), "the kind of gap, for example that rows died unread"),
-            column("since", TIMESTAMP, "the first moment of which rows may be missing"),
-            column("until", TIMESTAMP, "the first moment after it of which none is missing again"),
-            column("why", pa.string(), "the reason in words"),
-            column("found_at", TIMESTAMP, "when it was found first"),
-            column("accepted_at", TIMESTAMP, "when somebody accepted it; null: nobody has", null=True),
-            column("because", pa.string(), "why it was accepted", null=True),
+            column(
+                "reader",
+                pa.string(),
+                "the reader that missed the rows: ingest, or a Spark stream of the source scylla_cdc",
+            ),
+            column("what", pa.string(), "the kind of gap, for example rows that expired unread"),
+            column("since", TIMESTAMP, "start of the gap"),
+            column("until", TIMESTAMP, "end of the gap, excluded"),
+            column("why", pa.string(), "the reason as text"),
+            column("found_at", TIMESTAMP, "when it was first found"),
+            column("accepted_at", TIMESTAMP, "when a user accepted it; null: not accepted", null=True),
+            column("because", pa.string(), "why the user accepted it", null=True),
         ]
     ),
     keys=("keyspace_name", "table_name", "reader", "what", "since"),
-    comment="The intervals of live clusters' CDC logs of which rows may be missing here for ever",
+    comment="The intervals of live clusters' CDC logs whose rows may be missing here permanently",
     constraints={"in_order": "since < until"},
     about_readers=True,
 )
@@ -135,11 +143,11 @@ CONSUMED_HOURS = Table(
             column("keyspace_name", pa.string(), "keyspace of the base table whose log was read"),
             column("table_name", pa.string(), "name of that base table"),
             column("hour", TIMESTAMP, "start of the hour; it ends just before the next one"),
-            column("rows", pa.int64(), "rows of the log in that hour, all of which are in the hourly sink"),
+            column("rows", pa.int64(), "rows of the log in that hour; the hourly sink has all of them"),
         ]
     ),
     keys=("keyspace_name", "table_name", "hour"),
-    comment="The hours of CDC logs that are whole in their hourly sinks",
+    comment="The hours of CDC logs that are complete in their hourly sinks",
     constraints={"rows_not_negative": "rows >= 0", "whole_hours": "date_trunc('hour', hour) = hour"},
     about_readers=True,
 )

@@ -28,7 +28,7 @@ TOPOLOGY_DESCRIPTIONS = Table(
         [
             column("generation_id", pa.string(), "UUID of the generation"),
             RANGE_END_COLUMN,
-            column("range_start", pa.int64(), "range end before this one, not included; the first range wraps"),
+            column("range_start", pa.int64(), "the preceding range end, excluded; the first range wraps around"),
             column("vnode_index", pa.int32(), "rank of the range end; the index in every stream ID of the range"),
             column("owner", pa.string(), "UUID of the node that owns the range end's vnode"),
             STREAMS_COLUMN,
@@ -36,7 +36,7 @@ TOPOLOGY_DESCRIPTIONS = Table(
         ]
     ),
     keys=("generation_id", "range_end"),
-    comment="Generated descriptions before they are inserted: what the audit reads",
+    comment="Generated descriptions before their insertion, read by the audit",
     partition_by=("generation_id",),
     constraints={
         "streams_given": STREAMS_CHECK,
@@ -58,18 +58,16 @@ GENERATIONS = Table(
             column("generation_id", pa.string(), "UUID of the generation"),
             TIME_COLUMN,
             column("host_id", pa.string(), "UUID of the node that introduced it; null if it was imported", null=True),
-            column("event_id", pa.string(), "the bootstrap event it belongs to; null where there is none", null=True),
-            column("num_ranges", pa.int32(), "ranges of its description"),
-            column("num_streams", pa.int64(), "streams of its description"),
-            column("created_at", TIMESTAMP, "when the timestamp was given"),
-            column("published_at", TIMESTAMP, "when its publishing was finished; null before", null=True),
-            column(
-                "format", pa.string(), "'v1' where its time alone is its ID; null: V2, the time and UUID", null=True
-            ),
+            column("event_id", pa.string(), "its bootstrap event; null if there is none", null=True),
+            column("num_ranges", pa.int32(), "number of ranges in its description"),
+            column("num_streams", pa.int64(), "number of streams in its description"),
+            column("created_at", TIMESTAMP, "when the timestamp was chosen"),
+            column("published_at", TIMESTAMP, "when its publication finished; null before", null=True),
+            column("format", pa.string(), "'v1' if its ID is its time alone; null: V2, time and UUID", null=True),
         ]
     ),
     keys=("generation_id",),
-    comment="Ledger that keeps the one timestamp a generation was given",
+    comment="Ledger of generations, with the one timestamp of each",
     constraints={
         "whole_milliseconds": whole_milliseconds_check("time"),
         "ranges_given": "num_ranges >= 1",
@@ -87,7 +85,7 @@ GENERATION_DESCRIPTIONS_V2 = Table(
             column("id", pa.string(), "UUID of the generation"),
             RANGE_END_COLUMN,
             IGNORE_MSB_COLUMN,
-            column("num_ranges", pa.int32(), "ranges of the whole generation: fewer rows are a partial one"),
+            column("num_ranges", pa.int32(), "ranges of the whole generation; with fewer rows it is incomplete"),
             STREAMS_COLUMN,
         ]
     ),
@@ -121,7 +119,7 @@ GENERATION_DESCRIPTIONS = Table(
                         ]
                     )
                 ),
-                "one entry a range, ascending by range end",
+                "one entry per range, ascending by range end",
             ),
             EXPIRED_COLUMN,
         ]
@@ -137,7 +135,7 @@ STREAMS_DESCRIPTIONS = Table(
     "cdc_streams_descriptions",
     pa.schema([TIME_COLUMN, column("streams", STREAMS_TYPE, "every stream ID of the generation"), EXPIRED_COLUMN]),
     keys=("time",),
-    comment="Streams of each generation, first format, user-facing: what the rewrite reads",
+    comment="Streams of each generation, first format, client-facing; the rewrite reads it",
     constraints={"whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
 )
@@ -148,7 +146,7 @@ STREAMS_DESCRIPTIONS_V2 = Table(
     pa.schema([TIME_COLUMN, RANGE_END_COLUMN, STREAMS_COLUMN]),
     keys=("time", "range_end"),
     clustering=(("range_end", False),),
-    comment="Streams of each generation by range, user-facing; read a time only after cdc_generation_timestamps has it",
+    comment="Streams of each generation by range, client-facing; valid once cdc_generation_timestamps has the time",
     partition_by=("time",),
     constraints={"whole_milliseconds": whole_milliseconds_check("time"), "streams_given": STREAMS_CHECK},
     generation_column="time",
@@ -164,7 +162,7 @@ GENERATION_TIMESTAMPS = Table(
     pa.schema([column("key", pa.string(), "always 'timestamps'"), TIME_COLUMN, EXPIRED_COLUMN]),
     keys=("key", "time"),
     clustering=(("time", True),),
-    comment="The published generations: a row here is the commit mark of publishing",
+    comment="The published generations: inserting a row here completes a publication",
     constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
     follows_from=("platform.generations",),
@@ -176,15 +174,15 @@ REMOVED_GENERATIONS = Table(
     pa.schema(
         [
             TIME_COLUMN,
-            column("generation_id", pa.string(), "UUID of the generation; null where it had none", null=True),
-            column("expired", TIMESTAMP, "from when on no CDC log could hold rows of it"),
+            column("generation_id", pa.string(), "UUID of the generation; null if it had none", null=True),
+            column("expired", TIMESTAMP, "time from which on no CDC log could hold its rows"),
             column("removed_at", TIMESTAMP, "when its removal began"),
-            column("rows", pa.int64(), "rows that it had in all tables"),
-            column("bytes", pa.int64(), "bytes of the files that held them"),
+            column("rows", pa.int64(), "number of its rows in all tables"),
+            column("bytes", pa.int64(), "bytes of the files with these rows"),
         ]
     ),
     keys=("time",),
-    comment="The generations that were removed: what is known of them when their rows are gone",
+    comment="The removed generations, for queries after the removal of their rows",
     constraints={"whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
 )
@@ -195,13 +193,13 @@ EXPIRY_MARKS = Table(
     pa.schema(
         [
             TIME_COLUMN,
-            column("expired", TIMESTAMP, "the expiry that was marked: from then on no CDC log can hold rows of it"),
+            column("expired", TIMESTAMP, "the recorded expiry, from which on no CDC log can hold its rows"),
             column("marked_at", TIMESTAMP, "when the mark was written, by the clock of the run"),
             column("machine_marked_at", TIMESTAMP, "when the mark was written, by the machine's clock"),
         ]
     ),
     keys=("time",),
-    comment="When each generation was marked as expired: its grace time counts from then",
+    comment="When each generation was marked as expired, which starts its grace time",
     constraints={"whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
 )
@@ -212,13 +210,13 @@ STREAM_FINGERPRINTS = Table(
     pa.schema(
         [
             column("generation_id", pa.string(), "UUID of the generation"),
-            column("files", array_type(pa.string()), "names of the data files that held its rows"),
-            column("streams", pa.int64(), "how many streams it has"),
-            column("fingerprints", pa.binary(), "eight bytes a stream, ascending as little-endian unsigned numbers"),
+            column("files", array_type(pa.string()), "names of the data files with its rows"),
+            column("streams", pa.int64(), "number of its streams"),
+            column("fingerprints", pa.binary(), "eight bytes per stream, ascending as little-endian unsigned numbers"),
         ]
     ),
     keys=("generation_id",),
-    comment="Of small generations what tells that another has none of their streams, where they are too many to open",
+    comment="Fingerprints of small generations' streams, to prove without opening files that no stream is repeated",
     constraints={"a_file_is_named": "cardinality(files) >= 1"},
     generation_column="generation_id",
     follows_from=(
@@ -238,7 +236,7 @@ COMMITTED_GENERATIONS = Table(
         ]
     ),
     keys=("time",),
-    comment="What system.topology named as committed when no row of it was here: known, and not to be retrieved",
+    comment="Generations that system.topology lists as committed but whose rows were missing: they cannot be retrieved",
     constraints={"whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
 )
@@ -248,12 +246,12 @@ LEFT_OUT = Table(
     "left_out",
     pa.schema(
         [
-            column("said", pa.string(), "what the last look at the live cluster left out, and why"),
-            column("since", TIMESTAMP, "when a look left it out first"),
+            column("said", pa.string(), "what the last observation of the live cluster omitted, and why"),
+            column("since", TIMESTAMP, "when an observation first omitted it"),
         ]
     ),
     keys=("said",),
-    comment="What the cluster lists and the last look at it did not take in, since it was not whole",
+    comment="Items that the cluster lists and the last observation omitted because they were incomplete",
 )
 
 UNORDERED_RANGES = Table(
@@ -261,14 +259,14 @@ UNORDERED_RANGES = Table(
     "unordered_ranges",
     pa.schema(
         [
-            column("table_name", pa.string(), "keyspace.table that was imported"),
-            column("generation", pa.string(), "the generation as that table names it: a UUID or a time"),
+            column("table_name", pa.string(), "the imported table, keyspace.table"),
+            column("generation", pa.string(), "the generation by its name in that table: a UUID or a time"),
             RANGE_END_COLUMN,
-            column("reason", pa.string(), "why the order could not be told"),
+            column("reason", pa.string(), "why the order could not be determined"),
         ]
     ),
     keys=("table_name", "generation", "range_end"),
-    comment="Imported ranges whose streams could not be put back in shard order",
+    comment="Imported ranges whose streams could not be restored to shard order",
     generation_column="generation",
 )
 
@@ -278,17 +276,17 @@ VERDICTS = Table(
     pa.schema(
         [
             column("generation_id", pa.string(), "UUID of the generation"),
-            column("step", pa.string(), "the step of its join that was judged"),
-            column("content", pa.string(), "hash of the names of the files that held what was judged"),
-            column("invariants", array_type(pa.string()), "the invariants that were asked"),
+            column("step", pa.string(), "the audited step of its join"),
+            column("content", pa.string(), "hash of the names of the audited data files"),
+            column("invariants", array_type(pa.string()), "the audited invariants"),
             column("passed", pa.bool_(), "whether all of them hold"),
-            column("said", pa.string(), "the first that does not, in words; null where all hold", null=True),
-            column("door", pa.string(), "who asked: a command, or a run of Dagster"),
-            column("judged_at", TIMESTAMP, "when"),
+            column("said", pa.string(), "the first violation as text; null if all hold", null=True),
+            column("door", pa.string(), "the entry point: a command, or a run of Dagster"),
+            column("judged_at", TIMESTAMP, "time of the audit"),
         ]
     ),
     keys=("generation_id", "step"),
-    comment="The last verdict on each step of a join: what comes after a step relies on it",
+    comment="The last audit result of each step of a join, on which later steps rely",
     generation_column="generation_id",
     about_readers=True,
 )
@@ -298,22 +296,20 @@ JUDGEMENTS = Table(
     "judgements",
     pa.schema(
         [
-            column("invariant", pa.string(), "the invariant that was asked"),
-            column(
-                "asked_of", pa.string(), "what it was asked of: a generation, a table, an hour; empty: of everything"
-            ),
-            column("population", pa.int64(), "how many things were looked at"),
-            column("violations", pa.int64(), "how many of them break it"),
-            column("passed", pa.bool_(), "whether it holds"),
-            column("said", pa.string(), "the judgement in words"),
-            column("door", pa.string(), "who asked: a command, or a run of Dagster"),
-            column("judged_at", TIMESTAMP, "when the judging began"),
-            column("tables", array_type(pa.string()), "the tables that were there then"),
-            column("versions", array_type(pa.int64()), "the version of each of them"),
+            column("invariant", pa.string(), "the checked invariant"),
+            column("asked_of", pa.string(), "the checked generation, table or hour; empty: the whole home"),
+            column("population", pa.int64(), "number of checked items"),
+            column("violations", pa.int64(), "number of violations"),
+            column("passed", pa.bool_(), "whether the invariant holds"),
+            column("said", pa.string(), "the result as text"),
+            column("door", pa.string(), "the entry point: a command, or a run of Dagster"),
+            column("judged_at", TIMESTAMP, "when the check began"),
+            column("tables", array_type(pa.string()), "the tables that existed then"),
+            column("versions", array_type(pa.int64()), "the version of each table"),
         ]
     ),
     keys=("invariant", "asked_of"),
-    comment="The last judgement of each invariant, by whatever door it was asked, with the versions that were judged",
+    comment="The last result of each invariant from any entry point, with the checked table versions",
     constraints={"version_of_every_table": "cardinality(tables) = cardinality(versions)"},
     about_readers=True,
 )
@@ -323,14 +319,19 @@ ONLY_OBSERVED = Table(
     "only_observed",
     pa.schema(
         [
-            column("since", TIMESTAMP, "when what is not whole was taken in as it is"),
-            column("flaws", pa.int64(), "how many things in it are not whole"),
-            column("because", pa.string(), "the first of them"),
-            column("lifted_at", TIMESTAMP, "when everything was found good; null: only observed", null=True),
+            column("since", TIMESTAMP, "when incomplete data was imported"),
+            column("flaws", pa.int64(), "number of incomplete items"),
+            column("because", pa.string(), "the first incomplete item"),
+            column(
+                "lifted_at",
+                TIMESTAMP,
+                "when a check found everything complete; null: the home is still read-only",
+                null=True,
+            ),
         ]
     ),
     keys=("since",),
-    comment="Since when the home is only observed: nothing is built on it until everything in it is found good",
+    comment="Since when the home is read-only because of incomplete data, until a check finds everything complete",
     about_readers=True,
 )
 
@@ -341,20 +342,22 @@ GENERATION_SWITCHES = Table(
     pa.schema(
         [
             column("generation_id", pa.string(), "UUID of the generation that is switched to"),
-            column("phase", pa.string(), "where the switch stands: preparing, committed, aborted"),
-            column("initiator", pa.string(), "UUID of the node that began it: the joining one"),
+            column("phase", pa.string(), "phase of the switch: preparing, committed, aborted"),
+            column("initiator", pa.string(), "UUID of the joining node, which began it"),
             column("participants", array_type(pa.string()), "UUIDs of the nodes that must acknowledge, ascending"),
-            column("acknowledged", array_type(pa.string()), "UUIDs of the nodes that have, ascending"),
-            column("lease_ends", array_type(TIMESTAMP), "beside acknowledged: from then on they need the decision"),
-            column("prepared_at", TIMESTAMP, "when it was begun"),
-            column("deadline", TIMESTAMP, "from then on anybody may abort it, unless all have acknowledged"),
+            column("acknowledged", array_type(pa.string()), "UUIDs of the nodes that have acknowledged, ascending"),
+            column(
+                "lease_ends", array_type(TIMESTAMP), "per acknowledged node: time from which on it needs the decision"
+            ),
+            column("prepared_at", TIMESTAMP, "when it began"),
+            column("deadline", TIMESTAMP, "time from which on any node may abort it, unless all have acknowledged"),
             column("time", TIMESTAMP, "the generation's timestamp; null until it is committed", null=True),
             column("decided_at", TIMESTAMP, "when it was committed or aborted", null=True),
-            column("decided_by", pa.string(), "who committed or aborted it", null=True),
+            column("decided_by", pa.string(), "the entry point that committed or aborted it", null=True),
         ]
     ),
     keys=("generation_id",),
-    comment="The two-phase switch of generations: every change of phase is one commit on the version it was read from",
+    comment="The two-phase switch of generations; each change of phase is one compare-and-set commit",
     constraints={
         "known_phase": "phase IN ('preparing', 'committed', 'aborted')",
         "lease_for_every_answer": "cardinality(acknowledged) = cardinality(lease_ends)",
@@ -368,11 +371,13 @@ SWITCH_PROMISES = Table(
         [
             column("generation_id", pa.string(), "UUID of the generation that is switched to"),
             column("host_id", pa.string(), "UUID of the participant"),
-            column("lease_end", TIMESTAMP, "it takes no write with this timestamp or later before the decision"),
-            column("promised_at", TIMESTAMP, "its clock when it promised"),
+            column(
+                "lease_end", TIMESTAMP, "before the decision, it accepts no write with this timestamp or a later one"
+            ),
+            column("promised_at", TIMESTAMP, "time of the promise by its clock"),
         ]
     ),
     keys=("generation_id", "host_id"),
-    comment="What participants of a switch have promised, kept before they acknowledge; append-only",
+    comment="Promises of a switch's participants, stored before they acknowledge; append-only",
     properties=APPEND_ONLY_PROPERTIES,
 )

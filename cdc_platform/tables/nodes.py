@@ -31,13 +31,13 @@ BOOTSTRAP_EVENTS = Table(
     "bootstrap_events",
     pa.schema(
         [
-            column("event_id", pa.string(), "UUID of the event: the same request is the same event"),
-            column("kind", pa.string(), "what happened: a node joins, or a join is withdrawn"),
+            column("event_id", pa.string(), "UUID of the event; a repeated request has the same one"),
+            column("kind", pa.string(), "the kind of event: a node joins, or a join is withdrawn"),
             column("host_id", pa.string(), "UUID of the joining node"),
             *_NODE_COLUMNS,
             *_SHARDING_COLUMNS,
             _FEATURES_COLUMN,
-            column("generation_id", pa.string(), "random UUID that the joining node draws for its generation"),
+            column("generation_id", pa.string(), "random UUID that the joining node chooses for its generation"),
             column("created_at", TIMESTAMP, "when it was queued; orders the inbox"),
         ]
     ),
@@ -64,7 +64,7 @@ NODES = Table(
         ]
     ),
     keys=("host_id",),
-    comment="The ring as it stands: what system.topology holds",
+    comment="The current ring, as in system.topology",
     constraints={"shards_given": "shard_count >= 1", "ignore_msb_in_bounds": IGNORE_MSB_CHECK},
 )
 
@@ -80,7 +80,7 @@ CDC_LOCAL = Table(
         ]
     ),
     keys=("host_id", "key"),
-    comment="What each node keeps of its CDC state",
+    comment="The CDC state of each node",
     constraints={"known_key": "key IN ('cdc_local', 'rewritten')"},
     follows_from=("platform.generations",),
 )
@@ -91,19 +91,23 @@ CLUSTER_CHANGES = Table(
     "cluster_changes",
     pa.schema(
         [
-            column("number", pa.int64(), "changes of the cluster before this one: what comes next is one row"),
-            column("at", TIMESTAMP, "when it was seen"),
-            column("who", pa.string(), "what it became of: node ADDRESS, table KS.T, generation TIME, cluster"),
-            column("aspect", pa.string(), "what of it, empty: itself"),
-            column("state", pa.string(), "how that is from then on; null: there is none any more", null=True),
-            column("what", pa.string(), "the change in words"),
-            column("seen_by", pa.string(), "the user who looked"),
-            column("door", pa.string(), "by which door: command line, Dagster; and the command or job"),
+            column(
+                "number",
+                pa.int64(),
+                "number of earlier changes of the cluster; concurrent writers compete for the next number",
+            ),
+            column("at", TIMESTAMP, "time of the observation"),
+            column("who", pa.string(), "the subject: node ADDRESS, table KS.T, generation TIME, cluster"),
+            column("aspect", pa.string(), "the changed aspect of it; empty: the subject itself"),
+            column("state", pa.string(), "its state after the change; null: it no longer exists", null=True),
+            column("what", pa.string(), "the change as text"),
+            column("seen_by", pa.string(), "the user who observed it"),
+            column("door", pa.string(), "the entry point: command line or Dagster, with the command or job"),
             column("run", pa.string(), "run of Dagster; null: none", null=True),
         ]
     ),
     keys=("number",),
-    comment="What became other in a live cluster from one observation to the next, append-only",
+    comment="Changes of a live cluster between observations, append-only",
     constraints={"number_not_negative": "number >= 0"},
     properties=APPEND_ONLY_PROPERTIES,
 )

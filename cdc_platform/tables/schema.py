@@ -102,13 +102,13 @@ def whole_milliseconds_check(name: str) -> str:
 
 
 RANGE_END_COLUMN = column(
-    "range_end", pa.int64(), "greatest token of the range, included; the range starts after the one before"
+    "range_end", pa.int64(), "last token of the range, included; the range starts after the preceding range end"
 )
 STREAMS_COLUMN = column("streams", STREAMS_TYPE, "stream IDs, 16 bytes each, in shard order: position j is shard j")
 IGNORE_MSB_COLUMN = column(
     "ignore_msb", pa.int8(), "most significant bits of a token that the owner's sharding ignores"
 )
-TIME_COLUMN = column("time", TIMESTAMP, "when the generation starts to operate, whole milliseconds")
+TIME_COLUMN = column("time", TIMESTAMP, "time at which the generation starts to operate, in whole milliseconds")
 EXPIRED_COLUMN = column(
-    "expired", TIMESTAMP, "when no CDC log can hold rows of it any more; null while one can", null=True
+    "expired", TIMESTAMP, "time from which on no CDC log can hold its rows; null while one can", null=True
 )

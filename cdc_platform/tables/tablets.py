@@ -52,16 +52,20 @@ TABLET_LAYOUTS = Table(
         [
             column("keyspace_name", pa.string(), "keyspace of the base table"),
             column("table_name", pa.string(), "name of the base table"),
-            column("number", pa.int64(), "changes of the table's tablets before this one: what comes next is one row"),
+            column(
+                "number",
+                pa.int64(),
+                "number of earlier changes of the table's tablets; concurrent writers compete for the next number",
+            ),
             column("kind", pa.string(), "created, resized, or dropped"),
-            column("table_id", pa.string(), "UUID of the log table; another one after a drop"),
+            column("table_id", pa.string(), "UUID of the log table; a new one after a drop"),
             column("timestamp", TIMESTAMP, "the stream set's timestamp, whole milliseconds; null: dropped", null=True),
             column("last_tokens", array_type(pa.int64()), "last tokens of the tablets, ascending"),
             column("decided_at", TIMESTAMP, "when the change was decided"),
         ]
     ),
     keys=("keyspace_name", "table_name", "number"),
-    comment="Ledger of tablets: each change is decided here, once, before its stream set is written",
+    comment="Ledger of tablets; each change is decided here once, before its stream set is written",
     constraints={
         "known_kind": "kind IN ('created', 'resized', 'dropped')",
         "tablets_given": "cardinality(last_tokens) >= 1",
