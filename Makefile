@@ -33,7 +33,7 @@ demo-cluster: java .venv ## nodes join a home in an S3 store, by two Spark worke
 
 .PHONY: test
 test: java .venv cassandra ## all checks and all tests
-	@$(MAKE) --no-print-directory -j 2 checks collected
+	@$(MAKE) --no-print-directory -j 2 checks collected docs
 	@$(MAKE) --no-print-directory pytest
 
 .PHONY: checks
@@ -42,6 +42,10 @@ checks: .venv ## the style, the direction of imports and the types, in a quarter
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 	$(BIN)/pyrefly check --summary=none
+
+.PHONY: docs
+docs: .venv ## the docs as a site with search and the API reference, in build/site; broken links fail
+	$(BIN)/zensical build --clean --strict
 
 # Three workers leave two cores idle for a twentieth of the time; a fourth one makes all dearer, and the whole a tenth longer.
 .PHONY: pytest
@@ -97,7 +101,7 @@ java:
 
 .PHONY: lock
 lock: .venv ## resolve pyproject.toml into requirements.lock anew
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --extra dev \
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --extra dev --extra docs \
 		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
 
 # Before the tests, since a first run takes minutes for it, and a test has a time limit.
@@ -119,5 +123,5 @@ collected: .venv ## compile the project and its tests
 
 .PHONY: clean
 clean: ## remove .venv, the demo's home and everything that tools left behind
-	rm -rf .venv .cdc-platform .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info bench/results
+	rm -rf .venv .cache .cdc-platform .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info bench/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -41,8 +41,9 @@ def name_of(requirement: str) -> str:
 
 
 def all_requirements() -> list[str]:
-    """Every requirement of pyproject.toml, run time and development."""
-    return PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+    """Every requirement of pyproject.toml that the lock has: run time, development and docs."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    return PROJECT["project"]["dependencies"] + extras["dev"] + extras["docs"]
 
 
 @pytest.mark.parametrize("entry", [*TOP_LEVEL, *FOLDERS, ".ci/run"])

@@ -140,10 +140,10 @@ V1_FAMILY = InvariantFamily(
     alone=True,
 )
 LIVE_GENERATIONS_REWRITTEN = V1_FAMILY.declare(
-    "live_generations_rewritten", "Every V1 generation that can hold live rows is in the new table."
+    "live_generations_rewritten", "Every V1 generation that can still have log rows is in the V2 tables."
 )
 REWRITTEN_EQUALS_V1 = V1_FAMILY.declare(
-    "rewritten_equals_v1", "The published rows of a V1 generation are those of its V1 description."
+    "rewritten_equals_v1", "The published rows of a V1 generation equal those of its V1 description."
 )
 
 TABLET_FAMILY = InvariantFamily(
@@ -157,22 +157,22 @@ TABLET_STREAM_FORMAT = TABLET_FAMILY.declare(
     "tablet_stream_format", "Every stream ID of a tablet has 16 bytes, version 1 and index 0."
 )
 TABLET_STREAM_AT_END = TABLET_FAMILY.declare(
-    "tablet_stream_at_end", "Each tablet has one stream, whose token is the tablet's last one."
+    "tablet_stream_at_end", "Each tablet has exactly one stream, whose token is the tablet's last token."
 )
 TABLET_RING_COVERED = TABLET_FAMILY.declare(
     "tablet_ring_covered", "Every stream set covers the whole ring: its last stream has the last token."
 )
 TABLET_SETS_ADD_UP = TABLET_FAMILY.declare(
-    "tablet_sets_add_up", "Every set is the one before it, without what was closed, with what was opened."
+    "tablet_sets_add_up", "Every set equals the previous set minus its closed streams plus its opened streams."
 )
 TABLET_CLOSED_IN_PREVIOUS = TABLET_FAMILY.declare(
-    "tablet_closed_in_previous", "Whatever a set closes was open in the set before it."
+    "tablet_closed_in_previous", "Every stream that a set closes was open in the previous set."
 )
 TABLET_TIMESTAMP_COMPLETE = TABLET_FAMILY.declare(
-    "tablet_timestamp_complete", "A timestamp that readers see has its current streams."
+    "tablet_timestamp_complete", "Every timestamp that readers see has its current streams."
 )
 TABLET_STREAMS_TIMED = TABLET_FAMILY.declare(
-    "tablet_streams_timed", "Every stream set has the timestamp at which readers see it, or was decided here."
+    "tablet_streams_timed", "Every stream set has a timestamp that readers see, or was decided here."
 )
 TABLET_INVARIANTS = TABLET_FAMILY.invariants
 
@@ -184,7 +184,8 @@ SWITCH_FAMILY = InvariantFamily(
     fine_without="nothing was checked: there is no switch",
 )
 SWITCH_DECIDED_ONCE = SWITCH_FAMILY.declare(
-    "switch_decided_once", "One decision a switch, made as the rules say; one undecided switch at a time."
+    "switch_decided_once",
+    "Each switch has at most one decision, made by the rules, and at most one switch is undecided.",
 )
 SWITCH_TIME_AFTER_LEASES = SWITCH_FAMILY.declare(
     "switch_time_after_leases", "A committed generation starts after the lease end of every participant."
@@ -193,7 +194,8 @@ SWITCH_PROMISES_KEPT = SWITCH_FAMILY.declare(
     "switch_promises_kept", "Every participant answered with the lease end that it had promised."
 )
 SWITCH_HAS_ITS_GENERATION = SWITCH_FAMILY.declare(
-    "switch_has_its_generation", "A committed generation is in the ledger under its time, no other one is."
+    "switch_has_its_generation",
+    "The ledger has the generation of every committed switch under its time, and of no other switch.",
 )
 SWITCH_INVARIANTS = SWITCH_FAMILY.invariants
 
@@ -206,17 +208,17 @@ EXPIRY_FAMILY = InvariantFamily(
     alone=True,
 )
 EXPIRED_NOT_HELD = EXPIRY_FAMILY.declare(
-    "expired_not_held", "No generation that is marked as expired is needed by a table, a reader or a node."
+    "expired_not_held", "No generation that is marked as expired is needed by a table, a consumer or a node."
 )
 NONE_HALF_REMOVED = EXPIRY_FAMILY.declare(
-    "none_half_removed", "No generation that readers see lacks its streams; of a removed one nothing is left."
+    "none_half_removed", "Every generation that readers see has its streams, and nothing remains of removed ones."
 )
 NODE_GENERATION_NOT_REMOVED = EXPIRY_FAMILY.declare(
-    "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
+    "node_generation_not_removed", "No node's `cdc_local` names a removed generation."
 )
 
 NODES_KNOW_GENERATION = EXPIRY_FAMILY.declare(
-    "nodes_know_generation", "Every node's `cdc_local` names the generation that operates, or a later one."
+    "nodes_know_generation", "Every node's `cdc_local` names the operating generation or a later one."
 )
 
 REPAIR_FAMILY = InvariantFamily(
@@ -228,11 +230,12 @@ REPAIR_FAMILY = InvariantFamily(
     alone=True,
 )
 GENERATIONS_RETRIEVABLE = REPAIR_FAMILY.declare(
-    "generations_retrievable", "The description of every generation that a node, a ledger or a reader names is here."
+    "generations_retrievable",
+    "The description of every generation that a node, a ledger or a reader names is stored here.",
 )
 STREAMS_FIT_THE_RING = REPAIR_FAMILY.declare(
     "streams_fit_the_ring",
-    "The ranges and shards of the newest generation are those of the ring: a repair is neither needed nor of use.",
+    "The ranges and shards of the newest generation match the ring: a repair is neither needed nor useful.",
 )
 
 OBSERVATION_FAMILY = InvariantFamily(
@@ -243,7 +246,7 @@ OBSERVATION_FAMILY = InvariantFamily(
     fine_without="no live cluster is looked at for this home",
 )
 OBSERVED_WHOLE = OBSERVATION_FAMILY.declare(
-    "observed_whole", "Everything that the cluster listed when it was last looked at was whole, and is here."
+    "observed_whole", "Everything that the cluster listed at the last observation was complete and is stored here."
 )
 
 LOG_FAMILY = InvariantFamily(
@@ -257,18 +260,18 @@ LOG_TIME_IN_BOUNDS = LOG_FAMILY.declare(
     "log_time_in_bounds", "Every row's `cdc$time` is a timeuuid of a time at which a stream set operates."
 )
 LOG_TIMESTAMP_IS_TIME = LOG_FAMILY.declare(
-    "log_timestamp_is_time", "`cdc$timestamp`, by which readers skip files, is the time in `cdc$time`."
+    "log_timestamp_is_time", "`cdc$timestamp`, by which readers skip files, equals the time in `cdc$time`."
 )
 LOG_STREAM_OPERATES = LOG_FAMILY.declare(
-    "log_stream_operates", "Every row is in a stream of the generation or tablet set of its `cdc$time`."
+    "log_stream_operates", "Every row is in a stream of the generation or stream set that operates at its `cdc$time`."
 )
 LOG_ROW_COLOCATED = LOG_FAMILY.declare(
-    "log_row_colocated", "Every row is in the stream that the rule gives its base row's partition key."
+    "log_row_colocated", "Every row is in the stream that its base row's partition key determines."
 )
 LOG_BATCH_COMPLETE = LOG_FAMILY.declare(
-    "log_batch_complete", "The rows of a batch are numbered from 0 on: none is missing, none comes twice."
+    "log_batch_complete", "The rows of a batch are numbered from 0 without gaps or duplicates."
 )
-LOG_BATCH_ENDED = LOG_FAMILY.declare("log_batch_ended", "Exactly the last row of a batch says that it is the last.")
+LOG_BATCH_ENDED = LOG_FAMILY.declare("log_batch_ended", "Exactly the last row of a batch has `cdc$end_of_batch` set.")
 LOG_INVARIANTS = LOG_FAMILY.invariants
 
 STATE_FAMILY = InvariantFamily(
@@ -279,7 +282,7 @@ STATE_FAMILY = InvariantFamily(
     fine_without="no state is kept beside a log",
 )
 STATE_MATCHES_LOG = STATE_FAMILY.declare(
-    "state_is_the_logs", "What is kept beside a log as the state of its table is what the log tells."
+    "state_is_the_logs", "The stored state of a table equals the state that its log yields."
 )
 
 HOUR_FAMILY = InvariantFamily(
@@ -314,7 +317,7 @@ INGEST_FAMILY = InvariantFamily(
     fine_without="no log was brought in from a live cluster",
 )
 LOG_GAPS_ACCEPTED = INGEST_FAMILY.declare(
-    "log_gaps_accepted", "No rows of the log were lost before they were read, but for gaps that somebody accepted."
+    "log_gaps_accepted", "No rows of the log were lost before they were read, except in accepted gaps."
 )
 
 DERIVED_TABLE_FAMILY = InvariantFamily(

@@ -299,7 +299,7 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     assert position(lake) == THREE - 1
 
 
-@pytest.mark.grid("kills of hours", 1)
+@pytest.mark.grid("kills of hourly copies", 1)
 @pytest.mark.parametrize("point", failpoints.HOURLY_POINTS)
 def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
     """A real process that dies before the rows, before the note, or before the position."""

@@ -235,7 +235,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     return left(folder)
 
 
-@pytest.mark.grid("kills of the demo's acts", 1)
+@pytest.mark.grid("kills of demo steps", 1)
 @pytest.mark.parametrize(
     "point", [failpoints.AFTER_REWRITTEN_STREAMS, failpoints.AFTER_TIMESTAMP_REMOVAL, failpoints.AFTER_TABLET_DECISION]
 )

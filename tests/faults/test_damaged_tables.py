@@ -162,7 +162,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
         assert [line for line in changed if unexplained(line)] == []
 
 
-@pytest.mark.grid("damages taken back", 6)
+@pytest.mark.grid("foreign commits undone", 6)
 @pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
 def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
     """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""

@@ -27,7 +27,7 @@ from cdc_platform.storage.user_files import PIPE_SECONDS_VARIABLE
 TERABYTE = 1 << 40
 MOST_HELD = 512 << 20
 """Bytes that a process may hold that reads 64 MiB and refuses them; without them it is a third of that."""
-A_DOOR = pytest.mark.grid("hostile files at every door", 16)
+A_DOOR = pytest.mark.grid("hostile files for every reader", 16)
 
 
 @dataclass(frozen=True)

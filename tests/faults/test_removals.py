@@ -437,7 +437,7 @@ def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> N
     assert versions(copy) == before, f"{name} changed a table after {change} in {table.full_name}"
 
 
-@pytest.mark.grid("damages before removals", 3)
+@pytest.mark.grid("damage before removals", 3)
 @pytest.mark.long("a command for each table that an operation decides by")
 @pytest.mark.parametrize("damage", ["missing file", "log gone", "log entry damaged"])
 @pytest.mark.parametrize("name", ["expire", "tablets gc", "consumers forget", "switch commit"])

@@ -69,7 +69,7 @@ def lake(s3: S3) -> Lake:
     return lake
 
 
-@pytest.mark.grid("kinds of commits in a store", 2)
+@pytest.mark.grid("commits to an unreliable store", 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
@@ -146,7 +146,7 @@ FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] 
 """Each kind of commit: its table, what is told in all in each round (None: the version), and how many commits it is."""
 
 
-@pytest.mark.grid("commits that a store denies", 4)
+@pytest.mark.grid("commits falsely reported as failed", 4)
 @pytest.mark.parametrize("kind", FORGOTTEN)
 def test_who_has_won_finds_it_in_a_store_that_denies_it(
     kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,7 @@ def test_a_home_is_looked_at_where_nothing_may_be_written(s3: S3, home: str) -> 
     assert ("ks.t" in listed.stdout, "ks.u" in listed.stdout) == (True, False), listed
 
 
-@pytest.mark.grid("commits in a store that is full", 1)
+@pytest.mark.grid("commits to a full store", 1)
 @pytest.mark.parametrize("writes", [*range(1, 24, 2)])
 def test_a_store_is_full_in_the_middle(
     s3: S3, home: str, tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch

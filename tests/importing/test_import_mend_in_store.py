@@ -25,7 +25,7 @@ from cdc_platform.tables import (
     Table,
 )
 
-A_HARM = pytest.mark.grid("harm to what was imported", 2)
+A_HARM = pytest.mark.grid("damage to imported rows", 2)
 DAMAGED = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES, GENERATIONS)
 TIMES_MS = {
     ID: ms_from_us(parse_time_us("2026-01-31T12:10:00Z")),

@@ -183,7 +183,7 @@ CAME_AND_WENT = {
 }
 
 
-@pytest.mark.grid("what comes and goes between two looks", 2)
+@pytest.mark.grid("changes between two observations", 2)
 @pytest.mark.parametrize("happens", CAME_AND_WENT.values(), ids=CAME_AND_WENT)
 def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, happens: Callable[[LiveTable], None]
@@ -251,7 +251,7 @@ SEEN = {
 }
 
 
-@pytest.mark.grid("what a second look shows", 1)
+@pytest.mark.grid("changes seen by a second observation", 1)
 @pytest.mark.parametrize("statement", SEEN.values(), ids=SEEN)
 def test_what_the_second_look_shows_is_no_gap(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, statement: str
@@ -287,7 +287,7 @@ def test_a_view_that_comes_and_goes_is_no_gap(cluster: ScyllaCluster, workers: T
     assert told == []
 
 
-@pytest.mark.grid("logs that tell no values", 2)
+@pytest.mark.grid("logs without values", 2)
 @pytest.mark.parametrize("asked", ["--current", "--copy-again"])
 @pytest.mark.parametrize(("said", "why"), NO_LOG.values(), ids=NO_LOG)
 def test_whoever_asks_for_a_table_whose_log_tells_no_values_is_refused(

@@ -262,7 +262,7 @@ def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
     assert "m" not in Lake(cluster.open_home().lake).columns(current_table(table.schema))
 
 
-@pytest.mark.grid("kills of a table that is kept", 1)
+@pytest.mark.grid("kills of a replicated table", 1)
 @pytest.mark.parametrize("point", failpoints.CURRENT_TABLE_POINTS)
 def test_whoever_is_killed_is_followed_by_one_that_ends_it(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, point: str

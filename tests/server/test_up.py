@@ -20,7 +20,7 @@ from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.home_location import open_home_location
 from cdc_platform.server.code_server import initialize_dagster_storage
 
-AN_END = pytest.mark.grid("ends of `up`", 1)
+AN_END = pytest.mark.grid("shutdowns of `up`", 1)
 PARTS = {
     "code": ("the Dagster code server", "dagster-code.log"),
     "daemon": ("the Dagster daemon", "dagster-daemon.log"),

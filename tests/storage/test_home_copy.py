@@ -72,7 +72,7 @@ def every_version(home: str) -> dict[str, dict[str, int]]:
     return {name: found for name, lake in lakes.items() if (found := read_newest_versions(lake))}
 
 
-@pytest.mark.grid("ways of a copy", 2)
+@pytest.mark.grid("copies between stores and folders", 2)
 @pytest.mark.parametrize("way", ["to a store", "to a folder", "between stores", "between folders"])
 def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
     """With what was seen of each, and those before a renewal; the newest is found by the cluster's name everywhere."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from support.spark.driven import Cluster
     from support.store.s3 import S3
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("deaths and faults of a cluster", 1)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("failures of a Spark cluster", 1)]
 AT_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
 _LATE_SECONDS = 25
 """So long that a second attempt of the task ends before: Spark begins one after some seconds."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 AT = "2026-01-31T14:00:00Z"
 LIVE = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
-A_DEATH = pytest.mark.grid("deaths and faults of a cluster", 1)
+A_DEATH = pytest.mark.grid("failures of a Spark cluster", 1)
 _DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "executors.md"
 
 

@@ -115,7 +115,7 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
 
 
 @pytest.mark.skipif(Minio.PROGRAM is None, reason=Minio.HOW_TO_HAVE_IT)
-@pytest.mark.grid("kinds of buckets", 1)
+@pytest.mark.grid("bucket configurations", 1)
 @pytest.mark.parametrize("kind", ["versioned", "locked", "encrypted"])
 def test_a_bucket_may_keep_lock_or_encrypt(
     minio: Minio, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -202,7 +202,7 @@ def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
     assert run("--home", address, "check", "--deep").exit_code == 0
 
 
-@pytest.mark.grid("rooms of a store", 1)
+@pytest.mark.grid("capacities of a store", 1)
 @pytest.mark.parametrize("writes", [*range(60), *range(60, 94, 3)])
 def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """While it is tried out, and in the middle of a join: one line, nothing waits; with room again the same goes on."""

@@ -88,7 +88,7 @@ def said_taken(ended: Ended) -> bool:
     return ended.exit_code == 2 and line.count("\n") == 1 and any(each in line for each in TAKEN)
 
 
-@pytest.mark.grid("kills of commands that write a user's file", 3)
+@pytest.mark.grid("kills of commands that write files", 3)
 @EVERY
 def test_killed_anywhere_a_name_has_all_or_nothing(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
     """Before each operation on a file of the folder; run again, all of it is there and no draft is left."""
@@ -122,7 +122,7 @@ def test_killed_anywhere_a_name_has_all_or_nothing(name: str, nursery: Nursery, 
         assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-@pytest.mark.grid("races of commands that write a user's file", 2)
+@pytest.mark.grid("races of commands that write files", 2)
 @EVERY
 def test_of_eight_at_once_one_wins(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
     """The others are refused in one line, and what is there is the winner's, whole."""

@@ -194,7 +194,7 @@ def asked_audit(home: Path, question: Question) -> Told:
         return NOT_RETRIEVED
 
 
-@pytest.mark.grid("questions at every door", 24)
+@pytest.mark.grid("answers of every entry point", 24)
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 @pytest.mark.parametrize(
     "door", [asked_explain, asked_script, asked_typed, asked_audit], ids=lambda each: each.__name__
