@@ -204,7 +204,7 @@ def test_every_command_with_json_has_a_recorded_output() -> None:
     """A command with `--json` is among the cases, but for those that need a live cluster."""
     assert isinstance(program, click.Group)
     with_json = {path for path in paths_of(program) if "--json" in run(*path.split(), "--help").stdout}
-    live = {"observe", "ingest", "watch", "cluster test", "cluster renew", "cluster remove", "demo", "up"}
+    live = {"observe", "ingest", "watch", "cluster test", "cluster replace", "cluster remove", "demo", "up"}
     assert with_json - live == {path_of(shlex.join(shlex.split(line))) for line in _recorded("outputs")} - live
 
 

@@ -108,7 +108,7 @@ def questions() -> list[Question]:
         *((clock, ("expire", "--dry-run")) for clock in (BEFORE, NOW, "2027-03-01T00:00:00Z")),
         (NOW, ("expire", "--forecast", "3")),
         *((NOW, ("repair", "--dry-run", strict)) for strict in ("--strict", "--no-strict")),
-        *((NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--again",))),
+        *((NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--force",))),
         (NOW, ("ring",)),
         (NOW, ("switch", "show")),
         (NOW, ("switch", "show", UNDECIDED)),
@@ -124,7 +124,7 @@ def questions() -> list[Question]:
         *((FIRST_FORMAT_NOW, ("streams", time)) for time in old),
         *((time, ("explain", "--token", "42")) for time in (*old, FIRST_FORMAT_NOW)),
         (FIRST_FORMAT_NOW, ("diff", old[1], old[2])),
-        *((FIRST_FORMAT_NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--again",))),
+        *((FIRST_FORMAT_NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--force",))),
         *((FIRST_FORMAT_NOW, (command, "--dry-run")) for command in ("expire", "repair")),
         *((FIRST_FORMAT_NOW, (command,)) for command in ("ring", "tables", "consumers")),
     ]
@@ -215,7 +215,7 @@ def pack(release: str) -> None:
         script = built / "script.cql"
         script.write_text(SCRIPT, encoding="utf-8")
         assert ask(built / "homes" / "logged", NOW, "consume", "shop.visits", "--name", WATCHER)["rows"] == 2
-        ask(built / "homes" / "logged", NOW, "log", script, "--keep")
+        ask(built / "homes" / "logged", NOW, "cql", "run", script, "--apply")
         for home in ALL_HOMES:
             command_on(built / "homes" / home, NOW, "generations")  # which marks the home with its layout
         with tarfile.open(PACKED / f"{release}.tar.xz", "w:xz") as packed:
@@ -458,7 +458,7 @@ def test_kept_logs_go_on(cluster: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.cql"
     script.write_text(SCRIPT, encoding="utf-8")
     before = {name: logged(cluster, name) for name in ("shop.carts", "tabs.sessions")}
-    statements = ask(cluster, NOW, "log", script, "--keep")["statements"]
+    statements = ask(cluster, NOW, "cql", "run", script, "--apply")["statements"]
     assert [each["accepted"] for each in statements] == [True] * 3
     assert [(row["cdc$operation"], row["count"]) for row in statements[0]["rows"]] == [(0, 3), (1, 9)]
     for name, rows in before.items():
@@ -482,7 +482,7 @@ def test_states_go_on(release: str, homes: Path, tmp_path: Path) -> None:
         pytest.skip(f"{release} has no home logged")
     home, script = shutil.copytree(homes / "logged", tmp_path / "home"), tmp_path / "script.cql"
     script.write_text("UPDATE shop.carts SET count = 9 WHERE customer = 'a' AND item = 1;", encoding="utf-8")
-    (statement,) = ask(home, NOW, "log", script, "--keep")["statements"]
+    (statement,) = ask(home, NOW, "cql", "run", script, "--apply")["statements"]
     assert [(row["cdc$operation"], row["count"]) for row in statement["rows"]] == [(0, 2), (1, 9)]
 
 

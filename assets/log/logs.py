@@ -65,8 +65,8 @@ CDC_LOG = Table(
     spark=True,
     partitions=CDC_LOG_PARTITIONS,
     code=("cdc_platform.cdclog.audit.logs",),
-    description="Rows are written by `cdc-platform log FILE.cql --keep` and by typed writes. Materialise a table's "
-    "partition to see how many rows its log has, by operation and by generation, and to check each of them.",
+    description="CDC log rows per table, written by `cdc-platform cql run FILE.cql --apply` and by typed writes. "
+    "Materialise a table's partition to count its log rows by operation and generation, and to check each row.",
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
     """Count what is in the log of one table."""

@@ -22,7 +22,7 @@ def read_table_schema(lake: Lake, keyspace: str, table: str) -> TableSchema:
     """
     schemas = load_table_schemas(Catalog(), [cdc_tables.find_cdc_table(lake, keyspace, table)])
     if not schemas:
-        remedy = choose_remedy(lake, "make the table with: cdc-platform log FILE.cql --keep")
+        remedy = choose_remedy(lake, "make the table with: cdc-platform cql run FILE.cql --apply")
         raise UnknownTable(f"the definition of {keyspace}.{table} is not known; {remedy}")
     return schemas[0]
 

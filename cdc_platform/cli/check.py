@@ -132,7 +132,7 @@ _MAX_VERSION_DIGITS = 18
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
 @click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
 @click.option("--undo", metavar="TABLE@VERSION", help="Take a foreign commit back, and all behind it; judge nothing.")
-@click.option("--because", metavar="TEXT", help="Why it is accepted or taken back: recorded, and shown from then on.")
+@click.option("--reason", metavar="TEXT", help="Why it is accepted or taken back: recorded, and shown from then on.")
 @json_option
 @pass_session
 @click.pass_context
@@ -143,7 +143,7 @@ def check(
     deep: bool,
     accept: str | None,
     undo: str | None,
-    because: str | None,
+    reason: str | None,
     as_json: bool,
 ) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
@@ -152,7 +152,7 @@ def check(
     (`unjudged`). What takes tables that were never exported from a cluster is not judged, which is neither. What was
     judged is kept, for status.
 
-    A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
+    A foreign commit that is meant to stay is accepted with --accept and --reason: that is kept beside it in the
     table's log, with who and when, and shown by check from then on. Its rows are taken as they are now. One that is
     not meant to stay is taken back with --undo, unless the platform has written to the table since.
 
@@ -160,17 +160,17 @@ def check(
     Example:
       cdc-platform check
       cdc-platform check 2026-01-31T12:00:00.000Z --json
-      cdc-platform check --accept platform.nodes@7 --because "rack was renamed by hand, ticket 4711"
+      cdc-platform check --accept platform.nodes@7 --reason "rack was renamed by hand, ticket 4711"
     """
-    if accept is not None or undo is not None or because is not None:
+    if accept is not None or undo is not None or reason is not None:
         if generation is not None or deep or (accept is None) == (undo is None):
             raise InputError(
-                "--because TEXT goes with --accept TABLE@VERSION or --undo TABLE@VERSION, and without anything to judge"
+                "--reason TEXT goes with --accept TABLE@VERSION or --undo TABLE@VERSION, and without anything to judge"
             )
         if accept is not None:
-            _accept_commit(session, accept, because or "", as_json)
+            _accept_commit(session, accept, reason or "", as_json)
         else:
-            _undo_commit(session, undo or "", because or "", as_json)
+            _undo_commit(session, undo or "", reason or "", as_json)
         return
     from cdc_platform.delta import cache_file_reads
     from cdc_platform.metastore import WHOLE_HOME, CheckRun
@@ -224,10 +224,10 @@ def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
         warn(f"what was judged is not kept, so status will not know of it: {error}", code="not-kept")
 
 
-def _accept_commit(session: CliSession, accepted: str, because: str, as_json: bool) -> None:
+def _accept_commit(session: CliSession, accepted: str, reason: str, as_json: bool) -> None:
     from cdc_platform.delta import accept_commit
 
-    done = accept_commit(session.lake(), *_parse_commit("--accept", accepted), because)
+    done = accept_commit(session.lake(), *_parse_commit("--accept", accepted), reason)
     facts = {
         "table": done.table,
         "version": done.version,
@@ -239,10 +239,10 @@ def _accept_commit(session: CliSession, accepted: str, because: str, as_json: bo
     write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
 
 
-def _undo_commit(session: CliSession, undone: str, because: str, as_json: bool) -> None:
+def _undo_commit(session: CliSession, undone: str, reason: str, as_json: bool) -> None:
     from cdc_platform.delta import undo_commit
 
-    done = undo_commit(session.lake(), *_parse_commit("--undo", undone), because)
+    done = undo_commit(session.lake(), *_parse_commit("--undo", undone), reason)
     facts = {
         "table": done.table,
         "version": done.version,

@@ -93,14 +93,16 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
 @click.option("--tls-ca", metavar="FILE", help="Certificates of the CA, PEM. [default: the system's]")
 @click.option("--tls-cert", metavar="FILE", help="Certificate of this client, PEM.")
 @click.option("--tls-key", metavar="FILE", help="Key of this client, PEM, without a passphrase.")
-@click.option("--no-tls-host-names", is_flag=True, help="Take certificates that do not name the host.")
+@click.option("--no-tls-hostname-check", is_flag=True, help="Take certificates that do not name the host.")
 @click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are asked first.")
 @click.option("--connect-timeout", type=_CONNECT_SECONDS, default=5.0, show_default=True, help="Seconds.")
 @click.option("--request-timeout", type=_REQUEST_SECONDS, default=10.0, show_default=True, help="Seconds.")
-@click.option("--page-rows", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Rows a page.")
+@click.option(
+    "--page-size", "page_rows", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Rows a page."
+)
 @json_option
 @pass_session
-def add(session: CliSession, name: str, as_json: bool, no_tls_host_names: bool, **options: object) -> None:
+def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bool, **options: object) -> None:
     """Tell of a cluster. Nothing is connected to; no secret is kept but the name of where it is.
 
     \b
@@ -122,7 +124,7 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_host_names: bool, 
         options[file] = _absolute_path(options[file])
     try:
         connection = Connection.model_validate(
-            {"contacts": endpoints, "tls_host_names": not no_tls_host_names, **options}
+            {"contacts": endpoints, "tls_host_names": not no_tls_hostname_check, **options}
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -179,16 +181,16 @@ def remove(session: CliSession, name: str, as_json: bool) -> None:
         write_facts([("removed", removed.name), ("what was observed stays in", removed.at)])
 
 
-@cluster.command()
+@cluster.command("replace")
 @_NAME_ARGUMENT
 @json_option
 @pass_session
-def renew(session: CliSession, name: str, as_json: bool) -> None:
+def replace_cluster(session: CliSession, name: str, as_json: bool) -> None:
     """Say that another cluster goes by NAME now, restored or rebuilt: what was observed before is moved aside.
 
     \b
     Example:
-      cdc-platform cluster renew prod
+      cdc-platform cluster replace prod
     """
     from cdc_platform.scylla import registry
 
@@ -317,13 +319,13 @@ _MAX_CHANGES = 12
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.option(
-    "--every", type=SecondsRange(0.1, HOUR_SECONDS), default=5.0, show_default=True, help="Seconds between looks."
+    "--interval", type=SecondsRange(0.1, HOUR_SECONDS), default=5.0, show_default=True, help="Seconds between polls."
 )
-@click.option("--looks", type=click.IntRange(min=1), help="End after so many looks. [default: never]")
+@click.option("--polls", type=click.IntRange(min=1), help="End after so many polls. [default: never]")
 @click.option("--hook", metavar="PROGRAM", help="Run it for each change, with the change as JSON on standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document a line for each change.")
 @pass_session
-def watch(session: CliSession, name: str, every: float, looks: int | None, hook: str | None, as_json: bool) -> None:
+def watch(session: CliSession, name: str, interval: float, polls: int | None, hook: str | None, as_json: bool) -> None:
     """Watch the cluster NAME: nodes, generations, stream sets, tables with a log, and how far each log was brought in.
 
     A look is a few small queries, over one session; what changed is taken in as `observe` does. End it with Ctrl-C.
@@ -334,7 +336,7 @@ def watch(session: CliSession, name: str, every: float, looks: int | None, hook:
     \b
     Example:
       cdc-platform watch prod
-      cdc-platform watch prod --every 30 --json
+      cdc-platform watch prod --interval 30 --json
       cdc-platform watch prod --hook ./alert.sh
     """
     from cdc_platform.scylla import AlertQueue, Hook, registry
@@ -343,7 +345,7 @@ def watch(session: CliSession, name: str, every: float, looks: int | None, hook:
     home = session.open_home()
     registry.find_cluster(home, name)
     alerts = None if hook is None else AlertQueue(Hook.find(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
-    views = islice(watching(home, name, session.clock, every), looks)
+    views = islice(watching(home, name, session.clock, interval), polls)
     with alerts or nullcontext():
         (_print_json_lines if as_json else partial(_show_live, name))(_alert_hook(views, alerts))
 

@@ -1,4 +1,4 @@
-"""`cdc-platform consumers`, `consume` and `complete`: list CDC log readers, plan, run and verify them."""
+"""`cdc-platform consumers`, `consume` and `verify-interval`: list CDC log readers, plan, run and verify them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def _setting_options(*names: str) -> Callable[[_Command], _Command]:
 @click.option("--client", "name", type=click.Choice(CLIENT_NAMES), default="connector", show_default=True)
 @click.option("--streams", type=click.IntRange(1), metavar="N", help="Of a generation of this size, without a table.")
 @click.option("--ranges", type=click.IntRange(1), metavar="N", help="With --streams: tokens of the ring. [as many]")
-@click.option(
-    "--more-nodes", type=click.IntRange(1, 10_000), metavar="N", help="As after N more nodes like the ring's."
-)
+@click.option("--add-nodes", type=click.IntRange(1, 10_000), metavar="N", help="As after N more nodes like the ring's.")
 @click.option("--ttl", type=TTL, metavar="SECONDS", help="Of the log's rows. [the table's, else 86400]")
 @_setting_options("window", "confidence", "cycle", "flush")
 @json_option
@@ -64,7 +62,7 @@ def plan(
     name: str,
     streams: int | None,
     ranges: int | None,
-    more_nodes: int | None,
+    add_nodes: int | None,
     ttl: int | None,
     as_json: bool,
     **settings: int | None,
@@ -72,22 +70,22 @@ def plan(
     """How many windows, requests and checkpoints a client makes that starts without a checkpoint, and then each day.
 
     Of TABLE, by the generations that its log can have rows of; or of a generation of --streams, or of the ring after
-    --more-nodes, that has operated for all of the TTL. Settings left out are the client's defaults.
+    --add-nodes, that has operated for all of the TTL. Settings left out are the client's defaults.
 
     \b
     Example:
       cdc-platform consumers plan shop.orders --client java
       cdc-platform consumers plan --client connector --streams 73728 --ranges 1024 --ttl 86400 --window 60
-      cdc-platform consumers plan --client alternator --more-nodes 10
+      cdc-platform consumers plan --client alternator --add-nodes 10
     """
-    if sum((table is not None, streams is not None, more_nodes is not None)) != 1:
-        raise click.UsageError("name one of TABLE, --streams and --more-nodes: what is to be read")
+    if sum((table is not None, streams is not None, add_nodes is not None)) != 1:
+        raise click.UsageError("name one of TABLE, --streams and --add-nodes: what is to be read")
     if ranges is not None and streams is None:
         raise click.UsageError("--ranges goes with --streams")
     from cdc_platform.cdclog import clients
 
     client = _with_settings(clients.CDC_CLIENTS[name], settings)
-    seconds, parts = _plan_parts(session, client, table, streams, ranges, more_nodes, ttl)
+    seconds, parts = _plan_parts(session, client, table, streams, ranges, add_nodes, ttl)
     read_plan = clients.plan_client_reads(client, parts)
     document = {
         "client": asdict(client),
@@ -152,7 +150,7 @@ def _plan_parts(
     table: tuple[str, str] | None,
     streams: int | None,
     ranges: int | None,
-    more_nodes: int | None,
+    add_nodes: int | None,
     ttl: int | None,
 ) -> tuple[int, list[BacklogPart]]:
     """Return the effective TTL (s) and the parts of the log to read."""
@@ -169,8 +167,8 @@ def _plan_parts(
         from cdc_platform.lifecycle import forecast
         from cdc_platform.metastore import read_current_ring
 
-        assert more_nodes is not None
-        ranges, streams = forecast.forecast_next_size(read_current_ring(session.lake()), more_nodes)
+        assert add_nodes is not None
+        ranges, streams = forecast.forecast_next_size(read_current_ring(session.lake()), add_nodes)
     return seconds, clients.estimate_backlog(streams, ranges or streams, seconds, client)
 
 
@@ -201,13 +199,13 @@ def consumers(ctx: click.Context, session: CliSession, as_json: bool) -> None:
     """List the registered readers of CDC logs: the position of each, up to which every row is read.
 
     A generation, or a stream set of tablets, that a consumer has not read to its end is not removed. One that will
-    never come back holds it for ever: take it out with `consumers forget`. Gaps are those of the log that nobody has
+    never come back holds it for ever: take it out with `consumers remove`. Gaps are those of the log that nobody has
     accepted, see `consumers gaps`.
 
     \b
     Example:
       cdc-platform consumers
-      cdc-platform consumers forget audit shop.orders
+      cdc-platform consumers remove audit shop.orders
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -329,7 +327,7 @@ def checkpoints(
 @consumers.command()
 @click.argument("table", type=TABLE_NAME, required=False)
 @click.option("--accept", is_flag=True, help="Accept the open gaps of TABLE: no command fails for them any more.")
-@click.option("--because", metavar="TEXT", help="Why they are accepted: is kept, and shown from then on.")
+@click.option("--reason", metavar="TEXT", help="Why they are accepted: is kept, and shown from then on.")
 @json_option
 @pass_session
 @click.pass_context
@@ -338,29 +336,29 @@ def gaps(
     session: CliSession,
     table: tuple[str, str] | None,
     accept: bool,
-    because: str | None,
+    reason: str | None,
     as_json: bool,
 ) -> None:
     """List the intervals of live clusters' logs of which rows may be missing for ever, of TABLE or of all tables.
 
-    The exit code is 1 where there are open ones, which nobody has accepted. What is accepted stays recorded: `complete`
-    never proves an interval that overlaps a gap.
+    The exit code is 1 while any gap is not accepted. Accepted gaps stay recorded: `verify-interval` never proves an
+    interval that overlaps a gap.
 
     \b
     Example:
       cdc-platform --home .cdc-platform/clusters/prod consumers gaps
-      cdc-platform --home .cdc-platform/clusters/prod consumers gaps shop.orders --accept --because "ticket 4711"
+      cdc-platform --home .cdc-platform/clusters/prod consumers gaps shop.orders --accept --reason "ticket 4711"
     """
     from cdc_platform.cdclog import read_log_gaps
     from cdc_platform.metastore import log_gaps
 
     lake = session.lake()
-    if accept != (because is not None) or (accept and table is None):
-        raise InputError("--accept and --because TEXT go together, with the TABLE whose gaps are accepted")
-    if because is not None and table is not None:
-        text = " ".join(because.split())
+    if accept != (reason is not None) or (accept and table is None):
+        raise InputError("--accept and --reason TEXT go together, with the TABLE whose gaps are accepted")
+    if reason is not None and table is not None:
+        text = " ".join(reason.split())
         if not text:
-            raise InputError("--because is empty; say why the gaps are accepted")
+            raise InputError("--reason is empty; say why the gaps are accepted")
         # Only recorded gaps can be accepted: first record those derived from the tables of an earlier release.
         unrecorded = [gap for gap in read_log_gaps(lake, [".".join(table)]) if gap.found_at_us is None]
         log_gaps.record_log_gaps(lake, session.clock, unrecorded)
@@ -391,12 +389,12 @@ def _gap_state(gap: LogGap) -> str | None:
 @click.argument("table", type=TABLE_NAME)
 @json_option
 @pass_session
-def forget(session: CliSession, name: str, table: tuple[str, str], as_json: bool) -> None:
+def remove(session: CliSession, name: str, table: tuple[str, str], as_json: bool) -> None:
     """Take the consumer NAME of TABLE out: what it has not read may be removed from then on.
 
     \b
     Example:
-      cdc-platform consumers forget audit shop.orders
+      cdc-platform consumers remove audit shop.orders
     """
     from cdc_platform.metastore import consumers as registered
 
@@ -453,7 +451,7 @@ def consume(
         write_facts(facts.items())
 
 
-@click.command()
+@click.command("verify-interval")
 @click.argument("since", metavar="A", type=TIME)
 @click.argument("until", metavar="B", type=TIME)
 @click.option("--consumer", "name", required=True, metavar="NAME", help="The reader, as `consumers` lists it.")
@@ -468,7 +466,7 @@ def consume(
 @json_option
 @pass_session
 @click.pass_context
-def complete(
+def verify_interval(
     ctx: click.Context,
     session: CliSession,
     since: Microseconds,
@@ -487,8 +485,8 @@ def complete(
 
     \b
     Example:
-      cdc-platform complete 2026-01-31T12:00:00Z 2026-01-31T13:00:00Z --consumer audit
-      cdc-platform complete 2026-01-31T00:00:00Z 2026-02-01T00:00:00Z --consumer audit --against search --json
+      cdc-platform verify-interval 2026-01-31T12:00:00Z 2026-01-31T13:00:00Z --consumer audit
+      cdc-platform verify-interval 2026-01-31T00:00:00Z 2026-02-01T00:00:00Z --consumer audit --against search --json
     """
     from cdc_platform.cdclog import check_interval_read, read_table_schema
     from cdc_platform.metastore import consumers

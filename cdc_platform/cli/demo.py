@@ -40,9 +40,9 @@ _QUIET_LOGGERS = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
 @click.command()
-@click.option("--again", is_flag=True, help="Materialise joins that are finished once more; the same bytes come out.")
+@click.option("--force", is_flag=True, help="Materialise joins that are finished once more; the same bytes come out.")
 @pass_session
-def demo(session: CliSession, again: bool) -> None:
+def demo(session: CliSession, force: bool) -> None:
     """Let three real nodes join, one after the other; then show what came of it.
 
     Each join's generation is described, audited for colocation, inserted, given its timestamp and published, as assets
@@ -52,7 +52,7 @@ def demo(session: CliSession, again: bool) -> None:
     \b
     Example:
       cdc-platform demo
-      cdc-platform --home /tmp/rehearsal demo --again
+      cdc-platform --home /tmp/rehearsal demo --force
     """
     from cdc_platform.cli import demo_acts, demo_report
     from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
@@ -63,7 +63,7 @@ def demo(session: CliSession, again: bool) -> None:
     with _progress_bar() as progress:
         # Lock before queueing: the sensor of a concurrent `up` would run the joins too.
         with shared_lock(lake, JOIN_COMMANDS_LOCK):
-            joins = _run_joins(home, lake, requests, session.clock, again, progress)
+            joins = _run_joins(home, lake, requests, session.clock, force, progress)
         events = [join.event for join in joins]
         bar = progress.add_task("a table is written", total=3)
         demo_acts.play_log(lake, home.settings, get_log_switch_us(lake, joins))
@@ -111,7 +111,7 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
 
 
 def _run_joins(
-    home: HomeLocation, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
+    home: HomeLocation, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, force: bool, progress: Progress
 ) -> list[DemoJoin]:
     """Queue the joins five minutes apart, the last one five minutes ago, and run those that are not finished."""
     from cdc_platform.metastore import inbox
@@ -122,7 +122,7 @@ def _run_joins(
     ]
     events = [inbox.queue_join(lake, at, request) for at, request in zip(clocks, requests, strict=True)]
     waiting = {join.generation_id for join in inbox.read_pending_events(lake)}
-    due = [event for event in events if again or event.generation_id in waiting]
+    due = [event for event in events if force or event.generation_id in waiting]
     if not due:
         return [DemoJoin(event) for event in events]
     done: dict[str, DemoJoin] = {}

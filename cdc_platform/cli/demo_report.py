@@ -73,7 +73,7 @@ def _write_audits(joins: Sequence[DemoJoin]) -> None:
     ran = [join for join in joins if join.checks]
     if not ran:
         click.echo(
-            "Nothing had to be run. Judge the invariants now with: check; run every step again with: demo --again\n"
+            "Nothing had to be run. Judge the invariants now with: check; run every step again with: demo --force\n"
         )
         return
     names = list(dict.fromkeys(name for join in ran for name in join.checks))
@@ -249,7 +249,7 @@ def _write_commands_to_try(home: str | None) -> None:
             f"{program} log {_relative_path(demo_acts.get_script_path(demo_acts.CARTS_SCRIPTS[1]))}",
             "the same writes as they would go now",
         ),
-        (f"{bare} --home {old} rewrite --again --dry-run", "what is left of the old cluster"),
+        (f"{bare} --home {old} rewrite --force --dry-run", "what is left of the old cluster"),
         (f'{program} sql "SELECT time FROM system_distributed.cdc_generation_timestamps"', ""),
         (f"{program} up", "all of this in the Dagster UI"),
         (f"{program} --help", "everything else"),

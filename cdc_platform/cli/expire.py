@@ -27,11 +27,13 @@ MAX_FORECAST_NODES = 10_000
 @click.option(
     "--forecast", type=click.IntRange(1, MAX_FORECAST_NODES), metavar="N", help="What is kept after N more nodes."
 )
-@click.option("--every", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]")
+@click.option(
+    "--join-interval", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]"
+)
 @json_option
 @pass_session
 def expire(
-    session: CliSession, dry_run: bool, cql: bool, forecast: int | None, every: int | None, as_json: bool
+    session: CliSession, dry_run: bool, cql: bool, forecast: int | None, join_interval: int | None, as_json: bool
 ) -> None:
     """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
 
@@ -52,10 +54,10 @@ def expire(
     if forecast is not None:
         if dry_run or cql:
             raise click.UsageError("--forecast changes nothing: leave --dry-run and --cql out")
-        _write_forecast(session, forecast, every or 24, as_json)
+        _write_forecast(session, forecast, join_interval or 24, as_json)
         return
-    if every is not None:
-        raise click.UsageError("--every goes with --forecast")
+    if join_interval is not None:
+        raise click.UsageError("--join-interval goes with --forecast")
     from cdc_platform.delta import Lake, get_verified_lake
     from cdc_platform.lifecycle import expiry
 
@@ -197,9 +199,11 @@ def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) 
     _warn_of_assumptions(expiry.plan_expiry(lake, session.clock, home.settings))
     if not cdc_tables.are_cdc_tables_known(lake):
         next_steps.append(
-            build_next_step("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS")
+            build_next_step(
+                "tables", "declare-none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS"
+            )
         )
-        remedy = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"
+        remedy = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables declare-none"
         warn(
             f"nobody has said which tables have a CDC log, so nothing expires here; {choose_remedy(lake, remedy)}",
             code="no-tables",

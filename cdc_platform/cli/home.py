@@ -36,16 +36,16 @@ def home() -> None:
     \b
     Example:
       cdc-platform home copy .cdc-platform s3://bucket/team/home
-      cdc-platform home upkeep --dry-run
+      cdc-platform home maintain --dry-run
     """
 
 
-@home.command("upkeep")
+@home.command("maintain")
 @click.option("--dry-run", is_flag=True, help="Say how many files would go; nothing is written.")
 @json_option
 @pass_session
 @click.pass_context
-def upkeep(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
+def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
     """Delete the files of all tables that nothing needs any more, seven days after they were of use, or were written.
 
     Those that a commit has removed, or put together with others, and those that no commit names, which writers leave
@@ -54,7 +54,7 @@ def upkeep(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool
 
     \b
     Example:
-      cdc-platform home upkeep --dry-run
+      cdc-platform home maintain --dry-run
     """
     from cdc_platform.delta import Lake, maintenance
     from cdc_platform.scylla import registry
@@ -70,7 +70,7 @@ def upkeep(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool
     documents = [{"home": path, **asdict(result)} for path, result in done]
     rows = [(path, result.table, result.files) for path, result in done if result.files]
     title = "Files that would go" if dry_run else "Files that went"
-    next_steps = [build_next_step("home", "upkeep")] if dry_run and rows else []
+    next_steps = [build_next_step("home", "maintain")] if dry_run and rows else []
     write_result(documents, lambda: write_table(title, ("home", "table", ">files"), rows), next_steps, as_json=as_json)
     if any(result.failed for _, result in done):
         ctx.exit(1)

@@ -25,8 +25,10 @@ _MAX_ISSUES = 10
 @click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
 @click.option("--node", metavar="HOST_ID", type=click.UUID, help="The node that an export of cdc_local is of.")
-@click.option("--as-is", is_flag=True, help="Take in what is not whole as well; the home is then only observed.")
-@click.option("--mend", is_flag=True, help="Make damaged rows of imported tables anew, of the same files.")
+@click.option(
+    "--allow-incomplete", is_flag=True, help="Import incomplete metadata, too; nothing can be built on the home then."
+)
+@click.option("--repair", is_flag=True, help="Restore damaged rows of imported tables from the same files.")
 @json_option
 @pass_session
 @click.pass_context
@@ -37,8 +39,8 @@ def import_files(
     shards: int | None,
     ignore_msb: int | None,
     node: UUID | None,
-    as_is: bool,
-    mend: bool,
+    allow_incomplete: bool,
+    repair: bool,
     as_json: bool,
 ) -> None:
     """Take in files, or all that are known in folders. The same files again change nothing.
@@ -52,11 +54,11 @@ def import_files(
     nodetool ring, nodetool status and nodetool describering print. The content of a file says which it is.
 
     What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
-    --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.
+    --allow-incomplete it is imported for inspection: check reports the problems, and commands that build on the home
+    refuse.
 
-    With --mend what check --deep finds damaged of the tables that imports write is made anew of the files, and nothing
-    else is taken in: rows are put in only where they are those that the commits put there. The exit code is 1 where
-    something is left.
+    --repair restores rows reported by check --deep from the same files and imports nothing else. A row is restored
+    only if it equals the row that was committed. The exit code is 1 if damage remains.
 
     \b
     Example:
@@ -64,15 +66,17 @@ def import_files(
       cdc-platform import timestamps.csv streams.csv descriptions.csv
       cdc-platform import local.csv --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
       cdc-platform import cdc_timestamps.csv cdc_streams.csv
-      cdc-platform import --mend timestamps.csv streams.csv descriptions.csv
+      cdc-platform import --repair timestamps.csv streams.csv descriptions.csv
     """
     from cdc_platform.delta import Lake
     from cdc_platform.importing import import_sources, read_import_sources
 
     def read() -> ImportSources:
-        return read_import_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
+        return read_import_sources(
+            paths, shards, ignore_msb, None if node is None else str(node), as_is=allow_incomplete
+        )
 
-    if mend:
+    if repair:
         ctx.exit(_restore_rows(session, read, as_json))
     sources = read()
     with session.making_home() as home:

@@ -27,12 +27,12 @@ _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
     "--confidence", type=_DURATION, default=30.0, show_default=True, help="Seconds to stay behind the slowest clock."
 )
 @click.option(
-    "--again-after",
+    "--second-pass-after",
     type=_DURATION,
     help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
 )
 @click.option("--current", is_flag=True, help="Keep TABLE itself from now on, beside its log.")
-@click.option("--copy-again", is_flag=True, help="Copy a table that is kept anew, for example after a TRUNCATE.")
+@click.option("--recopy", is_flag=True, help="Copy a table that is kept anew, for example after a TRUNCATE.")
 @json_option
 @pass_session
 @click.pass_context
@@ -44,9 +44,9 @@ def ingest(
     until_us: Microseconds | None,
     by: Any,
     confidence: float,
-    again_after: float | None,
+    second_pass_after: float | None,
     current: bool,
-    copy_again: bool,
+    recopy: bool,
     as_json: bool,
 ) -> None:
     """Bring what is new in the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
@@ -76,7 +76,9 @@ def ingest(
     from cdc_platform.spark import get_task_runner
 
     cluster = registry.find_cluster(session.open_home(), name)
-    policy = ReadPolicy(_us_from_seconds(confidence), None if again_after is None else _us_from_seconds(again_after))
+    policy = ReadPolicy(
+        _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
+    )
     done = bring(
         cluster,
         session.clock,
@@ -87,7 +89,7 @@ def ingest(
         way=by,
         on_message=partial(warn, code="reading"),
         current=current,
-        recopy=copy_again,
+        recopy=recopy,
     )
     for line in describe_gaps(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")

@@ -1,271 +1,99 @@
-"""`cdc-platform log`: run CQL statements and show acceptance, log rows and resulting tables."""
+"""`cdc-platform cql run`: show the rows of a table's CDC log."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import SpooledList, escape_unprintable, json_option, to_json_value, warn, write_table
+from cdc_platform.cli.next_steps import write_result
+from cdc_platform.cli.output import json_option, warn, write_table
+from cdc_platform.cli.params import TABLE_NAME, TIME
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.cdclog import ScriptResult, StatementOutcome, TouchedTable
+    from cdc_platform.cql import TableSchema
 
-_MAX_ROWS = 100
-_MAX_STATEMENTS = 1_024
-_STDIN = Path("-")
+_DEFAULT_LIMIT = 20
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows.")
-@click.option("--values", type=click.Path(path_type=Path), metavar="FILE", help="JSON: the values of bind markers.")
-@click.option("--strict", is_flag=True, help="Refuse the file if a statement of it is not one that is done.")
+@click.argument("table", type=TABLE_NAME)
+@click.option("--since", "since_us", type=TIME, help="Only rows written at this time or later.")
+@click.option("--until", "until_us", type=TIME, help="Only rows written before this time.")
+@click.option("--limit", type=click.IntRange(1), default=_DEFAULT_LIMIT, show_default=True, help="At most N rows.")
 @json_option
 @pass_session
-@click.pass_context
 def log(
-    ctx: click.Context,
     session: CliSession,
-    file: Path,
-    is_kept: bool,
-    values: Path | None,
-    strict: bool,
+    table: tuple[str, str],
+    since_us: Microseconds | None,
+    until_us: Microseconds | None,
+    limit: int,
     as_json: bool,
 ) -> None:
-    """Run the CQL statements of FILE, or with - of standard input: definitions and writes, each with its log rows.
+    """Show the newest rows of the CDC log of TABLE (keyspace.table), oldest first.
 
-    It is a rehearsal against the generations and the kept tables of this home: nothing is written, and no JVM is
-    started. With --keep it is for good: unless a statement is wrong, the tables and the rows of their logs are written.
-
-    Statements that cannot change a table with CDC are passed over: indexes, views, roles, cqlsh's own commands. The
-    exit code is 1 when one was, or when a write is refused; 2 when a statement is wrong. None stops those behind it.
-
-    Statements with bind markers are executed once for each of their rows of values. --values FILE has an entry for each
-    such statement: an array of executions, which are arrays of values for ? or objects of values for :name.
+    Without --json, columns that are empty in every row are left out.
 
     \b
     Example:
-      cdc-platform log statements.cql
-      cdc-platform log prepared.cql --values values.json
-      cdc-platform --clock 2026-01-31T12:00:00Z log statements.cql --json
-      cdc-platform log statements.cql --keep
+      cdc-platform log shop.carts
+      cdc-platform log shop.carts --since 2026-01-31T12:00:00Z --limit 100 --json
     """
-    if file == values == _STDIN:
-        raise click.UsageError("standard input is one file: name FILE or --values")
-    text = _read_script(file)
-    given = None if values is None else _read_script(values)
-    home = session.open_home()
-    from cdc_platform.cdclog import commit_script, dry_run_on_stored_tables
-    from cdc_platform.delta import Lake
+    if since_us is not None and until_us is not None and since_us >= until_us:
+        raise InputError(f"--since {format_us(since_us)} is not before --until {format_us(until_us)}")
+    lake = session.view()
+    from cdc_platform.cdclog import Operation, read_table_schema, reader
+    from cdc_platform.query import duckdb
 
-    run = commit_script if is_kept else dry_run_on_stored_tables
-    outcomes = _OutcomeSpool() if as_json else _OutcomePreview()
-    result = run(text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, tell=outcomes.add)
-    notes = _ttl_notes(result)
-    for line in result.left:
-        warn(line, code="left-out")
-    for line in result.warnings:
-        warn(line, code="cdc-turned-off")
-    for line in notes:
-        warn(line, code="row-ttl")
-    next_steps = _log_next_steps(result, file, values, strict, is_kept)
-    if isinstance(outcomes, _OutcomeSpool):
-        document = {
-            "statements": outcomes,
-            "tables": _table_documents(result),
-            "summary": result.summary,
-            "notes": [*notes, *result.warnings],
-        }
-        write_result(document, lambda: None, next_steps, as_json=True)
-    elif result.wrong is None:
-        write_result(None, lambda: _show_result(outcomes, result), next_steps, as_json=False)
-    _exit_by_result(ctx, result, _file_name(file))
+    schema = read_table_schema(lake, *table)
+    reader.get_log_table(lake, schema)
+    with duckdb.run_duckdb_query(lake, _newest_rows_query(schema, since_us, until_us), limit=limit + 1) as result:
+        names = result.names
+        rows = [dict(zip(names, row, strict=True)) for row in result.values()]
+    has_more = len(rows) > limit
+    rows = rows[:limit][::-1]
+    names_by_number = {operation.value: operation.name.lower() for operation in Operation}
+    operations = [names_by_number.get(row["cdc$operation"], f"unknown ({row['cdc$operation']})") for row in rows]
+    document = {
+        "table": schema.full_name,
+        "cql run": f"{schema.keyspace}.{schema.log_name}",
+        "rows": [{"operation": name, "columns": row} for name, row in zip(operations, rows, strict=True)],
+        "has_more": has_more,
+    }
+    write_result(document, lambda: _show_rows(schema, operations, rows, has_more), [], as_json=as_json)
 
 
-def _log_next_steps(
-    result: ScriptResult, file: Path, values: Path | None, strict: bool, is_kept: bool
-) -> list[NextStep]:
-    """Return the command that explains a refusal, or after a successful dry run the one that commits it."""
-    from cdc_platform.errors import WriteRefused
-    from cdc_platform.generations import WriteVerdict
+def _newest_rows_query(schema: TableSchema, since_us: Microseconds | None, until_us: Microseconds | None) -> str:
+    """Return the query for the log rows between two times, newest first, a mutation's rows in descending order."""
+    from cdc_platform.delta import quote_column
 
-    if result.wrong is not None:
-        return []
-    if result.refused is not None:
-        error = result.refused.error
-        waits = isinstance(error, WriteRefused) and error.verdict is WriteVerdict.UNDECIDED
-        return [
-            build_next_step("switch", "show") if waits else build_next_step("generations", why="which operates when")
-        ]
-    if is_kept or _STDIN in (file, values):
-        return []
-    options = ["--values", values] if values is not None else []
-    return [
-        build_next_step(
-            "log", file, *options, *(["--strict"] if strict else []), "--keep", why="nothing is written yet"
-        )
+    bounds = [
+        f""""cdc$timestamp" {operator} TIMESTAMPTZ '{format_us(bound)}'"""
+        for operator, bound in ((">=", since_us), ("<", until_us))
+        if bound is not None
     ]
-
-
-def _ttl_notes(result: ScriptResult) -> list[str]:
-    """Return notes on rows that expire without a log row.
-
-    ScyllaDB logs nothing when a TTL passes (scylladb#7141, #8380). Rows of a table with a TTL column are deleted with
-    log rows, but no script states their times.
-    """
-    count = result.tally.expiring_rows
-    cells = (
-        f"{count} log rows have a cdc$ttl: what they wrote leaves the table when that has passed, and no log row tells "
-        "of it; whoever rebuilds the table has to go by cdc$ttl"
+    where = f"WHERE {' AND '.join(bounds)} " if bounds else ""
+    return (
+        f"SELECT * FROM {quote_column(schema.keyspace)}.{quote_column(schema.log_name)} {where}"
+        'ORDER BY "cdc$timestamp" DESC, "cdc$time" DESC, "cdc$batch_seq_no" DESC'
     )
-    rows = [
-        f"rows of {table.name} expire by its column {table.row_ttl}: ScyllaDB deletes them some time after that, with "
-        "log rows of cdc$operation -3 or -4, of which there are none here"
-        for table in result.tables
-        if table.row_ttl is not None
+
+
+def _show_rows(schema: TableSchema, operations: list[str], rows: list[dict[str, Any]], has_more: bool) -> None:
+    """Print the rows with time, operation, TTL and the columns that any row has."""
+    if not rows:
+        click.echo(f"the log of {schema.full_name} has no such rows")
+        return
+    hidden = {"cdc$operation", "cdc$timestamp", "cdc$time", "cdc$stream_id", "cdc$end_of_batch"}
+    columns = [name for name in rows[0] if name not in hidden and any(row[name] is not None for row in rows)]
+    cells = [
+        [row["cdc$timestamp"], operation, *(row[name] for name in columns)]
+        for operation, row in zip(operations, rows, strict=True)
     ]
-    return [*([cells] if count else []), *rows]
-
-
-def _read_script(file: Path) -> str:
-    from cdc_platform.storage import read_standard_input, read_user_text
-
-    return read_standard_input() if file == _STDIN else read_user_text(file)
-
-
-def _file_name(file: Path) -> str:
-    return "standard input" if file == _STDIN else str(file)
-
-
-def _outcome_document(outcome: StatementOutcome) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "statement": outcome.statement.text,
-        "kind": outcome.statement.kind,
-        "line": outcome.statement.line,
-        "outcome": outcome.became,
-        "accepted": outcome.accepted,
-        "reason": outcome.reason,
-        "rows": outcome.rows,
-    }
-    if outcome.is_definition:
-        facts["log_columns"] = _log_columns(outcome)
-    if outcome.answer is not None:
-        facts["result"] = outcome.answer.json()
-    return facts
-
-
-def _log_columns(outcome: StatementOutcome) -> dict[str, str] | None:
-    from cdc_platform.cql import get_log_columns
-
-    schema = outcome.schema
-    if schema is None or not schema.cdc.enabled:
-        return None
-    return {column.name: column.type.cql for column in get_log_columns(schema)}
-
-
-def _table_documents(result: ScriptResult) -> dict[str, object]:
-    return {
-        table.name: {
-            "base": table.base,
-            "replayed": table.replayed,
-            "missing": [gap.json() for gap in table.missing],
-        }
-        for table in result.tables
-    }
-
-
-def _exit_by_result(ctx: click.Context, result: ScriptResult, name: str) -> None:
-    """Exit with code 1 if a write was refused or a statement passed over.
-
-    Raises:
-        InputError: a statement is wrong; the message names the first one.
-    """
-    if result.wrong is not None and result.wrong.error is not None:
-        number, line = result.tally.first["wrong"][0], result.wrong.statement.line
-        refused = InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
-        refused.code = result.wrong.error.code
-        raise refused
-    if result.refused is not None or result.passed_over is not None:
-        ctx.exit(1)
-
-
-class _OutcomeSpool(SpooledList):
-    """The `--json` document of each statement, spooled to a file so that memory does not grow with a script."""
-
-    def add(self, outcome: StatementOutcome) -> None:
-        """Append the next statement."""
-        self.append(_outcome_document(outcome))
-
-
-class _OutcomePreview:
-    """The statements that people see: the first `_MAX_STATEMENTS`, and then some of those that were not done."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[tuple[int, StatementOutcome]] = []
-        self.count = 0
-
-    def add(self, outcome: StatementOutcome) -> None:
-        """Add the next statement if the preview has space for it."""
-        self.count += 1
-        most = _MAX_STATEMENTS if outcome.became == "done" else 2 * _MAX_STATEMENTS
-        if self.count <= _MAX_STATEMENTS or len(self.outcomes) < most:
-            self.outcomes.append((self.count, outcome))
-
-
-def _show_result(told: _OutcomePreview, result: ScriptResult) -> None:
-    for number, outcome in told.outcomes:
-        click.echo(escape_unprintable(f"{number}  {_shorten(outcome.statement.text)}"))
-        if outcome.reason is not None:
-            click.echo(escape_unprintable(f"   {outcome.became}: {outcome.reason}"))
-        if outcome.answer is not None:
-            rows = outcome.answer.json()
-            _show_answer(rows)
-        if outcome.rows:
-            _show_rows("", outcome.rows)
-    if told.count > len(told.outcomes):
-        warn(f"{told.count - len(told.outcomes)} more statements are not shown; --json has them all", code="more-rows")
-    for table in result.tables:
-        _show_table(table)
-    _show_summary(result)
-
-
-def _show_summary(result: ScriptResult) -> None:
-    """Print how many statements of each kind had which outcome, unless all of them were done."""
-    if result.summary.keys() - {"done"}:
-        rows = [[kind, became, count] for became, kinds in result.summary.items() for kind, count in kinds.items()]
-        write_table("Statements", ["kind", "outcome", ">count"], rows)
-
-
-def _show_answer(rows: list[dict[str, object]]) -> None:
-    """Print the rows that the client of a lightweight transaction receives."""
-    write_table("", list(rows[0]), [[to_json_value(value) for value in row.values()] for row in rows[:_MAX_ROWS]])
-
-
-def _show_table(table: TouchedTable) -> None:
-    if table.base:
-        _show_rows(table.name, table.base)
-    else:
-        click.echo(escape_unprintable(f"{table.name}: no rows"))
-    if table.replayed is not None:
-        same = "the same" if table.replayed == table.base else f"other rows: {len(table.replayed)}"
-        click.echo(f"   rebuilt from its log: {same}\n")
-    for gap in table.missing:
-        click.echo(f"   missing in its log: {gap}")
-
-
-def _show_rows(title: str, rows: list[dict[str, object]]) -> None:
-    """Print rows as a table, without the columns that are empty in every row."""
-    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    write_table(title, columns, [[to_json_value(row[name]) for name in columns] for row in rows[:_MAX_ROWS]])
-    if len(rows) > _MAX_ROWS:
-        warn(f"{len(rows) - _MAX_ROWS} more rows are not shown; --json has them all", code="more-rows")
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 150 else f"{line[:147]}..."
+    write_table(f"CDC log of {schema.full_name}", ["time", "operation", *columns], cells)
+    if has_more:
+        warn("older rows are not shown; --limit N shows more", code="more-rows")

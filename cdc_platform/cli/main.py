@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,43 +53,59 @@ if TYPE_CHECKING:
 PROG_NAME = "cdc-platform"
 EXIT_OK, EXIT_FAILED, EXIT_BAD_REQUEST, EXIT_DEFECT, EXIT_INTERRUPTED = 0, 1, 2, 70, 130
 
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "demo": ("demo:demo", "The main job on real ring snapshots, end to end."),
-    "up": ("up:up", "A warm Spark server, the Dagster UI and its daemon."),
-    "doctor": ("doctor:doctor", "Is this machine fit: Java, versions, JARs, home, disk."),
-    "bootstrap": ("bootstrap:bootstrap", "Queue a joining node; with --run, make its generation."),
-    "import": ("importing:import_files", "Take in ring snapshots and cqlsh exports."),
-    "export": ("export:export", "Write generations, stream sets, logs and the ring as files, or into a test cluster."),
-    "cluster": ("cluster:cluster", "Live clusters by name: add, test, remove; the list of them."),
-    "observe": ("cluster:observe", "Take in what a live cluster holds; writes nothing to it."),
-    "status": ("status:status", "How the home stands, on one screen, and the next thing to do."),
-    "watch": ("cluster:watch", "A live cluster as it changes, in the terminal or as JSON lines."),
-    "ingest": ("ingest:ingest", "Bring in the CDC log of a live cluster, each row once."),
-    "generations": ("generations:generations", "List the generations, newest first."),
-    "streams": ("generations:streams", "Print a generation's streams, range by range."),
-    "ring": ("ring:ring", "Show the nodes of the ring as it stands."),
-    "home": ("home:home", "Homes as a whole: copy one to another place, keep up files."),
-    "history": ("history:history", "Who wrote what of a generation: commits and runs."),
-    "report": ("history:report", "A page for an auditor, and whether it still holds."),
-    "diff": ("generations:diff", "What changes from one generation to another."),
-    "explain": ("explain:explain", "Where a write goes, and whether it is accepted."),
-    "check": ("check:check", "Judge every invariant, with counts and samples."),
-    "rewrite": ("rewrite:rewrite", "Rewrite V1 streams tables into the new ones."),
-    "repair": ("repair:repair", "Does the latest generation fit the ring; if not, make one."),
-    "rehearse": ("rehearse:rehearse", "What topology changes would do, before they are made."),
-    "tables": ("tables:tables", "The CDC-enabled tables, with their TTL and its history."),
-    "tablets": ("tablets:tablets", "Stream sets of tablet-based tables: create, split, merge, show, gc."),
-    "switch": ("switch:switch", "Two-phase switches of generations: show, ack, commit, abort."),
-    "consumers": ("consumers:consumers", "Who reads the CDC logs, and how far each has got."),
-    "expire": ("expire:expire", "Which generations can go, and why others cannot; removes them."),
-    "log": ("log:log", "CQL statements, their log rows, and the tables rebuilt from those."),
-    "consume": ("consumers:consume", "Copy what is new in a table's CDC log, each row once."),
-    "complete": ("consumers:complete", "Was everything between two times read by a consumer: proof."),
-    "sql": ("sql:sql", "A query over every table, under ScyllaDB's own names."),
-    "bundle": ("bundle:bundle", "Pack status, findings, versions and ends of logs into one file."),
-    "completion": ("completion:completion", "Print a shell's completion script."),
+COMMAND_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Get started": {
+        "demo": ("demo:demo", "Run the main job on real ring snapshots, end to end."),
+        "up": ("up:up", "Start a warm Spark server, the Dagster UI and its daemon."),
+        "doctor": ("doctor:doctor", "Check prerequisites: Java, versions, JARs, home, disk."),
+        "help": ("help:show_help", "Show the help of a command."),
+        "completion": ("completion:completion", "Print a shell's completion script."),
+    },
+    "Generations": {
+        "bootstrap": ("bootstrap:bootstrap", "Queue a joining node; with --run, create its generation."),
+        "import": ("importing:import_files", "Import ring snapshots, cqlsh exports and nodetool output."),
+        "export": ("export:export", "Export generations, stream sets, logs and the ring to files or a test cluster."),
+        "generations": ("generations:generations", "List the generations, newest first."),
+        "streams": ("generations:streams", "Print a generation's streams, range by range."),
+        "ring": ("ring:ring", "Show the nodes of the current ring."),
+        "explain": ("explain:explain", "Show which stream a write goes to and whether it is accepted."),
+        "check": ("check:check", "Check every invariant, with counts and samples."),
+        "diff": ("generations:diff", "Compare two generations."),
+        "history": ("history:history", "List the commits and runs that wrote a generation."),
+        "report": ("history:report", "Write a page for an auditor, or verify one."),
+        "rewrite": ("rewrite:rewrite", "Rewrite V1 streams tables to V2."),
+        "repair": ("repair:repair", "Check the latest generation against the ring and regenerate it if needed."),
+        "rehearse": ("rehearse:rehearse", "Predict what topology changes will do, before they are made."),
+        "switch": ("switch:switch", "Show, acknowledge, commit or abort two-phase switches."),
+        "tables": ("tables:tables", "List and register CDC-enabled tables with their TTLs."),
+        "tablets": ("tablets:tablets", "Create, split, merge, show and clean up stream sets of tablet-based tables."),
+        "expire": ("expire:expire", "Remove generations that no log row needs, or show what keeps them."),
+    },
+    "Live clusters": {
+        "cluster": ("cluster:cluster", "List, add, test and remove live clusters."),
+        "observe": ("cluster:observe", "Read the metadata of a live cluster; writes nothing to it."),
+        "watch": ("cluster:watch", "Watch a live cluster in the terminal, or as JSON lines."),
+        "ingest": ("ingest:ingest", "Ingest a live table's CDC log, each row exactly once."),
+    },
+    "Logs": {
+        "cql": ("cql:cql", "Run CQL statements: their acceptance, log rows and resulting tables."),
+        "log": ("log:log", "Show the rows of a table's CDC log."),
+        "consume": ("consumers:consume", "Copy new rows of a table's CDC log, each exactly once."),
+        "consumers": ("consumers:consumers", "List the readers of CDC logs and their positions."),
+        "verify-interval": ("consumers:verify_interval", "Prove that a consumer read every row of an interval."),
+    },
+    "Operate": {
+        "status": ("status:status", "Summarise the home on one screen, with the next command to run."),
+        "sql": ("sql:sql", "Query every table with SQL, under ScyllaDB's own names."),
+        "home": ("home:home", "Copy a home, or delete files that it no longer needs."),
+        "bundle": ("bundle:bundle", "Pack status, findings, versions and log tails into one file."),
+    },
 }
-"""The commands by name: `module:function` in cdc_platform.cli, and the summary that the help text shows."""
+"""The commands by section of the help text: `module:function` in cdc_platform.cli, and the summary."""
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    name: entry for commands in COMMAND_GROUPS.values() for name, entry in commands.items()
+}
+"""The commands of all sections by name."""
 
 
 _WRITING_COMMANDS: Mapping[str, str] = {
@@ -98,7 +115,7 @@ _WRITING_COMMANDS: Mapping[str, str] = {
     "repair": "",
     "expire": "",
     "consume": "",
-    "consumers forget": "",
+    "consumers remove": "",
     "switch ack": "",
     "switch commit": "",
     "switch abort": "",
@@ -107,12 +124,12 @@ _WRITING_COMMANDS: Mapping[str, str] = {
     "tablets merge": "",
     "tablets resize": "",
     "tablets gc": "",
-    "log": "--keep",
+    "cql run": "--apply",
 }
 """Commands that build on a home, with the option that makes them do so. Refused if the home is only observed."""
-_CONSUMER_COMMANDS = frozenset({"consume", "consumers forget"})
+_CONSUMER_COMMANDS = frozenset({"consume", "consumers remove"})
 """Writing commands that record the progress of readers, which is not a fact of the cluster."""
-_DECLARING_COMMANDS = frozenset({"import", "tables add", "tables none", "tables alter", "tables drop"})
+_DECLARING_COMMANDS = frozenset({"import", "tables add", "tables declare-none", "tables alter", "tables drop"})
 """Commands that state facts of a cluster without observing it. Refused in the home of an observed cluster."""
 _OUTPUT_ONLY_COMMANDS = frozenset({"sql", "status", "streams", "watch"})
 """Commands that do nothing but print, at length or for ever. They end when standard output fails."""
@@ -130,6 +147,22 @@ _READ_ONLY_OPTIONS = frozenset({"--dry-run", "--forecast", "--cql", "--clients",
 def _is_installed(name: str) -> bool:
     """Return True if the module of a command exists, without loading it."""
     return find_spec(f"{__package__}.{COMMANDS[name][0].partition(':')[0]}") is not None
+
+
+def _list_options(commands: Iterable[click.Command]) -> dict[str, bool]:
+    """Return the option names of commands. The value is True if the option takes a value."""
+    return {
+        name: not (parameter.is_flag or parameter.count)
+        for command in commands
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+def _takes_next(options: Mapping[str, bool], word: str) -> bool:
+    """Return True if `word` is an option whose value is the next argument."""
+    return options.get(word, False)
 
 
 class CommandFailure(click.ClickException):
@@ -157,6 +190,37 @@ class CommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in COMMANDS if _is_installed(name)]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the global options, which may also stand after the command."""
+        return super().parse_args(ctx, self._move_global_options_first(ctx, args))
+
+    def _move_global_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments with the global options of the part after the command moved before it.
+
+        An argument that is the value of the command's own option, or stands after `--`, is no global option.
+        """
+        global_options = _list_options([self])
+        start = 0
+        while start < len(args) and args[start].startswith("-"):
+            start += 1 + _takes_next(global_options, args[start])
+        if start >= len(args) or ctx.resilient_parsing:
+            return args
+        command = self.get_command(ctx, args[start])
+        commands: list[click.Command] = [] if command is None else [command]
+        if isinstance(command, click.Group):
+            commands += command.commands.values()
+        own_options = _list_options(commands)
+        moved, rest = [], args[start : start + 1]
+        index = start + 1
+        while index < len(args) and args[index] != "--":
+            word = args[index]
+            name = word.partition("=")[0]
+            is_global = name in global_options and name not in own_options
+            count = 1 + _takes_next(global_options if is_global else own_options, word)
+            (moved if is_global else rest).extend(args[index : index + count])
+            index += count
+        return [*args[:start], *moved, *rest, *args[index:]]
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS or not _is_installed(cmd_name):
             return None
@@ -169,6 +233,10 @@ class CommandGroup(click.Group):
         Raises:
             PlatformError: the command would write to a home that refuses it.
         """
+        if self.get_command(ctx, args[0]) is None:
+            close = get_close_matches(args[0], self.list_commands(ctx), 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"see: {PROG_NAME} --help"
+            raise CommandFailure(f"no such command {args[0]!r}; {hint}", EXIT_BAD_REQUEST, "usage")
         name, command, rest = super().resolve_command(ctx, args)
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
         path = f"{name} {inner}".strip()
@@ -183,8 +251,12 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command list of the help text without loading any command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        width = max(map(len, COMMANDS))
+        for title, commands in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), summary) for name, (_, summary) in commands.items() if _is_installed(name)]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and convert a failure into one line and an exit code."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--node", "nodes", metavar="HOST_ID", type=click.UUID, multiple=True, help="Only for this node.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-@click.option("--again", is_flag=True, help="For nodes that are marked as rewritten as well.")
+@click.option("--force", is_flag=True, help="For nodes that are marked as rewritten as well.")
 @click.option("--clients", is_flag=True, help="Only say whether clients may switch to the new tables, and from when.")
 @json_option
 @pass_session
@@ -32,7 +32,7 @@ def rewrite(
     session: CliSession,
     nodes: tuple[UUID, ...],
     dry_run: bool,
-    again: bool,
+    force: bool,
     clients: bool,
     as_json: bool,
 ) -> None:
@@ -55,8 +55,8 @@ def rewrite(
 
     home = session.open_home()
     if clients:
-        if nodes or dry_run or again:
-            raise click.UsageError("--clients only looks: leave --node, --dry-run and --again out")
+        if nodes or dry_run or force:
+            raise click.UsageError("--clients only looks: leave --node, --dry-run and --force out")
         ctx.exit(_write_client_readiness(Lake(home.lake), session, home.settings, as_json))
     logger = logging.getLogger(procedure.__name__)
     done = procedure.rewrite_streams_tables(
@@ -65,14 +65,14 @@ def rewrite(
         home.settings,
         [str(node) for node in nodes] or None,
         dry_run=dry_run,
-        force=again,
+        force=force,
         on_message=logger.info,
     )
     if not done.decisions:
         warn(done.ended, code="nothing-to-do")
     for decision in done.missing:
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
-    options = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
+    options = [part for node in nodes for part in ("--node", node)] + (["--force"] if force else [])
     next_steps = [build_write_step(Lake(home.lake), "rewrite", *options)] if dry_run and done.decisions else []
     write_result(_decision_rows(done), lambda: _show_rewrite(done), next_steps, as_json=as_json)
 

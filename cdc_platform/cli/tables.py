@@ -129,12 +129,12 @@ def add(
 @tables.command()
 @json_option
 @pass_session
-def none(session: CliSession, as_json: bool) -> None:
+def declare_none(session: CliSession, as_json: bool) -> None:
     """Say that no table has a CDC log, so that expiry and growth stop asking. One that is added later has one.
 
     \b
     Example:
-      cdc-platform tables none
+      cdc-platform tables declare-none
     """
     from cdc_platform.delta import Lake
     from cdc_platform.metastore import cdc_tables

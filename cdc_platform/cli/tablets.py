@@ -42,27 +42,34 @@ def tablets() -> None:
 @tablets.command()
 @click.argument("table", type=TABLE_NAME)
 @click.option("--count", type=_TABLET_COUNT, help="This many tablets of one size.")
-@click.option("--ends", metavar="FILE", help="Tablets with the last tokens in FILE, a JSON list; - is standard input.")
+@click.option(
+    "--last-tokens", metavar="FILE", help="Tablets with the last tokens in FILE, a JSON list; - is standard input."
+)
 @click.option("--ttl", type=TTL, metavar="SECONDS", help="TTL of a new log. [default: 86400]")
 @json_option
 @pass_session
 def create(
-    session: CliSession, table: _QualifiedName, count: int | None, ends: str | None, ttl: int | None, as_json: bool
+    session: CliSession,
+    table: _QualifiedName,
+    count: int | None,
+    last_tokens: str | None,
+    ttl: int | None,
+    as_json: bool,
 ) -> None:
     """Give TABLE (keyspace.table) its first stream set. It operates at once.
 
-    Without --count and --ends: a log that was dropped is made anew, for the tablets that the table had.
+    Without --count and --last-tokens: a log that was dropped is made anew, for the tablets that the table had.
 
     \b
     Example:
       cdc-platform tablets create shop.orders --count 8 --ttl 3600
     """
-    if count is not None and ends is not None:
-        raise click.UsageError("name either --count or --ends")
+    if count is not None and last_tokens is not None:
+        raise click.UsageError("name either --count or --last-tokens")
     from cdc_platform.delta import Lake
     from cdc_platform.lifecycle import tablets as lifecycle
 
-    tokens = None if count is None and ends is None else _read_ends(count, ends, table)
+    tokens = None if count is None and last_tokens is None else _read_ends(count, last_tokens, table)
     home = session.open_home(create=tokens is not None)
     lake = Lake(home.lake)
     tokens = _ends_before_drop(lake, table) if tokens is None else tokens
@@ -107,19 +114,19 @@ def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
 
 @tablets.command()
 @click.argument("table", type=TABLE_NAME)
-@click.option("--ends", metavar="FILE", required=True, help="The last tokens, a JSON list; - is standard input.")
+@click.option("--last-tokens", metavar="FILE", required=True, help="The last tokens, a JSON list; - is standard input.")
 @json_option
 @pass_session
-def resize(session: CliSession, table: _QualifiedName, ends: str, as_json: bool) -> None:
+def resize(session: CliSession, table: _QualifiedName, last_tokens: str, as_json: bool) -> None:
     """Give TABLE other tablets, of which the last tokens are in a file.
 
     \b
     Example:
-      cdc-platform tablets resize shop.orders --ends tokens.json
+      cdc-platform tablets resize shop.orders --last-tokens tokens.json
     """
     from cdc_platform.lifecycle import tablets as lifecycle
 
-    _apply_change(session, table, as_json, lifecycle.resize_tablets, _read_ends(None, ends, table))
+    _apply_change(session, table, as_json, lifecycle.resize_tablets, _read_ends(None, last_tokens, table))
 
 
 @tablets.command()
@@ -166,7 +173,7 @@ def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: in
     what their commits put there decide nothing, nor does a clock that is ahead of the machine's by more than the
     grace time (expiry_grace_ms): the command is refused. A set that a consumer has
     not read to its end stays, and that is said; a consumer that will never come back is taken out with
-    `consumers forget`.
+    `consumers remove`.
 
     \b
     Example:
@@ -237,7 +244,7 @@ def _ends_before_drop(lake: Lake, table: _QualifiedName) -> np.ndarray:
 
     newest = read_newest_layout(lake, *table)
     if newest is None:
-        raise click.UsageError("name --count or --ends; the tablets of this table were never known")
+        raise click.UsageError("name --count or --last-tokens; the tablets of this table were never known")
     return newest.last_tokens
 
 

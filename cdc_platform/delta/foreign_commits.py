@@ -95,7 +95,7 @@ def _find_table(lake: Lake, name: str, because: str) -> Table:
     """Return the table of this name; refuse a reason that cannot be recorded."""
     if not because.strip() or len(because) > MAX_REASON_LENGTH or not because.isprintable():
         raise InputError(
-            f"a reason is one line of 1 to {MAX_REASON_LENGTH} characters; say with --because why {name} is as it is"
+            f"a reason is one line of 1 to {MAX_REASON_LENGTH} characters; say with --reason why {name} is as it is"
         )
     keyspace, _, short = name.partition(".")
     if (keyspace, short) not in list_stored_tables(lake):

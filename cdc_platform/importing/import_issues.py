@@ -1,4 +1,4 @@
-"""Issues in a cluster's metadata: refused, or recorded if the import accepts the cluster as it is (`--as-is`).
+"""Issues in a cluster's metadata: refused, or recorded with `import --allow-incomplete`.
 
 A truncated file is not such an issue: it is a fault of the copy, not of the cluster.
 """
@@ -18,7 +18,7 @@ class ImportIssues:
     """
 
     as_is: bool = False
-    mend: str = "; if the cluster is so, take it in to be looked at with: cdc-platform import --as-is"
+    mend: str = "; if the cluster is so, take it in to be looked at with: cdc-platform import --allow-incomplete"
     marks: bool = True
     told: list[str] = field(default_factory=list)
 
@@ -35,5 +35,5 @@ class ImportIssues:
 
 
 def refuse_issues() -> ImportIssues:
-    """Return an `ImportIssues` that refuses every issue without mentioning `--as-is`, for input that is not a file."""
+    """Return an `ImportIssues` that refuses every issue and suggests no option, for input that is not a file."""
     return ImportIssues(mend="")

@@ -1,8 +1,8 @@
 """Ingest the CDC log of a live cluster into the lake: each row visible when its window is read, exactly once.
 
 The order of steps, generations and checkpoints is that of every consumer (`cdclog.consume_windows`); here a cluster
-provides the rows of a window. The result is the table that `log --keep` would write, so everything that reads logs can
-read it. Its commits carry the number of the window, and how far the first and the second pass have read.
+provides the rows of a window. The result is the table that `cql run --apply` would write, so everything that reads
+logs can read it. Its commits carry the number of the window, and how far the first and the second pass have read.
 """
 
 from __future__ import annotations

@@ -250,7 +250,8 @@ class _ExpiryBlocks:
         )
         self.tables_known = cdc_tables.are_cdc_tables_known(lake)
         remedy = (
-            "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: cdc-platform tables none"
+            "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: "
+            "cdc-platform tables declare-none"
         )
         self._tables_remedy = choose_remedy(
             lake, remedy, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}"

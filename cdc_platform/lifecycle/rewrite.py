@@ -270,14 +270,14 @@ def _too_old_reason(lake: Lake, end_ms: Milliseconds | None, oldest: Millisecond
     `end_ms` is None if no log is known; then the newest generation is skipped too.
     """
     if end_ms is None:
-        do = choose_remedy(lake, "import the schema, or if no table has one: cdc-platform tables none")
+        do = choose_remedy(lake, "import the schema, or if no table has one: cdc-platform tables declare-none")
         return f"no table with a CDC log is known here; {do}"
     return f"superseded at {format_ms(end_ms)}, and logs have rows only from {_since_text(oldest)} on"
 
 
 def _missing_data(lake: Lake, time_ms: Milliseconds) -> RewriteDecision:
     reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
-    do = choose_remedy(lake, "import that table and run: cdc-platform rewrite --again")
+    do = choose_remedy(lake, "import that table and run: cdc-platform rewrite --force")
     return RewriteDecision(time_ms, "missing-data", f"{reason}; {do}")
 
 

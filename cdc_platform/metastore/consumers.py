@@ -175,7 +175,7 @@ def forget_consumer(lake: Lake, name: str, keyspace: str, table: str) -> None:
         NotFound: it is not registered.
         NotAsCommitted: its row, or the records of its skipped sets, are not as committed.
     """
-    lake = get_verified_lake(lake, "consumers forget")
+    lake = get_verified_lake(lake, "consumers remove")
     lake.verify(CONSUMERS, PASSED_OVER)
     find_consumer(lake, name, keyspace, table)
     # Delete these first: a later consumer with the same name would inherit records that remain.

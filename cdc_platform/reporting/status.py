@@ -567,7 +567,7 @@ def read_consumer_status(
             message = (
                 f"consumer {consumer.full_name} stands in generation {reads.name}, which was removed with its streams"
             )
-            forget = f"cdc-platform consumers forget {consumer.name} {consumer.keyspace_name}.{consumer.table_name}"
+            forget = f"cdc-platform consumers remove {consumer.name} {consumer.keyspace_name}.{consumer.table_name}"
             do = f"decide whether the consumer starts again after the lost rows, with: {forget}"
             alerts.append(StatusAlert("reads-removed", message, do))
     return facts, alerts
@@ -623,7 +623,7 @@ def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[di
         message = "which tables have a CDC log is unknown, so no generation expires"
         do = (
             "register each table that has a log (cdc-platform tables add --help), or state that no table has one "
-            "(cdc-platform tables none --help)"
+            "(cdc-platform tables declare-none --help)"
         )
         alerts.append(StatusAlert("no-tables", message, do))
     return facts, alerts

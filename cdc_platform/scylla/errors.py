@@ -148,7 +148,7 @@ def translate_connect_error(error: OSError, where: str) -> PlatformError:
 def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
     """Return the remedy that fits the reason for which a server's certificate was rejected."""
     if error.verify_code in (_OTHER_HOST_NAME, _OTHER_ADDRESS):
-        return "name the node in --contact as its certificate does, or give --no-tls-host-names"
+        return "name the node in --contact as its certificate does, or give --no-tls-hostname-check"
     if error.verify_code in _NOT_IN_FORCE:
         return "renew the node's certificate, or set this machine's clock right"
     return "name the CA that signed it with --tls-ca"

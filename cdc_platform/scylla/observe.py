@@ -120,8 +120,8 @@ def assert_listed_by_cluster(
 def _unlisted_error(name: str, what: str) -> StateError:
     return StateError(
         f"the home of {name} publishes {what}, which the cluster does not list: it was made here, or the cluster was "
-        "restored, and rows would be looked for where nobody writes them; begin anew with: cdc-platform cluster renew "
-        f"{name}; what was read before is kept aside"
+        "restored, and rows would be looked for where nobody writes them; start over with: "
+        f"cdc-platform cluster replace {name}, which moves the old home aside"
     )
 
 

@@ -306,8 +306,7 @@ def assert_same_cluster(
     if before is None:
         return
     mend = (
-        f"if it was restored or rebuilt, say so with: cdc-platform cluster renew {known.name}; what was read before is "
-        "kept aside"
+        f"if it was restored or rebuilt, run: cdc-platform cluster replace {known.name}, which moves the old home aside"
     )
     if seen.cluster_name != before.cluster_name:
         raise StateError(
@@ -426,7 +425,7 @@ def connection_options(connection: Connection) -> Iterator[str]:
     for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts"}).items():
         option = f"--{name.replace('_', '-')}"
         if name == "tls_host_names":
-            yield "--no-tls-host-names"
+            yield "--no-tls-hostname-check"
         else:
             yield from (option,) if value is True else (option, f"{value}")
 

@@ -20,7 +20,7 @@ from cdc_platform.storage import atomic
 
 @click.command()
 @click.option("--home", required=True)
-@click.option("--keep", is_flag=True, help="Keep the page in the home, if it has none yet.")
+@click.option("--apply", is_flag=True, help="Keep the page in the home, if it has none yet.")
 @click.argument("name")
 def report_page(home: str, keep: bool, name: str) -> None:
     """Print the key of the generation that goes by NAME, and the page if that is NAME."""

@@ -29,7 +29,7 @@ def test_values_are_as_cqlsh_reads_them(tmp_path: Path) -> None:
     node.write_text(NODE, encoding="utf-8")
     early = ("--clock", "2026-01-31T11:00:00Z")
     assert run("--home", home, *early, "bootstrap", node, "--run").exit_code == 0
-    kept = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "log", script, "--keep")
+    kept = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "cql", "run", script, "--apply")
     assert kept.exit_code == 0, kept.stdout + kept.stderr
     for name in ("one", "two"):
         told = run("--home", home, "export", tmp_path / name, "--json")

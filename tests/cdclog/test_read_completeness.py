@@ -39,7 +39,7 @@ def read_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     late = [INSERT.format(4, us_from_ms(SECOND_MS) + 5)]
     for lines, at in ((early, FIRST_MS + 5000), (late, SECOND_MS)):
         file.write_text("\n".join(lines), encoding="utf-8")
-        answer = run("--home", home, "--clock", format_ms(Milliseconds(at)), "log", file, "--keep")
+        answer = run("--home", home, "--clock", format_ms(Milliseconds(at)), "cql", "run", file, "--apply")
         assert answer.exit_code == 0, answer.stdout + answer.stderr
     for name in ("audit", "search"):
         assert run("--home", home, "--clock", NOW, "consume", "ks.t", "--name", name).exit_code == 0
@@ -54,7 +54,9 @@ def home(read_home: Path, tmp_path: Path) -> Path:
 
 def asked(home: Path, *more: str, since: str = A, until: str = B, clock: str = NOW) -> Answer:
     """Ask of the interval."""
-    return run("--home", home, "--clock", clock, "complete", since, until, "--consumer", "audit", *more, "--json")
+    return run(
+        "--home", home, "--clock", clock, "verify-interval", since, until, "--consumer", "audit", *more, "--json"
+    )
 
 
 def broken(answer: Answer) -> dict[str, str]:
@@ -91,9 +93,12 @@ def test_what_was_read_is_proved(home: Path) -> None:
     found = {each["check"]: each["found"] for each in answer.json["checks"]}
     assert found["the reader has the log's rows"].startswith("7 of 7 rows")
     assert found["its generations could be read"] == "2 operate in it"
-    assert run("--home", home, "--clock", NOW, "complete", B, A, "--consumer", "audit").exit_code == 2
-    assert run("--home", home, "--clock", NOW, "complete", A, B, "--consumer", "nobody").exit_code == 2
-    assert "everything was read" in run("--home", home, "--clock", NOW, "complete", A, B, "--consumer", "audit").stdout
+    assert run("--home", home, "--clock", NOW, "verify-interval", B, A, "--consumer", "audit").exit_code == 2
+    assert run("--home", home, "--clock", NOW, "verify-interval", A, B, "--consumer", "nobody").exit_code == 2
+    assert (
+        "everything was read"
+        in run("--home", home, "--clock", NOW, "verify-interval", A, B, "--consumer", "audit").stdout
+    )
 
 
 def test_what_is_not_read_yet_or_not_over_is_found(home: Path) -> None:

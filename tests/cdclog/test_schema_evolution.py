@@ -126,7 +126,7 @@ def altered(streams_home: Path, tmp_path: Path) -> Home:
     for number, text in enumerate(SCRIPTS):
         script = tmp_path / f"{number}.cql"
         script.write_text(text, encoding="utf-8")
-        home.run("log", script, "--keep")
+        home.run("cql", "run", script, "--apply")
         home.run("consume", "ks.t", "--name", "follower")
     home.run("consume", "ks.t", "--name", "late")
     return home
@@ -152,7 +152,7 @@ def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path
     assert {row["cdc$deleted_w"] for row in exported} == {"<null>"}
     look = tmp_path / "look.cql"
     look.write_text("INSERT INTO ks.t (p) VALUES (5);", encoding="utf-8")
-    shown = altered.run("log", look, "--json").json["tables"]["ks.t"]
+    shown = altered.run("cql", "run", look, "--json").json["tables"]["ks.t"]
     assert shown["replayed"] == shown["base"]
     assert {row["p"]: (row["w"], row["v"]) for row in shown["base"]} == {
         1: (None, {"b": 5, "c": "x", "d": None}),
@@ -172,15 +172,16 @@ def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, 
         home = Home(Path(shutil.copytree(streams_home, tmp_path / name)))
         for number, script in enumerate([SCRIPTS[0], text]):
             (tmp_path / f"{number}.cql").write_text(script, encoding="utf-8")
-        home.run("log", tmp_path / "0.cql", "--keep")
+        home.run("cql", "run", tmp_path / "0.cql", "--apply")
         command = [
             "--home",
             str(home.home),
             "--clock",
             "2026-01-02T00:02:00Z",
-            "log",
+            "cql",
+            "run",
             str(tmp_path / "1.cql"),
-            "--keep",
+            "--apply",
         ]
         environment = os.environ | ({failpoints.KILL_AT_VARIABLE: point} if name == "killed" else {})
         done = subprocess.run(
@@ -188,7 +189,7 @@ def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, 
         )
         assert done.returncode == (-signal.SIGKILL if name == "killed" else 0)
         (tmp_path / "2.cql").write_text("SELECT 1", encoding="utf-8")
-        run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "log", tmp_path / "2.cql", "--keep")
+        run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "cql", "run", tmp_path / "2.cql", "--apply")
         order = 'SELECT * FROM ks.t_scylla_cdc_log ORDER BY "cdc$timestamp", "cdc$batch_seq_no"'
         found.append(run("--home", home.home, "sql", order, "--json").json)
     assert found[0] == found[1]

@@ -72,7 +72,7 @@ def test_where_no_table_is_known_every_old_generation_counts(tmp_path: Path) -> 
     told = facts(tmp_path)
     assert [each["time"] for each in told["lacking"]] == [FIRST, SECOND, THIRD]
     assert all("no table with a CDC log is known here; import the schema" in each["reason"] for each in told["lacking"])
-    assert run("--home", tmp_path, "--clock", NOW, "tables", "none").exit_code == 0
+    assert run("--home", tmp_path, "--clock", NOW, "tables", "declare-none").exit_code == 0
     assert facts(tmp_path)["lacking"] == []
 
 
@@ -90,7 +90,7 @@ def test_where_there_is_no_old_table_they_may(tmp_path: Path) -> None:
     assert (told["may_switch"], told["old_table"], told["from"]) == (True, False, format_ms(FIRST_MS))
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--again"])
+@pytest.mark.parametrize("option", ["--dry-run", "--force"])
 def test_it_only_looks(tmp_path: Path, option: str) -> None:
     """With an option of the rewrite it is refused."""
     assert asked(home_of(tmp_path, "plain"), option).exit_code == 2

@@ -63,12 +63,12 @@ def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
 
     assert planned()[0] == ("keep", ["no CDC-enabled table is known"])
     assert "no-tables" in run("--home", home, "status").stdout
-    assert run("--home", home, "tables", "none", "--json").json == {"tables": 0}
-    assert run("--home", home, "tables", "none").exit_code == 0
+    assert run("--home", home, "tables", "declare-none", "--json").json == {"tables": 0}
+    assert run("--home", home, "tables", "declare-none").exit_code == 0
     assert [action for action, _ in planned()] == ["mark", "keep"]
     assert "no-tables" not in run("--home", home, "status").stdout
     assert run("--home", home, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
-    refused = run("--home", home, "tables", "none")
+    refused = run("--home", home, "tables", "declare-none")
     assert (refused.exit_code, "ks.t has a log" in refused.stderr) == (2, True)
 
 
@@ -76,20 +76,21 @@ def test_log_reads_standard_input_and_names_what_it_read(three: Path, tmp_path: 
     """`-` is standard input; a wrong statement is told with the file that has it."""
     clock = ("--home", three, "--clock", format_ms(THIRD_MS))
     text = f"{DDL.replace('ks.t', 'ks.u')} INSERT INTO ks.u (p, k, v) VALUES (7, 1, 1);"
-    answer = run(*clock, "log", "-", "--json", stdin=text)
+    answer = run(*clock, "cql", "run", "-", "--json", stdin=text)
     assert answer.exit_code == 0, answer.stderr
     assert len(answer.json["statements"]) == 2
     (tmp_path / "wrong.cql").write_text("INSERT INTO ks.nowhere (p) VALUES (1);", encoding="utf-8")
-    named = run(*clock, "log", tmp_path / "wrong.cql")
+    named = run(*clock, "cql", "run", tmp_path / "wrong.cql")
     assert f"{tmp_path / 'wrong.cql'}: statement 1 (line 1)" in named.stderr
     assert (
-        "standard input: statement 1" in run(*clock, "log", "-", stdin="INSERT INTO ks.nowhere (p) VALUES (1);").stderr
+        "standard input: statement 1"
+        in run(*clock, "cql", "run", "-", stdin="INSERT INTO ks.nowhere (p) VALUES (1);").stderr
     )
 
 
 def test_an_interrupt_is_one_line_and_130(three: Path) -> None:
     """Ctrl-C while it waits for its input."""
-    command = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), "-v", "log", "-"]
+    command = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), "-v", "cql", "run", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         _until_it_reads(process)

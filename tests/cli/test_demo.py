@@ -176,7 +176,7 @@ def test_what_to_try_next_works(home: Path) -> None:
             assert ran.exit_code == 0, f"{words}\n{ran.stdout}{ran.stderr}"
             assert ran.stdout.count("\n") > 3, words
     names = {words[2] for words in commands}
-    assert names >= {"explain", "generations", "check", "expire", "tablets", "log", "sql", "up", "--help", "rewrite"}
+    assert names >= {"explain", "generations", "check", "expire", "tablets", "cql", "sql", "up", "--help", "rewrite"}
 
 
 @pytest.mark.spark
@@ -259,7 +259,7 @@ def test_again_gives_the_same_bytes_and_times(home: Path, spark: SparkSession) -
     described = [
         metastore_generations.read_v2_description(lake, generation.id) for generation in before if generation.id
     ]
-    ran = run(*arguments(home, "--again"))
+    ran = run(*arguments(home, "--force"))
     assert ran.exit_code == 0, ran.stderr
     assert Timeline.read(lake).known == before
     for old, generation in zip(described, before, strict=True):

@@ -127,7 +127,7 @@ def test_consumers_are_listed_and_forgotten(home: Path) -> None:
     ]
     assert expire(home, "--dry-run", "--json").json[0]["blocked_by"] == ["audit"]
     assert "audit of shop.orders has read up to" in expire(home, "--dry-run").stdout
-    assert run("--home", home, "consumers", "forget", "audit", "shop.orders").exit_code == 0
+    assert run("--home", home, "consumers", "remove", "audit", "shop.orders").exit_code == 0
     assert expire(home, "--dry-run", "--json").json[0]["blocked_by"] == []
 
 
@@ -142,7 +142,7 @@ def import_ring(home: Path, tmp_path: Path) -> None:
 def test_the_forecast_tells_every_step(home: Path, tmp_path: Path) -> None:
     """Streams and bytes kept today, and after each more node, with and without expiry."""
     import_ring(home, tmp_path)
-    steps = expire(home, "--forecast", "5", "--every", "12", "--json").json
+    steps = expire(home, "--forecast", "5", "--join-interval", "12", "--json").json
     assert [step["nodes"] for step in steps] == list(range(6))
     assert set(steps[0]) == {
         "nodes",

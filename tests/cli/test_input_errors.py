@@ -333,7 +333,7 @@ EXPORTS = [
 ]
 
 ARGUMENTS = [
-    argument("an unknown command", "No such command 'exlpain'", "exlpain"),
+    argument("an unknown command", "no such command 'exlpain'", "exlpain"),
     argument("an unknown option", "No such option '--tokne'", "explain", "--tokne", "1"),
     argument("import of nothing", "Missing argument 'PATH...'", "import"),
     argument("explain of nothing", "name either --key", "explain"),

@@ -109,7 +109,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = home_with_generations(folder, {ID: parse_time_ms(SINCE)})
     script = folder / "keys.cql"
     script.write_text("\n".join(statements()), encoding="utf-8")
-    answer = run("--home", made, "--clock", NOW, "log", script, "--keep", "--json")
+    answer = run("--home", made, "--clock", NOW, "cql", "run", script, "--apply", "--json")
     assert answer.exit_code == 0, answer
     tables = answer.json["tables"]
     assert len(tables) == 2 * len(KEYS)
@@ -142,7 +142,7 @@ def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered
 
     def complete(lines: list[str]) -> Answer:
         file.write_text("\n".join(["", " [json]", "---", *lines, "", f"({len(lines)} rows)", ""]), encoding="utf-8")
-        whole = ("complete", SINCE, "2026-01-02T00:30:00Z", "--consumer", "audit", "--table", table)
+        whole = ("verify-interval", SINCE, "2026-01-02T00:30:00Z", "--consumer", "audit", "--table", table)
         return ask(home, *whole, "--base", file, "--json")
 
     answer = complete(rows)
@@ -185,12 +185,12 @@ def test_keys_are_shown_and_found_again(home: Path, kind: str, tmp_path: Path) -
         script = tmp_path / f"{table}.cql"
         writes = [f"UPDATE {table} SET v = 7 WHERE {where}{column} = {key.constant};" for key in KEYS[kind]]
         script.write_text("\n".join(writes), encoding="utf-8")
-        answer = ask(home, "log", script, "--json")
+        answer = ask(home, "cql", "run", script, "--json")
         assert answer.exit_code == 0, answer
         shown: dict[str, Any] = answer.json["tables"][table]
         assert [row["v"] for row in shown["base"]] == [7] * len(KEYS[kind])
         assert shown["replayed"] == shown["base"]
-        assert ask(home, "log", script).exit_code == 0
+        assert ask(home, "cql", "run", script).exit_code == 0
 
 
 def test_the_home_is_exported_and_sound(home: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cdc-platform log`: what it prints and how it leaves; what statements do is tested in tests/cdclog/script."""
+"""`cdc-platform cql run`: what it prints and how it leaves; what statements do is tested in tests/cdclog/script."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def script(tmp_path: Path) -> Path:
 def test_the_document(cli: Cli, script: Path, seeded_home: Path) -> None:
     """Statements in order with their rows, tables by name, values as the conventions have them; nothing is written."""
     before = listing(seeded_home)
-    answer = cli("--clock", NOW, "log", script, "--json")
+    answer = cli("--clock", NOW, "cql", "run", script, "--json")
     assert (answer.exit_code, answer.stderr) == (0, "")
     assert listing(seeded_home) == before
     made, table, inserted, dropped = answer.json["statements"]
@@ -69,7 +69,7 @@ def test_the_document(cli: Cli, script: Path, seeded_home: Path) -> None:
 
 def test_what_people_read(cli: Cli, script: Path) -> None:
     """A table a statement without the columns in which nothing is, and the tables at the end."""
-    answer = cli("--clock", NOW, "log", script)
+    answer = cli("--clock", NOW, "cql", "run", script)
     assert (answer.exit_code, answer.stderr) == (0, "")
     assert "3  INSERT INTO ks.t" in answer.stdout
     assert "cdc$operation" in answer.stdout
@@ -83,7 +83,7 @@ def test_a_refused_write_is_told(cli: Cli, tmp_path: Path) -> None:
         """CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
         INSERT INTO ks.t (pk) VALUES (1) USING TIMESTAMP 1"""
     )
-    answer = cli("--clock", NOW, "log", tmp_path / "s.cql")
+    answer = cli("--clock", NOW, "cql", "run", tmp_path / "s.cql")
     assert answer.exit_code == 1
     assert "refused: write timestamp 1970-01-01T00:00:00.000001Z is from the past" in answer.stdout
     assert "ks.t: no rows" in answer.stdout
@@ -95,34 +95,34 @@ def test_a_ttl_that_passes_leaves_no_row_and_that_is_said(cli: Cli, tmp_path: Pa
     mine = PLAIN.replace("ks.t", "ks.u").replace("WITH", "WITH default_time_to_live = 60 AND")
     text = f"{PLAIN} {mine} INSERT INTO ks.t (pk) VALUES (1) USING TTL 60; INSERT INTO ks.u (pk) VALUES (1);"
     file.write_text(f"{text} INSERT INTO ks.t (pk) VALUES (2);")
-    answer = cli("--clock", NOW, "log", file, "--json")
+    answer = cli("--clock", NOW, "cql", "run", file, "--json")
     (note,) = answer.json["notes"]
     assert note.startswith("2 log rows have a cdc$ttl: ")
     assert answer.stderr == f"warning: {note} [row-ttl]\n"
     file.write_text(f"{PLAIN} INSERT INTO ks.t (pk) VALUES (2);")
-    assert cli("--clock", NOW, "log", file, "--json").json["notes"] == []
+    assert cli("--clock", NOW, "cql", "run", file, "--json").json["notes"] == []
 
 
 def test_exit_codes(cli: Cli, tmp_path: Path) -> None:
     """1 where a statement was passed over, 2 where one was wrong; each is marked, and counted by kind."""
     file = tmp_path / "s.cql"
     file.write_text(f"{PLAIN} CREATE INDEX ON ks.t (v); INSERT INTO ks.t (pk) VALUES (1);")
-    answer = cli("--clock", NOW, "log", file, "--json")
+    answer = cli("--clock", NOW, "cql", "run", file, "--json")
     assert answer.exit_code == 1
     marks = [(each["kind"], each["outcome"], each["accepted"]) for each in answer.json["statements"]]
     assert marks == [
         ("CREATE TABLE", "done", True), ("CREATE INDEX", "passed over", False), ("INSERT", "done", True),
     ]  # fmt: skip
     assert answer.json["summary"]["passed over"] == {"CREATE INDEX": 1}
-    shown = cli("--clock", NOW, "log", file)
+    shown = cli("--clock", NOW, "cql", "run", file)
     assert shown.exit_code == 1
     assert "passed over: an index is made of" in shown.stdout
     assert "CREATE INDEX   passed over" in shown.stdout
-    strict = cli("--clock", NOW, "log", file, "--strict")
+    strict = cli("--clock", NOW, "cql", "run", file, "--strict")
     assert (strict.exit_code, strict.stdout) == (2, "")
     assert "line 1, column 84: found 'INDEX'; expected" in strict.stderr
     file.write_text(f"{PLAIN} CREATE INDEX ON ks.t (v); COPY ks.t FROM 'x.csv'; INSERT INTO ks.t (pk) VALUES (1);")
-    wrong = cli("--clock", NOW, "log", file, "--json")
+    wrong = cli("--clock", NOW, "cql", "run", file, "--json")
     assert wrong.exit_code == 2
     assert [each["outcome"] for each in wrong.json["statements"]] == ["done", "passed over", "wrong", "done"]
     assert "statement 3 (line 1): COPY FROM is not done" in wrong.stderr
@@ -132,12 +132,12 @@ def test_what_the_client_of_a_transaction_gets(cli: Cli, tmp_path: Path) -> None
     """In the document and for people; one that is not applied leaves exit code 0."""
     file = tmp_path / "s.cql"
     file.write_text(f"{PLAIN} INSERT INTO ks.t (pk, v) VALUES (1, 2); UPDATE ks.t SET v = 3 WHERE pk = 1 IF v = 1;")
-    answer = cli("--clock", NOW, "log", file, "--json")
+    answer = cli("--clock", NOW, "cql", "run", file, "--json")
     assert answer.exit_code == 0
     last = answer.json["statements"][-1]
     assert (last["outcome"], last["accepted"], last["rows"]) == ("not applied", False, [])
     assert last["result"] == [{"[applied]": False, "v": 2}]
-    shown = cli("--clock", NOW, "log", file)
+    shown = cli("--clock", NOW, "cql", "run", file)
     assert "\n [applied]   v\n" in shown.stdout
     assert "not applied: a condition of IF does not hold" in shown.stdout
 
@@ -147,13 +147,13 @@ def test_definitions_are_kept_without_spark(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (tmp_path / "s.cql").write_text("CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};")
-    assert run("--home", home, "log", tmp_path / "s.cql", "--keep", "--json").exit_code == 0
+    assert run("--home", home, "cql", "run", tmp_path / "s.cql", "--apply", "--json").exit_code == 0
     assert (home / "lake" / "ks" / "t_scylla_cdc_log").is_dir()
-    again = run("--home", home, "log", tmp_path / "s.cql", "--keep")
+    again = run("--home", home, "cql", "run", tmp_path / "s.cql", "--apply")
     assert (again.exit_code, again.stdout) == (2, "")
     assert "table ks.t exists already" in again.stderr
     (tmp_path / "s.cql").write_text("ALTER TABLE ks.t ADD w int;")
-    (altered,) = run("--home", home, "log", tmp_path / "s.cql", "--json").json["statements"]
+    (altered,) = run("--home", home, "cql", "run", tmp_path / "s.cql", "--json").json["statements"]
     assert list(altered["log_columns"])[-4:] == ["v", "cdc$deleted_v", "w", "cdc$deleted_w"]
 
 
@@ -184,9 +184,9 @@ def test_the_first_statements_are_shown_and_those_that_failed(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of long scripts people see the begin, and behind it what was not done."""
-    monkeypatch.setattr("cdc_platform.cli.log._MAX_STATEMENTS", 2)
+    monkeypatch.setattr("cdc_platform.cli.cql._MAX_STATEMENTS", 2)
     file = tmp_path / "long.cql"
     file.write_text(f"{PLAIN} {'INSERT INTO ks.t (pk) VALUES (1);' * 3} GRANT ALL ON ks.t TO x;", encoding="utf-8")
-    answer = cli("--clock", NOW, "log", file)
+    answer = cli("--clock", NOW, "cql", "run", file)
     assert [line.split()[0] for line in answer.stdout.splitlines() if line[:1].isdigit()] == ["1", "2", "5"]
     assert "2 more statements are not shown" in answer.stderr

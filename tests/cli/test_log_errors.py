@@ -12,7 +12,7 @@ from cdc_platform.clock import Microseconds
 
 NOW = "2026-02-02T00:00:00Z"
 NOW_US = Microseconds(1_769_990_400_000_000)
-CALL = ("--clock", NOW, "log", "{dir}/script.cql")
+CALL = ("--clock", NOW, "cql", "run", "{dir}/script.cql")
 TABLE = """CREATE TYPE ks.ut (a int, b text);
 CREATE TABLE ks.t (pk int, ck1 int, ck2 int, v int, s int static, m map<int, text>, l list<int>, n set<int>, u ut,
     f frozen<map<int, int>>, PRIMARY KEY (pk, ck1, ck2)) WITH cdc = {'enabled': true};
@@ -43,8 +43,8 @@ def written(name: str, value: str, kind: str, says: str) -> Case:
 
 
 CASES = [
-    argument("no such file", "nowhere.cql", "log", "nowhere.cql"),
-    argument("no file", "Missing argument", "log"),
+    argument("no such file", "nowhere.cql", "cql", "run", "nowhere.cql"),
+    argument("no file", "Missing argument", "cql", "run"),
     script("no UTF-8", "is no text: byte 3 is not UTF-8", b"-- \xff"),
     # What does not parse: line, column, what was expected
     syntax(
@@ -312,7 +312,7 @@ def test_a_home_without_generations_has_no_stream(tmp_path: Path):
         INSERT INTO ks.plain (pk) VALUES (0);"""
     )
     (tmp_path / "home").mkdir()
-    answer = run("--home", tmp_path / "home", "log", tmp_path / "script.cql", "--json")
+    answer = run("--home", tmp_path / "home", "cql", "run", tmp_path / "script.cql", "--json")
     assert answer.exit_code == 1
     assert [each["accepted"] for each in answer.json["statements"]] == [True, True, False, True]
     assert "could not find any CDC stream" in answer.json["statements"][2]["reason"]
@@ -325,7 +325,7 @@ def test_a_wrong_statement_is_an_outcome_in_the_document(cli: Cli, tmp_path: Pat
         INSERT INTO ks.t (x) VALUES (0);
         INSERT INTO ks.t (pk) VALUES (0);"""
     )
-    answer = cli("--clock", NOW, "log", tmp_path / "script.cql", "--json")
+    answer = cli("--clock", NOW, "cql", "run", tmp_path / "script.cql", "--json")
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, "statement 2 (line 2): unknown column x of ks.t; there is pk")
     assert [each["accepted"] for each in answer.json["statements"]] == [True, False, True]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +15,7 @@ from support.command_line import run
 
 from cdc_platform.cli import main as program_module
 from cdc_platform.cli import program
-from cdc_platform.cli.main import COMMANDS
+from cdc_platform.cli.main import COMMAND_GROUPS, COMMANDS
 from cdc_platform.errors import AuditFailed, StateError, WriteRefused
 
 NAMES = [name for name in COMMANDS if name in program.list_commands(click.Context(program))]
@@ -26,6 +28,7 @@ def test_help_lists_every_command_and_loads_none() -> None:
     assert run() == answer
     for name in NAMES:
         assert f"\n  {name} " in answer.stdout
+    assert [title for title in COMMAND_GROUPS if f"\n{title}:\n" not in answer.stdout] == []
     code = (
         "import sys; from cdc_platform.cli.main import program\n"
         "try: program.main(['--help'])\n"
@@ -45,13 +48,68 @@ def test_every_help_shows_an_example(name: str) -> None:
         assert f"\n  Example:\n    cdc-platform {name}" in answer.stdout
 
 
+def test_every_function_takes_the_options_of_its_command() -> None:
+    """The parameters of each command are those of the function that runs it."""
+
+    def leaves(command: click.Command) -> Iterator[click.Command]:
+        inner = command.commands.values() if isinstance(command, click.Group) else ()
+        yield command
+        for each in inner:
+            yield from leaves(each)
+
+    context = click.Context(program)
+    commands = [leaf for name in NAMES if (command := program.get_command(context, name)) for leaf in leaves(command)]
+    assert len(commands) > 50
+    for command in commands:
+        assert command.callback is not None
+        parameters = inspect.signature(inspect.unwrap(command.callback)).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            exposed = {each.name for each in command.params if each.expose_value}
+            assert exposed <= parameters.keys(), command.name
+
+
 def test_commands_of_absent_modules_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command whose module is not installed does not break the others."""
-    monkeypatch.setitem(program_module.COMMANDS, "later", ("no_such_module", "Comes later."))
+    later = ("no_such_module", "Comes later.")
+    monkeypatch.setitem(program_module.COMMANDS, "later", later)
+    monkeypatch.setitem(program_module.COMMAND_GROUPS["Operate"], "later", later)
     assert "later" not in run("--help").stdout
     answer = run("later")
     assert answer.exit_code == 2
-    assert "No such command 'later'" in answer.stderr
+    assert "no such command 'later'" in answer.stderr
+
+
+def test_a_mistyped_command_gets_a_suggestion() -> None:
+    """The error names the closest command, or the help if none is close."""
+    assert run("exlpain").stderr == "error: no such command 'exlpain'; did you mean 'explain'? [usage]\n"
+    assert run("zzz").stderr == "error: no such command 'zzz'; see: cdc-platform --help [usage]\n"
+
+
+def test_help_shows_the_help_of_any_command() -> None:
+    """`help COMMAND` prints what `COMMAND --help` prints, for subcommands too."""
+    assert run("help") == run("--help")
+    for names in (("explain",), ("tables",), ("tables", "add")):
+        assert run("help", *names) == run(*names, "--help")
+    assert run("help", "tables", "nix").exit_code == 2
+
+
+def test_global_options_may_stand_after_the_command(tmp_path: Path) -> None:
+    """`--home` and `--clock` mean the same before and after the command, and the last one counts."""
+    home, other = tmp_path / "home", tmp_path / "other"
+    assert run("tables", "declare-none", "--home", home).exit_code == 0
+    before = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "tables", "--json")
+    assert before.exit_code == 0
+    assert run("tables", "--home", home, "--json", f"--clock={'2026-01-31T12:00:00Z'}") == before
+    assert run("--home", other, "tables", "--json", "--home", home, "--clock", "2026-01-31T12:00:00Z") == before
+    assert not other.exists()
+
+
+def test_values_of_other_options_are_no_global_options(tmp_path: Path) -> None:
+    """A value that looks like a global option, or an argument after `--`, stays where it is."""
+    answer = run("--home", tmp_path, "check", "--accept", "x@1", "--reason", "--debug", "--json")
+    assert "x" in answer.stderr
+    assert "--reason" not in answer.stderr
+    assert run("--home", tmp_path, "sql", "--", "--debug").exit_code == 2
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

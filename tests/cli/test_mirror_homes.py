@@ -45,7 +45,7 @@ REFUSED = {
     "repair": ("--run",),
     "expire": (),
     "tables add": ("ks.other", "--ttl", "5"),
-    "tables none": (),
+    "tables declare-none": (),
     "tables alter": ("ks.t", "--ttl", "5"),
     "tables drop": ("ks.t",),
     "switch ack": (ID, "--node", ID),
@@ -54,15 +54,15 @@ REFUSED = {
     "tablets create": ("ks.t", "--count", "2"),
     "tablets split": ("ks.t",),
     "tablets merge": ("ks.t",),
-    "tablets resize": ("ks.t", "--ends", "{place}/node.json"),
+    "tablets resize": ("ks.t", "--last-tokens", "{place}/node.json"),
     "tablets gc": (),
-    "log": ("{place}/more.cql", "--keep"),
+    "cql run": ("{place}/more.cql", "--apply"),
 }
 """What makes up something of a cluster, with arguments that it takes."""
 MORE_REFUSED = {
     "bootstrap": [("{place}/node.json", "--run"), ("--withdraw", ID), ("--finish", ID)],
     "repair": [(), ("--from-description",), ("--run", "--strict")],
-    "import": [("{place}/ring.json",), ("--as-is", "{place}/times.csv")],
+    "import": [("{place}/ring.json",), ("--allow-incomplete", "{place}/times.csv")],
     "tables alter": [("ks.t", "--ttl", "5", "--ttl-since", "2026-01-01T00:00:00Z"), ("ks.t", "--disabled")],
 }
 LETS = {
@@ -71,7 +71,7 @@ LETS = {
     "cluster": (),
     "cluster add": ("other", "--contact", "127.0.0.1:1"),
     "cluster test": ("other",),
-    "cluster renew": ("other",),
+    "cluster replace": ("other",),
     "cluster remove": ("other",),
     "observe": ("other",),
     "ingest": ("other", "ks.t"),
@@ -79,7 +79,7 @@ LETS = {
     "generations": (),
     "streams": (IDS[0],),
     "ring": (),
-    "home upkeep": (),
+    "home maintain": (),
     "home copy": ("{place}/main/clusters/prod", "{place}/copy"),
     "history": (IDS[0],),
     "report": ("latest", "--html", "{place}/page.html"),
@@ -96,8 +96,10 @@ LETS = {
     "consumers lag": (),
     "consumers checkpoints": ("{place}/progress.csv",),
     "consumers gaps": (),
-    "complete": ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "--consumer", "audit"),
-    "consumers forget": ("audit", "ks.t"),
+    "verify-interval": ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "--consumer", "audit"),
+    "consumers remove": ("audit", "ks.t"),
+    "log": ("ks.t",),
+    "help": ("explain",),
     "sql": ("SELECT count(*) FROM platform.nodes",),
     "bundle": ("{place}/bundle.tar.gz",),
     "completion": ("bash",),
@@ -122,15 +124,15 @@ ASKED_WRONGLY = {
     "sql": ("SELECT count(*) FROM ks.none",),
     "diff": (IDS[0], ID),
     "report": ("2020-01-01T00:00:00Z", "--html", "{place}/page.html"),
-    "consumers forget": ("nobody", "ks.none"),
-    "log": ("{place}/script.cql",),
+    "consumers remove": ("nobody", "ks.none"),
+    "cql run": ("{place}/script.cql",),
 }
 """What asks for something that is not there, or for what nobody has told of."""
 _ADVICE = re.compile(r"cdc-platform (?:--home \S+ )?([a-z]+(?: [^;,:#\[\]()\"]+)?)")
 GO_ON = {"up", "watch"}
 """What goes on until it is ended, and comes to the lake by the doors of the others: of Dagster, and of `observe`."""
 TOLD_BY = {
-    "log": ("{place}/more.cql",),
+    "cql run": ("{place}/more.cql",),
     "repair": ("--dry-run",),
     "rewrite": ("--dry-run",),
     "expire": ("--dry-run",),
@@ -173,7 +175,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run("--home", imported, "import", folder / "grown.json").exit_code == 0
     add_table(Lake(imported / "lake"), 86_400, name="expired")
     kept = run(
-        "--home", imported, "--clock", iso(Milliseconds(NOW_MS - HOUR_MS)), "log", folder / "script.cql", "--keep"
+        "--home",
+        imported,
+        "--clock",
+        iso(Milliseconds(NOW_MS - HOUR_MS)),
+        "cql",
+        "run",
+        folder / "script.cql",
+        "--apply",
     )
     assert kept.exit_code == 0, kept.stderr
     marked = run("--home", imported, "--clock", iso(Milliseconds(START_MS + 2 * DAY_MS + HOUR_MS)), "expire")
@@ -203,7 +212,7 @@ def test_every_command_stands_here_once() -> None:
     assert there - REFUSED.keys() - LETS.keys() - GO_ON == set()
     assert REFUSED.keys() | LETS.keys() | GO_ON == there
     assert REFUSED.keys() & LETS.keys() == set()
-    assert {path for path in there if is_unobserved_write(path, ["--keep"])} == REFUSED.keys()
+    assert {path for path in there if is_unobserved_write(path, ["--apply"])} == REFUSED.keys()
 
 
 @pytest.mark.parametrize("options", [(), (WRITE_TO_OBSERVED_OPTION,)], ids=["", "with the option"])

@@ -79,11 +79,11 @@ def test_a_number_is_a_time_wherever_one_is_asked_for(three: Path, tmp_path: Pat
     home = tmp_path / "home"
     shutil.copytree(three, home)
     (tmp_path / "one.cql").write_text("INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);")
-    assert on(home, "log", tmp_path / "one.cql", "--keep").exit_code == 0
+    assert on(home, "cql", "run", tmp_path / "one.cql", "--apply").exit_code == 0
     read = on(home, "consume", "ks.t", "--name", "a", "--until", text)
     page = on(home, "report", str(FIRST_MS), text, "--html", tmp_path / "page.html")
     shown = on(home, "streams", text, "--json")
-    whole = on(home, "complete", str(FIRST_MS), text, "--consumer", "a", "--json")
+    whole = on(home, "verify-interval", str(FIRST_MS), text, "--consumer", "a", "--json")
     assert (read.exit_code, page.exit_code, shown.exit_code) == (0, 0, 0), (read, page, shown)
     assert whole.json["until"] == format_ms(THIRD_MS)
     assert all(f"{text} is read as {format_ms(THIRD_MS)}" in each.stderr for each in (read, page, shown, whole))

@@ -26,7 +26,15 @@ DAMAGED_AT = "2026-11-01T14:00:15Z"
 _LATER = "2026-02-05T00:00:00Z"
 _ROUNDS = 6
 STATES_A_FACT = frozenset(
-    {"tables add", "tables alter", "tables drop", "tables none", "consumers forget", "cluster remove", "cluster renew"}
+    {
+        "tables add",
+        "tables alter",
+        "tables drop",
+        "tables declare-none",
+        "consumers remove",
+        "cluster remove",
+        "cluster replace",
+    }
 )
 """Commands that state a fact or discard something: a sentence may name them, and no advice is such a command alone."""
 HAS_OPTIONS_THAT_DO = frozenset({"--accept", "--undo", "--withdraw"})

@@ -82,7 +82,7 @@ def test_a_dry_run_and_the_run_say_the_same(home: Path) -> None:
     again = on(home, "rewrite", "--json")
     assert (again.exit_code, again.json) == (0, [])
     assert "every node is marked as rewritten already" in again.stderr
-    assert listed(on(home, "rewrite", "--again", "--json"))[1] == (iso_time(TIME_MS), "skip-present")
+    assert listed(on(home, "rewrite", "--force", "--json"))[1] == (iso_time(TIME_MS), "skip-present")
 
 
 def test_what_was_rewritten_is_read_like_any_generation(home: Path) -> None:
@@ -135,12 +135,12 @@ def test_settings_reach_the_rule(home: Path) -> None:
 
 
 def test_a_later_import_of_the_missing_data_is_taken_up(home: Path, tmp_path: Path) -> None:
-    """The description turns up after every node was marked: --again rewrites it."""
+    """The description turns up after every node was marked: --force rewrites it."""
     assert on(home, "rewrite").exit_code == 0
     late = tmp_path / "late.csv"
     late.write_text(v1_descriptions_csv({LATER_MS: ONE}), encoding="utf-8", newline="")
     assert run("--home", home, "import", late).exit_code == 0
-    assert listed(on(home, "rewrite", "--again", "--json"))[2] == (iso_time(LATER_MS), "rewrite")
+    assert listed(on(home, "rewrite", "--force", "--json"))[2] == (iso_time(LATER_MS), "rewrite")
     assert len(on(home, "streams", iso_time(LATER_MS), "--json").json) == len(ONE)
 
 

@@ -75,14 +75,14 @@ CASES = [
     argument("an unknown subcommand", "No such command 'rename'", "tables", "rename", "shop.orders"),
     argument("options before the subcommand", "stand behind drop", "tables", "--json", "drop", "shop.orders"),
     argument(
-        "an unknown consumer", "no consumer nobody of shop.orders", "consumers", "forget", "nobody", "shop.orders"
+        "an unknown consumer", "no consumer nobody of shop.orders", "consumers", "remove", "nobody", "shop.orders"
     ),
-    argument("a consumer of no table", "write it as keyspace.table", "consumers", "forget", "audit", "orders"),
+    argument("a consumer of no table", "write it as keyspace.table", "consumers", "remove", "audit", "orders"),
     argument("a forecast of nothing", "0 is not in the range", "expire", "--forecast", "0"),
     argument("a forecast without end", "not in the range", "expire", "--forecast", "10001"),
     argument("a dry forecast", "leave --dry-run and --cql out", "expire", "--forecast", "1", "--dry-run"),
-    argument("a pace without forecast", "--every goes with --forecast", "expire", "--every", "2"),
-    argument("a pace of nothing", "0 is not in the range", "expire", "--forecast", "1", "--every", "0"),
+    argument("a pace without forecast", "--join-interval goes with --forecast", "expire", "--join-interval", "2"),
+    argument("a pace of nothing", "0 is not in the range", "expire", "--forecast", "1", "--join-interval", "0"),
     argument("a forecast without a ring", "import a ring snapshot", "expire", "--forecast", "1"),
     argument("a generation to expire", "unexpected extra argument", "expire", "2026-01-01T00:00:00Z"),
 ]

@@ -72,7 +72,7 @@ def test_changes_say_what_they_did(home: Path) -> None:
     assert merged == {"table": "ks.t", "timestamp": "2025-09-11T00:01:05.000Z", "tablets": 1, "changed": True}
     assert at(home, LATER, "tablets", "merge", "ks.t", "--count", "1", "--json").json == merged | {"changed": False}
     ends = json.dumps([-5, str(oracle.LAST)])
-    resized = at(home, LATER, "tablets", "resize", "ks.t", "--ends", "-", "--json", stdin=ends).json
+    resized = at(home, LATER, "tablets", "resize", "ks.t", "--last-tokens", "-", "--json", stdin=ends).json
     assert (resized["timestamp"], resized["tablets"]) == ("2025-09-11T00:01:05.001Z", 2)
     assert "changed" in at(home, LATER, "tablets", "split", "ks.t", "--count", "4").stdout
 
@@ -165,7 +165,7 @@ def test_gc_says_who_holds_a_set_back(home: Path) -> None:
         assert (answer.exit_code, answer.json, answer.stderr) == (0, [row], line)
     assert at(home, over, "tablets", "gc").stderr == line
     assert len(at(home, over, "tablets", "show", "ks.t", "--json").json) == 2
-    assert at(home, over, "consumers", "forget", "audit", "ks.t").exit_code == 0
+    assert at(home, over, "consumers", "remove", "audit", "ks.t").exit_code == 0
     freed = at(home, over, "tablets", "gc", "--json")
     assert (freed.json, freed.stderr) == ([row | {"base": SECOND_SET, "removed": [FIRST_SET], "held_back": []}], "")
 

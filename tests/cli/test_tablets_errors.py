@@ -21,7 +21,7 @@ def tablet_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "narrow.json").write_text(json.dumps([str(-LAST), str(LAST)]), encoding="utf-8")
     for command in (
         ("tablets", "create", "ks.t", "--count", "4", "--ttl", "60"),
-        ("tablets", "create", "ks.narrow", "--ends", folder / "narrow.json"),
+        ("tablets", "create", "ks.narrow", "--last-tokens", folder / "narrow.json"),
         ("tables", "add", "ks.off", "--ttl", "60"),
         ("tables", "alter", "ks.off", "--disabled"),
         ("tables", "add", "ks.vnodes", "--ttl", "60"),
@@ -38,7 +38,7 @@ def refused(name: str, says: str, *args: str) -> Case:
 
 def ends(name: str, says: str, text: str | bytes, command: str = "create", table: str = "ks.new") -> Case:
     """A file of tablets' last tokens with this text."""
-    args = ("tablets", command, table, "--ends", "{dir}/ends.json")
+    args = ("tablets", command, table, "--last-tokens", "{dir}/ends.json")
     return Case(f"ends: {name}", args, says, {"ends.json": text})
 
 
@@ -115,8 +115,17 @@ CASES = [
     refused("no table", "Missing argument 'TABLE'", "create", "--count", "2"),
     refused("a table without keyspace", "'t' is no table", "create", "t", "--count", "2"),
     refused("a log table", "is a CDC log", "create", "ks.t_scylla_cdc_log", "--count", "2"),
-    refused("neither count nor ends", "name --count or --ends", "create", "ks.new"),
-    refused("both count and ends", "either --count or --ends", "create", "ks.new", "--count", "2", "--ends", "f"),
+    refused("neither count nor ends", "name --count or --last-tokens", "create", "ks.new"),
+    refused(
+        "both count and ends",
+        "either --count or --last-tokens",
+        "create",
+        "ks.new",
+        "--count",
+        "2",
+        "--last-tokens",
+        "f",
+    ),
     refused("a count of 0", "0 is not in the range", "create", "ks.new", "--count", "0"),
     refused("a count too large", "1048577 is not in the range", "create", "ks.new", "--count", "1048577"),
     refused("a count that is no number", "'two' is not a valid integer", "create", "ks.new", "--count", "two"),
@@ -133,7 +142,7 @@ CASES = [
     refused("a merge to more", "4 tablets cannot be merged to 8", "merge", "ks.t", "--count", "8"),
     refused("a merge to an odd count", "or 4 divided by one", "merge", "ks.t", "--count", "3"),
     refused("a merge of an unknown table", "ks.none has no tablets", "merge", "ks.none", "--count", "2"),
-    refused("a resize without ends", "Missing option '--ends'", "resize", "ks.t"),
+    refused("a resize without ends", "Missing option '--last-tokens'", "resize", "ks.t"),
     refused("a look at an unknown table", "ks.none has no stream sets", "show", "ks.none"),
     refused("a look at a vnode-based table", "ks.vnodes has no stream sets", "show", "ks.vnodes"),
     refused("a collection of an unknown table", "ks.none has no stream sets", "gc", "ks.none"),
@@ -147,7 +156,7 @@ CASES = [
         "--policy is for vnode-based tables",
         *("explain", "--token", "1", "--table", "ks.t", "--policy", "strict"),
     ),
-    refused("a file that is not there", "no such file", "create", "ks.new", "--ends", "{dir}/none.json"),
+    refused("a file that is not there", "no such file", "create", "ks.new", "--last-tokens", "{dir}/none.json"),
     ends("an empty file", "is empty", ""),
     ends("no JSON", "is not JSON", "[1, 2"),
     ends("an object", "is no JSON list", '{"ends": [1]}'),
@@ -175,7 +184,7 @@ def test_bad_input_about_tablets_is_refused(case: Case, tablet_home: Path, tmp_p
 
 def test_standard_input_that_is_no_text_is_refused(tablet_home: Path) -> None:
     """As a file would be."""
-    answer = run("--home", tablet_home, "tablets", "create", "ks.new", "--ends", "-", stdin=b"[\xff]")
+    answer = run("--home", tablet_home, "tablets", "create", "ks.new", "--last-tokens", "-", stdin=b"[\xff]")
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert answer.stderr == "error: standard input is no text: byte 1 is not UTF-8; save it as UTF-8 [input]\n"
 

@@ -219,7 +219,7 @@ def test_an_empty_partition_key_is_refused(asked: list[str], tmp_path: Path) -> 
     """CQL has none: nobody could write it."""
     home = home_with(tmp_path, "described", None)
     (tmp_path / "t.cql").write_text("CREATE TABLE ks.t (p text PRIMARY KEY) WITH cdc = {'enabled': true};")
-    assert run("--home", home, "--clock", NOW, "log", tmp_path / "t.cql", "--keep").exit_code == 0
+    assert run("--home", home, "--clock", NOW, "cql", "run", tmp_path / "t.cql", "--apply").exit_code == 0
     answer = run("--home", home, "--clock", NOW, "explain", *asked, "--table", "ks.t")
     assert (answer.exit_code, "the partition key of ks.t is empty" in answer.stderr) == (2, True)
 
@@ -245,5 +245,5 @@ def test_ids_of_other_versions_are_treated_alike(version: int, tmp_path: Path) -
     other = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv")
     assert other.exit_code == 2
     assert ("of version 0" if version == 0 else "older than the version field") in other.stderr
-    as_is = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv", "--as-is", "--json")
+    as_is = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv", "--allow-incomplete", "--json")
     assert len(as_is.json["flaws"]) == 1

@@ -59,10 +59,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logged(home: Path, tmp_path: Path, text: str) -> Left:
-    """How `log` leaves over a script."""
+    """How `cql run` leaves over a script."""
     script = tmp_path / "script.cql"
     script.write_text(f"{TABLE}INSERT INTO ks.t (p, v) VALUES (1, 'a');\n{text}\n", encoding="utf-8")
-    return watched("--home", home, "--clock", "2026-01-01T01:00:00Z", "log", script)
+    return watched("--home", home, "--clock", "2026-01-01T01:00:00Z", "cql", "run", script)
 
 
 @pytest.mark.grid("large literals", 6)

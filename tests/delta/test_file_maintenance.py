@@ -107,14 +107,14 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
         for line in each.unnamed
     ]
     assert len(listed) == len(old) + len(young)
-    dry = run("--home", aged.home, "home", "upkeep", "--dry-run", "--json")
+    dry = run("--home", aged.home, "home", "maintain", "--dry-run", "--json")
     assert (dry.exit_code, there([*old, *young, *named])) == (0, [True] * (len(old) + len(young) + len(named)))
     due = [{"home": at, "table": name, "files": 2, "failed": ""} for at, name, _ in tables(aged.home)]
     assert dry.json == due
-    done = run("--home", aged.home, "home", "upkeep", "--json")
+    done = run("--home", aged.home, "home", "maintain", "--json")
     assert (done.exit_code, done.json) == (0, due), done
     assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))
-    again = run("--home", aged.home, "home", "upkeep", "--json")
+    again = run("--home", aged.home, "home", "maintain", "--json")
     assert [each["files"] for each in again.json] == [0] * len(due)
     for lake in open_lakes(open_home_location(aged.home)).values():
         for each in verify_tables(lake, deep=True):
@@ -127,14 +127,14 @@ def test_what_a_commit_has_removed_goes_after_a_week(aged: Aged) -> None:
     for _, _, table in tables(aged.home):
         for path in each_removed(table):
             aged.aged(table / path, 9 * OLD)
-    assert not any(each["files"] for each in run("--home", aged.home, "home", "upkeep", "--json").json)
+    assert not any(each["files"] for each in run("--home", aged.home, "home", "maintain", "--json").json)
     gone = []
     for _, _, table in tables(aged.home):
         gone += [table / path for path in each_removed(table)]
         backdate(table, OLD, aged)
     assert gone
     assert all(there(gone))
-    done = run("--home", aged.home, "home", "upkeep", "--json")
+    done = run("--home", aged.home, "home", "maintain", "--json")
     assert (done.exit_code, sum(each["files"] for each in done.json), any(there(gone))) == (0, len(gone), False)
 
 
@@ -164,7 +164,7 @@ def test_a_table_that_is_damaged_is_said_and_others_are_kept_up(aged: Aged) -> N
     strange = [aged.put(table / "part-old.parquet", OLD) for _, _, table in others]
     for name in (damaged / "_delta_log").names():
         aged.put(damaged / "_delta_log" / name, timedelta())
-    done = run("--home", aged.home, "home", "upkeep")
+    done = run("--home", aged.home, "home", "maintain")
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done
     assert first in done.stderr
     assert "[not-kept-up]" in done.stderr
@@ -191,7 +191,7 @@ def assert_cleared(home: Path, strange: list[StoragePath]) -> None:
 def test_upkeeps_at_once_are_one(s3: S3, nursery: Nursery, tmp_path: Path) -> None:
     """Eight of them leave what one leaves, and none is refused."""
     home, strange = littered(tmp_path, s3)
-    ended = nursery.race([["--home", str(home), "home", "upkeep"]] * 8)
+    ended = nursery.race([["--home", str(home), "home", "maintain"]] * 8)
     assert [each.exit_code for each in ended] == [0] * 8, ended
     assert_cleared(home, strange)
 
@@ -203,13 +203,13 @@ def test_an_upkeep_that_is_killed_ends_the_same(s3: S3, nursery: Nursery, tmp_pa
         pytest.skip(nursery.refusal)
     home, strange = littered(tmp_path, s3)
     shutil.copytree(home, tmp_path / "twin")
-    whole = nursery.traced(["--home", str(tmp_path / "twin"), "home", "upkeep"], tmp_path / "twin")
+    whole = nursery.traced(["--home", str(tmp_path / "twin"), "home", "maintain"], tmp_path / "twin")
     assert whole.exit_code == 0, whole
     count, dice = len(whole.operations), random.Random(SEED)
     for before in sorted(dice.sample(range(count // 2), 2)):
-        died = nursery.traced(["--home", str(home), "home", "upkeep"], home, before)
+        died = nursery.traced(["--home", str(home), "home", "maintain"], home, before)
         assert died.exit_code == -9, f"before operation {before} of {count}"
-    assert run("--home", home, "home", "upkeep").exit_code == 0
+    assert run("--home", home, "home", "maintain").exit_code == 0
     assert_cleared(home, strange)
 
 
@@ -274,6 +274,6 @@ def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3, monkeypatch: pyte
 
 def of_tries(home: str, *words: str) -> list[dict[str, object]]:
     """What upkeep tells of what is left of tries of the store."""
-    done = run("--home", home, "home", "upkeep", "--json", *words)
+    done = run("--home", home, "home", "maintain", "--json", *words)
     assert done.exit_code == 0, done
     return [each for each in done.json if each["table"] == write_check.PROBE_FOLDER]

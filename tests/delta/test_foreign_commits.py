@@ -179,7 +179,7 @@ def test_check_accepts_and_tells(home: Path) -> None:
     version = change(lake, NODES, one_node(lake))
     before = _checked(home)
     assert not before["commits_known"]["passed"]
-    answer = check("--accept", f"{NODES.full_name}@{version}", "--because", "ticket 4711", "--json")
+    answer = check("--accept", f"{NODES.full_name}@{version}", "--reason", "ticket 4711", "--json")
     assert answer.exit_code == 0, answer.stderr
     assert answer.json["accepted"] == "now"
     after = _checked(home)
@@ -189,9 +189,9 @@ def test_check_accepts_and_tells(home: Path) -> None:
     assert f"{NODES.full_name} version {version}" in after["commits_known"]["sample"]
     for wrong in (
         ("--accept", "platform.nodes"),
-        ("--accept", "platform.nodes@x", "--because", "y"),
-        ("--because", "y"),
-        ("--accept", f"platform.nodes@{version}", "--because", "y", "--deep"),
+        ("--accept", "platform.nodes@x", "--reason", "y"),
+        ("--reason", "y"),
+        ("--accept", f"platform.nodes@{version}", "--reason", "y", "--deep"),
         ("--accept", f"platform.nodes@{version - 1}"),
     ):
         assert check(*wrong).exit_code == 2, wrong

@@ -35,11 +35,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bootstrap": ("--list", "{in}/node.json"),
     "bundle": ("{out}/bundle.tar.gz",),
     "check": ("", "latest", "--deep"),
-    "complete": ("2026-11-01T12:30:00Z 2026-11-01T13:00:00Z --consumer audit",),
+    "verify-interval": ("2026-11-01T12:30:00Z 2026-11-01T13:00:00Z --consumer audit",),
     "consume": ("shop.carts --name audit", "tabs.sessions --name feed"),
     "consumers": ("",),
     "consumers gaps": ("",),
-    "consumers forget": ("audit shop.carts",),
+    "consumers remove": ("audit shop.carts",),
     "consumers lag": ("",),
     "consumers plan": ("shop.carts",),
     "diff": (f"{OLDER} {GENERATION}",),
@@ -49,9 +49,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "generations": ("",),
     "history": ("", "latest", "--table shop.carts"),
     "home copy": ("{home} {out}/copy",),
-    "home upkeep": ("--dry-run", ""),
+    "home maintain": ("--dry-run", ""),
     "import": ("{in}/ring.json --shards 3 --ignore-msb 12",),
-    "log": ("{in}/script.cql", "{in}/script.cql --keep"),
+    "cql run": ("{in}/script.cql", "{in}/script.cql --apply"),
+    "log": ("shop.carts",),
     "rehearse": ("{in}/steps.json",),
     "repair": ("--dry-run", "--from-description --dry-run", "--from-description"),
     "report": ("latest --html {out}/report.html",),
@@ -68,18 +69,18 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tables add": ("shop.new --ttl 60",),
     "tables alter": ("shop.orders --ttl 60",),
     "tables drop": ("shop.orders",),
-    "tables none": ("",),
+    "tables declare-none": ("",),
     "tablets create": ("tabs.new --count 4 --ttl 60",),
     "tablets gc": ("--dry-run", ""),
     "tablets merge": ("tabs.sessions",),
-    "tablets resize": ("tabs.sessions --ends {in}/ends.json",),
+    "tablets resize": ("tabs.sessions --last-tokens {in}/ends.json",),
     "tablets show": ("tabs.sessions",),
     "tablets split": ("tabs.sessions",),
 }
 """Every command that reads tables of a home, with its arguments; each is run in a damaged home."""
 ELSEWHERE = {
-    *("cluster", "cluster add", "cluster remove", "cluster renew", "cluster test", "ingest", "observe", "watch"),
-    *("completion", "consumers checkpoints", "demo", "doctor", "up"),
+    *("cluster", "cluster add", "cluster remove", "cluster replace", "cluster test", "ingest", "observe", "watch"),
+    *("completion", "consumers checkpoints", "demo", "doctor", "help", "up"),
 }
 """Commands that ask a live cluster, serve, or read no table of the home that they are given."""
 CASES = [(table, damage) for table in TABLE_NAMES for damage in DAMAGES]
@@ -168,7 +169,7 @@ def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, tab
     """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""
     damaged(home, table, damage)
     newest = entries(folder_of(home, table))[-1]
-    words = ("--undo", f"{table}@{int(newest.stem)}", "--because", "it is none of ours")
+    words = ("--undo", f"{table}@{int(newest.stem)}", "--reason", "it is none of ours")
     taken = run("--home", home, "--clock", NOW, "check", *words)
     assert taken.exit_code == 0, taken
     answer = check(home)
@@ -187,7 +188,7 @@ def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path
     assert DAMAGES["emptied"](folder)
     assert run("--home", home, "check").exit_code == 1
     accepted = f"system.cdc_streams@{int(entries(folder)[-1].stem)}"
-    for words in (("check", "--accept", accepted, "--because", "gone"), ("import", str(exports)), ("check",)):
+    for words in (("check", "--accept", accepted, "--reason", "gone"), ("import", str(exports)), ("check",)):
         answer = run("--home", home, *words)
         assert answer.exit_code == 0, answer
     assert run("--home", home, "tablets", "show", "ks.t", "--json").json == before
@@ -209,7 +210,7 @@ def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, d
     assert found.exit_code == 1
     assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in found.json)
     for words in (
-        ("check", "--undo", f"platform.cdc_tables@{newest}", "--because", "garbage"),
+        ("check", "--undo", f"platform.cdc_tables@{newest}", "--reason", "garbage"),
         ("import", str(schema)),
     ):
         answer = run("--home", home, "--clock", "2026-01-02T06:00:00Z", *words)
@@ -228,7 +229,7 @@ def test_a_move_that_died_before_its_record_is_recorded(tmp_path: Path) -> None:
     newest.write_bytes(b"garbage")
     (home / "damaged" / table).mkdir(parents=True)
     newest.rename(home / "damaged" / table / f"{newest.name}.{'0' * 16}")
-    words = ("check", "--undo", f"{table}@{int(newest.stem)}", "--because", "garbage", "--json")
+    words = ("check", "--undo", f"{table}@{int(newest.stem)}", "--reason", "garbage", "--json")
     done = run("--home", home, *words)
     assert (done.exit_code, len(done.json["moved"])) == (0, 1), done
     assert int(entries(folder_of(home, table))[-1].stem) == int(newest.stem)
@@ -244,7 +245,7 @@ def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> No
     assert run("--home", home, "--clock", NOW, "tables", "add", "shop.new", "--ttl", "60").exit_code == 0
     before = committed(home)
     for version, said in ((own, "is the platform's own"), (own + 1, "has written"), (own + 99, "has no commit")):
-        words = ("check", "--undo", f"platform.cdc_table_changes@{version}", "--because", "it is none of ours")
+        words = ("check", "--undo", f"platform.cdc_table_changes@{version}", "--reason", "it is none of ours")
         answer = run("--home", home, *words)
         assert (answer.exit_code, said in answer.stderr) == (2, True), answer
     assert committed(home) == before

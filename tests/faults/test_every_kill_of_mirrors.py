@@ -24,7 +24,7 @@ Prepare = Callable[[StandIn, LiveTable, Path], object]
 MIDDLE_US = Microseconds(SWITCH_US - 60 * SECOND_US)
 PASSED_US = Microseconds(SWITCH_US + 600 * SECOND_US)
 INGEST = ("ingest", "prod", "shop.t")
-LATE_TOO = (*INGEST, "--again-after", "600")
+LATE_TOO = (*INGEST, "--second-pass-after", "600")
 
 
 def done(home: Path, *command: str, at_us: Microseconds = MIDDLE_US) -> None:
@@ -99,8 +99,8 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "ingest: late rows": (half_read, LATE_TOO),
     "ingest --current": (nothing, (*INGEST, "--current")),
     "ingest: a table that is kept": (kept, INGEST),
-    "ingest: a generation that the position has passed": (passed_unread, (*INGEST, "--again-after", "0")),
-    "ingest --copy-again": (kept, (*INGEST, "--copy-again")),
+    "ingest: a generation that the position has passed": (passed_unread, (*INGEST, "--second-pass-after", "0")),
+    "ingest --recopy": (kept, (*INGEST, "--recopy")),
 }
 
 

@@ -237,7 +237,7 @@ CASES = {
         (*IMPORT, "--node", str(NODES[0].host_id)),
     ),
     "import: tablets": Case(tablets_of, IMPORT),
-    "import --mend": Case(imported_and_damaged, (*IMPORT, "--mend")),
+    "import --repair": Case(imported_and_damaged, (*IMPORT, "--repair")),
     "repair --from-description": Case(damaged, ("repair", "--from-description")),
     "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2), without={"machine_marked_at"}),
@@ -247,7 +247,7 @@ CASES = {
     "tablets split": Case(with_tablets(2), ("tablets", "split", "ks.t", "--count", "4"), "2026-01-01T01:00:00Z"),
     "tablets merge": Case(with_tablets(4), ("tablets", "merge", "ks.t", "--count", "2"), "2026-01-01T01:00:00Z"),
     "tablets resize": Case(
-        with_tablets(2), ("tablets", "resize", "ks.t", "--ends", "{beside}/ends.json"), "2026-01-01T01:00:00Z"
+        with_tablets(2), ("tablets", "resize", "ks.t", "--last-tokens", "{beside}/ends.json"), "2026-01-01T01:00:00Z"
     ),
     "tablets gc": Case(with_tablets(2, 4, 8), ("tablets", "gc"), "2026-01-03T00:00:00Z"),
     "tables add": Case(without_tablets, ("tables", "add", "ks.new", "--ttl", "60")),
@@ -259,8 +259,8 @@ CASES = {
     ),
     "switch commit": Case(prepared(3), ("switch", "commit", "@generation"), LATE),
     "switch abort": Case(prepared(1), ("switch", "abort", "@generation"), LATE),
-    "home upkeep": Case(long_used, ("home", "upkeep"), more=files),
-    "consumers forget": Case(read_by_somebody, ("consumers", "forget", "audit", "ks.t"), refused="no consumer audit"),
+    "home maintain": Case(long_used, ("home", "maintain"), more=files),
+    "consumers remove": Case(read_by_somebody, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
 }
 
 

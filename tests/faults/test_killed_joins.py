@@ -94,18 +94,18 @@ def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, 
 
 
 def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
-    """`log --keep` of tables that are made, altered and dropped, and of rows in them."""
+    """`cql run --apply` of tables that are made, altered and dropped, and of rows in them."""
 
     def kept(home: Path) -> None:
         home_with_generations(home.parent, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
         for name, script in (("first", FIRST), ("second", SECOND)):
             (home.parent / f"{name}.cql").write_text(script, encoding="utf-8")
         minute = format_us(Microseconds(START_US + 60_000_000))
-        command = ["--home", home, "--clock", minute, "log", home.parent / "first.cql"]
-        (first,) = nursery.race([[*command, "--keep"]])
+        command = ["--home", home, "--clock", minute, "cql", "run", home.parent / "first.cql"]
+        (first,) = nursery.race([[*command, "--apply"]])
         assert first.exit_code == 0, first
 
     later = format_us(Microseconds(START_US + 120_000_000))
     again = "ks.t has a column w already"
-    case = Case(kept, ("log", "{beside}/second.cql", "--keep"), later, refused=again)
+    case = Case(kept, ("cql", "run", "{beside}/second.cql", "--apply"), later, refused=again)
     assert killed_and_run_again(nursery, case, tmp_path) > 0

@@ -54,7 +54,7 @@ def test_rows_are_consumed_once(nursery: Nursery, tmp_path: Path) -> None:
 def test_scripts_are_kept_whole(nursery: Nursery, tmp_path: Path) -> None:
     """Eight scripts that write rows of their own: each is kept once, whoever comes first."""
     home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
-    commands: list[Command] = [("log", f"{tmp_path}/write{number}.cql", "--keep") for number in EIGHT]
+    commands: list[Command] = [("cql", "run", f"{tmp_path}/write{number}.cql", "--apply") for number in EIGHT]
     ended = race(nursery, home, commands, "2026-01-31T12:10:00Z")
     assert [each.exit_code for each in ended] == [0] * 8, ended
     rows = lake.read(log_table(read_table_schema(lake, "ks", "t"))).to_pylist()
@@ -65,7 +65,7 @@ def test_scripts_are_kept_whole(nursery: Nursery, tmp_path: Path) -> None:
 def test_a_column_is_added_by_one_script(nursery: Nursery, tmp_path: Path) -> None:
     """Of eight scripts that add it one does; to the others it is there."""
     home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
-    commands: list[Command] = [("log", f"{tmp_path}/alter{number}.cql", "--keep") for number in EIGHT]
+    commands: list[Command] = [("cql", "run", f"{tmp_path}/alter{number}.cql", "--apply") for number in EIGHT]
     ended = race(nursery, home, commands, "2026-01-31T12:10:00Z")
     after = "added" in {column.name for column in read_table_schema(lake, "ks", "t").columns}
     assert explained(lambda there, _: (True, not there), False, commands, ended, after)
@@ -90,7 +90,7 @@ def test_a_foreign_commit_is_accepted_once(nursery: Nursery, tmp_path: Path) -> 
     opened = DeltaTable(lake.path(CDC_TABLES))
     opened.delete("table_name = 't'")
     commands: list[Command] = [
-        ("check", "--accept", f"{CDC_TABLES.full_name}@{opened.version()}", "--because", f"reason {number}", "--json")
+        ("check", "--accept", f"{CDC_TABLES.full_name}@{opened.version()}", "--reason", f"reason {number}", "--json")
         for number in EIGHT
     ]
     ended = race(nursery, home, commands)

@@ -225,7 +225,7 @@ def test_a_consumer_is_forgotten_once(nursery: Nursery, tmp_path: Path) -> None:
     consumers.register_consumer(
         Lake(home.lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
     )
-    commands: list[Command] = [("consumers", "forget", "audit", "ks.t")] * 8
+    commands: list[Command] = [("consumers", "remove", "audit", "ks.t")] * 8
     ended = race(nursery, home.path, commands)
     after = bool(consumers.read_consumers(Lake(home.lake)))
     assert explained(lambda there, _: (False, there), True, commands, ended, after)
@@ -288,7 +288,7 @@ def test_the_upkeep_of_files_disturbs_nobody(nursery: Nursery, tmp_path: Path) -
         file.write_bytes(b"PAR1")
         os.utime(file, (1e9, 1e9))
     commands: list[Command] = [
-        (("home", "upkeep"), ("tables", "alter", "ks.t", "--ttl", str(2 + number)))[number % 2] for number in EIGHT
+        (("home", "maintain"), ("tables", "alter", "ks.t", "--ttl", str(2 + number)))[number % 2] for number in EIGHT
     ]
     ended = race(nursery, home, commands)
     assert [each.exit_code for each in ended] == [0] * 8, ended

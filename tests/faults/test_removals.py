@@ -80,13 +80,13 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/lifecycle/expiry.py:_delete_statement": ("expire --cql",),
     "cdc_platform/lifecycle/expiry.py:_remove_timestamps": ("expire", "expire --dry-run", "job expire"),
     "cdc_platform/lifecycle/expiry.py:remove_generation_rows": ("expire", "expire --dry-run", "job expire"),
-    "cdc_platform/lifecycle/expiry.py:expire_generations": ("home upkeep",),
+    "cdc_platform/lifecycle/expiry.py:expire_generations": ("home maintain",),
     "assets/expiry.py:_build_removal_op.remove": ("job expire",),
     "cdc_platform/lifecycle/tablets.py:collect_tablet_sets": ("tablets gc", "job tablet_gc"),
     "cdc_platform/lifecycle/tablets.py:_remove_stream_sets": ("tables drop", "tablets gc after a drop"),
-    "cdc_platform/metastore/consumers.py:forget_consumer": ("consumers forget",),
-    "cdc_platform/metastore/consumers.py:delete_skipped_sets": ("consumers forget",),
-    "cdc_platform/delta/maintenance.py:vacuum_table": ("home upkeep", "home upkeep --dry-run"),
+    "cdc_platform/metastore/consumers.py:forget_consumer": ("consumers remove",),
+    "cdc_platform/metastore/consumers.py:delete_skipped_sets": ("consumers remove",),
+    "cdc_platform/delta/maintenance.py:vacuum_table": ("home maintain", "home maintain --dry-run"),
     "assets/catalog_sync/sync.py:_sync_partitions": ("catalogue",),
     "cdc_platform/scylla/registry.py:remove_cluster": "an address, which `cluster add` brings back",
     "cdc_platform/scylla/registry.py:renew_cluster": "an address beside the home that was moved aside, which is kept",
@@ -318,7 +318,7 @@ OPERATIONS = {
     "job tablet_gc": Operation(tablets, job("tablet_gc", NOW, "ks.t")),
     "tablets gc after a drop": Operation(dropped, command("tablets", "gc", at=NOW)),
     "tables drop": Operation(tablets, command("tables", "drop", "ks.t", at=NOW)),
-    "consumers forget": Operation(read_by_somebody, command("consumers", "forget", "audit", "ks.t", at=NOW)),
+    "consumers remove": Operation(read_by_somebody, command("consumers", "remove", "audit", "ks.t", at=NOW)),
     "switch commit": Operation(answered(3), command("switch", "commit", "@generation", at=LATE)),
     "switch abort": Operation(answered(1), command("switch", "abort", "@generation", at=LATE)),
     # Without its note a generation is not gone, and a UUID that is none ends the tick before.
@@ -329,8 +329,8 @@ SLOW = frozenset({name for name in OPERATIONS if name.startswith("job ")})
 
 
 FILES = {
-    "home upkeep": ("home", "upkeep"),
-    "home upkeep --dry-run": ("home", "upkeep", "--dry-run"),
+    "home maintain": ("home", "maintain"),
+    "home maintain --dry-run": ("home", "maintain", "--dry-run"),
 }
 """What removes files, which goes by the logs of tables alone."""
 
@@ -440,7 +440,7 @@ def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> N
 @pytest.mark.grid("damage before removals", 3)
 @pytest.mark.long("a command for each table that an operation decides by")
 @pytest.mark.parametrize("damage", ["missing file", "log gone", "log entry damaged"])
-@pytest.mark.parametrize("name", ["expire", "tablets gc", "consumers forget", "switch commit"])
+@pytest.mark.parametrize("name", ["expire", "tablets gc", "consumers remove", "switch commit"])
 def test_nothing_is_removed_by_a_damaged_table(
     name: str, damage: str, healthy: Callable[[str], Healthy], tmp_path: Path
 ) -> None:
@@ -508,12 +508,12 @@ def test_files_go_once_foreign_commits_are_accepted(tmp_path: Path) -> None:
     home = tmp_path / "home"
     used(home)
     foreign.changed_row(home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name)
-    assert run("--home", home, "home", "upkeep").exit_code == 1
+    assert run("--home", home, "home", "maintain").exit_code == 1
     for each in judged(home).foreign:
         version = each.partition(":")[0].rpartition(" ")[2]
-        words = ("--accept", f"{CDC_TABLE_CHANGES.full_name}@{version}", "--because", "it is meant")
+        words = ("--accept", f"{CDC_TABLE_CHANGES.full_name}@{version}", "--reason", "it is meant")
         assert run("--home", home, "check", *words).exit_code == 0
-    assert run("--home", home, "home", "upkeep").exit_code == 0
+    assert run("--home", home, "home", "maintain").exit_code == 0
     assert not list((home / "lake").glob("*/*/part-0.parquet"))
 
 

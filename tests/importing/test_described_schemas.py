@@ -106,9 +106,9 @@ def test_options_without_enabled_are_said_to_turn_cdc_off(options: str, warns: b
     text = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON};\nALTER TABLE ks.t WITH cdc = {options};"
     file = tmp_path / "schema.cql"
     file.write_text(text, encoding="utf-8")
-    for number, words in enumerate((("import", file), ("log", file, "--keep"))):
+    for number, words in enumerate((("import", file), ("cql", "run", file, "--apply"))):
         home = tmp_path / str(number)
-        assert run("--home", home, "tables", "none").exit_code == 0
+        assert run("--home", home, "tables", "declare-none").exit_code == 0
         answer = run("--home", home, *words)
         assert answer.exit_code == 0, answer.stderr
         assert ("line 3: ALTER TABLE ks.t WITH cdc sets options without 'enabled'" in answer.stderr) == warns
@@ -123,8 +123,8 @@ def test_a_script_that_leaves_cdc_off_as_it_was_warns_of_nothing(tmp_path: Path)
     text = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY);\nALTER TABLE ks.t WITH cdc = {{'ttl': 70}};"
     file.write_text(text, encoding="utf-8")
     home = tmp_path / "home"
-    assert run("--home", home, "tables", "none").exit_code == 0
-    for words in (("import", file), ("log", file)):
+    assert run("--home", home, "tables", "declare-none").exit_code == 0
+    for words in (("import", file), ("cql", "run", file)):
         assert "cdc-turned-off" not in run("--home", home, *words).stderr
 
 

@@ -1,4 +1,4 @@
-"""Broken clusters: refused without --as-is, taken in with it, judged by `check`, built on by nobody until it is clean.
+"""Broken clusters: refused without --allow-incomplete; imported with it, judged by `check`, and not built on.
 
 The exports are written from the documents, as COPY writes them.
 """
@@ -139,12 +139,12 @@ def versions(lake: Lake) -> dict[str, int | None]:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake, folder: Path) -> None:
-    """Without --as-is one line that says how, and no table; with it everything is there, and the lake is marked."""
+    """Without --allow-incomplete: one line that names it, and no table. With it: all rows, and the lake is marked."""
     case = BROKEN[name]
     written(folder, case.files)
     with pytest.raises(InputError, match=case.says) as refused:
         import_paths(lake, CLOCK, [folder])
-    assert "import --as-is" in str(refused.value)
+    assert "import --allow-incomplete" in str(refused.value)
     assert set(versions(lake).values()) == {None}
     report = import_paths(lake, CLOCK, [folder], as_is=True)
     assert any(case.says in flaw for flaw in report.flaws)
@@ -160,7 +160,7 @@ def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake
 def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> None:
     """The invariant that is broken is named, the exit code is 1, and the home stays only observed."""
     home = tmp_path / "home"
-    assert run("--home", home, "import", "--as-is", written(folder, BROKEN[name].files)).exit_code == 0
+    assert run("--home", home, "import", "--allow-incomplete", written(folder, BROKEN[name].files)).exit_code == 0
     answer = run("--home", home, "check", "--json")
     assert answer.exit_code == 1
     violated = {line["invariant"] for line in json.loads(answer.stdout) if line["violations"]}
@@ -191,7 +191,7 @@ def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) ->
     """The rest comes in, `check` is clean and lifts the mark; before that the same command refuses."""
     home = tmp_path / "home"
     part = {"r.json": RING, "t.csv": TIMES, "d.csv": V2, "s.csv": streams_csv({TIME_MS: ONE}, skip=frozenset([2]))}
-    assert run("--home", home, "import", "--as-is", written(folder, part)).exit_code == 0
+    assert run("--home", home, "import", "--allow-incomplete", written(folder, part)).exit_code == 0
     node = written(tmp_path / "exports", {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     refused = run("--home", home, "bootstrap", node / "n.json")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
@@ -210,7 +210,7 @@ def test_the_flag_builds_on_it_all_the_same(tmp_path: Path, folder: Path) -> Non
     """Whoever says so may: the flag says what it does."""
     home = tmp_path / "home"
     case = BROKEN["a row of streams is missing"]
-    assert run("--home", home, "import", "--as-is", written(folder, case.files)).exit_code == 0
+    assert run("--home", home, "import", "--allow-incomplete", written(folder, case.files)).exit_code == 0
     written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     command = ("bootstrap", folder / "n.json")
     assert run("--home", home, *command).exit_code == 2

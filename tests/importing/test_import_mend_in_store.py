@@ -98,8 +98,8 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     for table, version, place in places:
         (line,) = (line for line in told.json["left"] if line.startswith(table.full_name) and place.name in line)
         assert f"version {version}" in line
-    assert "import --mend FILES" in " ".join(told.json["left"])
-    mended = imported.run("import", "--mend", *imported.files, "--json")
+    assert "import --repair FILES" in " ".join(told.json["left"])
+    mended = imported.run("import", "--repair", *imported.files, "--json")
     assert (mended.exit_code, mended.json["left"]) == (0, []), mended
     assert {each["table"] for each in mended.json["made"]} == {table.full_name for table, _, _ in places}
     assert imported.rows() == before
@@ -107,7 +107,7 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     newest = Lake(f"{imported.address}/lake").envelopes(GENERATION_TIMESTAMPS)[0]
     assert newest.envelope is not None
     assert (newest.envelope.speaker.door, newest.envelope.speaker.command) == ("command line", "import")
-    again = imported.run("import", "--mend", *imported.files, "--json")
+    again = imported.run("import", "--repair", *imported.files, "--json")
     assert (again.exit_code, again.json["made"]) == (0, [])
 
 
@@ -120,7 +120,7 @@ def test_rows_of_the_ledger_come_back_with_the_moment_of_their_import(
     before, clean = imported.rows(), passed(imported)
     harm(imported.file(GENERATIONS))
     assert passed(imported) != clean
-    mended = imported.run("import", "--mend", *imported.files, "--json")
+    mended = imported.run("import", "--repair", *imported.files, "--json")
     assert (mended.exit_code, mended.json["left"]) == (0, []), mended
     assert [each["table"] for each in mended.json["made"]] == [GENERATIONS.full_name]
     assert imported.rows() == before
@@ -137,7 +137,7 @@ def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> N
     before = home.rows()
     for path in Lake(f"{address}/lake").files(GENERATIONS, []):
         parse_path(path).remove()
-    mended = home.run("import", "--mend", *home.files, "--json")
+    mended = home.run("import", "--repair", *home.files, "--json")
     assert (mended.exit_code, mended.json["left"]) == (0, []), mended
     assert home.rows() == before
 
@@ -148,7 +148,7 @@ def test_files_of_later_bring_back_what_was_there(imported: Imported, tmp_path: 
     remove(imported.file(GENERATIONS))
     (tmp_path / "later").mkdir()
     more = {ID.replace("8d3f", "9d3f"): ms_from_us(parse_time_us("2026-01-31T15:00:00Z"))}
-    mended = imported.run("import", "--mend", *export_of_generations(tmp_path / "later", TIMES_MS | more), "--json")
+    mended = imported.run("import", "--repair", *export_of_generations(tmp_path / "later", TIMES_MS | more), "--json")
     assert (mended.exit_code, mended.json["left"]) == (0, []), mended
     assert imported.rows() == before
 
@@ -163,7 +163,7 @@ def test_rows_of_several_moments_stay_damaged(imported: Imported) -> None:
     lake.merge(GENERATIONS, rows.set_column(place, kind, pa.array(moments, kind.type)), update=True)
     remove(imported.file(GENERATIONS))
     version = lake.version(GENERATIONS)
-    mended = imported.run("import", "--mend", *imported.files, "--json")
+    mended = imported.run("import", "--repair", *imported.files, "--json")
     assert (mended.exit_code, mended.json["made"]) == (1, [])
     (line,) = mended.json["left"]
     assert line.endswith("the log does not tell the moment at which an import entered them")
@@ -177,7 +177,7 @@ def test_other_files_put_nothing_in(imported: Imported, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = export_of_generations(tmp_path / "other", {OTHER_ID: TIMES_MS[OTHER_ID]})
     versions = [Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)]
-    mended = imported.run("import", "--mend", *other, "--json")
+    mended = imported.run("import", "--repair", *other, "--json")
     assert (mended.exit_code, mended.json["made"]) == (1, [])
     reasons = sorted(line.rpartition("; ")[2] for line in mended.json["left"])
     assert reasons == ["the files do not give the rows that were there", "the files have no rows of it"]

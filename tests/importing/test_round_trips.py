@@ -41,7 +41,7 @@ def test_an_export_is_imported_as_it_was_written(tmp_path: Path, name: str) -> N
         assert "there is nothing to export" in written.stderr or "than its commits put there" in written.stderr, written
         return
     other = tmp_path / "other"
-    imported = run("--home", other, "--clock", AT, "import", "--as-is", first)
+    imported = run("--home", other, "--clock", AT, "import", "--allow-incomplete", first)
     assert imported.exit_code == 0, imported
     again = run("--home", other, "--clock", AT, "export", second)
     assert again.exit_code == 0, again
@@ -103,12 +103,12 @@ INSERT INTO "Kw"."Select" ("from", "Ck", "ü", "it's", l)
 
 
 def test_odd_names_of_tables_come_back(tmp_path: Path) -> None:
-    """The statements of an export are understood by `log`; a table's definition makes the table that it is of."""
+    """The statements of an export are understood by `cql run`; a table's definition makes the table that it is of."""
     home = home_of(tmp_path, "plain")
     script = tmp_path / "odd.cql"
     script.write_text(SCHEMA, encoding="utf-8")
     at = ("--home", home, "--clock", format_ms(Milliseconds(FIRST_MS + 1_000)))
-    kept = run(*at, "log", script, "--keep", "--json")
+    kept = run(*at, "cql", "run", script, "--apply", "--json")
     assert kept.exit_code == 0, kept
     exported = run(*at, "export", tmp_path / "exported")
     assert exported.exit_code == 0, exported
@@ -121,12 +121,12 @@ def test_odd_names_of_tables_come_back(tmp_path: Path) -> None:
         assert text is not None
         file = tmp_path / f"{number}.cql"
         file.write_text(text, encoding="utf-8")
-        read = run(*of_other, "log", file, "--strict", "--json")
+        read = run(*of_other, "cql", "run", file, "--strict", "--json")
         assert read.exit_code == 0, read
         assert run("--home", tmp_path / f"imported {number}", *at[2:], "import", file).exit_code == 0
     shown = run(*at, "explain", "--pk", "1", "--table", '"Kw"."Select"', "--json")
     assert shown.exit_code == 0, shown
-    again = run(*at, "log", script, "--json")
+    again = run(*at, "cql", "run", script, "--json")
     assert "exists already" in again.stdout + again.stderr
 
 

@@ -37,8 +37,8 @@ def hollow(path: Path, size: int = TERABYTE) -> Path:
         ("bootstrap", "{file}"),
         ("rehearse", "{file}"),
         ("import", "{file}"),
-        ("log", "{file}"),
-        ("tablets", "create", "ks.t", "--ends", "{file}"),
+        ("cql", "run", "{file}"),
+        ("tablets", "create", "ks.t", "--last-tokens", "{file}"),
     ],
     ids=lambda command: command[0],
 )

@@ -204,7 +204,7 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
     assert gap.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     read = [format_us(each) for each in (us_from_ms(FIRST_MS), before.position_us, done.position_us)]
     for times, whole in ((read[:2], True), (read[1:], False)):
-        answer = run("--home", cluster.home, "complete", *times, "--consumer", "ingest")
+        answer = run("--home", cluster.home, "verify-interval", *times, "--consumer", "ingest")
         assert ("✓ the log was told of all writes" in answer.stdout) == whole, answer.stdout + answer.stderr
 
 
@@ -288,7 +288,7 @@ def test_a_view_that_comes_and_goes_is_no_gap(cluster: ScyllaCluster, workers: T
 
 
 @pytest.mark.grid("logs without values", 2)
-@pytest.mark.parametrize("asked", ["--current", "--copy-again"])
+@pytest.mark.parametrize("asked", ["--current", "--recopy"])
 @pytest.mark.parametrize(("said", "why"), NO_LOG.values(), ids=NO_LOG)
 def test_whoever_asks_for_a_table_whose_log_tells_no_values_is_refused(
     cluster: ScyllaCluster, table: LiveTable, said: dict[str, str], why: str, asked: str

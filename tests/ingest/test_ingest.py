@@ -362,7 +362,7 @@ def test_requests_and_rows_are_what_was_estimated(
         (["prod", "shop.t", "--until", "yesterday"], "yesterday"),
         (["prod", "shop.t", "--by", "magic"], "magic"),
         (["prod", "shop.t", "--confidence", "-1"], "-1"),
-        (["prod", "shop.t", "--again-after", "x"], "'x'"),
+        (["prod", "shop.t", "--second-pass-after", "x"], "'x'"),
     ],
 )
 def test_a_wrong_request_is_one_line(cluster: ScyllaCluster, log: LiveLog, arguments: list[str], says: str) -> None:

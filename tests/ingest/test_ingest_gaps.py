@@ -157,7 +157,7 @@ def by_complete(world: World) -> bool:
 
     def recorded(since_us: int, until_us: int) -> bool:
         times = [format_us(Microseconds(each)) for each in (since_us, until_us)]
-        answer = world.asked("complete", *times, "--consumer", "ingest", "--json")
+        answer = world.asked("verify-interval", *times, "--consumer", "ingest", "--json")
         found = {each["check"]: each["holds"] for each in answer.json["checks"]}
         assert answer.json["complete"] <= found["no gap was recorded in it"]
         return not found["no gap was recorded in it"]
@@ -221,7 +221,7 @@ def by_stream(world: World) -> bool:
 
 SEES: Mapping[str, Callable[[World], bool]] = {
     "ingest": by_ingest,
-    "complete": by_complete,
+    "verify-interval": by_complete,
     "status": by_status,
     "check": by_check,
     "consumers": by_consumers,
@@ -233,17 +233,17 @@ SEES: Mapping[str, Callable[[World], bool]] = {
 
 @ALL
 def test_everyone_sees_every_gap(kind: Kind, standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """It is one row, with its times; once somebody has accepted it, `complete` and streams alone speak against it."""
+    """A gap is one row with its times. Once accepted, only `verify-interval` and streams still report it."""
     world = begun(standin, cluster, workers, kind.ttl, by_real_clock=kind.times is None)
     kind.happens(world)
     assert {name: sees(world) for name, sees in SEES.items()} == dict.fromkeys(SEES, True)
     (row,) = world.rows()
     assert (row["keyspace_name"], row["table_name"], row["what"]) == ("shop", "t", kind.what)
     assert kind.times in (None, interval(row))
-    accepted = world.asked("consumers", "gaps", "shop.t", "--accept", "--because", "ticket 4711")
+    accepted = world.asked("consumers", "gaps", "shop.t", "--accept", "--reason", "ticket 4711")
     assert accepted.exit_code == 0, accepted
     assert "ticket 4711" in " ".join(accepted.stdout.split())
-    unproved = {"complete", "consume", "stream"}
+    unproved = {"verify-interval", "consume", "stream"}
     seen = {name: sees(world) for name, sees in SEES.items() if name not in {"ingest", *unproved}}
     assert seen == dict.fromkeys(seen, False)
     assert {name: SEES[name](world) for name in unproved} == dict.fromkeys(unproved, True)
@@ -261,32 +261,32 @@ def test_nobody_sees_a_gap_where_there_is_none(
     assert {name: sees(world) for name, sees in looks.items()} == dict.fromkeys(looks, False)
     assert world.rows() == []
     whole = [format_us(Microseconds(each)) for each in (FIRST_US, LATER_US - 30 * SECOND_US)]
-    assert world.asked("complete", *whole, "--consumer", "ingest").exit_code == 0
+    assert world.asked("verify-interval", *whole, "--consumer", "ingest").exit_code == 0
     early = [format_us(Microseconds(FIRST_US - HOUR_US)), whole[1]]
-    assert world.asked("complete", *early, "--consumer", "ingest").exit_code == 1
+    assert world.asked("verify-interval", *early, "--consumer", "ingest").exit_code == 1
 
 
 @pytest.mark.parametrize("kind", KINDS[:3], ids=lambda kind: kind.what)
 def test_a_gap_of_a_home_that_recorded_none_is_seen(
     kind: Kind, standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
 ) -> None:
-    """An earlier release left what its other tables say: `complete` never proves it; accepting it records it."""
+    """An earlier release left what its other tables say: `verify-interval` never proves it; accepting it records it."""
     world = begun(standin, cluster, workers, kind.ttl)
     kind.happens(world)
     world.ingest(LATER_US)
     shutil.rmtree(world.lake.path(LOG_GAPS))
     assert kind.times is not None
     times = [format_us(Microseconds(each)) for each in kind.times]
-    assert world.asked("complete", *times, "--consumer", "ingest").exit_code == 1
+    assert world.asked("verify-interval", *times, "--consumer", "ingest").exit_code == 1
     if kind.what == "cdc_off":
         return  # the history of the table's options has it, as ever
     assert by_status(world)
     assert by_check(world)
     assert world.ingest(LATER_US + MINUTE_US).exit_code == 1
-    assert world.asked("consumers", "gaps", "shop.t", "--accept", "--because", "x").exit_code == 0
+    assert world.asked("consumers", "gaps", "shop.t", "--accept", "--reason", "x").exit_code == 0
     assert not by_status(world)
     assert world.ingest(LATER_US + 2 * MINUTE_US).exit_code == 0
-    assert world.asked("complete", *times, "--consumer", "ingest").exit_code == 1
+    assert world.asked("verify-interval", *times, "--consumer", "ingest").exit_code == 1
 
 
 def test_the_part_of_an_older_log_is_lost_in_every_generation(
@@ -315,7 +315,7 @@ def test_the_ttl_that_rows_were_written_with_counts(
     assert world.ingest(changed + 30 * MINUTE_US).exit_code == 1
     (row,) = world.rows()
     assert interval(row) == (changed - 30 * SECOND_US + 1, changed)
-    world.asked("consumers", "gaps", "shop.t", "--accept", "--because", "x")
+    world.asked("consumers", "gaps", "shop.t", "--accept", "--reason", "x")
     assert world.ingest(changed + 60 * MINUTE_US).exit_code == 0
 
 

@@ -47,7 +47,7 @@ def live_log(late: Late) -> LiveLog:
 
 
 def claims(cluster: ScyllaCluster, log: LiveLog | LiveTable, since_us: int, until_us: int, now_us: int) -> bool:
-    """Whether `complete` says that everything between two times was read."""
+    """Whether `verify-interval` says that everything between two times was read."""
     lake = lake_of(cluster)
     reader = consumers.find_consumer(lake, FROM_CLUSTER, "shop", "t")
     times = Microseconds(since_us), Microseconds(until_us)

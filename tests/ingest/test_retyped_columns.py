@@ -114,7 +114,7 @@ def test_a_table_that_is_rebuilt_has_the_values_of_the_new_type_alone(
     statements = tmp_path / "statements.cql"
     statements.write_text("UPDATE shop.t SET v = 0x03 WHERE p = 1 AND k = 0;")
     at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
-    answer = run(*at, "log", statements, "--json")
+    answer = run(*at, "cql", "run", statements, "--json")
     assert answer.exit_code == 0, answer.stderr
     shown = answer.json["tables"]["shop.t"]
     assert sorted((row["p"], row["v"]) for row in shown["base"]) == [(0, "0x01"), (1, "0x03")]

@@ -108,7 +108,7 @@ def test_every_step_is_told_with_its_reason(lake: Lake) -> None:
         "only from 2020-09-13T13:56:40.000Z on",
         "step 6: 2020-09-13T13:26:40.000Z: skip-present: cdc_generation_timestamps has it already",
         "step 6: 2020-09-13T14:26:40.000Z: missing-data: cdc_generation_descriptions has no row of this time, which "
-        "alone tells the ranges of its streams; import that table and run: cdc-platform rewrite --again",
+        "alone tells the ranges of its streams; import that table and run: cdc-platform rewrite --force",
         "step 6: 2020-09-13T15:26:40.000Z: rewrite: it is the newest of the old table, and not in the new one",
         "step 7: finished, but 1 generations could not be rewritten; nodes marked as rewritten: " + HOSTS[0],
     ]

@@ -175,7 +175,7 @@ ENTRIES = {
         *("tables", "add", "ks.t", "--ttl", "3600", "--created-at", iso_time(OLD_MS), "--ttl-since", NOW),
     ),
     "tables add with TTL of now": ("tables", "add", "ks.t", "--ttl", "3600", "--ttl-since", NOW),
-    "log --keep of a detached log": ("log", "detached.cql", "--keep"),
+    "cql run --apply of a detached log": ("cql", "run", "detached.cql", "--apply"),
 }
 
 
@@ -245,7 +245,7 @@ def test_a_log_that_the_home_has_made_is_known(files: Path, tmp_path: Path) -> N
     """It has no rows from before its script, and nothing is assumed of it."""
     script = tmp_path / "made.cql"
     script.write_text(f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {OPTIONS};", encoding="utf-8")
-    home = home_with(tmp_path, files, ("log", str(script), "--keep"), generations_first=True)
+    home = home_with(tmp_path, files, ("cql", "run", str(script), "--apply"), generations_first=True)
     assert actions(home) == ["mark", "mark", *LATER]
     assert "unknown-past" not in on(home, FAR, "status", "--json").stdout
 
@@ -255,7 +255,7 @@ def test_a_log_that_was_turned_off_keeps_what_it_may_hold(files: Path, tmp_path:
     script = tmp_path / "off.cql"
     made = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {OPTIONS};\nINSERT INTO ks.t (a) VALUES (1);"
     script.write_text(f"{made}\nALTER TABLE ks.t WITH {OPTIONS.replace('true', 'false')};", encoding="utf-8")
-    by_script = home_with(tmp_path / "a", files, ("log", str(script), "--keep"), generations_first=True)
+    by_script = home_with(tmp_path / "a", files, ("cql", "run", str(script), "--apply"), generations_first=True)
     by_schema = home_with(tmp_path / "b", files, ENTRIES["import of a detached log"], generations_first=True)
     on(by_schema, NOW, "tables", "alter", "ks.t", "--ttl-since", iso_time(OLD_MS))
     for home in (by_script, by_schema):

@@ -156,7 +156,7 @@ def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: Hom
     if name == "is a folder":
         file.mkdir()
     program = f"{file}\x1b[2J" if name == "has an escape" else str(file)
-    answer = run("--home", home.path, "watch", "other", "--looks", "1", "--hook", program)
+    answer = run("--home", home.path, "watch", "other", "--polls", "1", "--hook", program)
     assert (answer.exit_code, answer.stdout) == (2, "")
     (line,) = answer.stderr.splitlines()
     assert line.startswith("error: hook ")
@@ -186,7 +186,7 @@ def test_a_watch_tells_what_it_prints(
     home = str(cluster.home.parent.parent)
     watching = [
         *(sys.executable, "-m", "cdc_platform", "--home", home, "watch", "prod"),
-        *("--every", "0.2", "--json", "--hook", str(writing)),
+        *("--interval", "0.2", "--json", "--hook", str(writing)),
     ]
     with _running(watching) as started:
         assert started.stdout is not None
@@ -203,7 +203,7 @@ def test_a_watch_tells_what_it_prints(
     assert printed[: len(told(tmp_path))] == told(tmp_path)
     assert {each["cluster"] for each in printed} == {"prod"}
     (tmp_path / "told").unlink()
-    again = run("--home", home, "watch", "prod", "--looks", "1", "--json", "--hook", str(writing))
+    again = run("--home", home, "watch", "prod", "--polls", "1", "--json", "--hook", str(writing))
     assert (again.exit_code, again.stderr, told(tmp_path)) == (0, "", [])
     assert len(again.stdout.splitlines()) >= 7
 
@@ -214,7 +214,7 @@ def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: Scyll
     home = cluster.home.parent.parent
     (home / "settings.toml").write_text("cluster_hook_ms = 300\n", encoding="utf-8")
     program = script(tmp_path, f"env >> '{tmp_path}/env'; sleep 600")
-    answer = run("--home", home, "watch", "prod", "--looks", "1", "--json", "--hook", str(program))
+    answer = run("--home", home, "watch", "prod", "--polls", "1", "--json", "--hook", str(program))
     assert answer.exit_code == 0
     assert len(answer.stdout.splitlines()) == 6
     assert all(line.endswith("[hook-failed]") for line in answer.stderr.splitlines())
@@ -236,7 +236,7 @@ def test_a_watch_that_is_ended_leaves_no_hook_behind(
     program = script(tmp_path, f"echo $$ >> '{tmp_path}/pids'; exec sleep 600")
     watching = [
         *(sys.executable, "-m", "cdc_platform", "--home", str(home), "watch", "prod"),
-        *("--every", "0.2", "--json", "--hook", str(program)),
+        *("--interval", "0.2", "--json", "--hook", str(program)),
     ]
     pids = tmp_path / "pids"
     with _running(watching) as started:

@@ -41,11 +41,11 @@ REQUESTS = [
     argument("a certificate without its key", "go together", *_ADD, "--tls", "--tls-cert", "c.pem"),
     argument("a CA without TLS", "add --tls", *_ADD, "--tls-ca", "ca.pem"),
     argument("a timeout of nothing", "--connect-timeout", *_ADD, "--connect-timeout", "0"),
-    argument("pages without rows", "--page-rows", *_ADD, "--page-rows", "0"),
+    argument("pages without rows", "--page-size", *_ADD, "--page-size", "0"),
     argument("the same name for another", "reached otherwise", "cluster", "add", "prod", "--contact", "127.0.0.1:2"),
     *(
         argument(f"{' '.join(command)} of a cluster that nobody knows", "no cluster other is known", *command, "other")
-        for command in (("observe",), ("cluster", "test"), ("cluster", "remove"), ("cluster", "renew"))
+        for command in (("observe",), ("cluster", "test"), ("cluster", "remove"), ("cluster", "replace"))
     ),
 ]
 

@@ -30,7 +30,7 @@ A_SERVER = pytest.mark.grid("broken servers", 12)
 COMMANDS = {
     "ingest": (("ingest", "prod", "shop.t"), 2),
     "cluster test": (("cluster", "test", "prod", "--json"), 1),
-    "watch": (("watch", "prod", "--looks", "1", "--json"), 0),
+    "watch": (("watch", "prod", "--polls", "1", "--json"), 0),
 }
 """What is run, and its exit code where no cluster can be reached: a watch goes on, and tells of that as a change."""
 

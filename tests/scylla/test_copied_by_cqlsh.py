@@ -90,7 +90,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for text in (MADE, statements()):
         (folder / "odd.cql").write_text(text, encoding="utf-8")
         at = format_ms(Milliseconds(Clock().now_ms()))
-        ran = run("--home", made, "--clock", at, "log", folder / "odd.cql", "--keep")
+        ran = run("--home", made, "--clock", at, "cql", "run", folder / "odd.cql", "--apply")
         assert ran.exit_code == 0, ran.stderr
     return made
 
@@ -166,7 +166,7 @@ def test_what_cqlsh_reads_otherwise_is_warned_of(home: Path, tmp_path: Path) -> 
     assert run("home", "copy", home, copy).exit_code == 0
     rows = (f"INSERT INTO {ODD} (p, k, {name}) VALUES ('lines', 1, {value});" for name, value in BREAKS)
     (tmp_path / "more.cql").write_text("\n".join(rows), encoding="utf-8", newline="")
-    assert run("--home", copy, "log", tmp_path / "more.cql", "--keep").exit_code == 0
+    assert run("--home", copy, "cql", "run", tmp_path / "more.cql", "--apply").exit_code == 0
     ran = run("--home", copy, "export", tmp_path / "out")
     (line,) = ran.stderr.splitlines()
     assert f"logs/{ODD}_scylla_cdc_log.csv has 4 rows with line breaks, or with backslashes in collections" in line

@@ -73,14 +73,14 @@ def test_no_user_is_named_where_none_is_configured(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("code", "has", "has_not"),
     [
-        (18, "--tls-ca", "--no-tls-host-names"),  # self-signed
-        (19, "--tls-ca", "--no-tls-host-names"),  # self-signed in the chain
-        (20, "--tls-ca", "--no-tls-host-names"),  # no local issuer
-        (21, "--tls-ca", "--no-tls-host-names"),  # the first one cannot be verified
+        (18, "--tls-ca", "--no-tls-hostname-check"),  # self-signed
+        (19, "--tls-ca", "--no-tls-hostname-check"),  # self-signed in the chain
+        (20, "--tls-ca", "--no-tls-hostname-check"),  # no local issuer
+        (21, "--tls-ca", "--no-tls-hostname-check"),  # the first one cannot be verified
         (9, "clock", "--tls-ca"),
         (10, "clock", "--tls-ca"),
-        (62, "--no-tls-host-names", "--tls-ca"),
-        (64, "--no-tls-host-names", "--tls-ca"),
+        (62, "--no-tls-hostname-check", "--tls-ca"),
+        (64, "--no-tls-hostname-check", "--tls-ca"),
     ],
 )
 def test_a_certificate_that_is_not_accepted_has_the_remedy_that_helps(code: int, has: str, has_not: str) -> None:

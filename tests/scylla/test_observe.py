@@ -346,7 +346,7 @@ def test_another_cluster_under_the_name_is_refused_until_it_is_said(standin: Sta
         look(cluster)
 
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "renew", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
     look(cluster)
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
     assert run("--home", aside, "generations").exit_code == 0

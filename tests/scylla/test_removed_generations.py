@@ -111,7 +111,7 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
     assert rows_in(cluster, short).num_rows == 3
     said = on_mirror(cluster, REMOVABLE_US, "explain", "--token", "5", "--at", format_us(Microseconds(FIRST_US + 1)))
     assert "was removed" in said.stdout + said.stderr
-    because = ("--accept", "--because", "nothing was written")
+    because = ("--accept", "--reason", "nothing was written")
     accepted = on_mirror(cluster, REMOVABLE_US, "consumers", "gaps", "shop.t", *because)
     assert accepted.exit_code == 0, accepted
     assert on_mirror(cluster, REMOVABLE_US, "check").exit_code == 0

@@ -99,7 +99,7 @@ def test_a_home_in_which_a_generation_was_made_loses_no_row(
     look(cluster)
     make_up(cluster, workers)
     log.write([LATER_US + 1, LATER_US + HOUR_US], p=[7, 8])
-    said = r"the home of prod publishes generation .*which the cluster does not list.*cluster renew prod"
+    said = r"the home of prod publishes generation .*which the cluster does not list.*cluster replace prod"
     versions = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
     for changed in (False, True):
         with pytest.raises(StateError, match=said):
@@ -111,7 +111,7 @@ def test_a_home_in_which_a_generation_was_made_loses_no_row(
     assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == versions
 
     home = cluster.home.parent.parent
-    assert run("--home", home, "cluster", "renew", "prod").exit_code == 0
+    assert run("--home", home, "cluster", "replace", "prod").exit_code == 0
     assert bring(cluster, workers, NOW_US + 3 * HOUR_US).rows == 4
     assert_each_once(cluster, log)
 
@@ -127,7 +127,7 @@ def test_what_was_made_before_the_first_look_is_moved_aside_too(standin: StandIn
     with pytest.raises(StateError, match="does not list"):
         look(cluster)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "renew", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
     assert aside is not None
     look(cluster)
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
@@ -172,5 +172,5 @@ def test_homes_of_before_are_mirrors_as_well(standin: StandIn, cluster: ScyllaCl
         assert refused.stderr.endswith("[mirror]\n")
         (cluster.home / gone).write_bytes(kept)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "renew", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
     assert "the live cluster prod:" in run("--home", aside, "tables", "drop", "shop.orders").stderr

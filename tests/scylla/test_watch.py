@@ -174,11 +174,11 @@ def test_a_watch_that_begins_again_tells_what_there_is_and_what_is_new(
 def test_the_command_prints_a_line_a_change(standin: StandIn, cluster: ScyllaCluster) -> None:
     """As JSON, or on a screen that names the nodes; an unknown name is one line and no watch."""
     home = str(cluster.home.parent.parent)
-    told = run("--home", home, "watch", "prod", "--looks", "1", "--json")
+    told = run("--home", home, "watch", "prod", "--polls", "1", "--json")
     assert told.exit_code == 0, told.stderr
     lines = [json.loads(line) for line in told.stdout.splitlines()]
     assert {"node 127.0.0.1", "node 127.0.0.2", "node 127.0.0.3"} <= {line["who"] for line in lines}
-    shown = run("--home", home, "watch", "prod", "--looks", "1")
+    shown = run("--home", home, "watch", "prod", "--polls", "1")
     assert nodes()[0].address in shown.stdout
     assert shown.stdout.endswith("\n")
-    assert run("--home", home, "watch", "nobody", "--looks", "1").exit_code == 2
+    assert run("--home", home, "watch", "nobody", "--polls", "1").exit_code == 2

@@ -145,7 +145,7 @@ def test_nothing_is_copied_over_what_is_there(s3: S3, tmp_path: Path, there: str
 
 def test_a_home_is_not_copied_into_itself(tmp_path: Path) -> None:
     """A place below it would be one of its own homes."""
-    assert run("--home", tmp_path / "home", "tables", "none").exit_code == 0
+    assert run("--home", tmp_path / "home", "tables", "declare-none").exit_code == 0
     for target in (tmp_path / "home" / "clusters" / "twin", tmp_path):
         refused = run("home", "copy", tmp_path / "home", target)
         assert (refused.exit_code, "one lies in the other" in refused.stderr) == (2, True)

@@ -85,9 +85,9 @@ def test_upkeep_goes_by_the_store_s_time_and_its_own(s3: S3, ahead: Ahead, tmp_p
         (table / f"part-{name}.parquet").receive(tmp_path / "draft")
         s3.is_old(f"{table}/part-{name}.parquet", age.total_seconds())
     before = set(table.names())
-    assert run("--home", address, "home", "upkeep").exit_code == 0
+    assert run("--home", address, "home", "maintain").exit_code == 0
     assert set(table.names()) == before
-    done = ahead("--home", address, "home", "upkeep")
+    done = ahead("--home", address, "home", "maintain")
     assert done.exit_code == 0, done
     assert before - set(table.names()) == {"part-nearly.parquet"}
 

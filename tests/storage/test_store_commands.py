@@ -27,10 +27,10 @@ OF_A_LIVE_CLUSTER = (
     "cluster test prod",
     "observe prod",
     "observe prod",
-    "watch prod --looks 1 --json",
+    "watch prod --polls 1 --json",
     "ingest prod shop.u --by streams",
     "ingest prod shop.u --by streams",
-    "cluster renew prod",
+    "cluster replace prod",
     "observe prod",
     "cluster remove prod",
 )

@@ -55,7 +55,7 @@ def life(home: str, inputs: Path) -> list[Any]:
     told: list[Any] = [joined.json["num_streams"]]
     at = ("--home", home, "--clock", "2026-01-03T00:00:00Z")
     for words in (
-        ("log", inputs / "orders.cql", "--keep", "--json"),
+        ("cql", "run", inputs / "orders.cql", "--apply", "--json"),
         ("consume", "shop.orders", "--name", "reader", "--json"),
         ("generations", "--json"),
         ("explain", "--token", "1", "--json"),

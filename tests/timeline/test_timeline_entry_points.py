@@ -139,7 +139,7 @@ def asked_explain(home: Path, question: Question) -> Told:
 
 
 def asked_script(home: Path, question: Question) -> Told:
-    """`cdc-platform log` with one insert, rehearsed."""
+    """`cdc-platform cql run` with one insert, rehearsed."""
     lake = Lake(home / "lake")
     text = f"{DDL} INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);"
     outcome = dry_run_script(text, lake, Clock(us_from_ms(question.at_ms)), Settings()).outcomes[-1]

@@ -588,7 +588,7 @@ def max_window_us(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Mi
 
 def missing_log_error(lake: Lake, name: str) -> NotFound:
     """Return the error for a table (`keyspace.table`) without a log here, with a remedy."""
-    remedy = "write to it with: cdc-platform log FILE.cql --keep"
+    remedy = "write to it with: cdc-platform cql run FILE.cql --apply"
     return NotFound(
         f"{name} has no log here; "
         f"{choose_remedy(lake, remedy, f'bring it in with: cdc-platform ingest {{cluster}} {name}')}"

@@ -107,7 +107,7 @@ def _imported_damage_text(verification: TableVerification, name: str) -> str:
     """Describe the damage of an imported partition and the command that restores it."""
     wrong = [line for line in (*verification.damage, *verification.strange) if name in line]
     description = wrong[0] if wrong else f"{verification.name} where {name} is damaged"
-    return f"{description}; it was imported: import --mend FILES makes it anew of the files that it came from"
+    return f"{description}; it was imported: import --repair FILES makes it anew of the files that it came from"
 
 
 def _unknown_partition_text(table: Table, name: str) -> str:

@@ -87,14 +87,14 @@ def test_a_larger_ring_has_the_streams_of_the_forecast(tmp_path: Path) -> None:
     home = tmp_path / "home"
     ring_of(Lake(home / "lake"), [1, 2])
     steps = run("--home", home, "expire", "--forecast", "10", "--json").json
-    told = run("--home", home, "consumers", "plan", "--more-nodes", "10", "--client", "alternator", "--json").json
+    told = run("--home", home, "consumers", "plan", "--add-nodes", "10", "--client", "alternator", "--json").json
     assert (told["streams"], told["groups"]) == (steps[-1]["num_streams"], steps[-1]["num_streams"])
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ([], "name one of TABLE, --streams and --more-nodes"),
+        ([], "name one of TABLE, --streams and --add-nodes"),
         (["ks.t", "--streams", "4"], "name one of TABLE"),
         (["ks.t", "--ranges", "4"], "--ranges goes with --streams"),
         (["--streams", "4", "--ranges", "5"], "a range has a stream at least"),

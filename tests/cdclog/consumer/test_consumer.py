@@ -257,7 +257,7 @@ def test_a_copy_has_the_exact_value_where_its_log_has_one(home: Path, tmp_path: 
     def keep(number: int, at_us: int, value: int, before: str = "") -> None:
         row = f"INSERT INTO ks.u (p, at) VALUES ({number}, {value}) USING TIMESTAMP {at_us};"
         file.write_text(before + row, encoding="utf-8")
-        answer = run("--home", home, "--clock", clock, "log", file, "--keep")
+        answer = run("--home", home, "--clock", clock, "cql", "run", file, "--apply")
         assert answer.exit_code == 0, answer.stderr
 
     keep(1, START_US + 5, 1_000, "CREATE TABLE ks.u (p int PRIMARY KEY, at timestamp) WITH cdc = {'enabled': 'true'};")

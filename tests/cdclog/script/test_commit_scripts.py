@@ -171,7 +171,16 @@ def test_a_killed_script_is_finished_by_the_next(
     """Whatever was written of it, in the end there is what there would have been."""
     lake = copied(first_kept.root.parent, tmp_path / "home")
     (tmp_path / "script.cql").write_text(SECOND, encoding="utf-8")
-    options = ["--home", str(tmp_path / "home"), "--clock", LATER, "log", str(tmp_path / "script.cql"), "--keep"]
+    options = [
+        "--home",
+        str(tmp_path / "home"),
+        "--clock",
+        LATER,
+        "cql",
+        "run",
+        str(tmp_path / "script.cql"),
+        "--apply",
+    ]
     killed = subprocess.run(
         [sys.executable, "-m", "cdc_platform", *options],
         env=os.environ | {failpoints.KILL_AT_VARIABLE: point},

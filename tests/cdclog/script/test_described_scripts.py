@@ -1,4 +1,4 @@
-"""What DESCRIBE prints, run as a script: `log` has the schema that `import` reads of the same text."""
+"""What DESCRIBE prints, run as a script: `cql run` has the schema that `import` reads of the same text."""
 
 from __future__ import annotations
 

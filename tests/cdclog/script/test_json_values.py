@@ -236,8 +236,8 @@ def test_values_of_a_file(tmp_path: Path) -> None:
     script, values = tmp_path / "s.cql", tmp_path / "v.json"
     script.write_text("CREATE TABLE ks.t (p int PRIMARY KEY); INSERT INTO ks.t (p) VALUES (?);")
     values.write_text("[[[1], [2]]]")
-    answer = run("--home", tmp_path / "home", "log", script, "--values", values, "--json", "--keep")
+    answer = run("--home", tmp_path / "home", "cql", "run", script, "--values", values, "--json", "--apply")
     assert answer.exit_code == 0, answer.stderr
     assert [row["p"] for row in answer.json["tables"]["ks.t"]["base"]] in ([1, 2], [2, 1])
     values.write_text("[]")
-    assert run("--home", tmp_path / "home", "log", script, "--values", values).exit_code == 2
+    assert run("--home", tmp_path / "home", "cql", "run", script, "--values", values).exit_code == 2

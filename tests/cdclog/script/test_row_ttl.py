@@ -78,5 +78,5 @@ def test_a_kept_table_keeps_its_ttl_column(streams_home: Path, tmp_path: Path) -
         assert [str(each.error) for each in result.outcomes if each.error] == []
         assert read_table_schema(lake, "ks", "t").row_ttl == column
     (tmp_path / "s.cql").write_text(CLUSTERED.replace("ks.t", "ks.o"))
-    answer = run("--home", home, "--clock", SINCE, "log", tmp_path / "s.cql")
+    answer = run("--home", home, "--clock", SINCE, "cql", "run", tmp_path / "s.cql")
     assert "rows of ks.o expire by its column e" in answer.stderr

@@ -44,7 +44,7 @@ def index(class_name: str, custom: str = "CUSTOM ") -> str:
 def outcomes(folder: Path, text: str) -> list[tuple[str, str, int]]:
     """What became of each statement, why, and how many log rows it left."""
     (folder / "script.cql").write_text(text)
-    answer = run("--home", folder / "home", "log", folder / "script.cql", "--json")
+    answer = run("--home", folder / "home", "cql", "run", folder / "script.cql", "--json")
     return [(each["outcome"], each["reason"] or "", len(each["rows"])) for each in answer.json["statements"]]
 
 
@@ -145,7 +145,7 @@ def test_what_an_index_did_outlives_the_script(tmp_path: Path) -> None:
         ("DROP INDEX ks.i;", 0),
     ):
         (tmp_path / "script.cql").write_text(text)
-        assert run("--home", home, "log", tmp_path / "script.cql", "--keep").exit_code == code, text
+        assert run("--home", home, "cql", "run", tmp_path / "script.cql", "--apply").exit_code == code, text
         if "DROP" not in text:
             assert cdc_tables.find_cdc_table(Lake(home / "lake"), "ks", "t").enabled
     assert not cdc_tables.find_cdc_table(Lake(home / "lake"), "ks", "t").enabled

@@ -50,7 +50,7 @@ def healthy_home(folder: Path) -> Path:
     with commit_as(CommitAuthor("a test", "healthy home")):
         Lake(home / "lake").delete(LEFT_OUT, [("said", "!=", "")])
     script.write_text(_SCRIPT, encoding="utf-8")
-    answer = run("--home", home, "--clock", "2026-11-01T14:00:10Z", "log", "--keep", script)
+    answer = run("--home", home, "--clock", "2026-11-01T14:00:10Z", "cql", "run", "--apply", script)
     assert (answer.exit_code, answer.stderr) == (0, ""), answer
     return home
 

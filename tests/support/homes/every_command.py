@@ -31,7 +31,7 @@ AT_MS = Milliseconds(FIRST_MS + DAY_MS)
 LATER_MS = Milliseconds(1_785_000_000_000)
 SOON_MS, OVERDUE_MS = Milliseconds(NOON_MS + SECOND_MS), Milliseconds(NOON_MS + MINUTE_MS)
 SWITCHING = "a switch of three nodes"
-KEPT = ("log {files}/orders.cql --keep",)
+KEPT = ("cql run {files}/orders.cql --apply",)
 READ = (*KEPT, "consume shop.orders --name audit")
 ACKS = tuple(f"switch ack {{generation}} --node {host(number)}" for number in (1, 2, 3))
 
@@ -61,11 +61,11 @@ CASES = [
     Asked("gossiped alone", "check"),
     Asked("just booted", "cluster"),
     Asked("just booted", "cluster add prod --contact 127.0.0.1:1"),
-    Asked("just booted", "complete 2023-11-15T22:00:00Z 2023-11-15T23:00:00Z --consumer audit", LATER_MS, READ),
+    Asked("just booted", "verify-interval 2023-11-15T22:00:00Z 2023-11-15T23:00:00Z --consumer audit", LATER_MS, READ),
     Asked("just booted", "consume shop.orders --name audit", LATER_MS, KEPT),
     Asked("old generations", "consumers", LATER_MS),
     Asked("dead checkpoints", "consumers checkpoints {files}/cdc_progress.csv"),
-    Asked("old generations", "consumers forget audit ks.orders"),
+    Asked("old generations", "consumers remove audit ks.orders"),
     Asked("old generations", "consumers gaps", LATER_MS),
     Asked("old generations", "consumers lag", LATER_MS),
     Asked("just booted", "consumers plan ks.t --client java"),
@@ -78,10 +78,11 @@ CASES = [
     Asked("old generations", "generations"),
     Asked("old generations", "history latest"),
     Asked("just booted", "home copy {home} {files}/copied"),
-    Asked("just booted", "home upkeep"),
+    Asked("just booted", "home maintain"),
     Asked("empty cluster", "import {files}/ring.json {files}/t.csv {files}/s.csv"),
-    Asked("expiring row", "log {files}/with-ttl.cql"),
-    Asked("just booted", "log {files}/orders.cql --keep"),
+    Asked("expiring row", "cql run {files}/with-ttl.cql"),
+    Asked("just booted", "cql run {files}/orders.cql --apply"),
+    Asked("just booted", "log shop.orders", LATER_MS, KEPT),
     Asked("two hundred nodes", "rehearse {files}/one-more.json"),
     Asked("nodes left", "repair"),
     Asked("nodes left", "repair --run"),
@@ -101,11 +102,11 @@ CASES = [
     Asked("just booted", "tables add ks.other --ttl 60"),
     Asked("just booted", "tables alter ks.t --ttl 60"),
     Asked("just booted", "tables drop ks.t"),
-    Asked("empty cluster", "tables none"),
+    Asked("empty cluster", "tables declare-none"),
     Asked("stream history", "tablets create shop.other --count 2", LATER_MS),
     Asked("stream history", "tablets gc", LATER_MS),
     Asked("stream history", "tablets merge shop.orders --count 4", LATER_MS),
-    Asked("stream history", "tablets resize shop.orders --ends {files}/ends.json", LATER_MS),
+    Asked("stream history", "tablets resize shop.orders --last-tokens {files}/ends.json", LATER_MS),
     Asked("stream history", "tablets show shop.orders", LATER_MS),
     Asked("stream history", "tablets split shop.orders --count 16", LATER_MS),
 ]

@@ -70,7 +70,7 @@ def _write(home: Path, folder: Path, at: int, table: str) -> None:
 def _statements(home: Path, folder: Path, at: int, text: str) -> None:
     file = folder / "statements.cql"
     file.write_text(text, encoding="utf-8")
-    _run(home, at, "log", str(file), "--keep")
+    _run(home, at, "cql", "run", str(file), "--apply")
 
 
 def _run(home: Path, at: int, *words: str) -> None:

@@ -84,7 +84,7 @@ def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]]
 def _logged(place: Path, statements: str, clock: str) -> None:
     """Keep what CQL statements leave in the log."""
     (place / "statements.cql").write_text(statements, encoding="utf-8")
-    answer = run("--home", place / HOME, "--clock", clock, "log", place / "statements.cql", "--keep")
+    answer = run("--home", place / HOME, "--clock", clock, "cql", "run", place / "statements.cql", "--apply")
     assert answer.exit_code == 0, answer.stderr
 
 
