@@ -89,6 +89,7 @@ __getattr__ = lazy_exports(
             "shared_lock",
         ),
         "observed_home": (
+            "ObservedStatus",
             "assert_write_allowed",
             "get_observed_status",
             "lift_observed_mark",

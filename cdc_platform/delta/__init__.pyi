@@ -67,6 +67,7 @@ from cdc_platform.delta.locks import exclusive as exclusive
 from cdc_platform.delta.locks import is_shared_lock_held as is_shared_lock_held
 from cdc_platform.delta.locks import lake_lock as lake_lock
 from cdc_platform.delta.locks import shared_lock as shared_lock
+from cdc_platform.delta.observed_home import ObservedStatus as ObservedStatus
 from cdc_platform.delta.observed_home import assert_write_allowed as assert_write_allowed
 from cdc_platform.delta.observed_home import get_observed_status as get_observed_status
 from cdc_platform.delta.observed_home import lift_observed_mark as lift_observed_mark

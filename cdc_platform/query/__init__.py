@@ -12,5 +12,6 @@ __getattr__ = lazy_exports(
     {
         "names": ("TimeTravel",),
         "result": ("QueryResult",),
+        "tables": ("read_table",),
     },
 )

@@ -33,6 +33,7 @@ __getattr__ = lazy_exports(
             "StreamFinder",
             "StreamPeriod",
             "StreamSource",
+            "WriteExplanation",
         ),
         "timeline": (
             "Generation",

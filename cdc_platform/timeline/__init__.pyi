@@ -16,6 +16,7 @@ from cdc_platform.timeline.streams import KnownStreams as KnownStreams
 from cdc_platform.timeline.streams import StreamFinder as StreamFinder
 from cdc_platform.timeline.streams import StreamPeriod as StreamPeriod
 from cdc_platform.timeline.streams import StreamSource as StreamSource
+from cdc_platform.timeline.streams import WriteExplanation as WriteExplanation
 from cdc_platform.timeline.timeline import Generation as Generation
 from cdc_platform.timeline.timeline import GenerationState as GenerationState
 from cdc_platform.timeline.timeline import Timeline as Timeline

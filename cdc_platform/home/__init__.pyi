@@ -1,0 +1,11 @@
+from cdc_platform.home.checking import CheckReport as CheckReport
+from cdc_platform.home.colocation import ColocationReport as ColocationReport
+from cdc_platform.home.colocation import NodeShares as NodeShares
+from cdc_platform.home.colocation import ShardShares as ShardShares
+from cdc_platform.home.generations import DescribedSize as DescribedSize
+from cdc_platform.home.generations import GenerationDiff as GenerationDiff
+from cdc_platform.home.generations import GenerationStreams as GenerationStreams
+from cdc_platform.home.generations import GenerationSummary as GenerationSummary
+from cdc_platform.home.home import Home as Home
+from cdc_platform.home.home import open_home as open_home
+from cdc_platform.home.names import parse_generation_name as parse_generation_name

@@ -1,0 +1,220 @@
+"""Judge every invariant of a home or of one generation, and record the results for its status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+from cdc_platform.cdclog import (
+    audit_hours,
+    audit_ingest,
+    audit_logs,
+    audit_skipped_sets,
+    audit_states,
+    describe_gaps,
+)
+from cdc_platform.checks import (
+    STORAGE_FAMILY,
+    CheckResult,
+    Finding,
+    InvariantFamily,
+    audit_derived_tables,
+    audit_lake,
+    audit_observation,
+    audit_stored,
+    audit_switches,
+    audit_tablets,
+    invariants,
+    inventory,
+    judge_findings,
+    not_judged_findings,
+    run_family_audit,
+)
+from cdc_platform.clock import Clock, Milliseconds, format_ms
+from cdc_platform.delta import (
+    Lake,
+    ObservedStatus,
+    cache_file_reads,
+    get_observed_status,
+    lift_observed_mark,
+    track_reads,
+    verify_tables,
+)
+from cdc_platform.errors import NotFound, PlatformError
+from cdc_platform.lifecycle import audit_expiry, audit_live_generations, audit_ring_fit
+from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
+from cdc_platform.settings import Settings
+from cdc_platform.spark import get_task_runner
+from cdc_platform.tables import TABLES
+from cdc_platform.timeline import Timeline
+
+_Audit = tuple[InvariantFamily, Callable[[], list[Finding] | None]]
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The results of a check, one per invariant, in the order of the documentation.
+
+    `generation` is the checked generation, None for the whole home. `log_gaps` describes the gaps in CDC logs, one line
+    each. `observed` is set while the home is only observed. `observed_mark_lifted`: it was, and this check lifted the
+    mark because every invariant passed. `unrecorded` says why the results could not be recorded, None if they were or
+    were not to be.
+    """
+
+    generation: str | None
+    results: tuple[CheckResult, ...]
+    log_gaps: tuple[str, ...] = ()
+    observed: ObservedStatus | None = None
+    observed_mark_lifted: bool = False
+    unrecorded: str | None = None
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """Return the results of invariants that are violated or could not be checked completely."""
+        return tuple(result for result in self.results if result.failed)
+
+    @property
+    def passed(self) -> bool:
+        """Return True if no invariant failed and at least one was checked."""
+        return not self.failed and any(result.passed for result in self.results)
+
+
+def check_home(
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    generation: str | Milliseconds | None,
+    *,
+    deep: bool,
+    record_as: str | None,
+) -> CheckReport:
+    """Judge every invariant of a generation (its UUID or time in ms), or of everything.
+
+    `deep` reads every row of every table, however large it is. `record_as` is the entry point under which the results
+    are recorded; None records nothing and writes nothing.
+
+    Raises:
+        NotFound: the generation is unknown or removed, or there is nothing to check.
+    """
+    name = format_ms(generation) if isinstance(generation, int) else generation
+    with cache_file_reads():
+        run = CheckRun.begin(lake, clock, record_as or "", name or WHOLE_HOME)
+        if generation is None:
+            results = _judge_home(lake, clock, settings, deep=deep)
+        else:
+            results = _judge_generation(lake, generation, name or "", deep=deep)
+        unrecorded = None if record_as is None else _record_results(run, results)
+        if generation is not None:
+            return CheckReport(name, results, unrecorded=unrecorded)
+        sound = not any(result.failed for result in results)
+        gaps = _read_or_default(lambda: describe_gaps(lake), [], strict=sound)
+        whole = all(result.passed for result in results)
+        observed = _read_or_default(lambda: get_observed_status(lake), None, strict=whole)
+        is_lifted = record_as is not None and whole and observed is not None and lift_observed_mark(lake, clock)
+        return CheckReport(None, results, tuple(gaps), None if is_lifted else observed, is_lifted, unrecorded)
+
+
+def _read_or_default(read: Callable[[], _Value], default: _Value, *, strict: bool) -> _Value:
+    """Return `read()`. If it fails and `strict` is False, return `default`, since the results report the damage."""
+    try:
+        return read()
+    except Exception:
+        if strict:
+            raise
+        return default
+
+
+def _record_results(run: CheckRun, results: tuple[CheckResult, ...]) -> str | None:
+    """Record the results for the status. Return why that failed, since the results themselves are complete."""
+    try:
+        judged = [result for result in results if not result.unknown]
+        store_check_results(run, judged, all_of_them=run.asked_of == WHOLE_HOME)
+    except (PlatformError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _judge_home(lake: Lake, clock: Clock, settings: Settings, *, deep: bool) -> tuple[CheckResult, ...]:
+    """Return the results of all invariants, family by family. Verify before all else that the tables can be read."""
+    verified = verify_tables(lake, deep=deep)
+    damaged = {table.name for table in verified if table.damage}
+    results = [
+        result
+        for family, audit in _iter_home_audits(lake, clock, settings, damaged)
+        for result in _judge_family(family, run_family_audit(family, audit, verified))
+    ]
+    return (*results, *_judge_family(STORAGE_FAMILY, audit_stored(verified)))
+
+
+def _judge_generation(lake: Lake, generation: str | Milliseconds, name: str, *, deep: bool) -> tuple[CheckResult, ...]:
+    """Return the results for one generation, with those of the damaged tables that its audits have read."""
+    verified = verify_tables(lake, deep=deep, names=set(TABLES))
+    damaged = {table.name for table in verified if table.damage}
+    with track_reads() as read:
+        results = [
+            result
+            for family, audit in _iter_generation_audits(lake, generation, name, damaged)
+            for result in _judge_family(family, run_family_audit(family, audit, verified))
+        ]
+    stored = audit_stored([table for table in verified if table.name in read and table.damage])
+    return (*results, *_judge_family(STORAGE_FAMILY, stored))
+
+
+def _judge_family(family: InvariantFamily, findings: list[Finding] | None) -> list[CheckResult]:
+    return [] if findings is None else judge_findings(findings, family.due(findings))
+
+
+def _iter_generation_audits(
+    lake: Lake, generation: str | Milliseconds, name: str, damaged: set[str]
+) -> Iterator[_Audit]:
+    damaged = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
+
+    def audit_generation() -> list[Finding]:
+        Timeline.read(lake).assert_not_removed(generation)
+        entries = inventory.read_inventory(lake)
+        if damaged:  # a Spark task that meets a damaged file fails with a page of stack trace
+            return not_judged_findings(invariants.GENERATION_FAMILY, damaged)
+        inventory.find_inventory_generation(entries, name)  # refuse an unknown name before reading more
+        return audit_lake(get_task_runner(), lake, name)
+
+    def audit_fit() -> list[Finding] | None:
+        newest = Timeline.read(lake).newest
+        if newest is None or name not in (newest.id, format_ms(newest.time_ms)):
+            return None
+        return [finding for finding in audit_ring_fit(lake) if finding.invariant == invariants.STREAMS_FIT_THE_RING]
+
+    yield invariants.GENERATION_FAMILY, audit_generation
+    yield invariants.REPAIR_FAMILY, audit_fit
+
+
+def _iter_home_audits(lake: Lake, clock: Clock, settings: Settings, damaged: set[str]) -> Iterator[_Audit]:
+    """Yield the audits of all families except that of the stored tables."""
+    audit_tablets_once = cache(lambda: audit_tablets(lake))
+    damaged = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
+
+    def audit_generations() -> list[Finding] | None:
+        if damaged:  # a Spark task that meets a damaged file fails with a page of stack trace
+            return not_judged_findings(invariants.GENERATION_FAMILY, damaged)
+        try:
+            return audit_lake(get_task_runner(), lake)
+        except NotFound:
+            if audit_tablets_once() or Timeline.read(lake).known:
+                return None  # only tablets, or known generations have no rows: other families judge that
+            raise
+
+    yield invariants.GENERATION_FAMILY, audit_generations
+    yield invariants.V1_FAMILY, lambda: audit_live_generations(lake, clock, settings)
+    yield invariants.TABLET_FAMILY, audit_tablets_once
+    yield invariants.SWITCH_FAMILY, lambda: audit_switches(lake)
+    yield invariants.EXPIRY_FAMILY, lambda: audit_expiry(lake, clock, settings)
+    yield invariants.REPAIR_FAMILY, lambda: audit_ring_fit(lake)
+    yield invariants.OBSERVATION_FAMILY, lambda: audit_observation(lake)
+    yield invariants.LOG_FAMILY, lambda: audit_logs(lake, get_task_runner())
+    yield invariants.STATE_FAMILY, lambda: audit_states(lake)
+    yield invariants.HOUR_FAMILY, lambda: audit_hours(lake)
+    yield invariants.SKIPPED_SET_FAMILY, lambda: audit_skipped_sets(lake)
+    yield invariants.INGEST_FAMILY, lambda: audit_ingest(lake)
+    yield invariants.DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake)
