@@ -148,7 +148,7 @@ def test_the_documented_example_is_true(tmp_path: Path) -> None:
     """What the page about the rewrite tells a reader to type gives what it shows."""
     root = Path(__file__).resolve().parents[2]
     page = (root / "docs" / "rewrite.md").read_text(encoding="utf-8")
-    typed = [line.split("$ cdc-platform ")[1] for line in page.splitlines() if line.startswith("    $ cdc-platform ")]
+    typed = [line.removeprefix("$ cdc-platform ") for line in page.splitlines() if line.startswith("$ cdc-platform ")]
     answers = []
     for line in typed:
         words = [str(root / word) if word.startswith("docs/") else word for word in line.split()]

@@ -241,7 +241,7 @@ def test_a_clusters_sets_are_imported(tmp_path: Path) -> None:
 def test_the_documented_example_is_real(tmp_path: Path) -> None:
     """Every command of the page, in its order, prints what the page shows; `...` leaves lines out."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "tablets.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^    \$ cdc-platform (.*)\n((?:(?:    .*)?\n(?!    \$))*)", page, flags=re.MULTILINE)
+    blocks = re.findall(r"^```console\n\$ cdc-platform (.*)\n((?:(?!```).*\n)*)```", page, flags=re.MULTILINE)
     assert len(blocks) == 5
     for command, shown in blocks:
         if "tablets gc" in command:
@@ -249,7 +249,7 @@ def test_the_documented_example_is_real(tmp_path: Path) -> None:
             consumers.register_consumer(lake, Clock(read), "audit", "ks", "t", position_us=read)
         answer = run("--home", tmp_path / "home", *command.split())
         printed = (answer.stderr + answer.stdout).split("\n")
-        expected = [line[4:] for line in shown.rstrip().split("\n")]
+        expected = shown.rstrip().split("\n")
         until = expected.index("...") if "..." in expected else len(expected)
         expected = [line for line in expected[:until] if line]
         assert [line for line in printed if line.strip()][: len(expected)] == expected
