@@ -16,17 +16,12 @@ __getattr__ = lazy_exports(
             "export_files",
             "partition_filters",
         ),
-        "formats.cells": ("read_time_ms",),
-        "formats.cqlsh": ("CqlshExports",),
-        "formats.cqlsh_output": ("strip_session",),
-        "formats.cqlsh_tablets": (
-            "TableName",
-            "TabletExports",
-            "build_stream_sets",
-        ),
-        "formats.cqlsh_v1": (
+        "formats.cql_values": ("parse_generation_time",),
+        "formats.exported_tables": ("LOCAL_KEYS",),
+        "formats.exports": (
             "CdcLocalRow",
-            "LOCAL_KEYS",
+            "CqlshExports",
+            "TopologyExport",
             "V1Exports",
             "V1Generation",
         ),
@@ -51,7 +46,12 @@ __getattr__ = lazy_exports(
             "snapshot_from_node",
         ),
         "formats.strict_json": ("get_memory_bytes",),
-        "formats.topology": ("TopologyExport",),
+        "formats.tablet_sets": (
+            "TableName",
+            "TabletExports",
+            "build_stream_sets",
+        ),
+        "formats.text_tables": ("strip_session",),
         "import_issues": ("ImportIssues",),
         "range_rows": (
             "RangeRows",

@@ -25,8 +25,7 @@ from cdc_platform.clock import (
 from cdc_platform.delta import Lake, flatten_stream_lists, stream_ids_to_arrow, stream_lists_to_arrow
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import GenerationId
-from cdc_platform.importing.formats.cqlsh import CqlshExports
-from cdc_platform.importing.formats.cqlsh_v1 import LOCAL, CdcLocalRow, V1Exports, V1Generation
+from cdc_platform.importing.formats.exports import CdcLocalRow, CqlshExports, V1Exports, V1Generation
 from cdc_platform.importing.import_issues import ImportIssues
 from cdc_platform.importing.plan_tablets import ImportedStreamSet, plan_stream_sets
 from cdc_platform.importing.range_rows import (
@@ -54,6 +53,7 @@ from cdc_platform.tables import (
     Table,
 )
 
+_LOCAL = CDC_LOCAL.name
 _PlannedRows = list[tuple[Table, pa.Table]]
 
 
@@ -76,7 +76,7 @@ def plan_v1(
     known = {str(node.host_id) for node in ring.nodes}
     hosts = {host for _, table in local for host in table["host_id"].to_pylist()}
     warnings += [
-        f"node {host} of {LOCAL} is not in the ring; import a ring snapshot as well" for host in sorted(hosts - known)
+        f"node {host} of {_LOCAL} is not in the ring; import a ring snapshot as well" for host in sorted(hosts - known)
     ]
     return rows + local, _v1_warnings(lake, exports) + warnings
 
@@ -184,9 +184,9 @@ def _local_rows(lake: Lake, local: Sequence[CdcLocalRow], host_id: str | None) -
     nameless = next((row for row in local if row.host_id is None), None)
     if host_id is not None and nameless is None:
         state = "name their nodes themselves" if local else "are not among the files"
-        raise InputError(f"--node {host_id} says which node an export of {LOCAL} is of, and such exports {state}")
+        raise InputError(f"--node {host_id} says which node an export of {_LOCAL} is of, and such exports {state}")
     if nameless is not None and host_id is None:
-        raise InputError(f"{nameless.place}: {LOCAL} does not say which node it is of; name it with --node HOST_ID")
+        raise InputError(f"{nameless.place}: {_LOCAL} does not say which node it is of; name it with --node HOST_ID")
     rows: dict[tuple[str, str], CdcLocalRow] = {}
     for row in local:
         key = (row.host_id or host_id or "", row.key)

@@ -15,8 +15,8 @@ from cdc_platform.clock import Milliseconds, format_ms, format_us, us_from_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import get_stream_tokens, isin_streams, sort_in_ring_order
-from cdc_platform.importing.formats.cells import HALF_WRITTEN
-from cdc_platform.importing.formats.cqlsh_tablets import ExportedStreamSet, TableName, TabletExports
+from cdc_platform.importing.formats.cql_values import HALF_WRITTEN
+from cdc_platform.importing.formats.tablet_sets import ExportedStreamSet, TableName, TabletExports
 from cdc_platform.importing.import_issues import ImportIssues
 from cdc_platform.metastore import (
     LAYOUT_CREATED,

@@ -22,7 +22,7 @@ from cdc_platform.generations import (
     restore_shard_orders,
     stream_id_words,
 )
-from cdc_platform.importing.formats.cells import HALF_WRITTEN
+from cdc_platform.importing.formats.cql_values import HALF_WRITTEN
 from cdc_platform.importing.import_issues import ImportIssues, refuse_issues
 from cdc_platform.ring import Int64s, RangeLookup, Ring, UInt8s, range_starts
 

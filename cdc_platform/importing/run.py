@@ -15,10 +15,8 @@ from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cql import get_index_comments, strip_comments
 from cdc_platform.delta import IMPORTS_LOCK, JOINS_LOCK, Lake, allow_writes, exclusive, observed_home
 from cdc_platform.errors import ConflictError, InputError
-from cdc_platform.importing.formats.cqlsh import CqlshExports, parse_exports
-from cdc_platform.importing.formats.cqlsh_output import is_cqlsh_table, is_json_rows
-from cdc_platform.importing.formats.cqlsh_v1 import V1Exports
 from cdc_platform.importing.formats.described_schema import DescribedTable, is_schema_text
+from cdc_platform.importing.formats.exports import CqlshExports, V1Exports, parse_exports
 from cdc_platform.importing.formats.nodetool import (
     NodetoolRing,
     NodetoolStatus,
@@ -31,6 +29,7 @@ from cdc_platform.importing.formats.nodetool import (
 )
 from cdc_platform.importing.formats.ring_snapshot import parse_ring_snapshot
 from cdc_platform.importing.formats.strict_json import max_export_bytes
+from cdc_platform.importing.formats.text_tables import is_cqlsh_table, is_json_rows
 from cdc_platform.importing.import_issues import ImportIssues
 from cdc_platform.importing.plan import ImportPlan, plan_import
 from cdc_platform.importing.plan_tablets import ImportedStreamSet

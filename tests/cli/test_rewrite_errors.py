@@ -72,12 +72,12 @@ DESCRIPTIONS = [
     described("a stream of old", "older than the version field", "[(5, [0x0521d5ce4a4a8ca552f83d88a1ae55d2], 12)]"),
     export(
         "description, a time twice",
-        "is there twice, first in line 2",
+        ".000Z, first in line 2",
         v1_descriptions_csv({NEW_MS: NEW}) + v1_descriptions_csv({NEW_MS: NEW}).partition("\n")[2],
     ),
     export(
         "description, two files differ",
-        "says something else than in",
+        "description contradicts",
         *(v1_descriptions_csv({NEW_MS: each}) for each in (NEW, OTHER)),
     ),
     export(
@@ -91,25 +91,25 @@ STREAMS = [
     export("flat streams, cut", "half-written export", v1_streams_csv({NEW_MS: NEW})[:-40]),
     export(
         "flat streams, one twice",
-        "a stream is there twice in one set",
+        "a stream is in the set twice",
         f'time,expired,streams\r\n{AT},,"{{{BLOB}, {BLOB}}}"\r\n',
     ),
     export("flat streams, expiry that is no time", "expired", f"time,expired,streams\r\n{AT},soon,{{{BLOB}}}\r\n"),
 ]
 LOCAL = [
     local("of nobody", "name it with --node HOST_ID", f"cdc_local,{AT},", options=()),
-    local("an unknown key", "the keys of cdc_local are cdc_local and rewritten", f"cdc_future,{AT},"),
-    local("no UUID", "uuid 'abc' is no UUID", f"cdc_local,{AT},abc"),
+    local("an unknown key", "it is cdc_local or rewritten", f"cdc_future,{AT},"),
+    local("no UUID", "uuid: 'abc' is no UUID", f"cdc_local,{AT},abc"),
     local("a UUID without a time", "without streams_timestamp", f"cdc_local,,{ID}"),
     local("no time", "streams_timestamp: not a time", "cdc_local,yesterday,"),
-    local("a key twice", "is there twice", f"cdc_local,{AT},", f"cdc_local,{AT},{ID}"),
+    local("a key twice", "duplicate row with key cdc_local", f"cdc_local,{AT},", f"cdc_local,{AT},{ID}"),
     export(
         "cdc_local, two nodes under one name",
-        "is there twice",
+        "key cdc_local is also in",
         *(local_csv({"cdc_local": (time, None)}) for time in (TIME_MS, LATER_MS)),
         options=("--node", HOST),
     ),
-    export("cdc_local, an empty host", "host_id is empty", "key,streams_timestamp,host_id\r\nrewritten,,\r\n"),
+    export("cdc_local, an empty host", "host_id: '' is no UUID", "key,streams_timestamp,host_id\r\nrewritten,,\r\n"),
     export(
         "--node without cdc_local",
         "such exports are not among the files",

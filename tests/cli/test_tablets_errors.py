@@ -61,9 +61,9 @@ def changed(old: str, new: str) -> list[str]:
 
 
 EXPORTS = [
-    exported("a state that is none", "invalid value '3' for stream state", *WHOLE, f"{AT},3,{OPEN}"),
-    exported("no state", "invalid value '' for stream state", f"{AT},,{OPEN}"),
-    exported("no blob", "stream_id 'x' is no blob", f"{AT},0,x"),
+    exported("a state that is none", "stream_state: invalid value '3'; it is 0 (current)", *WHOLE, f"{AT},3,{OPEN}"),
+    exported("no state", "stream_state: invalid value ''; it is 0 (current)", f"{AT},,{OPEN}"),
+    exported("no blob", "stream_id: 'x' is no blob", f"{AT},0,x"),
     exported("a blob that is cut", "is 15 bytes; a stream ID has 16", f"{AT},0,{OPEN[:-2]}"),
     exported("a blob that is too long", "is 17 bytes; a stream ID has 16", f"{AT},0,{OPEN}00"),
     exported("another version", "has version 2 and index 0; a tablet's has 1 and 0", *changed("04000001", "04000002")),
@@ -72,12 +72,12 @@ EXPORTS = [
     exported("a time that is too fine", "finer than a millisecond", f"{AT.replace('.000', '.000001')},0,{OPEN}"),
     exported("no keyspace", "line 2: '' names no keyspace or table", f",imported,2026-01-01 00:00:00+0000,0,{OPEN}"),
     exported("a log table", "is a CDC log", *changed("imported", "imported_scylla_cdc_log")),
-    exported("a row twice", "is there twice, first in line 2", *WHOLE, WHOLE[0]),
+    exported("a row twice", "04000001, first in line 2", *WHOLE, WHOLE[0]),
     exported("a short row", "half-written export", *WHOLE[:3], f"{AT},2"),
     exported("a cut row", "is 4 bytes", *WHOLE[:3], f"{AT},2,0x7fffffff"),
     exported(
         "no column of states",
-        "column stream_state of cdc_streams is missing",
+        "column stream_state of cdc_streams or id of tables is missing",
         header=HEADER.replace(",stream_state", ""),
     ),
     exported("no current streams", "no current streams (state 0): half-written export", *WHOLE[2:]),
@@ -88,9 +88,7 @@ EXPORTS = [
     exported(
         "streams without their time", "without their row in cdc_timestamps", *WHOLE, times=TIMES.replace("-01 ", "-02 ")
     ),
-    exported(
-        "a time twice", "at 2026-01-01T00:00:00.000Z is there twice, first in line 2", *WHOLE, times=f"{TIMES}{AT}\r\n"
-    ),
+    exported("a time twice", "timestamp 2026-01-01T00:00:00.000Z, first in line 2", *WHOLE, times=f"{TIMES}{AT}\r\n"),
     exported(
         "other sets than the lake's",
         "begins at 2026-01-01T00:00:00.000Z, after the lake's newest stream set",
@@ -100,13 +98,13 @@ EXPORTS = [
     Case(
         "export: the inner table of the base",
         ("import", "{dir}/state.csv"),
-        "line 2: table_id 'x' is no UUID",
+        "line 2: table_id: 'x' is no UUID",
         {"state.csv": "table_id,last_token,stream_id,timestamp\nx,1,0x,y\n"},
     ),
     Case(
         "export: the inner table of changes",
         ("import", "{dir}/history.csv"),
-        "line 2: table_id 'x' is no UUID",
+        "line 2: table_id: 'x' is no UUID",
         {"history.csv": "table_id,timestamp,stream_state,last_token,stream_id\nx,y,1,1,0x\n"},
     ),
 ]

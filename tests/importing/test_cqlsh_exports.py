@@ -20,7 +20,7 @@ from support.files.export_files import (
 
 from cdc_platform.errors import InputError
 from cdc_platform.importing import CqlshExports
-from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.formats.exports import parse_exports
 
 ONE = "0x7fb9f781956cea08c651295720000001"
 TWO = "0x7fc0000000000000c298b9f168000001"

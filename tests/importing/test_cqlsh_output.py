@@ -5,14 +5,12 @@ The forms are written from the documents: cqlsh's tables with bars and 6 decimal
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.files.cqlsh_forms import as_json_lines, as_json_list, as_json_table, as_printed
 from support.files.export_files import (
     ID,
     LATER_MS,
@@ -32,56 +30,11 @@ from support.files.export_files import (
 from cdc_platform.clock import Clock, us_from_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
-from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.formats.exports import parse_exports
 from cdc_platform.importing.run import import_paths
 from cdc_platform.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, TABLES
 
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})\+0000")
 LAST = "7fffffffffffffff0000000004000001"
-
-
-def as_printed(text: str) -> str:
-    """A COPY file as SELECT prints it on a terminal: right-aligned, 6 decimals, null, a count, a page's end."""
-    rows = [[_TIME.sub(r"\g<1>000+0000", cell) or "null" for cell in row] for row in csv.reader(io.StringIO(text))]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    head, *body = (" " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    rule = "-" + "-+-".join("-" * width for width in widths) + "-"
-    pages = [*body[:1], "---MORE---", *([head, rule] if body[1:] else []), *body[1:]]
-    return "\n".join(["", head, rule, *pages, "", f"({len(body)} rows)", ""])
-
-
-def objects(text: str) -> list[str]:
-    """A COPY file's rows as SELECT JSON has them: blobs as text, sets and tuples as arrays, tokens as numbers."""
-
-    def value(name: str, cell: str) -> str:
-        if not cell:
-            return "null"
-        if re.fullmatch(r"-?\d+", cell):
-            return cell
-        if cell[0] not in "{[":
-            return json.dumps(_TIME.sub(r"\1Z", cell))
-        return re.sub(r"0x[0-9a-f]+", r'"\g<0>"', cell.translate(str.maketrans("{}()", "[][]")))
-
-    return [
-        "{" + ", ".join(f'"{name}": {value(name, cell)}' for name, cell in row.items()) + "}"
-        for row in csv.DictReader(io.StringIO(text))
-    ]
-
-
-def as_json_table(text: str) -> str:
-    """SELECT JSON as cqlsh prints it."""
-    rows = objects(text)
-    return "\n".join(["", " [json]", "-" * 20, *(f" {row}" for row in rows), "", f"({len(rows)} rows)", ""])
-
-
-def as_json_lines(text: str) -> str:
-    """The objects alone, one a line."""
-    return "\n".join(objects(text))
-
-
-def as_json_list(text: str) -> str:
-    """The objects as one list."""
-    return "[" + ",\n".join(objects(text)) + "]"
 
 
 ONE = generation()
@@ -148,7 +101,7 @@ def test_what_was_copied_from_a_session_is_the_same_table(name: str, form: Calla
 def test_a_second_table_of_a_session_is_refused(between: str) -> None:
     """It is not taken for a warning."""
     printed = as_printed(TEXTS["timestamps"])
-    with pytest.raises(InputError, match="is behind the table's end; a file holds one"):
+    with pytest.raises(InputError, match="follows the table; a file holds one table"):
         parse_exports([("a", f"{printed}\n{between}{printed}")])
 
 

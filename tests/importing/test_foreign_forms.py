@@ -32,7 +32,7 @@ from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime, us_from_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
 from cdc_platform.importing import ImportIssues
-from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.formats.exports import parse_exports
 from cdc_platform.importing.formats.nodetool import parse_nodetool_ring
 from cdc_platform.importing.run import import_paths
 from cdc_platform.lifecycle import audit_ring_fit

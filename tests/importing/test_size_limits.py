@@ -143,7 +143,7 @@ def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
         opened.writelines(f"{cql_time(Milliseconds(1000))},{number},{{0x{number:032x}}}\r\n" for number in range(size))
     program = (
         "import resource, sys\nfrom cdc_platform.errors import InputError\n"
-        "from cdc_platform.importing.formats.cqlsh import parse_exports\n"
+        "from cdc_platform.importing.formats.exports import parse_exports\n"
         "from cdc_platform.storage.user_files import read_user_text\n"
         "from pathlib import Path\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "text = read_user_text(Path(sys.argv[1]), 1 << 30)\n"

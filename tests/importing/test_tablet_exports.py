@@ -19,7 +19,7 @@ from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, ms_
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.importing import ImportReport
-from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.formats.exports import parse_exports
 from cdc_platform.importing.run import import_paths
 from cdc_platform.lifecycle import tablets
 from cdc_platform.metastore import cdc_tables

@@ -29,7 +29,7 @@ from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
 from cdc_platform.generations import GenerationId
 from cdc_platform.importing import ImportReport
-from cdc_platform.importing.formats.cqlsh import parse_exports
+from cdc_platform.importing.formats.exports import parse_exports
 from cdc_platform.importing.run import import_paths
 from cdc_platform.metastore import generations, write_nodes
 from cdc_platform.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS, UNORDERED_RANGES
@@ -208,7 +208,7 @@ def test_a_contradiction_is_refused_and_nothing_is_written(lake: Lake, take_in: 
             "cdc_generation_descriptions of 2026-01-31T12:00:00.384Z is otherwise",
         ),
         ([v1_streams_csv({TIME_MS: OTHER})], "cdc_streams_descriptions of 2026-01-31T12:00:00.384Z is otherwise"),
-        ([v1_streams_csv({LATER_MS: ONE}), v1_streams_csv({LATER_MS: OTHER})], "says something else than in"),
+        ([v1_streams_csv({LATER_MS: ONE}), v1_streams_csv({LATER_MS: OTHER})], "streams contradicts"),
     ):
         with pytest.raises(InputError, match=says):
             take_in(v1_descriptions_csv({LATER_MS: ONE}), *files)

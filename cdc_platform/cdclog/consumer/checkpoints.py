@@ -14,7 +14,7 @@ from typing import Literal
 
 from cdc_platform.clock import ONE_US, Microseconds, us_from_ms
 from cdc_platform.errors import InputError
-from cdc_platform.importing import read_time_ms
+from cdc_platform.importing import parse_generation_time
 from cdc_platform.metastore import Consumer
 from cdc_platform.timeline import StreamPeriod
 
@@ -69,11 +69,11 @@ def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -
     for row in reader:
         location = f"{source}: line {reader.line_num}"
         if len(row["stream_id"] or "") == _STREAM_TEXT_LENGTH:
-            streams[us_from_ms(read_time_ms(location, "generation", row["generation"]))] += 1
+            streams[_parse_time_us(location, "generation", row["generation"])] += 1
             continue
         name = "current_generation" if "current_generation" in columns else "generation"
         if row[name]:
-            current.add(us_from_ms(read_time_ms(location, name, row[name])))
+            current.add(_parse_time_us(location, name, row[name]))
     known = {period.begin_us: period for period in periods}
 
     def standing(begin: Microseconds) -> CheckpointStatus:
@@ -85,3 +85,10 @@ def parse_checkpoints(source: str, text: str, periods: Sequence[StreamPeriod]) -
         GenerationCheckpoints(begin_us, streams[begin_us], begin_us in current, standing(begin_us))
         for begin_us in sorted({*streams, *current})
     ]
+
+
+def _parse_time_us(location: str, name: str, text: str) -> Microseconds:
+    try:
+        return us_from_ms(parse_generation_time(text))
+    except InputError as error:
+        raise InputError(f"{location}: {name}: {error}") from None

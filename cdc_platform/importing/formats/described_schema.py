@@ -33,7 +33,7 @@ from cdc_platform.cql import (
 )
 from cdc_platform.cql import ast as s
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.importing.formats.cqlsh_output import strip_session
+from cdc_platform.importing.formats.text_tables import strip_session
 from cdc_platform.storage import too_large_error
 
 _STATEMENT = re.compile(

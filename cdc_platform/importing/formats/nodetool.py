@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid5
 
 from cdc_platform.errors import InputError
-from cdc_platform.importing.formats.cells import HALF_WRITTEN, read_range_end
+from cdc_platform.importing.formats.cql_values import HALF_WRITTEN, parse_token
 from cdc_platform.importing.import_issues import ImportIssues
 from cdc_platform.ring import Node, Ring, membership_from_printed_state
 
@@ -53,7 +53,7 @@ class NodetoolRing:
 
     def own(self, place: str, address: str, datacenter: str, rack: str, token: str) -> int:
         """Record that an address owns a token."""
-        value = read_range_end(place, token)
+        value = _parse_token(place, token)
         self.tokens.setdefault(address, set()).add(value)
         self.places[address] = datacenter, rack
         return value
@@ -354,7 +354,7 @@ def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
             end(number)
             datacenter, expected, last = head[1], None, None
         elif alone:
-            expected = read_range_end(place, alone[1])
+            expected = _parse_token(place, alone[1])
         elif row:
             address, rack, _, state, token = row.groups()
             last = int(token)
@@ -396,3 +396,10 @@ def _parse_host_id(place: str, text: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise InputError(f"{place}: host ID {text!r} is no UUID") from None
+
+
+def _parse_token(place: str, text: str) -> int:
+    try:
+        return parse_token(text)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
