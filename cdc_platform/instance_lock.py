@@ -12,16 +12,16 @@ import shutil
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from cdc_platform.errors import StateError
 from cdc_platform.home_location import HomeLocation, home_exists, make_private_folder, open_home_location
+from cdc_platform.storage import FileLock, is_file_locked
 
 UP_VARIABLE = "CDC_PLATFORM_UP"
 """The environment variable of an `up`'s processes: the path of the file that the `up` locks as long as it lives."""
@@ -29,9 +29,8 @@ PARTS_WAIT_SECONDS = 60.0
 """How long an `up` waits for the remaining processes of an earlier one to end."""
 LOCK_WAIT_SECONDS = 5.0
 """How long another process may hold `up.lock` without an `up` being alive: it starts, ends or has just checked."""
-_PARTS_LOCK = "parts.lock"
+_UP_LOCK, _PARTS_LOCK = "up.lock", "parts.lock"
 _ALIVE_PREFIX = "alive-"
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,12 @@ class InstanceLock:
     folder: Path
     alive: Path
     opened: int
-    parts: TextIO
-    _lock: TextIO
+    parts: FileLock
+    _lock: FileLock
 
     def note(self, pids: list[int]) -> None:
         """Write the IDs of the processes that hold the home, so that a person who finds it locked can end them."""
-        self._lock.truncate(0)
-        self._lock.write(" ".join(map(str, pids)))
-        self._lock.flush()
+        self._lock.write_holder(" ".join(map(str, pids)))
 
 
 @contextmanager
@@ -63,24 +60,25 @@ def lock_home_exclusively(home: HomeLocation) -> Iterator[InstanceLock]:
         StateError: another `up` holds the home, or a manually started Dagster works in it.
     """
     folder = make_private_folder(home.path / "up")
-    with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
-        if not _try_lock_with_wait(lock, fcntl.LOCK_EX, folder):
-            raise _already_up_error(home, lock)
-        with (folder / _PARTS_LOCK).open("a+", encoding="utf-8") as parts:
-            _await_parts(home, parts)
+    with ExitStack() as locks:
+        lock = _lock_up(home, folder, shared=False)
+        locks.callback(lock.release)
+        parts = FileLock(folder / _PARTS_LOCK)
+        _await_parts(home, parts)
+        locks.callback(parts.release)
+        _sweep(folder)
+        parts.write_holder("")
+        alive = FileLock(folder / f"{_ALIVE_PREFIX}{uuid.uuid4().hex}")
+        alive.acquire()
+        locks.callback(alive.release)
+        parts.share()
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            yield InstanceLock(folder, alive.path, opened, parts, lock)
+        finally:
+            os.close(opened)
+            lock.write_holder("")
             _sweep(folder)
-            parts.truncate(0)
-            alive = folder / f"{_ALIVE_PREFIX}{uuid.uuid4().hex}"
-            with alive.open("x", encoding="utf-8") as mark:
-                fcntl.flock(mark, fcntl.LOCK_EX)
-                fcntl.flock(parts, fcntl.LOCK_SH)
-                opened = os.open(folder, os.O_RDONLY)
-                try:
-                    yield InstanceLock(folder, alive, opened, parts, lock)
-                finally:
-                    os.close(opened)
-                    lock.truncate(0)
-                    _sweep(folder)
 
 
 def bind_to_up() -> None:
@@ -120,37 +118,37 @@ def lock_home_shared(home: HomeLocation) -> None:
     if home.path in _locks or os.environ.get(UP_VARIABLE) or not _is_dagster_process():
         return
     folder = make_private_folder(home.path / "up")
-    parts = _open_parts_lock(folder)
-    with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
-        if parts is None or not _try_lock_with_wait(lock, fcntl.LOCK_SH, folder):
-            raise _already_up_error(home, lock)
-    parts.write(f"{os.getpid()}\n")
-    parts.flush()
+    parts = FileLock(folder / _PARTS_LOCK, shared=True)
+    if not parts.try_acquire():  # an `up` is starting, which waits for an exclusive lock
+        raise _already_up_error(home)
+    try:
+        _lock_up(home, folder, shared=True).release()
+        parts.append_holder(f"{os.getpid()}\n")
+    except BaseException:
+        parts.release()
+        raise
     _locks[home.path] = parts
 
 
 _binding_disabled_depth: list[bool] = []
-_locks: dict[Path, TextIO] = {}
+_locks: dict[Path, FileLock] = {}
 """The locks that this process holds until it ends."""
 
 
 def _bind_to_alive_file(alive: Path) -> None:
     if alive in _locks:
         return
-    parts = _open_parts_lock(alive.parent)
-    try:
-        mark = alive.open(encoding="utf-8")
-    except FileNotFoundError:
-        _exit("the cdc-platform up that this process was started for has ended")
-    if parts is None or _try_lock(mark, fcntl.LOCK_SH):
+    parts = FileLock(alive.parent / _PARTS_LOCK, shared=True)
+    if not parts.try_acquire() or not is_file_locked(alive, shared=True):
         _exit("the cdc-platform up that this process was started for has ended")
     _locks[alive] = parts
-    threading.Thread(target=_kill_when_released, args=[mark], name="ends with cdc-platform up", daemon=True).start()
+    threading.Thread(target=_kill_when_released, args=[alive], name="ends with cdc-platform up", daemon=True).start()
 
 
-def _kill_when_released(mark: TextIO) -> None:
+def _kill_when_released(alive: Path) -> None:
     """Wait until no process holds the file, then kill this process, because it must not write to the home any more."""
-    fcntl.flock(mark, fcntl.LOCK_SH)
+    with suppress(FileNotFoundError), alive.open(encoding="utf-8") as mark:
+        fcntl.flock(mark, fcntl.LOCK_SH)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -165,71 +163,51 @@ def _is_dagster_process() -> bool:
     return "dagster" in Path(sys.argv[0]).parts[-2:] and bool({"grpc", "code-server"} & set(sys.argv[1:3]))
 
 
-def _open_parts_lock(folder: Path) -> TextIO | None:
-    """Take the shared lock of the parts, or return None while an `up` is starting, which waits for an exclusive one."""
-    parts = (folder / _PARTS_LOCK).open("a+", encoding="utf-8")
-    if _try_lock(parts, fcntl.LOCK_SH):
-        return parts
-    parts.close()
-    return None
-
-
-def _await_parts(home: HomeLocation, parts: TextIO) -> None:
-    """Wait until no process of an earlier `up` works in the home.
+def _await_parts(home: HomeLocation, parts: FileLock) -> None:
+    """Acquire the lock of the parts when no process of an earlier `up` works in the home.
 
     Raises:
         StateError: one does not end in time, or a manually started Dagster works there.
     """
-    deadline = time.monotonic() + PARTS_WAIT_SECONDS
-    while not _try_lock(parts, fcntl.LOCK_EX):
-        parts.seek(0)
-        by_hand = [str(pid) for pid in sorted(map(int, parts.read().split())) if _is_running(pid)]
-        if by_hand:
-            raise StateError(
-                f"a Dagster of its own works in home {home.name} (processes {' '.join(by_hand)}), and two would start "
-                "every join twice; end that one, or choose another home"
-            )
-        if time.monotonic() > deadline:
-            raise StateError(
-                f"what an earlier cdc-platform up has left in home {home.name} does not end; see which processes have "
-                f"{home.path / 'up' / _PARTS_LOCK} open and end them"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _already_up_error(home: HomeLocation, lock: TextIO) -> StateError:
-    lock.seek(0)
-    return StateError(
-        f"home {home.name} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "
-        "or choose another home"
+    if parts.acquire(PARTS_WAIT_SECONDS, give_up=lambda: bool(_manual_processes(parts))):
+        return
+    if manual := _manual_processes(parts):
+        raise StateError(
+            f"a Dagster of its own works in home {home.name} (processes {' '.join(manual)}), and two would start every "
+            "join twice; end that one, or choose another home"
+        )
+    raise StateError(
+        f"what an earlier cdc-platform up has left in home {home.name} does not end; see which processes have "
+        f"{parts.path} open and end them"
     )
 
 
-def _try_lock_with_wait(lock: TextIO, how: int, folder: Path) -> bool:
-    """Take `up.lock`, and wait for an `up` that is ending: the system releases its locks in no given order."""
-    deadline = time.monotonic() + LOCK_WAIT_SECONDS
-    while not _try_lock(lock, how):
-        if _is_up_alive(folder) or time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
+def _manual_processes(parts: FileLock) -> list[str]:
+    """Return the running processes of manually started Dagsters, which have written their IDs into the file."""
+    pids = sorted(int(word) for word in parts.read_holder().split() if word.isdecimal())
+    return [str(pid) for pid in pids if _is_running(pid)]
+
+
+def _already_up_error(home: HomeLocation) -> StateError:
+    holder = FileLock(home.path / _UP_LOCK).read_holder()
+    return StateError(f"home {home.name} is up already (processes {holder}); end that one, or choose another home")
+
+
+def _lock_up(home: HomeLocation, folder: Path, *, shared: bool) -> FileLock:
+    """Acquire `up.lock`, and wait for an `up` that is ending: the system releases its locks in no given order.
+
+    Raises:
+        StateError: an `up` holds it.
+    """
+    lock = FileLock(home.path / _UP_LOCK, shared=shared)
+    if not lock.acquire(LOCK_WAIT_SECONDS, give_up=lambda: _is_up_alive(folder)):
+        raise _already_up_error(home)
+    return lock
 
 
 def _is_up_alive(folder: Path) -> bool:
     """Return True if an `up` holds its file now."""
-    for path in folder.glob(f"{_ALIVE_PREFIX}*"):
-        with suppress(FileNotFoundError), path.open(encoding="utf-8") as mark:
-            if not _try_lock(mark, fcntl.LOCK_SH):
-                return True
-    return False
-
-
-def _try_lock(file: TextIO, how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return any(is_file_locked(path, shared=True) for path in folder.glob(f"{_ALIVE_PREFIX}*"))
 
 
 def _is_running(pid: int) -> bool:

@@ -19,7 +19,7 @@ from cdc_platform.server import LOOPBACK, PublicUrl, UiAddresses, listen_on_loop
 from cdc_platform.storage import atomic
 
 if TYPE_CHECKING:
-    from cdc_platform.storage import StoreLease
+    from cdc_platform.storage import StoreLock
 
 DEFAULT_PORT = 3000
 START_SECONDS = 180
@@ -62,17 +62,17 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
         else:
             write_facts([(name.replace("_", " "), value) for name, value in parts.items()])
             click.echo("Ctrl-C ends all of it")
-        supervisor.await_end(lambda: lease and lease.assert_had(f"home {home.name} is up"))
+        supervisor.await_end(lambda: lease and lease.assert_held(f"home {home.name} is up"))
     if not as_json:
         click.echo("all ended")
 
 
-def _hold_store_lease(home: HomeLocation) -> AbstractContextManager[StoreLease | None]:
+def _hold_store_lease(home: HomeLocation) -> AbstractContextManager[StoreLock | None]:
     """Hold a lease on a home in an object store, against other machines. Locks alone protect a home in a folder."""
-    from cdc_platform.storage import ObjectStorePath, acquire_lease, parse_path
+    from cdc_platform.storage import ObjectStorePath, hold_store_lock, parse_path
 
     path = parse_path(home.name) / "up.lease.json"
-    return acquire_lease(path, f"home {home.name} is up") if isinstance(path, ObjectStorePath) else nullcontext()
+    return hold_store_lock(path, f"home {home.name} is up") if isinstance(path, ObjectStorePath) else nullcontext()
 
 
 def _start_services(

@@ -6,21 +6,18 @@ a lock when its holder ends; in an object store a lock is a lease.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Concatenate, ParamSpec, TextIO, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from cdc_platform.delta.lake import Lake
 from cdc_platform.errors import ConflictError, EnvironmentProblem, PlatformError
-from cdc_platform.storage import ObjectStorePath, StoragePath, leases
+from cdc_platform.storage import FileLock, Lock, ObjectStorePath, StoragePath, is_file_locked, leases
 
 JOINS_LOCK = "joins"
 """Guards the order of joins: the inbox, the ring, and the ledger of generations."""
@@ -33,8 +30,6 @@ SCRIPTS_LOCK = "scripts"
 
 _LOCK_WAIT_SECONDS = 600.0
 _WARN_AFTER_SECONDS = 5.0
-_LONGEST_PAUSE_SECONDS = 0.1
-_LOCKS_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -61,13 +56,20 @@ def lake_lock(lake: Lake, name: str) -> Iterator[None]:
     if str(path) in held_paths:
         yield
         return
-    with _lock_by_lease(path, name) if isinstance(path, ObjectStorePath) else _lock_by_file(path, name):
-        held_paths.add(str(path))
+    lock = _acquire(path, name)
+    held_paths.add(str(path))
+    try:
         lake.open_tables.look_anew()  # the previous holder may have written
-        try:
-            yield
-        finally:
-            held_paths.discard(str(path))
+        yield
+    finally:
+        held_paths.discard(str(path))
+        lock.release()
+    if lock.is_lost:
+        raise ConflictError(
+            f"another process has taken over the lock {name}, because this one was stopped or cut off from the store "
+            f"for more than {leases.STALE_SECONDS:.0f} s; its commits stand, but it may have decided on outdated rows: "
+            "run it again"
+        )
 
 
 @contextmanager
@@ -79,35 +81,31 @@ def shared_lock(lake: Lake, name: str) -> Iterator[None]:
     """
     path = _get_lock_path(lake, name)
     if isinstance(path, ObjectStorePath):
-        lease_path = path / uuid.uuid4().hex  # unique, so it may be removed
-        try:
-            with leases.try_lease(lease_path):
-                yield
-        finally:
-            with suppress(PlatformError):  # the next check removes expired leases
-                lease_path.remove()
-        return
-    with _open_lock_file(path) as lock:
-        with suppress(OSError):  # without locks nobody sees that it is held
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        path = path / uuid.uuid4().hex  # a lease of its own, so it may be removed
+    lock = _make_lock(path, shared=True)
+    with _translate_lock_errors(path):
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
+        if isinstance(path, ObjectStorePath):
+            with suppress(PlatformError):  # the next check removes expired leases
+                path.remove()
 
 
 def is_shared_lock_held(lake: Lake, name: str) -> bool:
-    """Return True if any process holds the shared lock; in a store a killed holder counts for some seconds."""
+    """Return True if any process holds the shared lock; in a store a killed holder counts for some seconds.
+
+    Raises:
+        EnvironmentProblem: the lock cannot be read.
+    """
     path = _get_lock_path(lake, name)
     if isinstance(path, ObjectStorePath):
         return leases.is_any_lease_renewed(path)
-    if path.stat() is None:
-        return False
-    with _open_lock_file(path) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+    assert path.local_path is not None
+    with _translate_lock_errors(path):
+        return is_file_locked(path.local_path)
 
 
 def exclusive(
@@ -133,86 +131,46 @@ def _get_lock_path(lake: Lake, name: str) -> StoragePath:
     return lake.place.folder / f".{lake.place.name}.turns/{name}"
 
 
-@contextmanager
-def _lock_by_lease(place: ObjectStorePath, name: str) -> Iterator[None]:
-    patience = _LockWait(name)
-    while True:
-        with leases.try_lease(place) as lease:
-            if lease is not None:
-                yield
-        if lease is not None:
-            if lease.is_lost:
-                raise ConflictError(
-                    f"another process has taken this one's turn ({name}) over, which was stopped or cut off from the "
-                    f"store for more than {leases.STALE_SECONDS:.0f} s, and may have changed what this one judged by; "
-                    "what is written stands, run it again"
-                )
-            return
-        wait = leases.LeaseWait(place)
-        while not wait.is_over():
-            patience.pause(wait.holder)
+def _make_lock(path: StoragePath, *, shared: bool = False) -> Lock:
+    if isinstance(path, ObjectStorePath):
+        return leases.StoreLock(path)
+    assert path.local_path is not None
+    return FileLock(path.local_path, shared=shared, optional=True)
 
 
-@contextmanager
-def _lock_by_file(place: StoragePath, name: str) -> Iterator[None]:
-    with _open_lock_file(place) as lock:
-        _wait_for_lock(lock, name)
-        yield
+def _acquire(path: StoragePath, name: str) -> Lock:
+    """Acquire the exclusive lock, and write the holder's process ID into a file.
 
+    Raises:
+        ConflictError: another process has held the lock for ten minutes.
+    """
+    lock, warned = _make_lock(path), False
 
-def _open_lock_file(place: StoragePath) -> TextIO:
-    path = place.local_path
-    assert path is not None
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch()
-        return path.open("r+", encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
+    def warn(waited: float) -> None:
+        nonlocal warned
+        if waited > _WARN_AFTER_SECONDS and not warned:
+            warned = True
+            _log.warning("Waiting for process %s, which holds the lock %s.", lock.read_holder(), name)
 
-
-def _wait_for_lock(lock: TextIO, name: str) -> None:
-    """Wait for the lock, and write the holder's process ID into the file."""
-    patience = _LockWait(name)
-    while not _try_lock(lock, name):
-        patience.pause(lambda: _read_holder(lock))
-    # Overwrite with the same length: truncating the file first takes the disk some milliseconds.
-    os.pwrite(lock.fileno(), f"{os.getpid():<20}\n".encode(), 0)
-
-
-class _LockWait:
-    """Growing waits with a limit; `holder` returns the process that holds the lock."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._begun, self._pause, self._told = time.monotonic(), 0.005, False
-
-    def pause(self, holder: Callable[[], str]) -> None:
-        waited = time.monotonic() - self._begun
-        if waited > _LOCK_WAIT_SECONDS:
+    with _translate_lock_errors(path):
+        if not lock.acquire(_LOCK_WAIT_SECONDS, on_wait=warn):
             raise ConflictError(
-                f"process {holder()} has been at it ({self._name}) for {_LOCK_WAIT_SECONDS:.0f} s, and this one would "
-                "judge by what that one changes; run it again when it is done"
+                f"process {lock.read_holder()} has held the lock {name} for {_LOCK_WAIT_SECONDS:.0f} s, and this one "
+                "needs what that one changes; run it again when it is done"
             )
-        if waited > _WARN_AFTER_SECONDS and not self._told:
-            self._told = True
-            _log.warning("Waiting for process %s, which is at it (%s).", holder(), self._name)
-        time.sleep(self._pause)
-        self._pause = min(self._pause * 1.5, _LONGEST_PAUSE_SECONDS)
+        if isinstance(lock, FileLock):
+            if lock.unsupported:
+                _log.warning(
+                    "%s cannot be locked (%s): start one process at a time (%s).", path, lock.unsupported, name
+                )
+            with suppress(OSError):  # the note is only for people
+                lock.write_holder(f"{os.getpid():<20}\n")
+    return lock
 
 
-def _try_lock(lock: TextIO, name: str) -> bool:
+@contextmanager
+def _translate_lock_errors(path: StoragePath) -> Iterator[None]:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        yield
     except OSError as error:
-        if error.errno not in _LOCKS_UNSUPPORTED:
-            raise EnvironmentProblem(f"{lock.name} cannot be locked: {error.strerror}") from None
-        _log.warning("%s cannot be locked (%s): start one process at a time (%s).", lock.name, error.strerror, name)
-    return True
-
-
-def _read_holder(lock: TextIO) -> str:
-    lock.seek(0)
-    return lock.read().strip() or "unknown"
+        raise EnvironmentProblem(f"{path} cannot be locked: {error.strerror}; check permissions and space") from None

@@ -6,7 +6,6 @@ and later starts are offline.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -21,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from cdc_platform.errors import EnvironmentProblem, NoJava
+from cdc_platform.storage import FileLock
 
 OLDEST_JAVA = 17
 _JAVA_REMEDY = (
@@ -156,9 +156,12 @@ def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder for the block; the system releases the lock when the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = FileLock(folder / "lock")
+        lock.acquire()
+        try:
             yield
+        finally:
+            lock.release()
     except OSError as error:
         raise EnvironmentProblem(
             f"the cache {folder} cannot be used: {error.strerror or error}; choose another with {CACHE_VARIABLE}"

@@ -20,10 +20,15 @@ __getattr__ = lazy_exports(
             "set_for_block",
         ),
         "leases": (
-            "StoreLease",
-            "acquire_lease",
+            "StoreLock",
+            "hold_store_lock",
         ),
         "listing": ("ListingCache",),
+        "locks": (
+            "FileLock",
+            "Lock",
+            "is_file_locked",
+        ),
         "object_store": (
             "ObjectStorePath",
             "clean_message",

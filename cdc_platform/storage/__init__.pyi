@@ -7,9 +7,12 @@ from cdc_platform.storage.cache import bypass_fetch_cache as bypass_fetch_cache
 from cdc_platform.storage.cache import cache_fetches as cache_fetches
 from cdc_platform.storage.context import map_in_threads as map_in_threads
 from cdc_platform.storage.context import set_for_block as set_for_block
-from cdc_platform.storage.leases import StoreLease as StoreLease
-from cdc_platform.storage.leases import acquire_lease as acquire_lease
+from cdc_platform.storage.leases import StoreLock as StoreLock
+from cdc_platform.storage.leases import hold_store_lock as hold_store_lock
 from cdc_platform.storage.listing import ListingCache as ListingCache
+from cdc_platform.storage.locks import FileLock as FileLock
+from cdc_platform.storage.locks import Lock as Lock
+from cdc_platform.storage.locks import is_file_locked as is_file_locked
 from cdc_platform.storage.object_store import ObjectStorePath as ObjectStorePath
 from cdc_platform.storage.object_store import clean_message as clean_message
 from cdc_platform.storage.object_store import get_storage_options as get_storage_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import threading
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,8 @@ def test_a_file_that_cannot_be_locked_is_named(lake: Lake, monkeypatch: pytest.M
     def refused(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(locks.fcntl, "flock", refused)
-    told = r"^/.*\.turns/joining cannot be locked: Input/output error$"
+    monkeypatch.setattr(fcntl, "flock", refused)
+    told = r"^/.*\.turns/joining cannot be locked: Input/output error; check permissions and space$"
     with pytest.raises(EnvironmentProblem, match=told), locks.lake_lock(lake, "joining"):
         raise AssertionError("nobody has the turn")
 

@@ -286,10 +286,10 @@ def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest
     left = lake.place.folder / f".lake.turns/{locks.TABLES_LOCK}"
     assert isinstance(left, ObjectStorePath)
     assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
-    assert leases.LeaseWait(left).holder() == "7 on another machine"
+    assert leases.StoreLock(left).read_holder() == "7 on another machine"
     with locks.lake_lock(lake, locks.TABLES_LOCK):
-        assert leases.LeaseWait(left).holder().startswith(f"{os.getpid()} on ")
-    assert leases.LeaseWait(left).is_over()
+        assert leases.StoreLock(left).read_holder().startswith(f"{os.getpid()} on ")
+    assert leases.StoreLock(left).try_acquire()
 
 
 def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

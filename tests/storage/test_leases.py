@@ -17,13 +17,14 @@ from support.waiting import await_true
 from cdc_platform.delta import Lake, locks
 from cdc_platform.errors import StateError
 from cdc_platform.storage import ObjectStorePath, StoragePath, leases, parse_path
+from cdc_platform.storage.locks import LockLost
 
 _HOLDER = """
 import sys
 from cdc_platform.storage import leases
 from cdc_platform.storage.resolve import parse_path
 leases.RENEWAL_SECONDS = float(sys.argv[2])
-with leases.acquire_lease(parse_path(sys.argv[1]), "home is up"):
+with leases.hold_store_lock(parse_path(sys.argv[1]), "home is up"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -71,19 +72,28 @@ def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@contextmanager
+def held(place: ObjectStorePath) -> Iterator[leases.StoreLock]:
+    """Hold a lock that nobody else has."""
+    lock = leases.StoreLock(place)
+    assert lock.try_acquire()
+    yield lock
+    lock.release()
+
+
 def test_a_lease_that_is_kept_is_refused_and_then_given_back(
     place: ObjectStorePath, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where it changes, with the holder's name; when that one ends well, without a wait."""
     with (
         pytest.raises(StateError, match=rf"^home is up already .*\(process {holder.pid} on "),
-        leases.acquire_lease(place, "home is up"),
+        leases.hold_store_lock(place, "home is up"),
     ):
         raise AssertionError("two have it")
     assert holder.stdin is not None
     holder.stdin.close()
     assert holder.wait(30) == 0
-    with leases.acquire_lease(place, "home is up"):
+    with leases.hold_store_lock(place, "home is up"):
         assert not is_free(place)
     assert is_free(place)
 
@@ -96,10 +106,9 @@ def test_a_lease_of_one_that_was_killed_is_taken_over(
     holder.kill()
     holder.wait(30)
     began = time.monotonic()
-    with leases.acquire_lease(place, "home is up"):
+    with leases.hold_store_lock(place, "home is up"):
         assert time.monotonic() - began >= 3
-        with leases.try_lease(place) as again:
-            assert not again
+        assert not leases.StoreLock(place).try_acquire()
 
 
 def test_a_lease_that_goes_to_another_is_known_to_be_lost(
@@ -107,15 +116,14 @@ def test_a_lease_that_goes_to_another_is_known_to_be_lost(
 ) -> None:
     """By its keeper's next look, with who has it; the other's is not taken away at the end."""
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.2)
-    with leases.try_lease(place) as lease:
-        assert lease is not None
-        lease.assert_had("home is up")
+    with held(place) as lease:
+        lease.assert_held("home is up")
         seen = place.stat()
         assert seen is not None
         assert place.replace(b'{"id": "another", "number": 0, "who": "7 on another"}', seen.mark)
         await_true(lambda: lease.is_lost, 30, "its keeper's look")
-        with pytest.raises(leases.LeaseLost, match=r"^home is up elsewhere now \(process 7 on another\)") as lost:
-            lease.assert_had("home is up")
+        with pytest.raises(LockLost, match=r"^home is up elsewhere now \(process 7 on another\)") as lost:
+            lease.assert_held("home is up")
         assert lost.value.exit_code == 1
     assert b"another" in place.read()
 
@@ -129,7 +137,7 @@ def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pyte
         with locks.lake_lock(lake, "joins"):
             first.send_signal(signal.SIGCONT)
             _, said = first.communicate("\n", timeout=60)
-            assert (first.returncode, "ConflictError: another process has taken this one's turn (joins)" in said) == (
+            assert (first.returncode, "ConflictError: another process has taken over the lock joins" in said) == (
                 1,
                 True,
             )
@@ -150,30 +158,28 @@ def test_one_that_was_given_back_is_not_lost(
             return done
         denied.append(content)
         for _ in range(takers):
-            with leases.try_lease(place) as another:
-                assert another is not None
-        assert last.take()
+            with held(place):
+                pass
+        assert last.try_acquire()
         return None
 
-    last = leases.StoreLease(place)
+    last = leases.StoreLock(place)
     monkeypatch.setattr(ObjectStorePath, "replace", denying)
-    with leases.try_lease(place) as lease:
-        assert lease is not None
+    with held(place) as lease:
+        pass
     assert denied
     assert not lease.is_lost
-    assert not leases.StoreLease(place).take()
-    last.keep()
-    last.give_back()
+    assert not leases.StoreLock(place).try_acquire()
+    last.release()
     assert is_free(place)
     assert not last.is_lost
 
 
 def test_a_lease_that_somebody_removed_can_be_had(place: ObjectStorePath) -> None:
     """Who had it says that it is lost; the next one has a new one."""
-    with leases.try_lease(place) as lease:
-        assert lease is not None
+    with held(place) as lease:
         place.remove()
     assert lease.is_lost
-    with leases.try_lease(place) as again:
-        assert again is not None
+    with held(place) as again:
+        pass
     assert not again.is_lost

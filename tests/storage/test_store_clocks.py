@@ -29,7 +29,7 @@ import sys
 from cdc_platform.storage import leases
 from cdc_platform.storage.resolve import parse_path
 leases.RENEWAL_SECONDS = 0.5
-with leases.acquire_lease(parse_path(sys.argv[1]), "home is up"):
+with leases.hold_store_lock(parse_path(sys.argv[1]), "home is up"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -101,10 +101,10 @@ def test_leases_compare_no_clocks(s3: S3, environment: dict[str, str], monkeypat
     with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StateError, match=r"^home is up already "), leases.acquire_lease(place, "home is up"):
+        with pytest.raises(StateError, match=r"^home is up already "), leases.hold_store_lock(place, "home is up"):
             raise AssertionError("two have it")
         holder.kill()
         holder.wait(30)
     began = time.monotonic()
-    with leases.acquire_lease(place, "home is up"):
+    with leases.hold_store_lock(place, "home is up"):
         assert 3 <= time.monotonic() - began < AHEAD_SECONDS

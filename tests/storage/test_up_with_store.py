@@ -17,7 +17,7 @@ from support.worlds.serving import Serving
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import STATE_VARIABLE
 from cdc_platform.storage import ObjectStorePath, StoragePath, parse_path
-from cdc_platform.storage.leases import try_lease
+from cdc_platform.storage.leases import StoreLock
 from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 
@@ -48,8 +48,9 @@ def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: 
         _is_taken_over(address, here, there)
         lease = parse_path(f"{address}/up.lease.json")
         assert isinstance(lease, ObjectStorePath)
-        with try_lease(lease) as again:
-            assert again
+        again = StoreLock(lease)
+        assert again.try_acquire()
+        again.release()
     finally:
         if here.processes():
             os.kill(here.pid, signal.SIGCONT)

@@ -203,6 +203,7 @@ def test_an_error_names_the_users_file(tmp_path: Path) -> None:
 OWN_FILES = {
     "cdc_platform/storage/atomic.py": "makes the drafts",
     "cdc_platform/storage/path.py": "a place in a home",
+    "cdc_platform/storage/locks.py": "lock files of the home",
     "cdc_platform/instance_lock.py": "the home's locks",
     "cdc_platform/processes.py": "logs of the home",
     "cdc_platform/cdclog/script/run.py": "an unnamed temporary file",
