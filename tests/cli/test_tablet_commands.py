@@ -241,7 +241,8 @@ def test_a_clusters_sets_are_imported(tmp_path: Path) -> None:
 def test_the_documented_example_is_real(tmp_path: Path) -> None:
     """Every command of the page, in its order, prints what the page shows; `...` leaves lines out."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "tablets.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```console\n\$ cdc-platform (.*)\n((?:(?!```).*\n)*)```", page, flags=re.MULTILINE)
+    text = re.sub("^    ", "", page, flags=re.MULTILINE)  # blocks within steps are indented
+    blocks = re.findall(r"^```console\n\$ cdc-platform (.*)\n((?:(?!```).*\n)*)```", text, flags=re.MULTILINE)
     assert len(blocks) == 5
     for command, shown in blocks:
         if "tablets gc" in command:
