@@ -21,7 +21,7 @@ from cdc_platform.cdclog.schema import typed_writes_schema
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_from_seconds
 from cdc_platform.cql import INT, TEXT, CdcOptions, Column, TableSchema
 from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, fixed_width_to_arrow
-from cdc_platform.ingest import ReplicationResult
+from cdc_platform.ingest import ReadPolicy, ReplicationResult
 from cdc_platform.ingest.replica import tables as kept
 from cdc_platform.ingest.replica.replica import ROWS_AT_ONCE, TableReplicator
 from cdc_platform.spark import frames
@@ -95,8 +95,8 @@ class _Kept:
     def bring(self, as_of_us: Microseconds) -> ReplicationResult:
         """Bring the table up to its log."""
         unasked: Any = None
-        keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, TaskRunner.alone(), print)
-        return keeper.replicate(as_of_us, _COPIED_US, us_from_seconds(DAY_SECONDS), anew=False)
+        keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, TaskRunner.alone(), ReadPolicy(), print)
+        return keeper.replicate(as_of_us, _COPIED_US, us_from_seconds(DAY_SECONDS), recopy=False)
 
     def _change(self, rows: np.ndarray) -> None:
         """Log an update of each row."""

@@ -47,6 +47,8 @@ TASKS_HERE = 8
 class ReadWindow:
     """A window as it was read, with estimates and results. Times in µs; `requests` counts pages.
 
+    `seconds` run from the commit of the previous window, so those of all windows add up to the time of the ingest.
+
     `chosen` is None if the window was skipped. `late` counts the rows that the second pass found. `scanned_with` is the
     number of the window whose scan also read the rows of this one. `catch_up` means that the position had passed the
     window before the streams of its set could be read.
@@ -71,19 +73,30 @@ class ReadWindow:
         window: Window,
         result: WindowResult | None,
         rows: int,
-        started: float,
+        seconds: float,
         late: int | None = None,
         *,
         catch_up: bool = False,
     ) -> ReadWindow:
-        """Describe a committed window; its reading `started` at that time of the monotonic clock (s)."""
+        """Describe a committed window and what it took."""
         chosen, other, requests, scanned_with = None, None, 0, None
         if result is not None:
             chosen, other = result.chosen, result.other
             requests, scanned_with = result.requests, result.scanned_with
         times = window.set_us, window.after_us, window.until_us
-        seconds = round(time.monotonic() - started, 3)
         return cls(window.number, *times, chosen, other, requests, rows, late, seconds, scanned_with, catch_up)
+
+
+class LapTimer:
+    """Splits a run into laps, whose times add up to the whole."""
+
+    def __init__(self) -> None:
+        self._started, self._total = time.monotonic(), 0.0
+
+    def lap(self) -> float:
+        """Return the time (s) since the last lap, or since the start."""
+        before, self._total = self._total, round(time.monotonic() - self._started, 3)
+        return round(self._total - before, 3)
 
 
 class ClusterLogSource:
@@ -97,9 +110,11 @@ class ClusterLogSource:
         consumer: Consumer,
         read_until_us: Microseconds,
         workers: TaskRunner,
+        lap_timer: LapTimer,
         on_message: OnMessage,
     ) -> None:
         self.lake, self.clock, self.on_message = lake, clock, on_message
+        self.lap_timer = lap_timer
         self.windows: list[ReadWindow] = []
         """The committed windows, without those of the second pass."""
         self._reader, self._read_until_us = reader, read_until_us
@@ -127,7 +142,7 @@ class ClusterLogSource:
 
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Copy a window; read it again if the table was altered meanwhile."""
-        started, reader, plan = time.monotonic(), self._reader, None
+        reader, plan = self._reader, None
         first_read = window.number == 1
         new: list[LogGap] = []
         result: WindowResult | None
@@ -158,7 +173,7 @@ class ClusterLogSource:
             self._with_gaps(window, marks, new)
             result = WindowResult(empty_rows(self.schema), plan.chosen, plan.other, len(plan.places))
         if count is not None:
-            self.windows.append(ReadWindow.of(window, result, count, started))
+            self.windows.append(ReadWindow.of(window, result, count, self.lap_timer.lap()))
             self._report(new)
         return count
 
@@ -172,7 +187,7 @@ class ClusterLogSource:
         self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
     ) -> int | None:
         """Copy a window that became readable late; report rows that may have expired before their set could be read."""
-        started, schema = time.monotonic(), self.schema
+        schema = self.schema
         new: list[LogGap] = []
 
         def died_us() -> Microseconds | None:
@@ -193,7 +208,7 @@ class ClusterLogSource:
         count = self.append(result.rows, marks, expected)
         if count is not None:
             count += result.committed
-            self.windows.append(ReadWindow.of(window, result, count, started, catch_up=True))
+            self.windows.append(ReadWindow.of(window, result, count, self.lap_timer.lap(), catch_up=True))
             self._report(new)
         return count
 
@@ -232,7 +247,7 @@ class ClusterLogSource:
             self.on_message(str(gap))
 
     def _work_here(self, plan: Plan) -> bool:
-        return self.workers.work_here(self._reader.query().tasks(plan.places))
+        return self.workers.work_here(plan.task_count)
 
     def _append_in_tasks(self, plan: Plan, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Let tasks read rows and write files; one commit appends the files to the log, with the marks."""
@@ -241,7 +256,7 @@ class ClusterLogSource:
             sink = ensure_log_columns(self.lake, self.clock, self.schema, exact=True)
             if self.lake.transaction(sink, name) != expected:
                 return None
-            tasks = self._reader.query().task_rows(plan.conditions)
+            tasks = self._reader.query().task_rows(plan.tasks())
             before = sum(part.rows for part in self.lake.slices(sink))
             failpoints.kill_if_selected(failpoints.BEFORE_SINK)
             try:

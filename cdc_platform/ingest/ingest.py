@@ -24,7 +24,7 @@ from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner, allow_mirror_writes, lake_lock
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.ingest import policy as policies
-from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
+from cdc_platform.ingest.cluster_log import ClusterLogSource, LapTimer, ReadWindow
 from cdc_platform.ingest.marks import LATE
 from cdc_platform.ingest.planner import Way
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, second_pass_goes_first
@@ -109,6 +109,7 @@ def ingest_table(
         open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),
     ):
+        lap_timer = LapTimer()
         # Before generations are read: by then nodes know every generation that begins up to this time.
         horizon = policies.find_read_until_us(live, clock, policy, on_message)
         if until_us is not None:
@@ -129,8 +130,8 @@ def ingest_table(
         consumer = ensure_consumer(
             lake, clock, schema, FROM_CLUSTER, on_message, lambda: lifetimes.first_us(sets, clock.now_us())
         )
-        reader = WindowReader(live, cluster, clock, lake, schema, way, on_message)
-        log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, on_message)
+        reader = WindowReader(live, cluster, clock, lake, schema, policy, way, on_message)
+        log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, lap_timer, on_message)
         begun_us, late_windows = consumer.position_us, list[ReadWindow]()
         second_us: Microseconds | None = None
         second_pass_first = second_pass_goes_first(begun_us, policy, lifetimes, clock.now_us())
@@ -142,7 +143,7 @@ def ingest_table(
         windows = [*late_windows, *log.windows] if second_pass_first else [*log.windows, *late_windows]
         table_now = None
         if wanted or is_replicated(lake, log.schema):
-            table_now = _replicated(live, log, consumer.position_us, lifetimes, anew=recopy)
+            table_now = _replicated(live, log, policy, consumer.position_us, lifetimes, recopy=recopy)
         late = sum(window.late or 0 for window in late_windows)
         ever = lake.transaction(log.sink, LATE) or 0
         waiting = describe_wait(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
@@ -191,7 +192,13 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
 
 
 def _replicated(
-    live: ScyllaSession, log: ClusterLogSource, as_of_us: Microseconds, lifetimes: Lifetimes, *, anew: bool
+    live: ScyllaSession,
+    log: ClusterLogSource,
+    policy: ReadPolicy,
+    as_of_us: Microseconds,
+    lifetimes: Lifetimes,
+    *,
+    recopy: bool,
 ) -> ReplicationResult | None:
     """Replicate the table itself up to a time (µs); report and return None if its log is insufficient."""
     lake, schema = log.lake, log.schema
@@ -201,8 +208,10 @@ def _replicated(
         since = "" if existing is None or existing.as_of_us is None else f" as of {format_us(existing.as_of_us)}"
         log.on_message(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
         return None
-    replicator = TableReplicator(live, lake, log.clock, schema, log.workers, log.on_message)
-    return replicator.replicate(as_of_us, policies.find_complete_since_us(lake, schema), lifetimes.min_us, anew=anew)
+    replicator = TableReplicator(live, lake, log.clock, schema, log.workers, policy, log.on_message)
+    return replicator.replicate(
+        as_of_us, policies.find_complete_since_us(lake, schema), lifetimes.min_us, recopy=recopy
+    )
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

@@ -1,6 +1,6 @@
 """Plan how to request the rows of a window, by streams or by token ranges, and estimate the server's cost of each.
 
-A request for streams makes the server look up a hundred of them, whether they have rows or not. A scan of the ring
+A request for streams makes the server look up each of them, whether they have rows or not. A scan of the ring
 makes it read every row that the log still holds, for one window or for several. The plan looks at fewer of them.
 """
 
@@ -25,8 +25,14 @@ from cdc_platform.timeline import StreamSource
 Way = Literal["streams", "ranges"]
 STREAMS: Way = "streams"
 RANGES: Way = "ranges"
-STREAMS_A_REQUEST = 100
-"""A server refuses more partition keys in one IN, unless configured otherwise."""
+MIN_STREAMS_A_REQUEST, MAX_STREAMS_A_REQUEST = 16, 100
+"""A server refuses more partition keys in one IN, unless configured otherwise.
+
+With fewer streams a request, several are in flight even if all rows of a window are in few streams: a backlog took 1.3
+seconds instead of 2.1. Smaller requests cost the server more.
+"""
+LOOKS_A_TASK = 250_000
+"""Streams and rows that the server looks at for one task of Spark."""
 LEAST_RANGES = 16
 """Token ranges of a scan of a small log."""
 MOST_RANGES = 128
@@ -70,6 +76,17 @@ class Plan:
         times = _between(self.after_us, self.until_us)
         return [f"{condition} AND {times}" for condition in self.places]
 
+    @property
+    def task_count(self) -> int:
+        """Return into how many tasks of Spark to split the requests, by the estimated number of rows."""
+        return max(1, min(len(self.places), -(-self.chosen.looks // LOOKS_A_TASK)))
+
+    def tasks(self) -> list[list[str]]:
+        """Return the conditions of each task, in parts of equal length."""
+        conditions, count = self.conditions, self.task_count
+        edges = [len(conditions) * index // count for index in range(count + 1)]
+        return [conditions[first:last] for first, last in pairwise(edges)]
+
 
 @dataclass(frozen=True)
 class Next:
@@ -109,7 +126,8 @@ def plan(
     )
     if (one_scan.looks < by_streams.looks) if way is None else way == RANGES:
         return Plan(_of_ranges(ranges), window.after_us, windows[-1].until_us, one_scan, by_streams, ends)
-    return Plan(_of_streams(streams), window.after_us, window.until_us, costs[0], one_scan, ends[:1])
+    conditions = _of_streams(streams, _streams_a_request(windows[0], rows, page_rows))
+    return Plan(conditions, window.after_us, window.until_us, costs[0], one_scan, ends[:1])
 
 
 def served(window: Window, streams: int, held: int | None, share: float, page_rows: int) -> tuple[Estimate, Estimate]:
@@ -124,8 +142,14 @@ def _inside(window: Next, rows: int) -> int:
 
 def _by_streams(window: Next, rows: int, page_rows: int) -> Estimate:
     inside = _inside(window, rows)
-    requests = -(-window.streams // STREAMS_A_REQUEST) + inside // page_rows
+    requests = -(-window.streams // _streams_a_request(window, rows, page_rows)) + inside // page_rows
     return Estimate(STREAMS, requests, window.streams + inside)
+
+
+def _streams_a_request(window: Next, rows: int, page_rows: int) -> int:
+    """Return how many streams a request names: as many as have about one page of rows, within bounds."""
+    fill_a_page = window.streams * page_rows // max(_inside(window, rows), 1)
+    return min(MAX_STREAMS_A_REQUEST, max(MIN_STREAMS_A_REQUEST, fill_a_page))
 
 
 @dataclass(frozen=True)
@@ -214,11 +238,11 @@ def log_name(schema: TableSchema) -> str:
     return f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
 
 
-def _of_streams(streams: UInt8s) -> list[str]:
+def _of_streams(streams: UInt8s, streams_a_request: int) -> list[str]:
     texts = [f"0x{stream.tobytes().hex()}" for stream in streams]
     return [
-        f'"cdc$stream_id" IN ({", ".join(texts[first : first + STREAMS_A_REQUEST])})'
-        for first in range(0, len(texts), STREAMS_A_REQUEST)
+        f'"cdc$stream_id" IN ({", ".join(texts[first : first + streams_a_request])})'
+        for first in range(0, len(texts), streams_a_request)
     ]
 
 

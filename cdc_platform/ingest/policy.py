@@ -45,15 +45,17 @@ _SKEW_TOLD_US = SECOND_US * 5
 
 @dataclass(frozen=True)
 class ReadPolicy:
-    """How far an ingest stays behind the slowest clock (`confidence_us`), and when it reads windows a second time.
+    """How a log is read: how far behind the slowest clock (`confidence_us`), when a second time, and how fast.
 
     The second pass reads a window at the age of `second_pass_after_us`: None for three quarters of the log's TTL, 0 for
-    never. It runs once `second_pass_every_us` of time is due: None for a share of that age.
+    never. It runs once `second_pass_every_us` of time is due: None for a share of that age. A process has up to
+    `concurrency` requests in flight.
     """
 
     confidence_us: Microseconds = CONFIDENCE_WINDOW_US
     second_pass_after_us: Microseconds | None = None
     second_pass_every_us: Microseconds | None = None
+    concurrency: int = 4
 
     def second_pass_age_us(self, ttl_us: Microseconds) -> Microseconds:
         """Return the age (µs) at which the second pass reads a log's windows; 0 for never. `ttl_us` 0 is no expiry."""

@@ -1,8 +1,8 @@
-"""Send a window's requests to a cluster from the planning process or from a task of Spark.
+"""Send a window's requests to a cluster from the planning process or from a task of Spark, and read them page by page.
 
 A process has one session with a cluster. A task opens its session on first use, with the secrets found on its machine
-and one connection, and closes it when the process ends. A failed request is repeated completely, in smaller pages, and
-from another node if possible.
+and one connection, and closes it when the process ends. A failed page is requested again from its paging state, in
+smaller pages, and from another node if possible, so no row comes twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -30,13 +30,12 @@ from cdc_platform.scylla import (
     retry_unreachable,
 )
 
-AT_ONCE = 4
-"""Requests that a process has in flight at once."""
-REQUESTS_A_TASK = 200
 _SMALLER = 4
 Pages = Callable[[], Iterator[RawPage]]
 """Yields the pages of a request that was sent, for one attempt."""
 Request = TypeVar("Request")
+SendRequest = Callable[[Request, int, bytes | None], Pages]
+"""Sends a request at an attempt (from 1), for the pages from a paging state on; None for all pages."""
 
 _sessions: dict[tuple[str, Connection], ScyllaSession] = {}
 _opened = ExitStack()
@@ -51,6 +50,7 @@ class LogQuery:
     connection: Connection
     schema: TableSchema
     bypass_cache: bool
+    concurrency: int
 
     @property
     def table(self) -> str:
@@ -61,88 +61,122 @@ class LogQuery:
         """Return the SELECT of one request."""
         return statement(self.schema, condition, self.bypass_cache)
 
-    def tasks(self, conditions: Sequence[str]) -> int:
-        """Return how many tasks the requests are split into."""
-        return -(-len(conditions) // REQUESTS_A_TASK)
-
-    def task_rows(self, conditions: Sequence[str]) -> TaskRows:
-        """Return the rows of all requests, in tasks; every part has the column for out-of-range values."""
-        parts = [conditions[first : first + REQUESTS_A_TASK] for first in range(0, len(conditions), REQUESTS_A_TASK)]
-        return TaskRows(len(parts), lambda number: self.rows_of_task(parts[number], number))
+    def task_rows(self, tasks: Sequence[Sequence[str]]) -> TaskRows:
+        """Return the rows of each task's requests; every part has the column for out-of-range values."""
+        return TaskRows(len(tasks), lambda number: self.rows_of_task(tasks[number], number))
 
     def rows_of_task(self, conditions: Sequence[str], number: int) -> Batches:
         """Yield the rows of requests, for the task of this number."""
-        for pages in self.answers(conditions, number):
-            if any(page.rows for page in pages):
-                yield from decode_log_rows(self.schema, pages, exact=True).rows.to_batches()
+        for page in self.pages(conditions, number):
+            if page.rows:
+                yield from decode_log_rows(self.schema, [page], exact=True).rows.to_batches()
 
-    def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
-        """Yield the pages of each request, in order, while the next are in flight.
+    def pages(self, conditions: Iterable[str], task: int = 0) -> Iterator[RawPage]:
+        """Yield the pages of all requests as they arrive, `concurrency` requests at once.
 
         A process without a session opens one with the node that the task's number selects.
         """
+        for _, page in iter_request_pages(conditions, self._sender(task), self.concurrency):
+            yield page
+
+    def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
+        """Yield all pages of each request, in order; send the first requests immediately."""
+        answers = start_requests(conditions, self._sender(task), self.concurrency)
+        return (pages for _, pages in answers)
+
+    def _sender(self, task: int) -> SendRequest[str]:
         live = _session(self.name, self.connection, task)
         node_by_condition: dict[str, str | None] = {}
 
-        def ask(condition: str, attempt: int) -> Pages:
+        def send(condition: str, attempt: int, paging_state: bytes | None) -> Pages:
             if attempt > 1:
                 live.leave(node_by_condition[condition])
             node_by_condition[condition] = live.node
             rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
-            return live.send_request(self.table, self.statement(condition), rows)
+            return live.send_request(self.table, self.statement(condition), rows, paging_state=paging_state)
 
-        def pages_of(turns: Iterator[tuple[str, list[RawPage]]]) -> Iterator[list[RawPage]]:
-            for condition, pages in turns:
-                del node_by_condition[condition]
-                yield pages
-
-        return pages_of(in_turn(conditions, ask))
+        return send
 
 
-def in_turn(
-    requests: Iterable[Request], ask: Callable[[Request, int], Pages]
-) -> Iterator[tuple[Request, list[RawPage]]]:
-    """Yield each request with its pages, in order, while the next are in flight; send the first ones immediately.
+class _PagedRequest(Generic[Request]):
+    """A request in flight. Its next page is requested before the previous one is used."""
 
-    `ask` sends a request, at an attempt counted from 1. A failed request is repeated completely and its earlier pages
-    are discarded, so that no row comes twice.
+    def __init__(self, request: Request, send: SendRequest[Request]) -> None:
+        self.request = request
+        self.is_complete = False
+        self._send_request = send
+        self._paging_state: bytes | None = None
+        self._pages = self._send(1)
+
+    def next_page(self) -> RawPage:
+        """Return the next page; request it again if a node fails.
+
+        Raises:
+            Unreachable: all attempts failed.
+        """
+        for attempt in retry_unreachable():
+            with attempt:
+                number = attempt.retry_state.attempt_number
+                if number > 1:
+                    self._pages = self._send(number)
+                page = next(self._pages)
+                self._paging_state = page.paging_state
+                self.is_complete = page.paging_state is None
+                return page
+        raise AssertionError("unreachable: the last attempt raises")
+
+    def remaining_pages(self) -> Iterator[RawPage]:
+        """Yield all pages that are left."""
+        while not self.is_complete:
+            yield self.next_page()
+
+    def _send(self, attempt: int) -> Iterator[RawPage]:
+        """Send the request; a failure to send is raised by the first page, like any other failure."""
+        try:
+            return self._send_request(self.request, attempt, self._paging_state)()
+        except Unreachable as error:
+            return _raise_at_first_page(error)
+
+
+def _raise_at_first_page(error: Unreachable) -> Iterator[RawPage]:
+    yield from ()
+    raise error
+
+
+def iter_request_pages(
+    requests: Iterable[Request], send: SendRequest[Request], concurrency: int
+) -> Iterator[tuple[Request, RawPage]]:
+    """Yield each page with its request, `concurrency` requests at once in rotation.
+
+    Memory holds one page of each of them, whatever the size of an answer.
     """
     remaining = iter(requests)
-    return _answered(deque((request, _sent(request, ask, 1)) for request in islice(remaining, AT_ONCE)), remaining, ask)
+    in_flight = deque(_PagedRequest(request, send) for request in islice(remaining, concurrency))
+    while in_flight:
+        paged = in_flight.popleft()
+        page = paged.next_page()
+        if paged.is_complete:
+            in_flight.extend(_PagedRequest(request, send) for request in islice(remaining, 1))
+        else:
+            in_flight.append(paged)
+        yield paged.request, page
 
 
-def _answered(
-    waiting: deque[tuple[Request, Pages]], left: Iterator[Request], ask: Callable[[Request, int], Pages]
+def start_requests(
+    requests: Iterable[Request], send: SendRequest[Request], concurrency: int
 ) -> Iterator[tuple[Request, list[RawPage]]]:
-    try:
-        while waiting:
-            request, first = waiting.popleft()
-            pages = _whole(request, ask, first)
-            waiting.extend((following, _sent(following, ask, 1)) for following in islice(left, 1))
-            yield request, pages
-    finally:
-        waiting.clear()
+    """Send the first `concurrency` requests; return an iterator of each request, in order, with all of its pages."""
+    remaining = iter(requests)
+    in_flight = deque(_PagedRequest(request, send) for request in islice(remaining, concurrency))
 
+    def answers() -> Iterator[tuple[Request, list[RawPage]]]:
+        while in_flight:
+            paged = in_flight.popleft()
+            pages = list(paged.remaining_pages())
+            in_flight.extend(_PagedRequest(request, send) for request in islice(remaining, 1))
+            yield paged.request, pages
 
-def _whole(request: Request, ask: Callable[[Request, int], Pages], first: Pages) -> list[RawPage]:
-    for attempt in retry_unreachable():
-        with attempt:
-            number = attempt.retry_state.attempt_number
-            return list((first if number == 1 else _sent(request, ask, number))())
-    raise AssertionError("unreachable: the last attempt raises")
-
-
-def _sent(request: Request, ask: Callable[[Request, int], Pages], attempt: int) -> Pages:
-    """Send a request; raise a failure to send only when its pages are fetched, as for any other failure."""
-    try:
-        return ask(request, attempt)
-    except Unreachable as error:
-        refusal = error
-
-        def failing() -> Iterator[RawPage]:
-            raise refusal
-
-        return failing
+    return answers()
 
 
 @contextmanager

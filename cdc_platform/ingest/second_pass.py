@@ -6,8 +6,6 @@ The pass adds them by the log's key, so that nothing is doubled, and counts them
 
 from __future__ import annotations
 
-import time
-
 from cdc_platform.cdclog import next_window, reader_sets_from_source
 from cdc_platform.clock import Microseconds
 from cdc_platform.errors import ConflictError
@@ -43,13 +41,12 @@ def run_second_pass(
     windows: list[ReadWindow] = []
     number = 0
     while (window := next_window(sets, at_us, number, until)) is not None:
-        started = time.monotonic()
         result = None if window.passed else log.read_late(source, window, until)
         late = log.sink.schema.empty_table() if result is None else result.rows
         total = (lake.transaction(log.sink, LATE) or 0) + late.num_rows
         if log.append(late, {AGAIN: window.until_us, LATE: total}, done) is None:
             raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
         late_count = late.num_rows + (0 if result is None else result.committed)
-        windows.append(ReadWindow.of(window, result, late_count, started, late=late_count))
+        windows.append(ReadWindow.of(window, result, late_count, log.lap_timer.lap(), late=late_count))
         done, at_us, number = window.until_us, window.until_us, window.number
     return at_us, windows

@@ -50,7 +50,7 @@ from cdc_platform.ingest import policy as policies
 from cdc_platform.ingest.ingest import assert_readable, describe_wait
 from cdc_platform.ingest.planner import RANGES, STREAMS, Plan, Way, WindowPlanner
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy, find_gaps, gap_of_late_set
-from cdc_platform.ingest.requests import REQUESTS_A_TASK, LogQuery
+from cdc_platform.ingest.requests import LogQuery
 from cdc_platform.ingest.worker_errors import in_one_line
 from cdc_platform.metastore import INGEST_CONSUMER, SPARK_STREAM_READER, LogGap, LogLoss, log_gaps
 from cdc_platform.scylla import Observation, ScyllaCluster, ScyllaSession, open_session, refresh_if_changed, registry
@@ -259,7 +259,7 @@ class _Planner:
         missed: Sequence[Window] = (),
         way: Way | None = None,
     ) -> list[InputPartition]:
-        """Return the requests of all windows in between, a partition for a few hundred of them.
+        """Return the requests of all windows in between, in partitions by the estimated number of rows.
 
         No row written later than `whole_us` (µs) may be missing. With `only`, read only the sets that begin at these
         times (µs), and with `way` read windows that way, so that a batch planned again has the same rows. Read `missed`
@@ -271,7 +271,8 @@ class _Planner:
         schema = self.schema()
         windows = list(iter_complete_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
         self._tell_of_gaps(schema, windows, whole_us, missed)
-        asking = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
+        concurrency = self.asked.policy.concurrency
+        query = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla, concurrency)
         least = Lifetimes.read(self.lake, schema).min_us
         partitions: list[InputPartition] = []
         plans = [
@@ -281,12 +282,10 @@ class _Planner:
         ]
         plans += [(window_plan, whole_us) for window_plan in self._plans(schema, windows, way or self.asked.way)]
         for window_plan, whole in plans:
-            asks, alive = window_plan.conditions, max(window_plan.after_us, whole) + least
+            alive = max(window_plan.after_us, whole) + least
             until = Microseconds(alive) if least and self._refuses and whole < window_plan.until_us else None
-            for first in range(0, len(asks), REQUESTS_A_TASK):
-                partitions.append(
-                    InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until, len(partitions)))
-                )
+            for conditions in window_plan.tasks():
+                partitions.append(InputPartition(_Task(query, conditions, until, len(partitions))))
         return partitions
 
     def way(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Way:
@@ -349,7 +348,7 @@ class _Planner:
 class _Task:
     """Requests for a task. Their rows exist until a time (µs), by which the requests must be answered."""
 
-    asking: LogQuery
+    query: LogQuery
     conditions: Sequence[str]
     alive_us: Microseconds | None
     number: int
@@ -361,9 +360,9 @@ class _Task:
             StateError: some may have expired meanwhile.
         """
         with in_one_line():
-            yield from self.asking.rows_of_task(self.conditions, self.number)
+            yield from self.query.rows_of_task(self.conditions, self.number)
             if self.alive_us is not None and Clock().now_us() > self.alive_us:
-                name, late = self.asking.schema.full_name, format_us(self.alive_us)
+                name, late = self.query.schema.full_name, format_us(self.alive_us)
                 raise _refusal([f"rows of {name} may be gone: they lived up to {late}, and were read later than that"])
 
 

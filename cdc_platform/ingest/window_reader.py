@@ -1,8 +1,9 @@
 """Read the rows of windows from a cluster, each once: a window by its streams, or several windows by one scan.
 
-Memory holds at most `MAX_ROWS_IN_MEMORY` rows. At that bound the reader hands the rows that have arrived to the caller,
-who commits them as a part, and goes on. The position moves only with the last rows of a window. After a kill the log's
-table has the time up to which parts may have rows (`PARTS_UNTIL`); rows reread up to there are added by key.
+Memory holds at most `MAX_ROWS_IN_MEMORY` rows, and a page of each request in flight. At that bound the reader hands the
+rows that have arrived to the caller, who commits them as a part, and goes on. The position moves only with the last
+rows of a window. After a kill the log's table has the time up to which parts may have rows (`PARTS_UNTIL`); rows reread
+up to there are added by key.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from cdc_platform.delta import Lake, choose_remedy
 from cdc_platform.errors import NotFound
 from cdc_platform.ingest.marks import PARTS_UNTIL
 from cdc_platform.ingest.planner import Estimate, Plan, Way, WindowPlanner
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.ingest.requests import LogQuery, empty_rows
 from cdc_platform.scylla import OtherColumns, ScyllaCluster, ScyllaSession, decode_log_rows, observe_session
 from cdc_platform.timeline import StreamSource
@@ -70,10 +72,12 @@ class WindowReader:
         clock: Clock,
         lake: Lake,
         schema: TableSchema,
+        policy: ReadPolicy,
         way: Way | None,
         on_message: OnMessage,
     ) -> None:
         self._live, self._cluster, self._clock, self._lake = live, cluster, clock, lake
+        self._policy = policy
         self._way: Way | None = way
         self._on_message = on_message
         self._schema, self._planner = schema, self._planner_for(schema)
@@ -94,7 +98,8 @@ class WindowReader:
 
     def query(self) -> LogQuery:
         """Return the common part of the requests, for the log as currently known."""
-        return LogQuery(self._live.name, self._live.connection, self._schema, self._live.is_scylla)
+        live = self._live
+        return LogQuery(live.name, live.connection, self._schema, live.is_scylla, self._policy.concurrency)
 
     def plan(
         self, source: StreamSource, window: Window, until_us: Microseconds | None = None, *, first_read: bool = False
@@ -182,11 +187,11 @@ class WindowReader:
         drop_known = drop_known or plan.after_us < self._parts_until()
         ahead = _Ahead(plan)
         unreadable: Counter[str] = Counter()
-        for pages in self.query().answers(plan.conditions):
-            ahead.requests += len(pages)
-            if not any(page.rows for page in pages):
+        for page in self.query().pages(plan.conditions):
+            ahead.requests += 1
+            if not page.rows:
                 continue
-            part = decode_log_rows(self._schema, pages)
+            part = decode_log_rows(self._schema, [page])
             unreadable.update(part.unreadable)
             self._refuse_unreadable(unreadable, doubtful=doubtful)
             ahead.add(part.rows)

@@ -7,7 +7,7 @@ its length (-1 for null); rows of numbers, UUIDs and nulls keep the same lengths
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -99,11 +99,15 @@ def _count_alike(rows: np.ndarray, lengths: list[int]) -> int:
 
 @dataclass(frozen=True)
 class RawPage:
-    """A page of rows: the cells (binary) of each column name, all of `rows` cells."""
+    """A page of rows: the cells (binary) of each column name, all of `rows` cells.
+
+    `paging_state` is where the next page begins; None on the last one.
+    """
 
     names: tuple[str, ...]
     columns: Sequence[pa.BinaryArray]
     rows: int
+    paging_state: bytes | None = None
 
 
 # The driver's classes as built: with or without the C extension.
@@ -153,9 +157,12 @@ def build_raw_pages(names: Sequence[str], rows: SplitPage | Sequence[tuple[bytes
 
 
 def iter_pages(future: ResponseFuture) -> Iterator[RawPage]:
-    """Yield an answer's pages, fetching each on demand; raise what the driver raises."""
-    answer: Any = future.result()
-    yield from answer.current_rows
-    while answer.has_more_pages:
-        answer.fetch_next_page()
-        yield from answer.current_rows
+    """Yield an answer's pages; raise what the driver raises. Each page is requested before the previous one is used."""
+    has_more = True
+    while has_more:
+        answer: Any = future.result()
+        (page,) = answer.current_rows
+        paging_state, has_more = answer.paging_state, future.has_more_pages
+        if has_more:
+            future.start_fetching_next_page()
+        yield replace(page, paging_state=paging_state if has_more else None)

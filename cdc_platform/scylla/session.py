@@ -243,12 +243,18 @@ class ScyllaSession:
         return retry_unreachable()(self._read, statement, tuple(values), host, where_asked, table)
 
     def send_request(
-        self, table: str, statement: str, page_rows: int, values: Sequence[bytes] | None = None
+        self,
+        table: str,
+        statement: str,
+        page_rows: int,
+        values: Sequence[bytes] | None = None,
+        *,
+        paging_state: bytes | None = None,
     ) -> Callable[[], Iterator[RawPage]]:
         """Send a SELECT on a table's rows, at LOCAL_QUORUM; return a function that yields the pages, for one attempt.
 
         The cluster works on the request meanwhile, so several requests can be in flight. `values` are the bytes for the
-        statement's question marks.
+        statement's question marks. With `paging_state` only the pages from there on are read.
 
         Raises:
             NoTable, NotGranted, Refused, Unreachable: as pages are fetched, if the cluster returned an error.
@@ -258,7 +264,7 @@ class ScyllaSession:
         usual = self._session.client_protocol_handler
         self._session.client_protocol_handler = RawProtocol  # pyrefly: ignore[bad-assignment]
         try:
-            future = self._session.execute_async(bound, execution_profile=_RAW_PROFILE)
+            future = self._session.execute_async(bound, execution_profile=_RAW_PROFILE, paging_state=paging_state)
         except DRIVER_ERRORS as error:
             raise translate_error(error, self.name, table, self.role) from None
         finally:

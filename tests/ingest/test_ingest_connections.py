@@ -61,7 +61,7 @@ def test_a_task_has_one_to_the_node_whose_turn_it_is(
     """By its number, so that many are spread; all rows come over it, at the consistency that the log is read at."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
     before = own(standin)
-    asks = LogQuery("prod", standin.connection(), log.schema, True)
+    asks = LogQuery("prod", standin.connection(), log.schema, True, 4)
     rows = [row for pages in asks.answers(RANGES, number) for row in keys_of(decode_log_rows(log.schema, pages).rows)]
     assert sorted(rows) == log.written_keys()
     await_true(lambda: new(standin, before) == {number % 3: 1}, 20, "its connection")
@@ -81,7 +81,7 @@ def test_a_task_whose_node_fails_turns_to_the_next(standin: StandIn, log: LiveLo
     happens = {"dead": lambda: proxy.kill(1), "hangs": lambda: proxy.faults.paused.add(1)}
     if fault in happens:
         proxy.faults.meanwhile[8] = happens[fault]
-    asks = LogQuery("prod", connection, log.schema, True)
+    asks = LogQuery("prod", connection, log.schema, True, 4)
     rows = [row for pages in asks.answers(RANGES, 1) for row in keys_of(decode_log_rows(log.schema, pages).rows)]
     assert sorted(rows) == log.written_keys()
     (live,) = asking._sessions.values()

@@ -22,8 +22,7 @@ from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import open_home_location
-from cdc_platform.ingest import cluster_log, current_table, ingest_table
-from cdc_platform.ingest import requests as asking
+from cdc_platform.ingest import cluster_log, current_table, ingest_table, planner
 from cdc_platform.ingest.planner import LEAST_RANGES
 from cdc_platform.ingest.replica.tables import cells_table
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -65,7 +64,7 @@ def test_tasks_read_and_one_commit_has_their_rows(
 ) -> None:
     """Several tasks a window, each worker with one connection; every row is there once, and again none comes."""
     monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
-    monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
+    monkeypatch.setattr(planner, "LOOKS_A_TASK", 40)
     workers = TaskRunner(lambda: spark, in_process=0)
     others, counted = _connections(standin, spark), list[tuple[int, Counter[int]]]()
     for page in range(1, 3 * LEAST_RANGES, 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,18 @@ from cdc_platform.cdclog import Window
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql import min_timeuuid
 from cdc_platform.cql.timeuuid import max_timeuuid
-from cdc_platform.ingest.planner import LEAST_RANGES, MOST_RANGES, Next, Way, by_token, plan
+from cdc_platform.ingest.cluster_log import LapTimer
+from cdc_platform.ingest.planner import (
+    LEAST_RANGES,
+    LOOKS_A_TASK,
+    MAX_STREAMS_A_REQUEST,
+    MIN_STREAMS_A_REQUEST,
+    MOST_RANGES,
+    Next,
+    Way,
+    by_token,
+    plan,
+)
 
 WINDOW = Window(1, Microseconds(0), Microseconds(10), Microseconds(20))
 PAGE = 5_000
@@ -119,3 +131,37 @@ def test_streams_of_a_request_are_neighbours() -> None:
     """Sorted by their signed tokens."""
     tokens = [int.from_bytes(each.tobytes()[:8], "big", signed=True) for each in by_token(streams(50))]
     assert tokens == sorted(tokens)
+
+
+@pytest.mark.parametrize(
+    ("rows", "streams_a_request"),
+    [(0, MAX_STREAMS_A_REQUEST), (20 * PAGE, 50), (10**9, MIN_STREAMS_A_REQUEST)],
+)
+def test_a_request_names_the_streams_that_fill_a_page(rows: int, streams_a_request: int) -> None:
+    """A quiet window is read by few requests; a window with many rows by many, so that several are in flight."""
+    made = plan(WINDOW, streams(1_000), rows, 1.0, PAGE, "streams")
+    assert len(made.conditions) == -(-1_000 // streams_a_request)
+
+
+@pytest.mark.parametrize("way", ["streams", "ranges"])
+@pytest.mark.parametrize("rows", [0, LOOKS_A_TASK - 2_000, 3 * LOOKS_A_TASK, 10**9])
+def test_tasks_are_planned_by_rows(rows: int, way: Way) -> None:
+    """However many streams there are; no request is in two tasks, none is left out, and no task is empty."""
+    made = plan(WINDOW, streams(1_000), rows, 1.0, PAGE, way)
+    tasks = made.tasks()
+    assert [condition for task in tasks for condition in task] == made.conditions
+    assert all(tasks)
+    assert len(tasks) == max(1, min(len(made.conditions), -(-made.chosen.looks // LOOKS_A_TASK)))
+    assert len(tasks) == 1 or rows >= LOOKS_A_TASK
+
+
+def test_laps_add_up_to_the_whole() -> None:
+    """Whatever happens between two of them, to the millisecond that each is rounded to."""
+    before = time.monotonic()
+    watch = LapTimer()
+    created = time.monotonic()
+    laps = [watch.lap() for _ in range(100)]
+    time.sleep(0.01)
+    ended = time.monotonic()
+    laps.append(watch.lap())
+    assert ended - created - 0.001 <= sum(laps) <= time.monotonic() - before + 0.001

@@ -33,8 +33,7 @@ from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Millisec
 from cdc_platform.delta import TaskRunner
 from cdc_platform.errors import InputError, PlatformError, StateError
 from cdc_platform.home_location import open_home_location
-from cdc_platform.ingest import cluster_log, ingest_table
-from cdc_platform.ingest import requests as asking
+from cdc_platform.ingest import cluster_log, ingest_table, planner
 from cdc_platform.ingest.planner import LEAST_RANGES
 from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -242,7 +241,7 @@ def test_a_secret_that_no_worker_has_is_one_line(
         Stream(spark, alone, tmp_path).run()
     assert told(ended.value) == [line]
     monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
-    monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
+    monkeypatch.setattr(planner, "LOOKS_A_TASK", 40)
     with pytest.raises(PlatformError) as failed:
         ingest_table(alone, Clock(), "shop", "t", TaskRunner(lambda: spark, in_process=0), way="ranges")
     assert len(str(failed.value).splitlines()) == 1

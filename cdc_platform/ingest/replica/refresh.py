@@ -18,7 +18,7 @@ from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql import Column, ListType, TableSchema, quote_name
 from cdc_platform.delta import compute
 from cdc_platform.ingest.replica.snapshot import SOLE, SyntheticTimestamps, base_name, elements, seen, selection
-from cdc_platform.ingest.requests import Pages, in_turn
+from cdc_platform.ingest.requests import Pages, start_requests
 from cdc_platform.scylla import ScyllaSession
 
 Place = tuple[bytes, bytes | None]
@@ -58,7 +58,12 @@ def touched(
 
 
 def read_again(
-    live: ScyllaSession, schema: TableSchema, state: pa.Table, places: set[Place], now_us: Microseconds
+    live: ScyllaSession,
+    schema: TableSchema,
+    state: pa.Table,
+    places: set[Place],
+    now_us: Microseconds,
+    concurrency: int,
 ) -> pa.Table:
     """Return the state rows (`STATE_SCHEMA`), not merged, of rows as the cluster has them now (µs)."""
     unsure = state.filter(state["inexact"])
@@ -69,7 +74,7 @@ def read_again(
         if row_key in places:
             known.setdefault(row_key, []).append(row)
     rows: list[_Row] = []
-    for row_key, values in _answers(live, schema, sorted(known, key=lambda each: (each[0], each[1] or b""))):
+    for row_key, values in _answers(live, schema, sorted(known, key=_place_order), concurrency):
         rows += _now(schema, known[row_key], values, now_us, static=row_key[1] is None)
     return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)
 
@@ -77,6 +82,10 @@ def read_again(
 def places_of(partitions: Any, clusterings: Any) -> Iterator[Place]:
     """Yield the rows that columns of a state belong to."""
     return zip(partitions.to_pylist(), clusterings.to_pylist(), strict=True)
+
+
+def _place_order(place: Place) -> tuple[bytes, bytes]:
+    return place[0], place[1] or b""
 
 
 def _of(state: pa.Table, partitions: Any) -> pa.Table:
@@ -111,21 +120,23 @@ def _changed(names: list[str], unsure: pa.Table, changes: pa.Table) -> set[Place
 
 
 def _answers(
-    live: ScyllaSession, schema: TableSchema, places: Sequence[Place]
+    live: ScyllaSession, schema: TableSchema, places: Sequence[Place], concurrency: int
 ) -> Iterator[tuple[Place, dict[str, bytes | None] | None]]:
     """Yield each row's values by column, None for a missing row, while the next requests are in flight."""
-    for row_key, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
+
+    def send(place: Place, _: int, paging_state: bytes | None) -> Pages:
+        columns = ", ".join(quote_name(column.name) for column in _columns(schema, static=place[1] is None))
+        return send_key_request(live, schema, place, columns, paging_state)
+
+    for row_key, pages in start_requests(places, send, concurrency):
         names = [column.name for column in _columns(schema, static=row_key[1] is None)]
         row = next(([cells[0].as_py() for cells in page.columns] for page in pages if page.rows), None)
         yield row_key, None if row is None else dict(zip(names, row, strict=True))
 
 
-def _ask(live: ScyllaSession, schema: TableSchema, place: Place) -> Pages:
-    columns = _columns(schema, static=place[1] is None)
-    return asked_by_key(live, schema, place, ", ".join(quote_name(column.name) for column in columns))
-
-
-def asked_by_key(live: ScyllaSession, schema: TableSchema, place: Place, selected: str) -> Pages:
+def send_key_request(
+    live: ScyllaSession, schema: TableSchema, place: Place, selected: str, paging_state: bytes | None
+) -> Pages:
     """Select columns of a row by its key; for a static row, with one row of its partition."""
     partition, clustering = place
     keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
@@ -139,7 +150,7 @@ def asked_by_key(live: ScyllaSession, schema: TableSchema, place: Place, selecte
     limit = " LIMIT 1" if clustering is None else ""
     end = " BYPASS CACHE" if live.is_scylla else ""
     text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
-    return live.send_request(base_name(schema), text, 1, values)
+    return live.send_request(base_name(schema), text, 1, values, paging_state=paging_state)
 
 
 def _key_parts(partition: bytes, count: int) -> list[bytes]:
@@ -220,7 +231,11 @@ class LateChanges:
 
     @staticmethod
     def read(
-        live: ScyllaSession, schema: TableSchema, logs: Sequence[pa.Table], orders: SyntheticTimestamps
+        live: ScyllaSession,
+        schema: TableSchema,
+        logs: Sequence[pa.Table],
+        orders: SyntheticTimestamps,
+        concurrency: int,
     ) -> LateChanges:
         """Return the effect of log rows (one table or more), reading their rows of the base table as a copy does.
 
@@ -234,9 +249,13 @@ class LateChanges:
         written = state.filter(pa.array(~deletes))
         places = frozenset(places_of(written["partition"], written["clustering"]))
         partitions = frozenset(state["partition"].filter(pa.array(deletes)).to_pylist())
-        ordered = sorted(places, key=lambda place: (place[0], place[1] or b""))
+        ordered = sorted(places, key=_place_order)
         columns = selection(schema)
-        answers = in_turn(ordered, lambda place, _: asked_by_key(live, schema, place, columns))
+
+        def send(place: Place, _: int, paging_state: bytes | None) -> Pages:
+            return send_key_request(live, schema, place, columns, paging_state)
+
+        answers = start_requests(ordered, send, concurrency)
         states = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
         changes = merge_states(schema, [state.filter(pa.array(gone)), *states])
         return LateChanges(changes, sum(log_rows.num_rows for log_rows in logs), places, partitions)

@@ -35,6 +35,7 @@ from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Batches, Lake, PartialReplacement, TaskRows, TaskRunner, compute, read_changes_since
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.ingest.marks import AGAIN
+from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.ingest.replica import tables
 from cdc_platform.ingest.replica.refresh import LateChanges, read_again, touched
 from cdc_platform.ingest.replica.snapshot import SnapshotQuery, SyntheticTimestamps, of_slices
@@ -92,21 +93,22 @@ class TableReplicator:
         clock: Clock,
         schema: TableSchema,
         workers: TaskRunner,
+        policy: ReadPolicy,
         on_message: OnMessage,
     ) -> None:
         assert_full_delta(schema)
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
-        self._workers, self._on_message = workers, on_message
+        self._workers, self._policy, self._on_message = workers, policy, on_message
         self._cells, self._current = cells_table(schema), current_table(schema)
         self._again, self._late = 0, LateChanges.none()
 
     def replicate(
-        self, as_of_us: Microseconds, complete_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
+        self, as_of_us: Microseconds, complete_since_us: Microseconds, ttl_us: Microseconds, *, recopy: bool
     ) -> ReplicationResult:
         """Update the table to the newest version of its log, which has all rows up to `as_of_us` (µs).
 
         The log is complete from `complete_since_us` on; its rows live for `ttl_us` (0: for ever). Copy the table if
-        there is no copy, if the copy counts on the log from an earlier time, or if `anew` is True.
+        there is no copy, if the copy counts on the log from an earlier time, or if `recopy` is True.
 
         Raises:
             NotGranted: the table may not be read.
@@ -114,9 +116,12 @@ class TableReplicator:
         """
         begun, copied = time.monotonic(), False
         replica = find_replica(self._lake, self._schema)
-        if replica is None or anew or replica.since_us < complete_since_us or self._lost_columns():
+        if replica is None or recopy or replica.since_us < complete_since_us or self._lost_columns():
             # The user knows of something before now that no log records, such as a TRUNCATE, so the older log is wrong.
-            replica, copied = self._copy(max(complete_since_us, as_of_us) if anew else complete_since_us, ttl_us), True
+            replica, copied = (
+                self._copy(max(complete_since_us, as_of_us) if recopy else complete_since_us, ttl_us),
+                True,
+            )
         changes, slices = self._merge(replica, as_of_us)
         updated = find_replica(self._lake, self._schema)
         assert updated is not None
@@ -154,7 +159,7 @@ class TableReplicator:
         lifetime_us = ttl_us or us_from_seconds(DAY_SECONDS)
         since = Microseconds(max(complete_since_us, began - lifetime_us))
         orders = SyntheticTimestamps(Microseconds(since - 1), began)
-        scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, orders)
+        scan = SnapshotQuery(live.name, live.connection, schema, live.is_scylla, self._policy.concurrency, orders)
         slices = scan.slices()
         self._on_message(
             f"copying {schema.full_name}, in {slices} part{'s' * (slices > 1)}; its log counts from {format_us(since)}"
@@ -234,7 +239,7 @@ class TableReplicator:
             return LateChanges.none()
         # A reread list gets the time of reading, see `refresh`.
         orders = SyntheticTimestamps(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
-        late = LateChanges.read(self._live, schema, older, orders)
+        late = LateChanges.read(self._live, schema, older, orders, self._policy.concurrency)
         self._on_message(
             f"{late.rows} rows of the log of {schema.full_name} came behind its copy, and are older than"
             f" {format_us(since_us)}: the {len(late.places)} rows that they wrote to are read again"
@@ -339,7 +344,8 @@ class TableReplicator:
         places = touched(schema, state, fresh, selected, (now.as_of_us or _FIRST, as_of)) | self._late.touched(state)
         if places:
             seen_us = Microseconds(self._clock.now_us() + _LEAD_US)
-            state = merge_states(schema, [state, read_again(self._live, schema, state, places, seen_us)])
+            rows = read_again(self._live, schema, state, places, seen_us, self._policy.concurrency)
+            state = merge_states(schema, [state, rows])
             selected = select_with_details(schema, state, as_of)
             self._again += len(places)
         if places or changes.num_rows:

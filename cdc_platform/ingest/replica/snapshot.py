@@ -269,7 +269,7 @@ class SnapshotQuery(LogQuery):
     def slices(self) -> int:
         """Estimate the number of token ranges, of about `ROWS_A_SLICE` rows each, from a sample of the first rows."""
         key = token(self.schema)
-        sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache)
+        sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache, self.concurrency)
         condition = f"{key} >= {-(2**63) + 1} LIMIT {_SAMPLE_ROWS}"
         (pages,) = sample.answers([condition])
         tokens = [cell for page in pages for cell in page.columns[0].drop_null().to_pylist()]
