@@ -78,11 +78,11 @@ def evaluate_checks(
     """
     partitions: list[str | None] = [*get_run_partitions(context)] if _is_partitioned(context) else [None]
     for partition in partitions:
-        look = start_judging(context, lake, clock, partition)
+        check_run = start_judging(context, lake, clock, partition)
         with platform_errors_as_failures():
             audited = list(audit(partition))
         for family, findings in audited:
-            results = build_check_results(table, context, look, findings, family)
+            results = build_check_results(table, context, check_run, findings, family)
             if not family.blocking:
                 results = tag_violations_on_run(context, results)
             if partition is None or len(partitions) == 1:
@@ -112,7 +112,7 @@ def describe_run(context: AssetCheckExecutionContext | AssetExecutionContext) ->
 def build_check_results(
     table: Table,
     context: AssetCheckExecutionContext,
-    look: CheckRun,
+    check_run: CheckRun,
     findings: Sequence[Finding],
     family: InvariantFamily,
 ) -> Iterator[AssetCheckResult]:
@@ -131,7 +131,7 @@ def build_check_results(
     for name in (name for name in names if name not in due):
         yield _build_result(table, name, True, family.fine_without, 0, 0)
     judgements = judge_findings(requested, [name for name in names if name in due])
-    store_check_results(look, [line for line in judgements if not line.unknown])
+    store_check_results(check_run, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)
 
 
@@ -190,13 +190,13 @@ def report_partition_results(
 
 
 def _build_result(
-    table: Table, name: str, passed: bool, said: str, population: int, violations: int, sample: str = ""
+    table: Table, name: str, passed: bool, message: str, population: int, violations: int, sample: str = ""
 ) -> AssetCheckResult:
     return AssetCheckResult(
         passed=passed,
         asset_key=asset_key_from_table(table),
         check_name=str(name),
-        description=said,
+        description=message,
         metadata={
             "population": population,
             "violations": violations,

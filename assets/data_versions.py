@@ -59,7 +59,7 @@ class PartitionContent:
     digest: int
     uri: str
     rows: int | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -95,7 +95,7 @@ def read_partition_content(lake: Lake, part: GenerationRows) -> PartitionContent
 
 def build_partition_event(
     instance: DagsterInstance,
-    asked: AssetEventSpec,
+    spec: AssetEventSpec,
     partition: str | None,
     content: PartitionContent,
     change: PartChange | None,
@@ -112,24 +112,24 @@ def build_partition_event(
     commit_info = None if change is None else change.commit.envelope
     # This version's code may compute a different result than the version that wrote the content.
     other_version = commit_info is not None and commit_info.program != __version__
-    code = f"cdc-platform {commit_info.program}" if commit_info is not None and other_version else asked.code_version
+    code = f"cdc-platform {commit_info.program}" if commit_info is not None and other_version else spec.code_version
     tags = {
         DATA_VERSION_TAG: content.version,
         USER_PROVIDED_TAG: "true",
         CODE_VERSION_TAG: code or __version__,
     }
-    for parent in asked.parents:
+    for parent in spec.parents:
         tags |= _input_tags(instance, parent, None if parent in shared else partition, due)
-    metadata = {**build_content_metadata(content, change), **content.told}
-    if partition is not None and asked.key == asset_key_from_table(GENERATION_TIMESTAMPS) and "report" not in metadata:
+    metadata = {**build_content_metadata(content, change), **content.metadata}
+    if partition is not None and spec.key == asset_key_from_table(GENERATION_TIMESTAMPS) and "report" not in metadata:
         metadata |= build_report_link(Lake(str(parse_path(content.uri).folder.folder)), partition)
-    if asked.lineage is not None:
-        metadata[LINEAGE_METADATA_KEY] = asked.lineage
+    if spec.lineage is not None:
+        metadata[LINEAGE_METADATA_KEY] = spec.lineage
     if content.rows is not None:
         metadata["dagster/row_count"] = content.rows
     if observed:
-        return AssetObservation(asked.key, partition=partition, metadata=metadata, tags=tags)
-    return AssetMaterialization(asked.key, partition=partition, metadata=metadata, tags=tags)
+        return AssetObservation(spec.key, partition=partition, metadata=metadata, tags=tags)
+    return AssetMaterialization(spec.key, partition=partition, metadata=metadata, tags=tags)
 
 
 def build_content_metadata(content: PartitionContent, change: PartChange | None) -> dict[str, Any]:

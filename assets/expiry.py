@@ -3,13 +3,11 @@
 Marking is on by default because it removes nothing. Removal is off until its schedule is switched on. No Spark.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from dagster import (
-    AssetCheckExecutionContext,
-    AssetCheckResult,
     AssetExecutionContext,
     AssetObservation,
     AssetSelection,
@@ -27,17 +25,16 @@ from dagster import (
     define_asset_job,
     in_process_executor,
     job,
-    multi_asset_check,
     op,
     schedule,
 )
 
-from assets.checks import check_specs, evaluate_checks
 from assets.data_versions import AssetEventSpec, build_partition_event, find_last_write, read_partition_content
 from assets.failures import RETRY_POLICY, platform_errors_as_failures
 from assets.metadata import Stopwatch, build_materialize_result, build_plot_metadata, build_rows_preview
-from assets.run_requests import request_run_unless_active, skip_unless_writable
+from assets.run_requests import request_scheduled_run, skip_unless_writable
 from assets.specs import ColumnSources, asset_key_from_table, compute_code_version, pool_from_table, table_asset
+from assets.table_checks import build_table_checks
 from cdc_platform.checks import EXPIRY_FAMILY
 from cdc_platform.clock import DAY_MS, Clock, format_ms, us_from_datetime
 from cdc_platform.delta import VERSION_RETENTION, Lake, get_verified_lake, maintenance
@@ -80,11 +77,11 @@ REMOVED_GENERATIONS_LINEAGE: ColumnSources = {
     deps=[asset_key_from_table(GENERATION_TIMESTAMPS)],
     sources=REMOVED_GENERATIONS_LINEAGE,
     code=_CODE_MODULES,
-    description="Materialising it marks in `cdc_generation_timestamps` what has expired and shows the purge plan, with "
-    "what keeps each generation, and how the tables would grow. It removes nothing: that is the job `expire`.",
+    description="Materializing it marks expired generations in `cdc_generation_timestamps`, and reports the purge "
+    "plan and a growth forecast. It removes nothing; the job `expire` does.",
 )
 def removed_generations(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
-    """Mark what has expired; report the plan and the forecast."""
+    """Mark expired generations; report the plan and the forecast."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with platform_errors_as_failures():
         deciding = get_verified_lake(lake, expiry.EXPIRY_STEP)
@@ -99,7 +96,7 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
     content = read_partition_content(lake, GenerationRows(REMOVED_GENERATIONS, {}))
     return build_materialize_result(
-        lake, content, rows=rows, watch=watch, sources=REMOVED_GENERATIONS_LINEAGE, told=metadata
+        lake, content, rows=rows, watch=watch, sources=REMOVED_GENERATIONS_LINEAGE, metadata=metadata
     )
 
 
@@ -148,7 +145,13 @@ def build_forecast_metadata(lake: Lake, clock: Clock, settings: Settings) -> dic
         steps = forecast.forecast_growth(lake, clock, settings, FORECAST_NODES, every_ms=FORECAST_EVERY_MS)
     except StateError as error:
         return {"forecast": str(error)}
-    columns = ("nodes more", "streams kept", "bytes kept", "streams with expiry", "bytes with expiry")
+    columns = (
+        "added nodes",
+        "streams without expiry",
+        "bytes without expiry",
+        "streams with expiry",
+        "bytes with expiry",
+    )
     rows = [(step.nodes, step.streams, step.bytes, step.streams_with_expiry, step.bytes_with_expiry) for step in steps]
     plot = plot_growth(*zip(*[(step.nodes, step.bytes, step.bytes_with_expiry) for step in steps], strict=True))
     return {
@@ -157,26 +160,18 @@ def build_forecast_metadata(lake: Lake, clock: Clock, settings: Settings) -> dic
     }
 
 
-@multi_asset_check(
-    can_subset=True,
-    name="audit_expiry",
-    specs=check_specs(REMOVED_GENERATIONS, EXPIRY_FAMILY.invariants),
-    pool=pool_from_table(REMOVED_GENERATIONS),
+audit_removed_generations = build_table_checks(
+    "audit_expiry",
+    REMOVED_GENERATIONS,
+    EXPIRY_FAMILY,
+    lambda lake, clock, settings: audit_expiry(lake, clock, settings),
 )
-def audit_removed_generations(
-    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
-) -> Iterator[AssetCheckResult]:
-    """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
-    lake, now = home.lake(), clock.clock()
-    yield from evaluate_checks(
-        context, REMOVED_GENERATIONS, lake, now, lambda _: [(EXPIRY_FAMILY, audit_expiry(lake, now, home.settings()))]
-    )
 
 
 plan_expiry = define_asset_job(
     PLAN_JOB,
     selection=AssetSelection.assets(removed_generations),
-    description="Marks the generations that have expired and shows the purge plan. Removes nothing.",
+    description="Marks expired generations and reports the purge plan. Removes nothing.",
     executor_def=in_process_executor,
 )
 
@@ -192,7 +187,7 @@ def mark_expired(context: OpExecutionContext, home: HomeResource, clock: ClockRe
 
 @op(pool=pool_from_table(REMOVED_GENERATIONS), retry_policy=RETRY_POLICY)
 def begin_removals(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
-    """Note which generations are about to go."""
+    """Record which generations are about to be removed."""
     with platform_errors_as_failures():
         now = clock.clock()
         lake, plan = expiry.read_verified_plan(home.lake(), now, home.settings())
@@ -230,13 +225,13 @@ def _build_removal_op(table: Table) -> OpDefinition:
             metadata = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
             context.log_event(
                 AssetObservation(
-                    asset_key_from_table(table), metadata=metadata, description="Rows of generations are gone."
+                    asset_key_from_table(table), metadata=metadata, description="Removed rows of expired generations."
                 )
             )
 
     make: Callable[[Callable[..., None]], OpDefinition] = op(
         name=f"remove_from_{table.name}",
-        description=f"Remove from {table.full_name} what generations have there that are gone, and vacuum it.",
+        description=f"Removes the rows of removed generations from {table.full_name}, and vacuums it.",
         pool=pool_from_table(table),
         ins={"after": In(Nothing)},
         retry_policy=RETRY_POLICY,
@@ -249,9 +244,8 @@ _REMOVAL_OPS = [_build_removal_op(table) for table in expiry.REMOVAL_TABLES]
 
 @job(
     name=EXPIRE_JOB,
-    description="Removes the generations that have been expired for the grace time: timestamp, streams rows, "
-    "descriptions, in this order, each table in its own pool, and Delta's vacuum. It marks last. "
-    "A run that died is just run again.",
+    description="Removes generations that have been expired for the grace period: timestamps, then streams, then "
+    "descriptions. Then it vacuums the tables and marks what has expired since. A failed run can be repeated.",
     executor_def=in_process_executor,
 )
 def expire() -> None:
@@ -267,9 +261,9 @@ def request_scheduled_plan(
 ) -> RunRequest | SkipReason:
     """Request a run of the plan at `moment` if it would change a mark and no run is active."""
     plan = expiry.plan_expiry(lake, clock, settings)
-    if not any(expiry.needs_mark(generation) for generation in plan):
-        return SkipReason("nothing has expired since the last plan")
-    return request_run_unless_active(instance, PLAN_JOB, moment)
+    has_expired = any(map(expiry.needs_mark, plan))
+    reason = None if has_expired else "no generation has expired since the last plan"
+    return request_scheduled_run(instance, PLAN_JOB, moment, reason)
 
 
 def request_scheduled_removal(
@@ -277,7 +271,8 @@ def request_scheduled_removal(
 ) -> RunRequest | SkipReason:
     """Request a run of the removals at `moment` if there is anything to remove and no run is active."""
     due = describe_due_removal(lake, clock, settings, moment)
-    return request_run_unless_active(instance, EXPIRE_JOB, moment) if due else SkipReason("no generation may go yet")
+    reason = None if due else "no generation can be removed yet"
+    return request_scheduled_run(instance, EXPIRE_JOB, moment, reason)
 
 
 def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: datetime) -> str | None:
@@ -291,7 +286,7 @@ def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: d
     unmarked = sum(map(expiry.needs_mark, plan))
     unfinished = len(expiry.read_unfinished_removals(lake))
     if due or unmarked or unfinished:
-        return f"{due} generations may go, {unmarked} are to be marked, {unfinished} removals are not finished"
+        return f"{due} generations to remove, {unmarked} to mark, {unfinished} unfinished removals"
     removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()
     last_us = max((us_from_datetime(removed_at) for removed_at in removed), default=None)
     if (
@@ -299,7 +294,7 @@ def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: d
         and moment.hour == 0
         and clock.now_us() - last_us < _VACUUM_PERIOD / timedelta(microseconds=1)
     ):
-        return "the files of removed rows wait for the vacuum"
+        return "files of removed rows to vacuum"
     return None
 
 
@@ -308,13 +303,13 @@ def describe_due_removal(lake: Lake, clock: Clock, settings: Settings, moment: d
     job_name=PLAN_JOB,
     cron_schedule=EXPIRY_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
-    description="Marks what has expired, every hour in which something has. Removes nothing, and so is on by default.",
+    description="Every hour, requests the purge plan if a generation has expired since the last one. Removes nothing.",
 )
 @skip_unless_writable
 def hourly_expiry_plan(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> RunRequest | SkipReason:
-    """`request_scheduled_plan` on this home and this instance."""
+    """Run `request_scheduled_plan` on this home and instance."""
     moment = context.scheduled_execution_time
     return request_scheduled_plan(home.lake(), clock.clock(), home.settings(), context.instance, moment)
 
@@ -324,14 +319,14 @@ def hourly_expiry_plan(
     job_name=EXPIRE_JOB,
     cron_schedule=EXPIRY_CRON,
     default_status=DefaultScheduleStatus.STOPPED,
-    description="Removes what has been expired for the grace time, and vacuums. Off until it is switched on: what is "
-    "removed cannot be had again, so look at the purge plan first.",
+    description="Every hour, requests the removal of generations whose grace period is over. Off by default: a "
+    "removal cannot be undone, so read the purge plan first.",
 )
 @skip_unless_writable
 def hourly_expiry(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> RunRequest | SkipReason:
-    """`request_scheduled_removal` on this home and this instance."""
+    """Run `request_scheduled_removal` on this home and instance."""
     moment = context.scheduled_execution_time
     return request_scheduled_removal(home.lake(), clock.clock(), home.settings(), context.instance, moment)
 

@@ -18,7 +18,7 @@ from dagster import (
 
 from assets.failures import RETRY_POLICY, platform_errors_as_failures
 from assets.metadata import build_rows_preview
-from assets.run_requests import request_run_unless_active
+from assets.run_requests import request_scheduled_run
 from cdc_platform.delta import Lake, list_stored_tables, maintenance
 from cdc_platform.errors import StateError
 from cdc_platform.home_location import HomeLocation
@@ -32,7 +32,7 @@ MAINTENANCE_CRON = "30 4 * * *"
 
 @op(pool="platform/upkeep", retry_policy=RETRY_POLICY)
 def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
-    """Delete the files that no table needs; tables that cannot be kept up fail the run when all others are done."""
+    """Delete files that no table needs; after all other tables, fail if one could not be vacuumed."""
     with platform_errors_as_failures():
         done = [
             (path, summary)
@@ -41,12 +41,12 @@ def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
         ]
     rows = [(path, summary.table, summary.files) for path, summary in done if summary.files]
     files = sum(summary.files for _, summary in done)
-    context.log.info(f"{files} files of {len(rows)} tables went.")
+    context.log.info(f"Deleted {files} files of {len(rows)} tables.")
     context.add_output_metadata({"files": files, "tables": build_rows_preview(("home", "table", "files"), rows)})
     with platform_errors_as_failures():
         failed = [summary.failed for _, summary in done if summary.failed]
         if failed:
-            raise StateError(f"{len(failed)} tables were not kept up, as {failed[0]}")
+            raise StateError(f"{len(failed)} tables could not be vacuumed, the first: {failed[0]}")
 
 
 def open_lakes(home: HomeLocation) -> dict[str, Lake]:
@@ -57,12 +57,12 @@ def open_lakes(home: HomeLocation) -> dict[str, Lake]:
 
 @job(
     name=UPKEEP_JOB,
-    description="Deletes the files of all tables that nothing needs any more: seven days after a commit has removed "
-    "them, or after they were written where no commit names them. Run again it goes on where it was.",
+    description="Deletes files that no table version has needed for seven days, in all tables of this home and of its "
+    "clusters. A failed run can be repeated.",
     executor_def=in_process_executor,
 )
 def upkeep() -> None:
-    """The op."""
+    """Vacuum all tables."""
     clear_tables()
 
 
@@ -70,9 +70,8 @@ def request_scheduled_maintenance(
     home: HomeLocation, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
     """Request a maintenance run at `moment` if there are tables and no run is active."""
-    if not any(list_stored_tables(lake) for lake in open_lakes(home).values()):
-        return SkipReason("there are no tables yet")
-    return request_run_unless_active(instance, UPKEEP_JOB, moment)
+    has_tables = any(list_stored_tables(lake) for lake in open_lakes(home).values())
+    return request_scheduled_run(instance, UPKEEP_JOB, moment, None if has_tables else "there are no tables yet")
 
 
 @schedule(
@@ -80,10 +79,10 @@ def request_scheduled_maintenance(
     job_name=UPKEEP_JOB,
     cron_schedule=MAINTENANCE_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
-    description="Every night: deletes the files of all tables that nothing has needed for seven days.",
+    description="Every night, requests the deletion of files that no table version has needed for seven days.",
 )
 def daily_upkeep(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
-    """`request_scheduled_maintenance` on this home and this instance."""
+    """Run `request_scheduled_maintenance` on this home and instance."""
     return request_scheduled_maintenance(home.home(), context.instance, context.scheduled_execution_time)
 
 

@@ -47,17 +47,17 @@ def build_materialize_result(
     rows: int,
     watch: Stopwatch,
     sources: ColumnSources = MappingProxyType({}),
-    told: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> MaterializeResult:
     """Build the result of a step that wrote this content and processed `rows` rows."""
-    metadata: dict[str, Any] = {
+    described: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/column_lineage": build_column_lineage(sources),
         **build_content_metadata(content, find_last_write(lake, content.part)),
         "seconds": MetadataValue.float(watch.seconds()),
-        **(told or {}),
+        **(metadata or {}),
     }
-    return MaterializeResult(metadata=metadata, data_version=DataVersion(content.version))
+    return MaterializeResult(metadata=described, data_version=DataVersion(content.version))
 
 
 def build_plot_metadata(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:

@@ -43,7 +43,9 @@ def get_requested_partitions(context: AssetExecutionContext | AssetCheckExecutio
         InputError: the step runs without a partition.
     """
     if not context.has_partition_key and not context.has_partition_key_range:
-        raise InputError(f"{what} are made one by one: choose a partition of the asset, or several, and run it again")
+        raise InputError(
+            f"{what} need a partition: select one or several partitions of the asset, and launch the run again"
+        )
     return get_run_partitions(context)
 
 

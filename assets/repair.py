@@ -3,8 +3,6 @@
 The sensor `waiting_joins` runs a queued repair like a join. No Spark.
 """
 
-from collections.abc import Iterator
-
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
@@ -19,17 +17,17 @@ from dagster import (
     TableMetadataValue,
     asset_check,
     job,
-    multi_asset_check,
     op,
     sensor,
 )
 from pydantic import Field
 
-from assets.checks import LOW_PRIORITY_TAGS, check_specs, evaluate_checks, start_judging, tag_violations_on_run
+from assets.checks import LOW_PRIORITY_TAGS, start_judging, tag_violations_on_run
 from assets.failures import platform_errors_as_failures
 from assets.metadata import build_rows_preview
-from assets.run_requests import request_run, skip_unless_writable
+from assets.run_requests import NoWork, Work, read_versions, request_work, skip_unless_writable
 from assets.specs import asset_key_from_table, pool_from_table
+from assets.table_checks import build_table_checks
 from cdc_platform.checks import GENERATIONS_RETRIEVABLE, REPAIR_FAMILY, STREAMS_FIT_THE_RING, judge_findings
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
@@ -46,10 +44,10 @@ _STATE_TAG = "cdc_platform/repair_state"
 
 
 class Strictness(Config):
-    """What is repaired."""
+    """Which conditions call for a repair."""
 
     strict: bool | None = Field(
-        default=None, description="repair for warnings too; by default what `repair_strict` of the settings says"
+        default=None, description="also repair for warnings; default: the setting `repair_strict`"
     )
 
 
@@ -72,8 +70,8 @@ def ask_for_repair(context: OpExecutionContext, config: Strictness, home: HomeRe
 
 @job(
     name=REPAIR_JOB,
-    description="Checks whether the latest generation still fits the ring, and queues a new generation where it does "
-    "not; the sensor `waiting_joins` makes it. Runs at the same time queue one generation.",
+    description="Checks whether the latest generation fits the ring, and queues a new generation if it does not. The "
+    "sensor `waiting_joins` then runs the queued repair.",
 )
 def check_and_repair_streams() -> None:
     """Ask for a repair where one is needed."""
@@ -91,10 +89,10 @@ def streams_fit_the_ring(
 ) -> AssetCheckResult:
     """Judge the latest generation; what is only a warning for `repair` is one here. What fails is seen on the run."""
     with platform_errors_as_failures():
-        look = start_judging(context, home.lake(), clock.clock(), None)
-        checkup = repairing.check_newest_generation(look.lake)
-        findings = audit_ring_fit(look.lake)
-        store_check_results(look, judge_findings(findings, REPAIR_FAMILY.due(findings)))
+        check_run = start_judging(context, home.lake(), clock.clock(), None)
+        checkup = repairing.check_newest_generation(check_run.lake)
+        findings = audit_ring_fit(check_run.lake)
+        store_check_results(check_run, judge_findings(findings, REPAIR_FAMILY.due(findings)))
     misfits = find_misfits(checkup)
     result = AssetCheckResult(
         check_name=STREAMS_FIT_THE_RING,
@@ -107,43 +105,36 @@ def streams_fit_the_ring(
     return tagged
 
 
-@multi_asset_check(
-    name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]), op_tags=LOW_PRIORITY_TAGS
+audit_named_generations = build_table_checks(
+    "audit_named_generations",
+    NODES,
+    REPAIR_FAMILY,
+    lambda lake, clock, settings: audit_ring_fit(lake),
+    invariants=[GENERATIONS_RETRIEVABLE],
+    low_priority=True,
 )
-def audit_named_generations(
-    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
-) -> Iterator[AssetCheckResult]:
-    """Judge whether what nodes, ledgers and readers name can be read; where nobody names any there is nothing to."""
-    lake = home.lake()
-    yield from evaluate_checks(context, NODES, lake, clock.clock(), lambda _: [(REPAIR_FAMILY, audit_ring_fit(lake))])
 
 
 def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """Request a run of the repair job if ScyllaDB's own conditions call for it. This reads no stream.
+    """Request a run of the repair job if ScyllaDB's own conditions call for it. This reads no stream."""
 
-    The cursor only names the table versions at which nothing was due.
-    """
-    state = "/".join(str(lake.version(table)) for table in (NODES, BOOTSTRAP_EVENTS, GENERATIONS))
-    if cursor == state:
-        return SensorResult(skip_reason="nothing has changed since the streams fitted the ring", cursor=state)
-    try:
-        checkup = repairing.check_newest_generation(lake, streams=False)
-    except PlatformError as error:
-        return SensorResult(skip_reason=str(error))
-    if not checkup.needed:
-        return SensorResult(skip_reason=f"generation {checkup.latest} fits the ring", cursor=state)
-    if any(event.kind == inbox.REPAIR_EVENT for event in inbox.read_pending_events(lake)):
-        return SensorResult(skip_reason="a repair waits already; waiting_joins makes it")
-    if checkup.blocked_by:
-        return SensorResult(skip_reason=f"a repair is needed, but {checkup.blocked_by[0]}")
-    wish = request_run(instance, REPAIR_JOB, state, state=(_STATE_TAG, state))
-    if wish.active is not None:
-        return SensorResult(skip_reason="a repair is being asked for")
-    if wish.request is None:
-        return SensorResult(
-            skip_reason=f"{len(wish.ended)} runs have asked for the repair; look at the last, and at `repair`"
-        )
-    return SensorResult(run_requests=[wish.request])
+    def find_work() -> Work | NoWork:
+        try:
+            checkup = repairing.check_newest_generation(lake, streams=False)
+        except PlatformError as error:
+            return NoWork(str(error))
+        if not checkup.needed:
+            return NoWork(f"generation {checkup.latest} fits the ring", final=True)
+        if any(event.kind == inbox.REPAIR_EVENT for event in inbox.read_pending_events(lake)):
+            return NoWork("a repair is queued; the sensor waiting_joins runs it")
+        if checkup.blocked_by:
+            return NoWork(f"a repair is needed, but {checkup.blocked_by[0]}")
+        return Work(read_versions(lake, watched), "queue the repair", "run: cdc-platform repair")
+
+    watched = (NODES, BOOTSTRAP_EVENTS, GENERATIONS)
+    return request_work(
+        lake, instance, cursor, job=REPAIR_JOB, state_tag=_STATE_TAG, watched=watched, find_work=find_work
+    )
 
 
 @sensor(
@@ -151,12 +142,12 @@ def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) ->
     job_name=REPAIR_JOB,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Asks for a repair when the latest generation no longer fits the ring. Off until it is switched on: "
-    "whether a node that has left is worth a new generation now, or comes back, people know better.",
+    description="Every minute, requests a repair if the latest generation no longer fits the ring. Off by default: "
+    "only an operator knows whether a node that left will come back.",
 )
 @skip_unless_writable
 def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`request_repair` on this home and this instance."""
+    """Run `request_repair` on this home and instance."""
     return request_repair(home.lake(), context.instance, context.cursor)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, RunsFilter, SkipReason
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, RunsFilter, SensorResult, SkipReason
 
 from cdc_platform.clock import format_us
-from cdc_platform.delta import describe_mirror, get_mirrored_cluster, get_observed_status
+from cdc_platform.delta import Lake, describe_mirror, get_mirrored_cluster, get_observed_status
+from cdc_platform.tables import Table
 from resources.home import HomeResource
 
 MAX_ATTEMPTS = 3
@@ -44,6 +45,68 @@ class RunAttempt:
     active: DagsterRun | None
     ended: tuple[DagsterRun, ...]
 
+    def skip_reason(self, goal: str, remedy: str) -> str | None:
+        """Return why no run is requested, or None if one is. `goal` is what the run is for, in the infinitive."""
+        if self.request is not None:
+            return None
+        if self.active is not None:
+            return f"run {self.active.run_id} is in progress, to {goal}"
+        count, last = len(self.ended), self.ended[0].run_id
+        return f"{count} runs did not {goal}; fix what run {last} reports, then {remedy}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a sensor requests a run for.
+
+    `state` identifies it: the same state is requested again after a failed run only. `goal` says in the infinitive what
+    the run is for, and `remedy` what to do if runs keep failing.
+    """
+
+    state: str
+    goal: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class NoWork:
+    """Why a sensor requests no run. If it is `final`, the next ticks skip until one of the watched tables changes."""
+
+    reason: str
+    final: bool = False
+
+
+def request_work(
+    lake: Lake,
+    instance: DagsterInstance,
+    cursor: str | None,
+    *,
+    job: str,
+    state_tag: str,
+    watched: Sequence[Table],
+    find_work: Callable[[], Work | NoWork],
+) -> SensorResult:
+    """Evaluate a sensor tick: request a run of `job` for the work that `find_work` finds in the tables.
+
+    The cursor holds the versions of the watched tables at which there was no work, so a quiet tick reads no rows. A
+    lost cursor loses nothing.
+    """
+    versions = read_versions(lake, watched)
+    if cursor == versions:
+        return SensorResult(skip_reason="no table has changed since the last tick, which found no work", cursor=cursor)
+    work = find_work()
+    if isinstance(work, NoWork):
+        return SensorResult(skip_reason=work.reason, cursor=versions if work.final else None)
+    attempt = request_run(instance, job, work.state, state=(state_tag, work.state))
+    if attempt.request is None:
+        return SensorResult(skip_reason=attempt.skip_reason(work.goal, work.remedy))
+    return SensorResult(run_requests=[attempt.request])
+
+
+def read_versions(lake: Lake, tables: Sequence[Table]) -> str:
+    """Return the versions of tables as a sensor's cursor."""
+    return "/".join(str(lake.version(table)) for table in tables)
+
 
 def request_run(
     instance: DagsterInstance,
@@ -73,11 +136,15 @@ def request_run(
     return RunAttempt(request, None, ended)
 
 
-def request_run_unless_active(instance: DagsterInstance, job: str, moment: datetime) -> RunRequest | SkipReason:
-    """Request a run of the job at `moment`, unless one is queued or running."""
+def request_scheduled_run(
+    instance: DagsterInstance, job: str, moment: datetime, skip_reason: str | None
+) -> RunRequest | SkipReason:
+    """Request a run of the job at `moment`, unless there is a reason to skip it or one is queued or running."""
+    if skip_reason is not None:
+        return SkipReason(skip_reason)
     running = instance.get_runs(RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1)
     if running:
-        return SkipReason(f"run {running[0].run_id} is under way")
+        return SkipReason(f"run {running[0].run_id} is in progress")
     return RunRequest(run_key=moment.isoformat(), tags={MAX_RETRIES_TAG: "0"})
 
 

@@ -126,8 +126,8 @@ def table_asset(
         backfill_policy=None if partitions is None else BackfillPolicy.single_run(),
     )
 
-    def made(materialise: Callable[..., Any]) -> AssetsDefinition:
-        (defined,) = without_beta_warnings(with_source_code_references)([without_beta_warnings(make)(materialise)])
+    def made(materialize: Callable[..., Any]) -> AssetsDefinition:
+        (defined,) = without_beta_warnings(with_source_code_references)([without_beta_warnings(make)(materialize)])
         assert isinstance(defined, AssetsDefinition)
         return defined
 

@@ -3,11 +3,7 @@
 A join completes its own switch; this handles switches of joins that died. No Spark.
 """
 
-from collections.abc import Iterator
-
 from dagster import (
-    AssetCheckExecutionContext,
-    AssetCheckResult,
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
@@ -18,16 +14,15 @@ from dagster import (
     SensorResult,
     define_asset_job,
     in_process_executor,
-    multi_asset_check,
     sensor,
 )
 
-from assets.checks import check_specs, evaluate_checks
 from assets.data_versions import read_partition_content
 from assets.failures import platform_errors_as_failures
 from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.run_requests import request_run, skip_unless_writable
-from assets.specs import ColumnSources, pool_from_table, table_asset
+from assets.run_requests import NoWork, Work, request_work, skip_unless_writable
+from assets.specs import ColumnSources, table_asset
+from assets.table_checks import build_table_checks
 from cdc_platform.checks import SWITCH_FAMILY, audit_switches
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.delta import Lake
@@ -55,9 +50,9 @@ _STATE_TAG = "cdc_platform/switch_state"
     spark=False,
     sources=GENERATION_SWITCHES_LINEAGE,
     code=("cdc_platform.lifecycle.switch", "cdc_platform.generations.switch"),
-    description="Shows where the switches stand. Materialising it does what is due: nodes that have not answered "
-    "acknowledge, a switch with all answers is committed and its generation entered, one whose deadline has passed "
-    "without them is aborted. Off unless `two_phase_switch = true` is in settings.toml.",
+    description="Materializing it advances every unfinished switch: it collects missing acknowledgements, commits a "
+    "switch that has all of them, and aborts one whose deadline has passed. Needs `two_phase_switch = true` in "
+    "settings.toml.",
 )
 def generation_switches(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Drive the switches that are unfinished, and report them all."""
@@ -81,57 +76,40 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
     metadata = {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
     content = read_partition_content(lake, GenerationRows(GENERATION_SWITCHES, {}))
     return build_materialize_result(
-        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, told=metadata
+        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, metadata=metadata
     )
 
 
 drive_switches = define_asset_job(
     SWITCH_JOB,
     selection=AssetSelection.assets(generation_switches),
-    description="Does what is due about two-phase switches: acknowledge, commit, abort. Safe at any time, and with "
-    "any number of others at once: every decision is one compare-and-set.",
+    description="Advances unfinished two-phase switches: acknowledges, commits or aborts. It can run at any time, and "
+    "concurrently.",
     executor_def=in_process_executor,
 )
 
 
-@multi_asset_check(
-    can_subset=True,
-    name="audit_generation_switches",
-    specs=check_specs(GENERATION_SWITCHES, SWITCH_FAMILY.invariants),
-    pool=pool_from_table(GENERATION_SWITCHES),
+audit_generation_switches = build_table_checks(
+    "audit_generation_switches", GENERATION_SWITCHES, SWITCH_FAMILY, lambda lake, clock, settings: audit_switches(lake)
 )
-def audit_generation_switches(
-    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
-) -> Iterator[AssetCheckResult]:
-    """Judge every switch. Without any, which is how it is unless switches are turned on, nothing can be amiss."""
-    lake = home.lake()
-    yield from evaluate_checks(
-        context, GENERATION_SWITCHES, lake, clock.clock(), lambda _: [(SWITCH_FAMILY, audit_switches(lake))]
-    )
 
 
 def request_switch_run(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """Request a run if a switch is undecided, or committed while its generation is not entered.
+    """Request a run while a switch is undecided, or committed and its generation not introduced."""
 
-    The cursor only names the versions at which nothing was unfinished.
-    """
-    versions = f"{lake.version(GENERATION_SWITCHES)}/{lake.version(GENERATIONS)}"
-    if cursor == versions:
-        return SensorResult(skip_reason="nothing has changed since every switch was finished", cursor=versions)
-    unfinished = switches.read_unfinished_switches(lake)
-    if not unfinished:
-        return SensorResult(skip_reason="every switch is finished", cursor=versions)
-    switch = unfinished[0]
-    state = f"{switch.generation_id}/{get_due_phase(switch, clock.now_ms())}/{len(switch.leases)}"
-    wish = request_run(instance, SWITCH_JOB, state, state=(_STATE_TAG, state))
-    if wish.active is not None:
-        return SensorResult(skip_reason=f"the switch to generation {switch.generation_id} is being driven")
-    if wish.request is None:
-        return SensorResult(
-            skip_reason=f"{len(wish.ended)} runs have not moved the switch to generation {switch.generation_id}; look "
-            f"at the last of them, and at: cdc-platform switch show {switch.generation_id}"
-        )
-    return SensorResult(run_requests=[wish.request])
+    def find_work() -> Work | NoWork:
+        unfinished = switches.read_unfinished_switches(lake)
+        if not unfinished:
+            return NoWork("every switch is finished", final=True)
+        first = unfinished[0]
+        state = f"{first.generation_id}/{get_due_phase(first, clock.now_ms())}/{len(first.leases)}"
+        goal = f"advance the switch to generation {first.generation_id}"
+        return Work(state, goal, f"look at it with: cdc-platform switch show {first.generation_id}")
+
+    watched = (GENERATION_SWITCHES, GENERATIONS)
+    return request_work(
+        lake, instance, cursor, job=SWITCH_JOB, state_tag=_STATE_TAG, watched=watched, find_work=find_work
+    )
 
 
 @sensor(
@@ -139,12 +117,12 @@ def request_switch_run(lake: Lake, clock: Clock, instance: DagsterInstance, curs
     job_name=SWITCH_JOB,
     minimum_interval_seconds=5,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Asks for what is due about switches that a join has left: answers, the commit, or after the deadline "
-    "the abort. All of it follows from the tables and the clock.",
+    description="Every 5 seconds, requests a run for a switch that a join left unfinished. Reads the tables and the "
+    "clock only.",
 )
 @skip_unless_writable
 def unfinished_switches(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """`request_switch_run` on this home and this instance."""
+    """Run `request_switch_run` on this home and instance."""
     return request_switch_run(home.lake(), clock.clock(), context.instance, context.cursor)
 
 

@@ -26,7 +26,7 @@ from dagster import (
 
 from assets.checks import FamilyFindings, check_specs, evaluate_checks
 from assets.metadata import Stopwatch, build_rows_preview
-from assets.run_requests import request_run_unless_active
+from assets.run_requests import request_scheduled_run
 from assets.specs import pool_from_table, table_asset
 from cdc_platform.checks import (
     DERIVED_TABLE_FAMILY,
@@ -48,7 +48,7 @@ HOME_TABLES = Table(
     "tables",
     pa.schema([]),
     keys=(),
-    comment="Every table that lies in the home",
+    comment="All tables of the home",
 )
 """Stands for all of them."""
 
@@ -57,11 +57,11 @@ HOME_TABLES = Table(
     HOME_TABLES,
     group="tables",
     spark=False,
-    description="Materialise it to see the version, rows and bytes of each. Its checks look at files, rows and commits "
-    "of all tables, and hold those that follow from others against them: every day, and in `cdc-platform check`.",
+    description="Materializing it lists version, rows and bytes of every table. Its checks verify files, rows and "
+    "commits of all tables, and derived tables against their sources.",
 )
 def home_tables(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
-    """List the tables; what cannot be opened is left to the checks."""
+    """List the tables; the checks report those that cannot be opened."""
     watch, lake = Stopwatch(), home.lake()
     lines = list(_read_sizes(lake))
     context.log.info(f"{len(lines)} tables.")
@@ -95,7 +95,7 @@ def _read_sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
 def audit_home_tables(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge all tables as `cdc-platform check` does; large slices are left to `check --deep`."""
+    """Judge all tables as `cdc-platform check` does; only `check --deep` reads large partitions."""
     lake = home.lake()
 
     def audit(_: str | None) -> FamilyFindings:
@@ -109,16 +109,15 @@ def audit_home_tables(
 audit_tables = define_asset_job(
     AUDIT_JOB,
     selection=AssetSelection.assets(home_tables),
-    description="Lists all tables of the home and judges their files, rows and commits. It writes nothing.",
+    description="Lists all tables of the home and verifies their files, rows and commits. Writes no table.",
     executor_def=in_process_executor,
 )
 
 
 def request_scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
     """Request an audit run at `moment` if the home has tables and no run is active."""
-    if not list_stored_tables(lake):
-        return SkipReason("there are no tables yet")
-    return request_run_unless_active(instance, AUDIT_JOB, moment)
+    reason = None if list_stored_tables(lake) else "there are no tables yet"
+    return request_scheduled_run(instance, AUDIT_JOB, moment, reason)
 
 
 @schedule(
@@ -126,10 +125,10 @@ def request_scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datet
     job_name=AUDIT_JOB,
     cron_schedule=AUDIT_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
-    description="Every day: whether files, rows and commits of all tables are the platform's own.",
+    description="Every day at 03:30, requests a verification of all tables.",
 )
 def daily_audit_of_tables(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
-    """`request_scheduled_audit` on this home and this instance."""
+    """Run `request_scheduled_audit` on this home and instance."""
     return request_scheduled_audit(home.lake(), context.instance, context.scheduled_execution_time)
 
 

@@ -1,12 +1,10 @@
 """V1 tables in Dagster: assets, the rewrite job, its sensor, schedule and checks. No Spark."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from dagster import (
-    AssetCheckExecutionContext,
-    AssetCheckResult,
     AssetExecutionContext,
     AssetSelection,
     Config,
@@ -22,27 +20,25 @@ from dagster import (
     SkipReason,
     define_asset_job,
     in_process_executor,
-    multi_asset_check,
     schedule,
     sensor,
 )
 from pydantic import Field
 
-from assets.checks import check_specs, evaluate_checks
 from assets.data_versions import AssetEventSpec, build_partition_event, find_last_write, read_partition_content
 from assets.failures import platform_errors_as_failures
 from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from assets.partitions import GENERATIONS_NAME, read_generation_keys
-from assets.run_requests import request_run, request_run_unless_active, skip_unless_writable
+from assets.run_requests import NoWork, Work, request_scheduled_run, request_work, skip_unless_writable
 from assets.specs import (
     JOIN_CODE_MODULES,
     ColumnSources,
     asset_key_from_table,
     build_column_lineage,
     compute_code_version,
-    pool_from_table,
     table_asset,
 )
+from assets.table_checks import build_table_checks
 from cdc_platform.checks import V1_FAMILY
 from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms
 from cdc_platform.delta import Lake
@@ -81,13 +77,13 @@ _CODE_MODULES = ("cdc_platform.lifecycle.rewrite", "cdc_platform.generations.exp
 
 
 class RewriteConfig(Config):
-    """Which nodes the rewrite is run for, and how."""
+    """For which nodes to run the rewrite, and how."""
 
     nodes: list[str] | None = Field(
-        default=None, description="host IDs; by default every node of the ring that is not marked"
+        default=None, description="host IDs; default: every node of the ring that is not marked"
     )
-    again: bool = Field(default=False, description="run it for nodes that are marked as rewritten, too")
-    dry_run: bool = Field(default=False, description="say what would be done, and write nothing")
+    force: bool = Field(default=False, description="also rewrite for nodes that are already marked")
+    dry_run: bool = Field(default=False, description="report what would be rewritten; write nothing")
 
 
 @table_asset(
@@ -95,8 +91,8 @@ class RewriteConfig(Config):
     group="first_format",
     spark=False,
     code=_CODE_MODULES,
-    description="Written while not every node of the cluster understands the second format, and read as long as "
-    "a generation from that time operates. Materialising it takes stock and writes nothing.",
+    description="Materializing it lists the V1 generations with data and writes nothing. Nodes write this table until "
+    "all of them support V2 generations.",
 )
 def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     """Report which V1 generations have their data."""
@@ -105,7 +101,7 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
         times = generations.read_v1_times(lake).tolist()
     metadata = {"generations": build_rows_preview(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
     content = read_partition_content(lake, GenerationRows(GENERATION_DESCRIPTIONS, {}))
-    return build_materialize_result(lake, content, rows=len(times), watch=watch, told=metadata)
+    return build_materialize_result(lake, content, rows=len(times), watch=watch, metadata=metadata)
 
 
 @table_asset(
@@ -114,9 +110,8 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     spark=False,
     deps=[asset_key_from_table(GENERATION_DESCRIPTIONS)],
     code=_CODE_MODULES,
-    description="What clients of old read. Materialising it runs the rewrite: every generation that can still hold "
-    "live log rows goes into the tables that took its place, streams first and then its timestamp, and the nodes are "
-    "marked as rewritten. Any number of runs may do that, one after the other or at once.",
+    description="Materializing it runs the rewrite: it copies every V1 generation that can still hold log rows to the "
+    "V2 tables and marks the nodes as rewritten. Concurrent runs write the same rows.",
 )
 def cdc_streams_descriptions(
     context: AssetExecutionContext, config: RewriteConfig, home: HomeResource, clock: ClockResource
@@ -130,7 +125,7 @@ def cdc_streams_descriptions(
             home.settings(),
             config.nodes,
             dry_run=config.dry_run,
-            force=config.again,
+            force=config.force,
             on_message=context.log.info,
         )
     for decision in done.missing:
@@ -148,7 +143,7 @@ def cdc_streams_descriptions(
             context, lake, [outcome.time_ms for outcome in done.decisions if outcome.action == "rewrite"]
         )
     content = read_partition_content(lake, GenerationRows(STREAMS_DESCRIPTIONS, {}))
-    return build_materialize_result(lake, content, rows=len(done.decisions), watch=watch, told=metadata)
+    return build_materialize_result(lake, content, rows=len(done.decisions), watch=watch, metadata=metadata)
 
 
 def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times: Sequence[Milliseconds]) -> None:
@@ -173,27 +168,14 @@ def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times:
             )
 
 
-@multi_asset_check(
-    can_subset=True,
-    name="audit_rewrite",
-    specs=check_specs(STREAMS_DESCRIPTIONS, V1_FAMILY.invariants),
-    pool=pool_from_table(STREAMS_DESCRIPTIONS),
-)
-def audit_cdc_streams_descriptions(
-    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
-) -> Iterator[AssetCheckResult]:
-    """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
-    lake, now = home.lake(), clock.clock()
-    yield from evaluate_checks(
-        context, STREAMS_DESCRIPTIONS, lake, now, lambda _: [(V1_FAMILY, audit_rewrite(lake, now, home.settings()))]
-    )
+audit_cdc_streams_descriptions = build_table_checks("audit_rewrite", STREAMS_DESCRIPTIONS, V1_FAMILY, audit_rewrite)
 
 
 rewrite = define_asset_job(
     REWRITE_JOB,
     selection=AssetSelection.assets(cdc_generation_descriptions, cdc_streams_descriptions),
-    description="Rewrites V1 generations into the new tables, for every node that is not marked as rewritten. Killed "
-    "and run again, or run twice at once, it leaves the same rows.",
+    description="Rewrites V1 generations to the V2 tables for every node that is not marked as rewritten. It can run "
+    "again after a failure, and concurrently.",
     executor_def=in_process_executor,
 )
 
@@ -201,35 +183,29 @@ rewrite = define_asset_job(
 def request_rewrite(
     lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, cursor: str | None
 ) -> SensorResult:
-    """Request a run if the new table lacks live V1 timestamps and a node is not marked.
+    """Request a rewrite while a V1 generation that can hold rows is not in the V2 tables and a node has no marker.
 
-    The cursor only names the table versions at which that was not so. Time alone makes generations too old, never live
-    again.
+    Time alone only makes generations too old, never live again, so a tick without changed tables can skip.
     """
+
+    def find_work() -> Work | NoWork:
+        skip_reason = _describe_no_rewrite(lake, settings)
+        if skip_reason is not None:
+            return NoWork(skip_reason)
+        waiting = [
+            planned.time_ms
+            for planned in procedure.plan_rewrite(lake, clock, settings)
+            if planned.action in ("rewrite", "missing-data")
+        ]
+        if not waiting:
+            return NoWork("every V1 generation that can still hold rows is rewritten", final=True)
+        state = _hash_state(procedure.nodes_without_rewrite_marker(lake), waiting)
+        return Work(state, f"rewrite {len(waiting)} V1 generations", "run: cdc-platform rewrite")
+
     watched = (STREAMS_DESCRIPTIONS, GENERATION_TIMESTAMPS, CDC_LOCAL, NODES, CDC_TABLES)
-    versions = "/".join(str(lake.version(table)) for table in watched)
-    if cursor == versions:
-        return SensorResult(skip_reason="nothing has changed since there was nothing to rewrite", cursor=versions)
-    idle = _idle_reason(lake, settings)
-    if idle:
-        return SensorResult(skip_reason=idle)
-    waiting = [
-        planned
-        for planned in procedure.plan_rewrite(lake, clock, settings)
-        if planned.action in ("rewrite", "missing-data")
-    ]
-    if not waiting:
-        return SensorResult(skip_reason="every live V1 generation is in the new table", cursor=versions)
-    state = _hash_state(procedure.nodes_without_rewrite_marker(lake), [planned.time_ms for planned in waiting])
-    wish = request_run(instance, REWRITE_JOB, state, state=(_STATE_TAG, state))
-    if wish.active is not None:
-        return SensorResult(skip_reason=f"run {wish.active.run_id} is rewriting")
-    if wish.request is None:
-        reason = (
-            f"{len(wish.ended)} runs did not end the rewrite, the last is {wish.ended[0].run_id}: mend what it names"
-        )
-        return SensorResult(skip_reason=f"{reason}, and run: cdc-platform rewrite")
-    return SensorResult(run_requests=[wish.request])
+    return request_work(
+        lake, instance, cursor, job=REWRITE_JOB, state_tag=_STATE_TAG, watched=watched, find_work=find_work
+    )
 
 
 @sensor(
@@ -237,21 +213,20 @@ def request_rewrite(
     job_name=REWRITE_JOB,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Asks for the rewrite while V1 generations that can hold live rows are not in the new table and a node "
-    "of the ring is not marked as rewritten.",
+    description="Every minute, requests the rewrite while a V1 generation that can still hold rows is not in the V2 "
+    "tables and a node is not marked as rewritten.",
 )
 @skip_unless_writable
 def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """`request_rewrite` on this home and this instance."""
+    """Run `request_rewrite` on this home and instance."""
     return request_rewrite(home.lake(), clock.clock(), home.settings(), context.instance, context.cursor)
 
 
 def request_scheduled_rewrite(
     lake: Lake, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
-    """Request a rewrite run at `moment`, unless there is nothing to do or a run is active."""
-    idle = _idle_reason(lake, settings)
-    return SkipReason(idle) if idle else request_run_unless_active(instance, REWRITE_JOB, moment)
+    """Request a rewrite at `moment`, unless there is nothing to rewrite or a run is active."""
+    return request_scheduled_run(instance, REWRITE_JOB, moment, _describe_no_rewrite(lake, settings))
 
 
 @schedule(
@@ -259,22 +234,23 @@ def request_scheduled_rewrite(
     job_name=REWRITE_JOB,
     cron_schedule=REWRITE_CRON,
     default_status=DefaultScheduleStatus.STOPPED,
-    description="The rewrite without the sensor: every hour, until every node is marked. Both may be on at once.",
+    description="Every hour, requests the rewrite until every node is marked as rewritten. An alternative to the "
+    "sensor `v1_leftovers`; both may be on.",
 )
 @skip_unless_writable
 def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
-    """`request_scheduled_rewrite` on this home and this instance."""
+    """Run `request_scheduled_rewrite` on this home and instance."""
     return request_scheduled_rewrite(home.lake(), home.settings(), context.instance, context.scheduled_execution_time)
 
 
-def _idle_reason(lake: Lake, settings: Settings) -> str | None:
-    """Return the reason why there is nothing to run regardless of the generations, or None."""
+def _describe_no_rewrite(lake: Lake, settings: Settings) -> str | None:
+    """Return why no rewrite is needed, whichever generations there are; None if one may be."""
     if procedure.has_no_v1_streams(lake):
         return "there is no V1 streams table"
     if settings.dont_rewrite_streams:
-        return "dont_rewrite_streams is set"
+        return "the setting dont_rewrite_streams is on"
     if not procedure.nodes_without_rewrite_marker(lake):
-        return "no node of the ring is unmarked"
+        return "every node of the ring is marked as rewritten"
     return None
 
 

@@ -78,7 +78,7 @@ def _build_results(
                 asset_key=asset_key_from_table(step.table),
                 check_name=str(name),
                 passed=verdict.passed,
-                description=verdict.message or f"It held when {verdict.entry_point} asked.",
+                description=verdict.message or f"Passed, judged by {verdict.entry_point}.",
                 metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.entry_point},
                 blocking=True,
                 partition=partition,

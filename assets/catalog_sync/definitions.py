@@ -14,17 +14,16 @@ from resources.home import HomeResource
     name="catalogue",
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Tells Dagster what was written without it, by a command or another program: partitions, events with "
-    "the commit, its writer and the digest, and check results. Takes away the partitions of generations that were "
-    "withdrawn or removed. Starts no run and no JVM; a home that Dagster never saw is told over some ticks.",
+    description="Every 30 seconds, reports to Dagster what other programs wrote: partitions, materializations and "
+    "check results. Removes partitions of withdrawn and removed generations. Starts no run.",
 )
 def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SkipReason:
-    """`sync_catalog` on this home and this instance. The cursor only says at which state nothing was left to tell."""
+    """Run `sync_catalog` on this home and instance. The cursor holds the last state that was reported completely."""
     lake = home.lake()
     add_hour_partitions(lake, clock.clock(), context.instance)
     state = describe_table_versions(lake)
     if context.cursor == state:
-        return SkipReason("nothing has been written since all was told")
+        return SkipReason("everything that was written is reported")
     repository = context.repository_def
     assert repository is not None
     summary = sync_catalog(lake, context.instance, repository.asset_graph)
@@ -35,14 +34,14 @@ def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: Clock
 GENERATIONS_SPEC = build_table_spec(
     GENERATIONS,
     group="generations",
-    description="Written with a generation's timestamp and when its join has ended. No asset makes it: it is what each "
-    "step of a join leaves beside its table.",
+    description="Written by the steps of a join with a generation's timestamp and at the end of the join. No asset "
+    "materializes it.",
 )
 CDC_TABLES_SPEC = build_table_spec(
     CDC_TABLES,
     group="cdc_log",
-    description="Written by `cdc-platform tables` and by CQL scripts: which tables have a log, and how long its rows "
-    "live.",
+    description="Lists the CDC-enabled tables and the TTLs of their logs. Written by `cdc-platform tables` and CQL "
+    "scripts.",
 )
 
 DEFINED = Definitions(assets=[GENERATIONS_SPEC, CDC_TABLES_SPEC], sensors=[catalogue])

@@ -79,9 +79,9 @@ class SyncSummary:
 
     def __str__(self) -> str:
         return (
-            f"told {self.events} events and {self.results} check results, added {len(self.added)} partitions, took "
-            f"away {len(self.removed)}"
-            + ("; more is left" if self.left else "")
+            f"reported {self.events} events and {self.results} check results; added {len(self.added)} partitions, "
+            f"removed {len(self.removed)}"
+            + ("; the next tick continues" if self.left else "")
             + (f"; {self.refused}" if self.refused else "")
         )
 
@@ -137,40 +137,40 @@ def _report_partition(
     lake: Lake,
     instance: DagsterInstance,
     graph: AssetGraph,
-    each: StoredPartition,
-    beside: Sequence[StoredPartition],
+    stored: StoredPartition,
+    siblings: Sequence[StoredPartition],
     known: _ReportedVersions,
     unfinished: _ActiveRuns,
-    told: SyncSummary,
+    summary: SyncSummary,
 ) -> None:
     """Report one partition's event, unless Dagster has it or an active run is about to report it."""
-    if not graph.has(each.asset):
+    if not graph.has(stored.asset):
         return
-    content = each.content(lake)
-    if content is None or known.version(each.asset, each.partition) == content.version:
+    content = stored.content(lake)
+    if content is None or known.version(stored.asset, stored.partition) == content.version:
         return
-    change = find_last_write(lake, each.part)
+    change = find_last_write(lake, stored.part)
     commit_info = None if change is None else change.commit.envelope
     if commit_info is not None and unfinished.is_under_way(commit_info.speaker.run):
-        told.left = True
+        summary.left = True
         return
-    node = graph.get(each.asset)
+    node = graph.get(stored.asset)
     spec = AssetEventSpec(
-        each.asset, sorted(node.parent_keys), node.code_version, node.metadata.get(LINEAGE_METADATA_KEY)
+        stored.asset, sorted(node.parent_keys), node.code_version, node.metadata.get(LINEAGE_METADATA_KEY)
     )
     shared = [parent for parent in node.parent_keys if graph.get(parent).partitions_def != node.partitions_def]
     at_ms = None if change is None else change.commit.at_ms
-    due = None if at_ms is None else _input_versions_at(lake, beside, at_ms)
+    due = None if at_ms is None else _input_versions_at(lake, siblings, at_ms)
     event = build_partition_event(
-        instance, spec, each.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
+        instance, spec, stored.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
     )
     instance.report_runless_asset_event(event)
-    told.events += 1
+    summary.events += 1
 
 
-def _input_versions_at(lake: Lake, beside: Sequence[StoredPartition], at_ms: int) -> InputVersionLookup:
+def _input_versions_at(lake: Lake, siblings: Sequence[StoredPartition], at_ms: int) -> InputVersionLookup:
     """Return a lookup of the version that each input in the generation had when a commit was made at `at_ms` (ms)."""
-    inputs = {partition.asset: partition for partition in beside}
+    inputs = {partition.asset: partition for partition in siblings}
 
     def due(parent: AssetKey) -> str | None:
         stored = inputs.get(parent)
@@ -193,7 +193,7 @@ def _sync_partitions(
     instance: DagsterInstance,
     names: Sequence[GenerationNames],
     others: Iterable[StoredPartition],
-    told: SyncSummary,
+    summary: SyncSummary,
 ) -> None:
     """Add partitions for stored content, and remove those of generations that were withdrawn or removed."""
     existing = set(instance.get_dynamic_partitions(_partitions_name(GENERATION_PARTITIONS)))
@@ -201,58 +201,58 @@ def _sync_partitions(
     wanted = [name.key for name in names if not name.is_removed]
     gone = {name.key for name in names if name.is_removed}
     gone |= {known.of(generation) for generation in known.withdrawn if generation in known.by_generation}
-    for partition in _verify_removed(lake, instance, sorted(existing & gone - set(wanted))[:MAX_PARTITIONS], told):
+    for partition in _verify_removed(lake, instance, sorted(existing & gone - set(wanted))[:MAX_PARTITIONS], summary):
         instance.delete_dynamic_partition(_partitions_name(GENERATION_PARTITIONS), partition)
-        told.removed.append(partition)
+        summary.removed.append(partition)
     _add_partitions(
-        instance, _partitions_name(GENERATION_PARTITIONS), [name for name in wanted if name not in existing], told
+        instance, _partitions_name(GENERATION_PARTITIONS), [name for name in wanted if name not in existing], summary
     )
     for asset, partitions in table_contents.group_by_asset(iter(others)).items():
-        for definition, of_it in (
+        for definition, tables in (
             (TABLET_TABLE_PARTITIONS, table_contents.TABLET_STATE_TABLES),
             (HOUR_PARTITIONS, (table_contents.CONSUMED_HOURS,)),
         ):
-            if asset in [asset_key_from_table(table) for table in of_it]:
-                _add_missing_partitions(instance, _partitions_name(definition), partitions, told)
+            if asset in [asset_key_from_table(table) for table in tables]:
+                _add_missing_partitions(instance, _partitions_name(definition), partitions, summary)
         if asset == table_contents.CDC_LOG_KEY:
-            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), partitions, told)
+            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), partitions, summary)
 
 
-def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], told: SyncSummary) -> list[str]:
+def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], summary: SyncSummary) -> list[str]:
     """Return the partitions that the verified tables confirm as gone.
 
-    If the tables are not as committed, return none and set the reason in `told.refused`.
+    If the tables are not as committed, return none and set the reason in `summary.refused`.
     """
     if not partitions:
         return []
     try:
-        deciding = get_verified_lake(lake, "taking partitions away")
+        deciding = get_verified_lake(lake, "removing partitions")
         deciding.verify(BOOTSTRAP_EVENTS)
         list_generation_names(deciding, read_generation_keys(deciding, instance))
     except NotAsCommitted as error:
-        told.refused = str(error)
+        summary.refused = str(error)
         return []
     return partitions
 
 
 def _add_missing_partitions(
-    instance: DagsterInstance, name: str, several: Iterable[StoredPartition], told: SyncSummary
+    instance: DagsterInstance, name: str, partitions: Iterable[StoredPartition], summary: SyncSummary
 ) -> None:
     existing = set(instance.get_dynamic_partitions(name))
     _add_partitions(
         instance,
         name,
-        [stored.partition for stored in several if stored.partition and stored.partition not in existing],
-        told,
+        [stored.partition for stored in partitions if stored.partition and stored.partition not in existing],
+        summary,
     )
 
 
-def _add_partitions(instance: DagsterInstance, name: str, partitions: Sequence[str], told: SyncSummary) -> None:
+def _add_partitions(instance: DagsterInstance, name: str, partitions: Sequence[str], summary: SyncSummary) -> None:
     now = list(partitions[:MAX_PARTITIONS])
     if now:
         instance.add_dynamic_partitions(name, now)
-        told.added += now
-    told.left = told.left or len(partitions) > len(now)
+        summary.added += now
+    summary.left = summary.left or len(partitions) > len(now)
 
 
 def _partitions_name(definition: object) -> str:

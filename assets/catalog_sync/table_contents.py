@@ -119,10 +119,10 @@ def describe_table_versions(lake: Lake) -> str:
     return "/".join(str(lake.version(table)) for table in (*WATCHED_TABLES, *logs))
 
 
-def group_by_asset(held: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:
+def group_by_asset(partitions: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:
     """Group stored partitions by asset."""
-    ordered = sorted(held, key=lambda each: each.asset)
-    return {asset: list(partitions) for asset, partitions in groupby(ordered, key=lambda each: each.asset)}
+    ordered = sorted(partitions, key=lambda partition: partition.asset)
+    return {asset: list(partitions) for asset, partitions in groupby(ordered, key=lambda partition: partition.asset)}
 
 
 def _partitions_by_columns(

@@ -54,7 +54,7 @@ INGESTED_LOG = Table(
     "ingested_log",
     pa.schema(list(log_table(TableSchema("keyspace", "table", (), CdcOptions())).schema)),
     keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
-    comment="The CDC log of one table of a live cluster, `<keyspace>.<table>_scylla_cdc_log` in that cluster's home",
+    comment="CDC log of one table of a live cluster, `<keyspace>.<table>_scylla_cdc_log` in that cluster's home",
 )
 """Stands for all ingested logs."""
 
@@ -65,14 +65,14 @@ INGESTED_LOG = Table(
     spark=True,
     deps=[AssetKey(["platform", "observed_cluster"])],
     partitions=INGESTED_LOG_PARTITIONS,
-    description="Materialise a table's partition, `cluster/keyspace.table`, to bring in what is new in its log, each "
-    "row once, as `cdc-platform ingest` does. From then on the schedule `live_logs` keeps it up, and the table itself "
-    "where `cdc-platform ingest --current` has begun to keep it.",
+    description="Materializing a partition, `cluster/keyspace.table`, ingests new rows of that CDC log exactly once, "
+    "like `cdc-platform ingest`. The schedule `live_logs` repeats it, and updates the table itself if it is "
+    "replicated.",
 )
 def ingested_log(
     context: AssetExecutionContext, home: HomeResource, clock: ClockResource, spark: SparkResource
 ) -> MaterializeResult:
-    """Bring in what is new in one log."""
+    """Ingest new rows of one log."""
     watch = Stopwatch()
     with platform_errors_as_failures():
         name, keyspace, table = parse_log_partition(context.partition_key)
@@ -85,7 +85,7 @@ def ingested_log(
             format_us(window.set_us),
             format_us(window.after_us),
             format_us(window.until_us),
-            "passed over" if window.chosen is None else f"{window.chosen.way}{', to catch up' * window.catch_up}",
+            "skipped" if window.chosen is None else f"{window.chosen.way}{', to catch up' * window.catch_up}",
             0 if window.chosen is None else window.chosen.requests,
             window.requests,
             window.rows,
@@ -97,7 +97,7 @@ def ingested_log(
     metadata = {
         "late_rows": done.late,
         "read_up_to": format_us(done.position_us),
-        "read_again_up_to": "" if done.second_pass_us is None else format_us(done.second_pass_us),
+        "second_pass_up_to": "" if done.second_pass_us is None else format_us(done.second_pass_us),
         "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": build_rows_preview(columns, windows),
         "gaps": build_rows_preview(
@@ -109,18 +109,18 @@ def ingested_log(
         ),
     }
     if done.waiting_for is not None:
-        metadata["held"] = done.waiting_for
+        metadata["waiting_for"] = done.waiting_for
     if done.current is not None:
         current = done.current
         metadata |= {
             "table_rows": current.rows,
             "table_inexact_rows": current.inexact,
             "table_as_of": format_us(current.as_of_us),
-            "table_slices_written": f"{current.slices} of {current.of_slices}",
-            "table_rows_read_again": current.read_again,
+            "table_ranges_written": f"{current.slices} of {current.of_slices}",
+            "table_rows_reread": current.read_again,
         }
     content = read_partition_content(lake, GenerationRows(log_table(read_table_schema(lake, keyspace, table)), {}))
-    return build_materialize_result(lake, content, rows=done.rows, watch=watch, told=metadata)
+    return build_materialize_result(lake, content, rows=done.rows, watch=watch, metadata=metadata)
 
 
 @multi_asset_check(
@@ -131,7 +131,7 @@ def ingested_log(
 def audit_ingested_log(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge whether rows of one log, or of all logs of live clusters, were lost before they were read."""
+    """Judge whether rows of a log, or of all logs of live clusters, were lost before they were read."""
     here = home.home()
 
     def audit(partition: str | None) -> FamilyFindings:
@@ -154,7 +154,7 @@ def audit_ingested_log(
 ingest_log = define_asset_job(
     INGEST_JOB,
     selection=AssetSelection.assets(ingested_log),
-    description="Brings in what is new in the CDC log of one table of a live cluster.",
+    description="Ingests new rows of the CDC log of one table of a live cluster.",
     executor_def=in_process_executor,
 )
 
@@ -185,8 +185,11 @@ def request_scheduled_ingests(
     ]
     if requests:
         return requests
-    under_way = [f"{name}: run {running[name]} is under way" for name in started if name in running]
-    return SkipReason("; ".join(under_way) or "no log of a live cluster was brought in yet; begin one by hand")
+    under_way = [f"{name}: run {running[name]} is in progress" for name in started if name in running]
+    return SkipReason(
+        "; ".join(under_way)
+        or "no log of a live cluster has been ingested yet; materialize a partition of ingested_log first"
+    )
 
 
 @schedule(
@@ -194,10 +197,11 @@ def request_scheduled_ingests(
     job_name=INGEST_JOB,
     cron_schedule="* * * * *",
     default_status=DefaultScheduleStatus.STOPPED,
-    description="Every minute: brings in what is new in each log of a live cluster that was brought in once by hand.",
+    description="Every minute, requests the ingest of each log of a live cluster that was ingested before. Start the "
+    "first ingest by hand.",
 )
 def live_logs(context: ScheduleEvaluationContext, home: HomeResource) -> list[RunRequest] | SkipReason:
-    """`request_scheduled_ingests` on this home and this instance."""
+    """Run `request_scheduled_ingests` on this home and instance."""
     return request_scheduled_ingests(home.home(), context.instance, context.scheduled_execution_time.isoformat())
 
 

@@ -65,12 +65,12 @@ OBSERVED_CLUSTER = Table(
     pa.schema(
         [
             column("host_id", pa.string(), "a node of the cluster"),
-            column("time", TIMESTAMP, "a generation that it has published"),
-            column("table_name", pa.string(), "a table of it that has a CDC log"),
+            column("time", TIMESTAMP, "a generation that the cluster has published"),
+            column("table_name", pa.string(), "a CDC-enabled table of the cluster"),
         ]
     ),
     keys=("host_id", "time", "table_name"),
-    comment="What was seen of a live cluster, in the home of that cluster: nodes, generations, tables with a log",
+    comment="A live cluster as observed, in its own home: nodes, generations and CDC-enabled tables",
 )
 """Stands for the tables in the homes of clusters."""
 _sessions = SessionPool()
@@ -83,10 +83,11 @@ AlertCallback = Callable[[ScyllaCluster, MetadataSnapshot | PlatformError], None
     group="clusters",
     spark=False,
     partitions=CLUSTER_PARTITIONS,
-    description="Materialise a cluster's partition to look at it once, as `cdc-platform observe` does.",
+    description="Materializing a partition observes that cluster once, like `cdc-platform observe`, and imports what "
+    "is new.",
 )
 def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
-    """Look at one cluster, and take in what is new."""
+    """Observe one cluster, and import what is new."""
     watch = Stopwatch()
     with platform_errors_as_failures():
         cluster = registry.find_cluster(home.home(), context.partition_key)
@@ -109,7 +110,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         "left_out": build_rows_preview(("who", "why"), ((issue.who, issue.line) for issue in seen.incomplete)),
     }
     content = read_partition_content(lake, GenerationRows(GENERATION_TIMESTAMPS, {}))
-    return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, told=metadata)
+    return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, metadata=metadata)
 
 
 @multi_asset_check(
@@ -120,7 +121,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
 def audit_observed_cluster(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge whether the last look at a cluster, or at each of them, took in all that is listed there."""
+    """Judge whether the last observation of a cluster, or of each, imported all that the cluster lists."""
     here = home.home()
 
     def audit(partition: str | None) -> FamilyFindings:
@@ -134,7 +135,7 @@ def audit_observed_cluster(
 observe_cluster_job = define_asset_job(
     OBSERVE_JOB,
     selection=AssetSelection.assets(observed_cluster),
-    description="Looks at one live cluster, by SELECT alone, and takes in what is new.",
+    description="Observes one live cluster by SELECT statements only, and imports what is new.",
     executor_def=in_process_executor,
 )
 
@@ -150,33 +151,38 @@ def request_observations(
     clusters = registry.list_clusters(home)
     missing = sorted({cluster.name for cluster in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
     requests: list[RunRequest] = []
-    remarks: list[str] = []
+    reasons: list[str] = []
     for cluster in clusters:
         seen = _read_fingerprint(sessions, cluster)
         if alerts is not None:
             alerts(cluster, seen)
         if isinstance(seen, PlatformError):
-            remarks.append(str(seen))
+            reasons.append(str(seen))
             continue
         if seen.mark == read_last_fingerprint(cluster):
             newest = seen.identity.newest_ms
-            remarks.append(f"{cluster.name} is as it was, generation {'none' if newest is None else format_ms(newest)}")
+            reasons.append(
+                f"{cluster.name} has not changed; newest generation {'none' if newest is None else format_ms(newest)}"
+            )
             continue
-        wish = request_run(
+        attempt = request_run(
             instance,
             OBSERVE_JOB,
             f"{cluster.name}/{seen.mark[:16]}",
             state=(FINGERPRINT_TAG, seen.mark[:16]),
             partition=cluster.name,
         )
-        if wish.request is not None:
-            requests.append(wish.request)
+        if attempt.request is not None:
+            requests.append(attempt.request)
         else:
-            remarks.append(f"{cluster.name}: a look at it is under way, or was tried {len(wish.ended)} times")
+            remedy = f"run: cdc-platform observe {cluster.name}"
+            reasons.append(attempt.skip_reason(f"observe {cluster.name}", remedy) or "")
     return SensorResult(
         run_requests=requests,
         dynamic_partitions_requests=[CLUSTER_PARTITIONS.build_add_request(missing)] if missing else [],
-        skip_reason=None if requests else "; ".join(remarks) or "no cluster is known by name",
+        skip_reason=None
+        if requests
+        else "; ".join(reasons) or "no cluster is registered; register one with: cdc-platform cluster add",
     )
 
 
@@ -197,14 +203,14 @@ def build_hook_callback(home: HomeLocation, clock: Clock, warn: Callable[[str], 
     if not program:
         return lambda cluster, seen: forget_alerts(cluster)
 
-    def tell(cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError) -> None:
+    def alert(cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError) -> None:
         try:
             hook = Hook.find(home, program, home.settings.cluster_hook_ms)
             send_alerts(cluster, hook, clock, seen, warn, begun)
         except PlatformError as error:
             warn(str(error))
 
-    return tell
+    return alert
 
 
 @sensor(
@@ -212,12 +218,11 @@ def build_hook_callback(home: HomeLocation, clock: Clock, warn: Callable[[str], 
     job_name=OBSERVE_JOB,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Every 30 seconds: asks for a look at each live cluster whose nodes, generations, stream sets or "
-    "schema have changed. A tick is a few small queries a cluster, over one session that stays open. The setting "
-    "`cluster_hook` names a program that is told of each change.",
+    description="Every 30 seconds, requests an observation of each live cluster whose nodes, generations, stream sets "
+    "or schema changed. Runs the program of the setting `cluster_hook` for each change.",
 )
 def changed_clusters(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """`request_observations` on this home and this instance."""
+    """Run `request_observations` on this home and instance."""
     opened = home.home()
     return request_observations(
         opened, context.instance, _sessions, build_hook_callback(opened, clock.clock(), context.log.warning)

@@ -27,7 +27,7 @@ from assets.failures import RETRY_POLICY, platform_errors_as_failures
 from assets.join.partition_keys import get_joined_generation_id, read_step_content
 from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME, get_requested_partitions, read_generation_keys
-from assets.run_requests import RunAttempt, request_run, skip_unless_writable
+from assets.run_requests import read_versions, request_run, skip_unless_writable
 from assets.specs import asset_key_from_table, compute_code_version, pool_from_table, table_asset
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, is_shared_lock_held
 from cdc_platform.errors import NotFound
@@ -51,18 +51,18 @@ MAX_NEW_PARTITIONS = 1000
 
 
 class JoiningNode(Config):
-    """A node that is to be queued, as in the file of `cdc-platform bootstrap FILE`. Without a host_id nothing is."""
+    """The node to queue, as in the file of `cdc-platform bootstrap FILE`."""
 
-    host_id: str = Field(default="", description="UUID of the node; empty: nothing is queued, the inbox is reported")
+    host_id: str = Field(default="", description="UUID of the node; empty: report the inbox, queue nothing")
     address: str = Field(default="10.0.0.4", description="address of the node")
     datacenter: str = Field(default="datacenter1", description="datacenter of the node")
     rack: str = Field(default="rack1", description="rack of the node")
     tokens: list[str] = Field(
-        default=[], description="its tokens, in quotes: a browser would round integers beyond 2^53; else num_tokens"
+        default=[], description="its tokens, quoted because browsers round integers above 2^53; default: num_tokens"
     )
     num_tokens: int = Field(
         default=16,
-        description="how many tokens to draw, where none are named; 0: a zero-token node",
+        description="number of random tokens if `tokens` is empty; 0: a zero-token node",
     )
     shard_count: int = Field(default=4, description="shards of the node, 1 to 4096")
     ignore_msb: int = Field(default=12, description="ignored most significant bits, 0 to 31; usually 12")
@@ -86,11 +86,8 @@ class JoiningNode(Config):
     spark=False,
     partitions=GENERATION_PARTITIONS,
     code=INBOX_CODE_MODULES,
-    description="Each event is a partition: that of the generation that it makes. To queue a node, open the launchpad "
-    f"of the job [{BOOTSTRAP_JOB}]({LAUNCHPAD_PATH}), type the host_id of the node and look at the other "
-    "fields; the same "
-    "node twice is one event. The sensor `waiting_joins` adds the partition of every event and asks for the joins one "
-    "at a time. Materialising a partition writes nothing: it reports its event.",
+    description="One partition per queued node: the generation that its join creates. Queue a node in the launchpad "
+    f"of the job [{BOOTSTRAP_JOB}]({LAUNCHPAD_PATH}). Materializing a partition reports its event and writes nothing.",
 )
 def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
     """Report the events of generations."""
@@ -110,20 +107,20 @@ def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> Mate
 
 @op(pool=pool_from_table(BOOTSTRAP_EVENTS), retry_policy=RETRY_POLICY)
 def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource) -> None:
-    """Queue the node of the config, if there is one, and report what waits."""
+    """Queue the node of the config, if there is one, and report the inbox."""
     lake = home.lake()
     metadata: dict[str, Any] = {}
     with platform_errors_as_failures():
         request = config.request()
         if request is None:
-            context.log.warning("Nothing is queued: type the host_id of the node that is to join.")
+            context.log.warning("Queued nothing: enter the host_id of the joining node.")
         elif request.is_zero_token:
             joined = join_zero_token_node(lake, request)
-            context.log.info(f"Node {joined.node.host_id} has no tokens: it joined, and no generation is made.")
+            context.log.info(f"Node {joined.node.host_id} has no tokens: it joined without a new generation.")
             metadata = {"host_id": str(joined.node.host_id), "status": joined.node.status}
         else:
             queued = inbox.queue_join(lake, clock.clock(), request)
-            context.log.info(f"Event {queued.event_id}: generation {queued.generation_id} waits.")
+            context.log.info(f"Event {queued.event_id}: queued generation {queued.generation_id}.")
             _log_event(context, lake, queued)
             metadata = {"event_id": queued.event_id, "generation_id": queued.generation_id}
         waiting = inbox.read_pending_events(lake)
@@ -131,13 +128,14 @@ def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResou
     rows = [
         (number, names.of(join.generation_id), join.host_id, join.event_id) for number, join in enumerate(waiting, 1)
     ]
-    queue = build_rows_preview(("turn", "generation", "host_id", "event_id"), rows)
+    queue = build_rows_preview(("position", "generation", "host_id", "event_id"), rows)
     context.add_output_metadata(metadata | {"waiting": len(waiting), "queue": queue})
 
 
 @job(
     name=BOOTSTRAP_JOB,
-    description="Queue a joining node: open the launchpad and type its host_id into the example.",
+    description="Queues a joining node. Open the launchpad and enter its host_id; queueing the same node twice is one "
+    "event.",
     executor_def=in_process_executor,
 )
 def bootstrap() -> None:
@@ -150,7 +148,7 @@ def _log_event(context: OpExecutionContext, lake: Lake, queued: inbox.BootstrapE
     partition = read_generation_keys(lake, context.instance).of(queued.generation_id)
     context.instance.add_dynamic_partitions(GENERATIONS_NAME, [partition])
     metadata = {"event_id": queued.event_id, "generation_id": queued.generation_id}
-    content = replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1, told=metadata)
+    content = replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1, metadata=metadata)
     spec = AssetEventSpec(asset_key_from_table(BOOTSTRAP_EVENTS), (), compute_code_version(*INBOX_CODE_MODULES))
     context.log_event(
         build_partition_event(context.instance, spec, partition, content, find_last_write(lake, content.part))
@@ -171,24 +169,26 @@ def request_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> S
     Everything is derived from the tables and from existing runs, so a lost cursor loses nothing. The cursor only names
     the versions at which nothing was unfinished, so that ticks of a quiet platform read no rows.
     """
-    versions = f"{lake.version(BOOTSTRAP_EVENTS)}/{lake.version(LEDGER)}"
+    versions = read_versions(lake, (BOOTSTRAP_EVENTS, LEDGER))
     if cursor == versions:
-        return SensorResult(skip_reason="nothing has changed since every join was finished", cursor=versions)
+        return SensorResult(skip_reason="nothing has changed since the inbox was empty", cursor=versions)
     waiting = inbox.read_pending_events(lake)
     if not waiting:
-        return SensorResult(skip_reason="no node waits to join", cursor=versions)
+        return SensorResult(skip_reason="the inbox is empty", cursor=versions)
     names = read_generation_keys(lake, instance)
     partitions = _missing_partitions(instance, names, waiting)
     added = [GENERATION_PARTITIONS.build_add_request(partitions)] if partitions else []
     if is_shared_lock_held(lake, JOIN_COMMANDS_LOCK):
-        reason = f"a command makes joins here, and is left to it; {len(waiting)} wait"
+        reason = f"a command is running joins in this home; {len(waiting)} queued"
         return SensorResult(skip_reason=reason, dynamic_partitions_requests=added)
     # A command that has ended since may have finished what was pending when this was read.
     if inbox.read_pending_events(lake)[:1] != waiting[:1]:
-        return SensorResult(skip_reason="the first in the inbox has just joined", dynamic_partitions_requests=added)
+        return SensorResult(
+            skip_reason="the first node of the inbox has just joined", dynamic_partitions_requests=added
+        )
     result = _request_join_run(instance, names, waiting[0])
     if isinstance(result, str):
-        return SensorResult(skip_reason=f"{result}; {len(waiting)} wait", dynamic_partitions_requests=added)
+        return SensorResult(skip_reason=f"{result}; {len(waiting)} queued", dynamic_partitions_requests=added)
     return SensorResult(run_requests=[result], dynamic_partitions_requests=added)
 
 
@@ -197,12 +197,12 @@ def request_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> S
     job_name=JOIN_JOB,
     minimum_interval_seconds=5,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Adds a partition for every node that waits to join; asks for the join of the one whose turn it is. "
-    "A sensor and not an automation condition, because joins are taken one at a time in the order of the inbox.",
+    description="Every 5 seconds, adds a partition for every queued node, and requests the join of the first one. "
+    "Joins run one at a time, in the order of the inbox.",
 )
 @skip_unless_writable
 def waiting_joins(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`request_join` on this home and this instance."""
+    """Run `request_join` on this home and instance."""
     return request_join(home.lake(), context.instance, context.cursor)
 
 
@@ -216,10 +216,10 @@ def _request_join_run(instance: DagsterInstance, names: GenerationKeys, join: Pe
     """Return the run request that this join needs now, or the reason why there is none."""
     generation_id, partition = join.generation_id, names.of(join.generation_id)
     tags = build_join_tags(names, generation_id, join.event_id)
-    wish = request_run(instance, JOIN_JOB, generation_id, partition=partition, any_job=True, tags=tags)
-    if wish.active is not None:
-        return f"generation {generation_id} is being joined by run {wish.active.run_id}"
-    return wish.request or _exhausted_reason(join, wish)
+    attempt = request_run(instance, JOIN_JOB, generation_id, partition=partition, any_job=True, tags=tags)
+    withdraw = f"cdc-platform bootstrap --withdraw {join.event_id}"
+    remedy = f"materialize the partition by hand, or withdraw the event with: {withdraw}"
+    return attempt.request or attempt.skip_reason(f"join generation {generation_id}", remedy) or ""
 
 
 def build_join_tags(names: GenerationKeys, generation_id: str, event_id: str) -> dict[str, str]:
@@ -229,12 +229,3 @@ def build_join_tags(names: GenerationKeys, generation_id: str, event_id: str) ->
         "cdc_platform/generation": generation_id,
         "cdc_platform/node": names.by_generation[generation_id].address,
     }
-
-
-def _exhausted_reason(join: PendingEvent, wish: RunAttempt) -> str:
-    return (
-        f"the join of generation {join.generation_id} did not succeed in {len(wish.ended)} runs, the last is "
-        f"{wish.ended[0].run_id}: "
-        "mend what it names and materialise the partition by hand, or take the event back with: "
-        f"cdc-platform bootstrap --withdraw {join.event_id}"
-    )

@@ -42,8 +42,8 @@ def read_step_content(lake: Lake, partition: str, table: Table) -> PartitionCont
     return PartitionContent(part, read_generation_digest(lake, names, table) or 0, lake.path(part.table))
 
 
-def filter_finished_joins(lake: Lake, partitions: Sequence[str], tell: Callable[[str], None]) -> Iterator[str]:
-    """Yield those partitions whose join is finished; pass the reason for each skipped one to `tell`."""
+def filter_finished_joins(lake: Lake, partitions: Sequence[str], on_skip: Callable[[str], None]) -> Iterator[str]:
+    """Yield those partitions whose join is finished; pass the reason for each skipped one to `on_skip`."""
     for partition in partitions:
         try:
             generation_id = get_joined_generation_id(lake, partition)
@@ -51,9 +51,9 @@ def filter_finished_joins(lake: Lake, partitions: Sequence[str], tell: Callable[
             if done:
                 generations.read_generation_id(lake, generation_id)
         except PlatformError as error:
-            tell(f"{partition} is left as it is: {error}")
+            on_skip(f"Skipped {partition}: {error}")
             continue
         if done:
             yield partition
         else:
-            tell(f"{partition} is left to the sensor waiting_joins: it waits in the inbox, and joins take turns")
+            on_skip(f"Skipped {partition}: queued; joins run one at a time (sensor waiting_joins)")

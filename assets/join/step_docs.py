@@ -34,18 +34,18 @@ class StepReport:
     """The number of rows that a step wrote for its generation, and the metadata of the run."""
 
     rows: int
-    told: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StepDocs:
-    """A step as an asset: its group and description, whether it writes on Spark, and `tell`, which reports a run."""
+    """A step as an asset: its group and description, whether it runs on Spark, and `report`, which describes a run."""
 
     group: str
     spark: bool
     description: str
     sources: ColumnSources
-    tell: Callable[[JoinContext, Any, Logger], StepReport]
+    report: Callable[[JoinContext, Any, Logger], StepReport]
 
 
 def _report_description(joining: JoinContext, made: DescribedGeneration, log: Logger) -> StepReport:
@@ -108,8 +108,8 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
     TOPOLOGY_DESCRIPTIONS: StepDocs(
         group="generations",
         spark=True,
-        description="Generated from the ring as it stands and the tokens of the node whose turn it is. The random "
-        "bits of a stream ID are a hash of generation, range and shard: materialised again, it has the same bytes.",
+        description="Generated from the current ring and the tokens of the joining node. It is deterministic: "
+        "materializing it again gives the same bytes.",
         sources={
             "generation_id": [(BOOTSTRAP_EVENTS, "generation_id")],
             "range_end": _TOKEN_COLUMNS,
@@ -119,13 +119,13 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
             "streams": [(BOOTSTRAP_EVENTS, "generation_id"), *_SHARDING_COLUMNS],
             "ignore_msb": _MSB_COLUMNS,
         },
-        tell=_report_description,
+        report=_report_description,
     ),
     GENERATION_DESCRIPTIONS_V2: StepDocs(
         group="generations",
         spark=True,
-        description="The audited description, each row with the number of rows that the whole has: a reader that "
-        "finds fewer refuses the generation.",
+        description="The audited description, with the total number of rows in each row: readers reject an incomplete "
+        "generation.",
         sources={
             "id": [(TOPOLOGY_DESCRIPTIONS, "generation_id")],
             "range_end": [(TOPOLOGY_DESCRIPTIONS, "range_end")],
@@ -133,46 +133,47 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
             "num_ranges": [(TOPOLOGY_DESCRIPTIONS, "range_end")],
             "streams": [(TOPOLOGY_DESCRIPTIONS, "streams")],
         },
-        tell=_report_insert,
+        report=_report_insert,
     ),
     CDC_LOCAL: StepDocs(
         group="generations",
         spark=False,
-        description="The inserted generation gets its timestamp, by default 65 s from now: twice the ring delay and "
-        "the leeway. The timestamp is chosen once; materialised again, the same one comes out.",
+        description="Gives the generation its timestamp, by default 65 s from now: twice the ring delay plus the "
+        "leeway. Materializing it again keeps the timestamp.",
         sources={
             "host_id": [(BOOTSTRAP_EVENTS, "host_id")],
             "streams_timestamp": [(GENERATIONS, "time")],
             "uuid": [(GENERATION_DESCRIPTIONS_V2, "id")],
         },
-        tell=_report_introduction,
+        report=_report_introduction,
     ),
     NODES: StepDocs(
         group="generations",
         spark=False,
-        description="The node that introduces the generation becomes NORMAL. The generation of the next node is "
-        "made from this ring.",
+        description="Sets the joining node to NORMAL. The next node's generation is made from this ring.",
         sources={
             name: [(BOOTSTRAP_EVENTS, name)] for name in NODES.schema.names if name in BOOTSTRAP_EVENTS.schema.names
         },
-        tell=_report_admission,
+        report=_report_admission,
     ),
     STREAMS_DESCRIPTIONS_V2: StepDocs(
         group="publishing",
         spark=True,
-        description="Nodes race to publish and any number may: the rows are the same. Streams are in shard order.",
+        description="Publishes the streams of the generation by range. Several nodes may publish at once: they write "
+        "the same rows.",
         sources={
             "time": [(CDC_LOCAL, "streams_timestamp"), (STREAMS_DESCRIPTIONS, "time")],
             "range_end": [(GENERATION_DESCRIPTIONS_V2, "range_end"), (GENERATION_DESCRIPTIONS, "description")],
             "streams": [(GENERATION_DESCRIPTIONS_V2, "streams"), (GENERATION_DESCRIPTIONS, "description")],
         },
-        tell=_report_streams,
+        report=_report_streams,
     ),
     GENERATION_TIMESTAMPS: StepDocs(
         group="publishing",
         spark=False,
-        description="Readers that see a timestamp rely on all of its streams rows; so it is written last.",
+        description="Publishes the timestamp of the generation, after its streams: readers rely on the streams of "
+        "every timestamp that they see.",
         sources={"time": [(STREAMS_DESCRIPTIONS_V2, "time")]},
-        tell=_report_timestamp,
+        report=_report_timestamp,
     ),
 }

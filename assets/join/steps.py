@@ -53,47 +53,52 @@ from resources.home import HomeResource
 from resources.spark import SparkResource
 
 
-def _build_asset(step: JoinStep, shown: StepDocs) -> AssetsDefinition:
+def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:
     # The first step starts from the inbox.
     inputs = [asset_key_from_table(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
 
     @table_asset(
         step.table,
-        group=shown.group,
-        spark=shown.spark,
+        group=docs.group,
+        spark=docs.spark,
         deps=inputs,
         partitions=GENERATION_PARTITIONS,
-        description=shown.description,
-        sources=shown.sources,
+        description=docs.description,
+        sources=docs.sources,
         code=JOIN_CODE_MODULES,
     )
-    def materialise(
+    def materialize(
         context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> MaterializeResult:
         with platform_errors_as_failures():
             partitions = get_requested_partitions(context, "generations")
             if len(partitions) == 1:
                 watch, joining = Stopwatch(), _open_joining(context, spark, home, clock, partitions[0])
-                report = _run_step(joining, step, shown, context)
+                report = _run_step(joining, step, docs, context)
                 content = read_step_content(joining.lake, partitions[0], step.table)
                 return build_materialize_result(
-                    joining.lake, content, rows=report.rows, watch=watch, sources=shown.sources, told=report.told
+                    joining.lake,
+                    content,
+                    rows=report.rows,
+                    watch=watch,
+                    sources=docs.sources,
+                    metadata=report.metadata,
                 )
             contents = {}
             for partition in filter_finished_joins(home.lake(), partitions, context.log.info):
                 joining = _open_joining(context, spark, home, clock, partition)
-                report = _run_step(joining, step, shown, context)
+                report = _run_step(joining, step, docs, context)
                 content = read_step_content(joining.lake, partition, step.table)
-                content = replace(content, rows=report.rows, told=report.told)
+                content = replace(content, rows=report.rows, metadata=report.metadata)
                 contents[partition] = content, find_last_write(joining.lake, content.part)
         return log_partition_events(context, contents, inputs)
 
-    return materialise
+    return materialize
 
 
-def _run_step(joining: JoinContext, step: JoinStep, shown: StepDocs, context: AssetExecutionContext) -> StepReport:
+def _run_step(joining: JoinContext, step: JoinStep, docs: StepDocs, context: AssetExecutionContext) -> StepReport:
     steps = select_steps(joining.lake, joining.generation_id)
-    return shown.tell(joining, run_step(joining, steps, find_step(steps, step.table)), context.log)
+    return docs.report(joining, run_step(joining, steps, find_step(steps, step.table)), context.log)
 
 
 def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
@@ -101,7 +106,7 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
         can_subset=True,
         name=f"audit_{step.name}",
         specs=check_specs(step.table, audit.invariants, GENERATION_PARTITIONS),
-        description=f"Judge what the step {step.name} wrote, before the next step relies on it.",
+        description=f"Judges the rows of the step {step.name} before the next step reads them.",
         pool=pool_from_table(step.table),
     )
     def check(
@@ -110,9 +115,9 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
         names = context.selected_asset_check_keys
         if not context.has_partition_key and not context.has_partition_key_range:
             with platform_errors_as_failures():
-                look = start_judging(context, home.lake(), clock.clock(), None)
-                findings = audit.all_generations(look.lake, spark.workers())
-            yield from build_check_results(step.table, context, look, findings, GENERATION_FAMILY)
+                check_run = start_judging(context, home.lake(), clock.clock(), None)
+                findings = audit.all_generations(check_run.lake, spark.workers())
+            yield from build_check_results(step.table, context, check_run, findings, GENERATION_FAMILY)
             return
         partitions = get_run_partitions(context)
         multiple = len(partitions) > 1
@@ -158,7 +163,7 @@ JOIN_CHECKS = [_build_checks(step, step.audit) for step in V2_STEPS if step.audi
 join = define_asset_job(
     JOIN_JOB,
     selection=AssetSelection.assets(*JOIN_ASSETS),
-    description="A node joins: its generation is described, audited, inserted, given its timestamp, published. "
-    "Each step is idempotent; a run that died is simply run again.",
+    description="Joins a node: describes its generation, audits it, inserts it, assigns its timestamp and publishes "
+    "it. Every step is idempotent, so a failed run can be repeated.",
     executor_def=in_process_executor,
 )

@@ -62,10 +62,10 @@ _LINEAGE: ColumnSources = {name: [(CDC_TABLES, name)] for name in ("keyspace_nam
 
 
 class Logs(Config):
-    """Whose logs are copied."""
+    """Which logs to copy."""
 
     tables: list[str] | None = Field(
-        default=None, description="keyspace.table of each; by default all whose definition is known and that have a log"
+        default=None, description="keyspace.table of each; default: all CDC-enabled tables whose definition is known"
     )
 
 
@@ -81,8 +81,8 @@ class Logs(Config):
     partitions=HOUR_PARTITIONS,
     sources=_LINEAGE,
     code=("cdc_platform.cdclog.consumer",),
-    description="Materialising an hour brings its rows of every CDC log into `KS.T_scylla_cdc_log_hourly`, each once, "
-    "in whatever order and however often hours are materialised. An hour can be read 30 seconds after its end.",
+    description="Materializing an hour copies its rows of every CDC log to `KS.T_scylla_cdc_log_hourly`, exactly "
+    "once, in any order. An hour is readable 30 seconds after its end.",
 )
 def consumed_hours(
     context: AssetExecutionContext, config: Logs, home: HomeResource, clock: ClockResource
@@ -98,9 +98,11 @@ def consumed_hours(
             rows, metadata = _build_copy_metadata(copied)
             context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
             part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
-            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
+            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=_LINEAGE, told=metadata)
+                return build_materialize_result(
+                    lake, content, rows=rows, watch=watch, sources=_LINEAGE, metadata=metadata
+                )
             contents[partition] = content, find_last_write(lake, part)
     return log_partition_events(context, contents, ())
 
@@ -126,7 +128,7 @@ def _build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict
 def audit_consumed_hours(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Compare what the sinks have of an hour, or of all that were copied, with the logs as they are now."""
+    """Compare the copies of an hour, or of all copied hours, with the logs as they are now."""
     lake = home.lake()
     yield from evaluate_checks(
         context,
@@ -140,7 +142,7 @@ def audit_consumed_hours(
 consume_hours = define_asset_job(
     HOURS_JOB,
     selection=AssetSelection.assets(consumed_hours),
-    description="Copies one hour of the CDC logs into their hourly sinks, and compares them.",
+    description="Copies one hour of the CDC logs to their hourly tables, and compares both.",
     executor_def=in_process_executor,
 )
 
@@ -155,7 +157,7 @@ def request_scheduled_hours(
     """
     due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOUR_REQUESTS)]
     if not due:
-        return SkipReason("every hour that can be read is copied")
+        return SkipReason("every readable hour is copied")
     instance.add_dynamic_partitions(HOURS_NAME, due)
     running = find_active_partitions(instance, HOURS_JOB)
     requests = [
@@ -163,7 +165,7 @@ def request_scheduled_hours(
         for hour in due
         if hour not in running
     ]
-    return requests or SkipReason("; ".join(f"{hour}: run {running[hour]} is under way" for hour in due))
+    return requests or SkipReason("; ".join(f"{hour}: run {running[hour]} is in progress" for hour in due))
 
 
 @schedule(
@@ -171,13 +173,13 @@ def request_scheduled_hours(
     job_name=HOURS_JOB,
     cron_schedule="1 * * * *",
     default_status=DefaultScheduleStatus.STOPPED,
-    description="A minute past every hour, when the last one can be read: copies what is missing, at most "
-    f"{MAX_HOUR_REQUESTS} hours at once. Off until it is switched on: from then on the logs are there twice, and a "
-    "generation stays until its hours are copied.",
+    description="Every hour, one minute past, requests a copy of each hour that is readable and not copied, at most "
+    f"{MAX_HOUR_REQUESTS} at once. Off by default: it stores every log twice, and keeps generations until they are "
+    "copied.",
 )
 @skip_while_only_observed
 def hourly_logs(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> list[RunRequest] | SkipReason:
-    """`request_scheduled_hours` on this home and this instance."""
+    """Run `request_scheduled_hours` on this home and instance."""
     return request_scheduled_hours(home.lake(), clock.clock(), context.instance, context.scheduled_execution_time)

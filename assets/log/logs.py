@@ -54,7 +54,7 @@ CDC_LOG = Table(
     "cdc_log",
     pa.schema(list(log_table(TableSchema("keyspace", "table", (), CdcOptions())).schema)),
     keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
-    comment="The CDC log of one table, `<keyspace>.<table>_scylla_cdc_log`, with the columns that every log has",
+    comment="CDC log of one table, `<keyspace>.<table>_scylla_cdc_log`, with the columns that every log has",
 )
 """Stands for all logs. Each log is its own table: these columns, then the columns of its base table."""
 
@@ -65,11 +65,11 @@ CDC_LOG = Table(
     spark=True,
     partitions=CDC_LOG_PARTITIONS,
     code=("cdc_platform.cdclog.audit.logs",),
-    description="CDC log rows per table, written by `cdc-platform cql run FILE.cql --apply` and by typed writes. "
-    "Materialise a table's partition to count its log rows by operation and generation, and to check each row.",
+    description="Materializing a partition counts the rows of that table's log by operation and generation, and its "
+    "checks judge each row. CQL scripts and typed writes write the rows.",
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
-    """Count what is in the log of one table."""
+    """Count the rows of one log."""
     watch, lake, contents = Stopwatch(), home.lake(), {}
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "logs")
@@ -77,9 +77,9 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
             schema = _find_schema(lake, partition)
             rows, metadata = _count_rows(lake, schema, spark.workers())
             part = GenerationRows(log_table(schema), {})
-            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
+            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, told=metadata)
+                return build_materialize_result(lake, content, rows=rows, watch=watch, metadata=metadata)
             contents[partition] = content, find_last_write(lake, part)
     return log_partition_events(context, contents, ())
 
@@ -108,7 +108,7 @@ def _count_rows(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[i
 def audit_cdc_log(
     context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge the rows of one log, or of all logs; where there are none nothing is held against them."""
+    """Judge the rows of one log, or of all logs. Checks pass if there is no log."""
     lake, workers = home.lake(), spark.workers()
 
     def audit(partition: str | None) -> FamilyFindings:
@@ -126,7 +126,7 @@ def audit_cdc_log(
 check_logs = define_asset_job(
     LOGS_JOB,
     selection=AssetSelection.assets(cdc_log),
-    description="Counts the rows of one log and checks each of them. It only looks, however often it runs.",
+    description="Counts the rows of one log and checks each of them. Writes no table.",
     executor_def=in_process_executor,
 )
 
@@ -139,7 +139,7 @@ def request_log_checks(lake: Lake, instance: DagsterInstance, cursor: str | None
     versions = {schema.full_name: lake.version(log_table(schema)) for schema in read_logged_tables(lake)}
     state = " ".join(f"{name}/{version}" for name, version in versions.items())
     if state == (cursor or ""):
-        return SensorResult(skip_reason="no log has changed since it was looked at", cursor=state)
+        return SensorResult(skip_reason="no log has changed since its last check", cursor=state)
     known = set((cursor or "").split())
     missing = sorted(versions.keys() - set(instance.get_dynamic_partitions(LOGS_NAME)))
     return SensorResult(
@@ -158,11 +158,11 @@ def request_log_checks(lake: Lake, instance: DagsterInstance, cursor: str | None
     job_name=LOGS_JOB,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.STOPPED,
-    description="Every minute: adds a partition for every CDC log, and asks for a look at those that have changed. "
-    "Each look reads the whole log, so it is switched on by hand.",
+    description="Every minute, adds a partition for every CDC log, and requests a check of each log that changed. Off "
+    "by default, because a check reads the whole log.",
 )
 def changed_logs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`request_log_checks` on this home and this instance."""
+    """Run `request_log_checks` on this home and instance."""
     return request_log_checks(home.lake(), context.instance, context.cursor)
 
 

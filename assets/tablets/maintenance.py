@@ -21,7 +21,7 @@ from dagster import (
 
 from assets.failures import RETRY_POLICY, platform_errors_as_failures
 from assets.partitions import TABLET_TABLE_PARTITIONS, TABLET_TABLES_NAME, table_from_partition
-from assets.run_requests import request_run, skip_unless_writable
+from assets.run_requests import read_versions, request_run, skip_unless_writable
 from assets.specs import pool_from_table
 from assets.tablets.stream_sets import TABLETS_JOB
 from cdc_platform.clock import Clock, format_ms
@@ -41,7 +41,7 @@ _WORK_TAG = "cdc_platform/tablets"
 
 @op(pool=pool_from_table(TABLET_STREAMS), retry_policy=RETRY_POLICY)
 def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
-    """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
+    """Remove the stream sets of one table that no log row can belong to and that every consumer has read."""
     with platform_errors_as_failures():
         name, grace_ms = table_from_partition(context.partition_key), home.settings().expiry_grace_ms
         summary = tablets.collect_tablet_sets(home.lake(), clock.clock(), *name, grace_ms=grace_ms)
@@ -58,11 +58,11 @@ def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: 
     name=GC_JOB,
     partitions_def=TABLET_TABLE_PARTITIONS,
     executor_def=in_process_executor,
-    description="Removes the stream sets of one table of which no log can hold a row any more, and that every consumer "
-    "of it has read: timestamps first, then streams. Run again it finishes what a run that died has left.",
+    description="Removes the stream sets of one table that no log row can belong to and that every consumer has read: "
+    "timestamps first, then streams. A failed run can be repeated.",
 )
 def collect_tablets() -> None:
-    """The op, on one table."""
+    """Collect the stream sets of one table."""
     collect_stream_sets()
 
 
@@ -72,9 +72,9 @@ def request_unfinished_changes(lake: Lake, instance: DagsterInstance, cursor: st
     The cursor only names the table versions at which nothing was unfinished.
     """
     watched = (TABLET_LAYOUTS, TABLET_TIMESTAMPS, TABLET_STREAMS, CDC_TABLES)
-    versions = "/".join(str(lake.version(table)) for table in watched)
+    versions = read_versions(lake, watched)
     if cursor == versions:
-        return SensorResult(skip_reason="nothing has changed since every change was finished", cursor=versions)
+        return SensorResult(skip_reason="nothing has changed since every tablet change was finished", cursor=versions)
     known = {f"{layout.keyspace}.{layout.table}" for layout in metastore_tablets.read_tablet_layouts(lake)}
     known |= {".".join(name) for name in metastore_tablets.read_tables_with_stream_sets(lake)}
     missing = sorted(known - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
@@ -83,7 +83,7 @@ def request_unfinished_changes(lake: Lake, instance: DagsterInstance, cursor: st
         (layout.full_name, f"change {layout.number}") for layout in metastore_tablets.read_unfinished_layouts(lake)
     ]
     if not unfinished:
-        reason = "every change of tablets is finished"
+        reason = "every tablet change is finished"
         return SensorResult(skip_reason=reason, dynamic_partitions_requests=added, cursor=versions)
     return _build_requests(instance, TABLETS_JOB, unfinished, added)
 
@@ -93,25 +93,25 @@ def request_unfinished_changes(lake: Lake, instance: DagsterInstance, cursor: st
     job_name=TABLETS_JOB,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Adds a partition for every tablet-based table, and finishes the changes that a process has decided "
-    "and left, and the removal of sets whose log was dropped.",
+    description="Every 30 seconds, adds a partition for every tablet-based table, and requests a run for each "
+    "interrupted tablet change and each dropped log.",
 )
 @skip_unless_writable
 def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
-    """`request_unfinished_changes` on this home and this instance."""
+    """Run `request_unfinished_changes` on this home and instance."""
     return request_unfinished_changes(home.lake(), context.instance, context.cursor)
 
 
 def request_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> SensorResult:
     """Request a run for every table with a removable stream set. Time and readers decide, so there is no cursor.
 
-    A table whose removable sets are all held back by consumers gets no run; a tick without requests names them.
+    A table whose removable sets are all retained for consumers gets no run; a tick without requests names them.
     """
     collections = tablets.read_due_collections(lake, clock)
     due = [(collection.full_name, f"base {collection.base_ms}") for collection in collections if collection.removed_ms]
     if not due:
         blockers = [str(blocker) for collection in collections for blocker in collection.held_back]
-        return SensorResult(skip_reason="; ".join(["no stream set can go yet", *blockers[:MAX_GC_REQUESTS]]))
+        return SensorResult(skip_reason="; ".join(["no stream set can be removed yet", *blockers[:MAX_GC_REQUESTS]]))
     missing = sorted({name for name, _ in due} - set(instance.get_dynamic_partitions(TABLET_TABLES_NAME)))
     added = [TABLET_TABLE_PARTITIONS.build_add_request(missing)] if missing else []
     return _build_requests(instance, GC_JOB, due, added)
@@ -122,12 +122,12 @@ def request_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> 
     job_name=GC_JOB,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Every minute: asks for the removal of stream sets of which no log can hold a row any more; names the "
-    "consumers that hold back what could go but for them.",
+    description="Every minute, requests the removal of stream sets that no log row can belong to. If consumers keep "
+    "them, it names the consumers.",
 )
 @skip_unless_writable
 def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """`request_collections` on this home and this instance."""
+    """Run `request_collections` on this home and instance."""
     return request_collections(home.lake(), clock.clock(), context.instance)
 
 
@@ -141,13 +141,10 @@ def _build_requests(
     requests: list[RunRequest] = []
     reasons: list[str] = []
     for table, what in wanted[:MAX_GC_REQUESTS]:
-        wish = request_run(instance, job_name, f"{table}/{what}", state=(_WORK_TAG, what), partition=table)
-        if wish.request is not None:
-            requests.append(wish.request)
-        elif wish.active is not None:
-            reasons.append(f"{table}: run {wish.active.run_id} is under way")
+        attempt = request_run(instance, job_name, f"{table}/{what}", state=(_WORK_TAG, what), partition=table)
+        if attempt.request is not None:
+            requests.append(attempt.request)
         else:
-            last = wish.ended[0].run_id
-            reasons.append(f"{table}: {what} did not end in {len(wish.ended)} runs, the last is {last}")
+            reasons.append(f"{table}: {attempt.skip_reason(f'finish {what}', 'launch the job by hand')}")
     reason = None if requests else "; ".join(reasons)
     return SensorResult(run_requests=requests, skip_reason=reason, dynamic_partitions_requests=list(added))

@@ -55,13 +55,13 @@ StepOutput = tuple[int, dict[str, Any]]
 
 
 class Tablets(Config):
-    """The tablets that a table is to have. Nothing given, nothing decided."""
+    """The tablets that a table gets. Without both, nothing changes."""
 
-    count: int | None = Field(default=None, description="how many; a split or a merge where the table has some already")
+    count: int | None = Field(default=None, description="number of tablets; splits or merges existing ones")
     ends: list[str] | None = Field(
-        default=None, description="their last tokens instead, in quotes: a browser would round integers beyond 2^53"
+        default=None, description="their last tokens instead, quoted because browsers round integers above 2^53"
     )
-    ttl_seconds: int | None = Field(default=None, description="TTL of a new log; by default 86400")
+    ttl_seconds: int | None = Field(default=None, description="TTL of a new log; default: 86400")
 
 
 _CODE_MODULES = ("cdc_platform.lifecycle.tablets", "cdc_platform.generations.tablets")
@@ -73,9 +73,8 @@ _CODE_MODULES = ("cdc_platform.lifecycle.tablets", "cdc_platform.generations.tab
     spark=False,
     partitions=TABLET_TABLE_PARTITIONS,
     code=_CODE_MODULES,
-    description="Materialise it with `count` or `ends` in its config (*Materialize* > *Open launchpad*) and the "
-    "table's next tablets are decided: created, split or merged. The same again is one change. Without config it "
-    "reports the changes that there were.",
+    description="Materializing it with `count` or `ends` in its config creates, splits or merges the tablets of a "
+    "table; the same request twice is one change. Without config it reports past changes.",
 )
 def tablet_layouts(
     context: AssetExecutionContext, config: Tablets, home: HomeResource, clock: ClockResource
@@ -86,7 +85,7 @@ def tablet_layouts(
     def decided(name: BaseTableName) -> StepOutput:
         if config.count is not None or config.ends is not None:
             change = _decide_change(lake, clock.clock(), home.settings(), name, config)
-            context.log.info(f"{'Decided' if change.changed else 'There already'}: change {change.layout.number}.")
+            context.log.info(f"{'Decided' if change.changed else 'Already decided'}: change {change.layout.number}.")
         known = metastore_tablets.read_tablet_layouts(lake, *name)
         rows = (
             (
@@ -110,9 +109,8 @@ def tablet_layouts(
     partitions=TABLET_TABLE_PARTITIONS,
     sources=_STREAM_LINEAGE,
     code=_CODE_MODULES,
-    description="The stream set of the tablets that were decided: state 0 its streams, 1 those it closes, 2 those it "
-    "opens. The random bits of a stream are a hash of table, time and token, so that written again it is the same. "
-    "The sets of a log that was dropped are removed.",
+    description="Stream sets of the tablets: state 0 current, 1 closed, 2 opened streams. Materializing it writes the "
+    "set of the newest layout, and removes the sets of a dropped log.",
 )
 def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Write the decided stream sets of tables."""
@@ -137,8 +135,8 @@ def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: Clock
     partitions=TABLET_TABLE_PARTITIONS,
     sources=_TIMESTAMP_LINEAGE,
     code=_CODE_MODULES,
-    description="Readers that see a timestamp rely on all of its streams; so it is written last. The metadata names "
-    "the consumers that hold back sets which could go but for them.",
+    description="Publishes the timestamp of a stream set, after its streams. Its metadata names consumers that keep "
+    "old sets from being removed.",
 )
 def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Publish the timestamps of the decided stream sets of tables."""
@@ -179,9 +177,11 @@ def _materialize_partitions(
             name = table_from_partition(partition)
             rows, metadata = make(name)
             part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
-            content = replace(read_partition_content(lake, part), rows=rows, told=metadata)
+            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
             if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, sources=sources, told=metadata)
+                return build_materialize_result(
+                    lake, content, rows=rows, watch=watch, sources=sources, metadata=metadata
+                )
             contents[partition] = content, find_last_write(lake, part)
     return log_partition_events(context, contents, context.assets_def.asset_deps[context.asset_key])
 
@@ -195,7 +195,7 @@ def _materialize_partitions(
 def audit_cdc_streams(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge the stream sets of one table, before the newest one's timestamp tells readers to come."""
+    """Judge the stream sets of one table before the timestamp of the newest is published."""
     yield from _evaluate_tablet_checks(context, home.lake(), clock.clock(), TABLET_STREAMS)
 
 
@@ -208,7 +208,7 @@ def audit_cdc_streams(
 def audit_cdc_timestamps(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge that no timestamp is to be seen without its streams."""
+    """Judge that every published timestamp has its streams."""
     yield from _evaluate_tablet_checks(context, home.lake(), clock.clock(), TABLET_TIMESTAMPS)
 
 
@@ -217,8 +217,8 @@ TABLET_ASSETS = [tablet_layouts, cdc_streams, cdc_timestamps]
 change_tablets = define_asset_job(
     TABLETS_JOB,
     selection=AssetSelection.assets(*TABLET_ASSETS),
-    description="Decides the tablets that its config names, audits their stream set and publishes it; without config "
-    "it finishes what was decided and left. Each step is idempotent.",
+    description="Changes the tablets of a table as its config says, audits the new stream set and publishes it. "
+    "Without config it finishes an interrupted change.",
     executor_def=in_process_executor,
 )
 
@@ -241,12 +241,12 @@ def _decide_change(
     lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets
 ) -> TabletLayoutChange:
     if config.count is not None and config.ends is not None:
-        raise InputError("both count and ends are there; give one of them")
+        raise InputError("both count and ends are given; give one of them")
     existing = metastore_tablets.read_live_layout(lake, *name)
     if config.ends is not None:
         ends = check_tablet_ends(_parse_tokens(config.ends), ".".join(name))
     elif config.count is None:
-        raise InputError("neither count nor ends is there")
+        raise InputError("neither count nor ends is given")
     elif existing is None:
         ends = uniform_tablet_ends(config.count)
     else:

@@ -91,8 +91,8 @@ def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, val
 def test_nothing_waits(rehearsal: Rehearsal) -> None:
     """An empty inbox asks for nothing, and the next tick knows that nothing has changed."""
     first = tick(rehearsal)
-    assert skipped(first) == "no node waits to join"
-    assert skipped(tick(rehearsal, first.cursor)) == "nothing has changed since every join was finished"
+    assert skipped(first) == "the inbox is empty"
+    assert skipped(tick(rehearsal, first.cursor)) == "nothing has changed since the inbox was empty"
 
 
 def test_the_head_of_the_queue_is_asked_for(rehearsal: Rehearsal) -> None:
@@ -166,9 +166,9 @@ def test_what_a_command_makes_is_left_to_it(rehearsal: Rehearsal) -> None:
     """While a command makes joins, none is asked for; when it has ended, or was killed, what waits is."""
     generation_id = enqueue(rehearsal, 1)
     with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
-        assert skipped(tick(rehearsal)).startswith("a command makes joins here")
+        assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
         with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
-            assert skipped(tick(rehearsal)).startswith("a command makes joins here")
+            assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
     asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
     assert asked == [rehearsal.partition(generation_id)]
 
@@ -190,7 +190,7 @@ def test_a_join_without_a_partition_says_so_in_one_line(rehearsal: Rehearsal) ->
     said = failure.step_failure_data.user_failure_data
     assert said is not None
     assert said.description == (
-        "generations are made one by one: choose a partition of the asset, or several, and run it again"
+        "generations need a partition: select one or several partitions of the asset, and launch the run again"
     )
 
 

@@ -258,9 +258,9 @@ def test_the_sensor_sleeps_while_nothing_is_written(rehearsal: Rehearsal) -> Non
             return found.skip_message or "", context.cursor
 
     said, cursor = tick(None)
-    assert said.startswith("told ")
-    assert tick(cursor)[0] == "nothing has been written since all was told"
-    assert tick("nonsense")[0].startswith("told 0 events and 0 check results")
+    assert said.startswith("reported ")
+    assert tick(cursor)[0] == "everything that was written is reported"
+    assert tick("nonsense")[0].startswith("reported 0 events and 0 check results")
     observed = rehearsal.instance.fetch_observations(asset_key_from_table(GENERATIONS), limit=5).records
     assert len(observed) == 1
     kinds = {DagsterEventType.ASSET_OBSERVATION}

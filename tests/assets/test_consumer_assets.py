@@ -464,9 +464,9 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
     for hour in (NOON, TWO):
         assert copy(hour).success
     assert asked(READABLE_US) == [partition(ONE)]
-    assert "is under way" in asked(READABLE_US, running=ONE)
+    assert "is in progress" in asked(READABLE_US, running=ONE)
     assert copy(ONE).success
-    assert asked(READABLE_US) == "every hour that can be read is copied"
+    assert asked(READABLE_US) == "every readable hour is copied"
 
 
 @settings(max_examples=examples(8))

@@ -121,15 +121,15 @@ def test_the_sensor_is_off_and_asks_once(damaged: Rehearsal) -> None:
     (request,) = tick(damaged).run_requests or []
     job = defs.resolve_job_def(REPAIR_JOB)
     run = damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.STARTED)
-    assert said(tick(damaged)) == "a repair is being asked for"
+    assert said(tick(damaged)) == f"run {run.run_id} is in progress, to queue the repair"
     damaged.instance.report_run_failed(run)
     again = tick(damaged).run_requests or ()
     assert [(request.run_key or "")[-2:] for request in again] == ["/2"]
     for _ in range(2):
         damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.FAILURE)
-    assert said(tick(damaged)).startswith("3 runs have asked for the repair")
+    assert said(tick(damaged)).startswith("3 runs did not queue the repair")
     ask(damaged)
-    assert said(tick(damaged)) == "a repair waits already; waiting_joins makes it"
+    assert said(tick(damaged)) == "a repair is queued; the sensor waiting_joins runs it"
     assert needed_repairs.default_status.value == "STOPPED"
 
 

@@ -151,8 +151,8 @@ def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None
         publish.write_published_streams(lake, Milliseconds(time_ms), each)
         publish.write_published_timestamp(lake, Milliseconds(time_ms))
     quiet = tick(lake, instance)
-    assert "every live V1 generation" in skipped(quiet)
-    assert "nothing has changed" in skipped(tick(lake, instance, quiet.cursor))
+    assert "every V1 generation that can still hold rows is rewritten" in skipped(quiet)
+    assert "no table has changed" in skipped(tick(lake, instance, quiet.cursor))
     # One more is left, and another state is another run; then a node after the other is marked.
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     again = tick(lake, instance, quiet.cursor)
@@ -161,7 +161,7 @@ def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     assert len(tick(lake, instance).run_requests) == 1
     rewrite_streams_tables(lake, NOW, Settings(), force=True)
-    assert "no node of the ring is unmarked" in skipped(tick(lake, instance))
+    assert "every node of the ring is marked as rewritten" in skipped(tick(lake, instance))
 
 
 def test_the_sensor_gives_up_after_some_runs(rehearsal: Rehearsal) -> None:
@@ -188,7 +188,7 @@ def test_sensor_and_schedule_on_at_once_ask_for_one_run(rehearsal: Rehearsal) ->
         assert f"run {under_way.run_id} is " in skipped(asked)
     instance.delete_run(under_way.run_id)
     assert run(rehearsal).success
-    assert run(rehearsal, again=True).success
+    assert run(rehearsal, force=True).success
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == len(made)
 
 

@@ -80,9 +80,8 @@ def test_what_is_left_is_acknowledged_committed_and_entered(
     assert rehearsal.lake.read(GENERATIONS)["generation_id"].to_pylist() == [left]
     done = request_switch_run(rehearsal.lake, at(2), rehearsal.instance, None)
     assert said(done) == "every switch is finished"
-    assert said(request_switch_run(rehearsal.lake, at(2), rehearsal.instance, done.cursor)).startswith(
-        "nothing has changed"
-    )
+    unchanged = said(request_switch_run(rehearsal.lake, at(2), rehearsal.instance, done.cursor))
+    assert unchanged.startswith("no table has changed")
     before = rehearsal.lake.version(GENERATION_SWITCHES)
     assert drive(rehearsal, monkeypatch, 3).success
     assert rehearsal.lake.version(GENERATION_SWITCHES) == before
@@ -101,7 +100,9 @@ def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monke
         rehearsal.instance.create_run_for_job(
             defs.resolve_job_def(SWITCH_JOB), tags=tags, status=DagsterRunStatus.FAILURE
         )
-    assert "have not moved the switch" in said(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None))
+    assert f"3 runs did not advance the switch to generation {left}" in said(
+        request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
+    )
     assert asked(request_switch_run(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
     assert drive(rehearsal, monkeypatch, 30).success
     assert switches.find_switch(rehearsal.lake, left).phase is SwitchPhase.ABORTED
@@ -109,9 +110,9 @@ def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monke
 
 def test_a_run_that_is_under_way_is_not_doubled(rehearsal: Rehearsal, left: str) -> None:
     """Two would do no harm and no good."""
-    rehearsal.instance.create_run_for_job(defs.resolve_job_def(SWITCH_JOB), status=DagsterRunStatus.STARTED)
+    run = rehearsal.instance.create_run_for_job(defs.resolve_job_def(SWITCH_JOB), status=DagsterRunStatus.STARTED)
     assert said(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == (
-        f"the switch to generation {left} is being driven"
+        f"run {run.run_id} is in progress, to advance the switch to generation {left}"
     )
 
 

@@ -18,7 +18,7 @@ from cdc_platform import failpoints
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Microseconds
 from cdc_platform.delta import TaskRunner
-from cdc_platform.home import open_home
+from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import ReadPolicy, window_reader
 from cdc_platform.ingest.planner import RANGES, STREAMS, Way
 from cdc_platform.ingest.policy import Lifetimes, second_pass_goes_first
@@ -63,7 +63,7 @@ def test_an_answer_of_many_pages_is_committed_in_parts(
     standin: StandIn, log: LiveLog, workers: TaskRunner, read: list[int], tmp_path: Path, way: Way
 ) -> None:
     """One stream has all rows, and so one request: no more than the bound and a page of its answer is in memory."""
-    small_pages = registry.add_cluster(open_home(tmp_path), "prod", standin.connection(page_rows=PAGE))
+    small_pages = registry.add_cluster(open_home_location(tmp_path), "prod", standin.connection(page_rows=PAGE))
     log.write([SWITCH_US + number for number in range(ROWS)], p=[1] * ROWS)
     done = bring(small_pages, workers, way=way)
     assert (sum(read), done.rows, max(read)) == (ROWS, ROWS, PAGE)
@@ -78,7 +78,7 @@ def test_a_reader_killed_after_a_part_leaves_no_row_twice(
     standin: StandIn, log: LiveLog, workers: TaskRunner, tmp_path: Path, way: Way, later_us: int
 ) -> None:
     """The next process reads up to the same moment or an earlier one, then on; parts of the first are there already."""
-    cluster = registry.add_cluster(open_home(tmp_path), "prod", standin.connection(page_rows=100))
+    cluster = registry.add_cluster(open_home_location(tmp_path), "prod", standin.connection(page_rows=100))
     log.write([SWITCH_US + number * SECOND_US for number in range(1500)])
     script = (
         "from cdc_platform.ingest import window_reader; import sys; window_reader.MAX_ROWS_IN_MEMORY = 500;"
