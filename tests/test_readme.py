@@ -11,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from cdc_platform.checks import GENERATION_INVARIANTS, INVARIANT_FAMILIES
 from cdc_platform.checks.judge import summary_model
+from cdc_platform.cli import program
 from cdc_platform.cli.main import COMMANDS
 from cdc_platform.importing import parse_join_request
 from cdc_platform.settings import Settings
@@ -41,7 +43,7 @@ def checks_of(invariants: Sequence[str]) -> dict[str, Any]:
 
 
 def commands() -> list[str]:
-    """What the README tells a reader to type, in order; blocks marked `sh` run for longer than a test may."""
+    """The commands of the README, in order; blocks marked `sh` run for longer than a test may."""
     lines = [line for block in blocks(text_of("README.md"), "console") for line in block.splitlines()]
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
@@ -75,13 +77,13 @@ def test_the_tour_runs_as_written(tmp_path: Path, server: ConnectServer) -> None
     clone(tmp_path)
     env = {**os.environ, **server.environment}  # one warm Spark for all of them: the embedded one has tests of its own
     env.pop("CDC_PLATFORM_HOME", None)
-    told = []
+    printed = []
     for command in commands():
         ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, f"$ {command}\n{ran.stdout}\n{ran.stderr}"
-        told.append(ran.stdout)
-    assert "What to try next" in told[0]
-    assert "exit code 1" in "".join(told)
+        printed.append(ran.stdout)
+    assert "What to try next" in printed[0]
+    assert "exit code 1" in "".join(printed)
     assert (tmp_path / ".cdc-platform" / "platform.json").is_file()
 
 
@@ -91,6 +93,50 @@ def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
     relative = [link for link in links if "://" not in link]
     assert [link for link in relative if not (document.parent / link).exists()] == []
+
+
+def documented_commands(text: str) -> list[list[str]]:
+    """The words of each command that a document shows: lines of blocks, and inline code that begins with a command."""
+    lines = re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?cdc-platform (.+)$", text, flags=re.MULTILINE)
+    spans = [span.removeprefix("cdc-platform ") for span in re.findall(r"`([^`\n]+)`", text)]
+    lines += [span for span in spans if span.partition(" ")[0] in COMMANDS and " " in span]
+    return [re.split(r"\s(?:>|#|&&)", line)[0].replace("|", " ").split() for line in lines]
+
+
+def unknown_words(words: Sequence[str]) -> list[str]:
+    """The subcommands and options among the words of a command that the program does not have."""
+    command: click.Command = program
+    flags = {"--help": True, "--version": True}
+    unknown, is_value = [], False
+    for word in words:
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        flags |= {name: option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
+        name = word.partition("=")[0].rstrip(".,")
+        if is_value:
+            is_value = False
+        elif word.startswith("--"):
+            unknown += [word] if name not in flags else []
+            is_value = not flags.get(name, True) and "=" not in word
+        elif isinstance(command, click.Group) and re.fullmatch(r"[a-z][a-z-]*", word):
+            found = command.get_command(click.Context(command), word)
+            unknown += [word] if found is None else []
+            command = command if found is None else found
+    return unknown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documented_options_exist(document: Path) -> None:
+    """Every option in a command that a document shows is one of that command or of the program."""
+    shown = documented_commands(document.read_text(encoding="utf-8"))
+    wrong = {" ".join(words): unknown for words in shown if (unknown := unknown_words(words))}
+    assert wrong == {}
+
+
+def test_documented_options_are_found() -> None:
+    """The reader of documents sees commands in blocks and in text, and an option that a command does not have."""
+    block = "```console\n$ cdc-platform --home x tables add ks.t --tll 1\n```\n"
+    text = block + "Use `import --mend`, `consumers forget x` or `status`."
+    assert [unknown_words(words) for words in documented_commands(text)] == [["--tll"], ["--mend"], ["forget", "x"]]
 
 
 def test_no_picture_is_left_over() -> None:
