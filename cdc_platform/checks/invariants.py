@@ -124,10 +124,10 @@ ROW_COUNT = GENERATION_FAMILY.declare(
     "row_count", "The generation has as many rows as the ring has tokens, or as `num_ranges` claims."
 )
 PUBLISHED_EQUALS_DESCRIPTION = GENERATION_FAMILY.declare(
-    "published_equals_description", "The rows are those of the step before, stream by stream."
+    "published_equals_description", "The rows equal those of the step before, stream by stream."
 )
 TIMESTAMP_COMPLETE = GENERATION_FAMILY.declare(
-    "timestamp_complete", "A timestamp that readers see has all of its rows."
+    "timestamp_complete", "Every timestamp that readers see has all of its rows."
 )
 GENERATION_INVARIANTS = GENERATION_FAMILY.invariants
 
@@ -293,7 +293,7 @@ HOUR_FAMILY = InvariantFamily(
     fine_without="no log was copied",
 )
 HOURS_MATCH_LOG = HOUR_FAMILY.declare(
-    "hours_hold_the_log", "The hourly sink has the rows that the log has in the hour, and no others."
+    "hours_hold_the_log", "The hourly sink has exactly the rows that the log has in the hour."
 )
 HOURS_HOLD_ROWS_ONCE = HOUR_FAMILY.declare("hours_hold_rows_once", "No row of the hour is in the hourly sink twice.")
 HOUR_INVARIANTS = HOUR_FAMILY.invariants
@@ -306,7 +306,7 @@ SKIPPED_SET_FAMILY = InvariantFamily(
     fine_without="no reader passed any over",
 )
 PASSED_OVER_STAYS_EMPTY = SKIPPED_SET_FAMILY.declare(
-    "passed_over_stays_empty", "No generation that a reader passed over for want of streams has any now."
+    "passed_over_stays_empty", "No generation that a reader skipped because it had no streams has streams now."
 )
 
 INGEST_FAMILY = InvariantFamily(
@@ -329,20 +329,22 @@ DERIVED_TABLE_FAMILY = InvariantFamily(
     alone=True,
 )
 TIMESTAMPS_FOLLOW_LEDGER = DERIVED_TABLE_FAMILY.declare(
-    "timestamps_follow_ledger", "Every generation that the ledger calls published is listed, once, until it is removed."
+    "timestamps_follow_ledger",
+    "`cdc_generation_timestamps` lists every generation that the ledger calls published once, until it is removed.",
 )
 TABLES_FOLLOW_CHANGES = DERIVED_TABLE_FAMILY.declare(
     "tables_follow_changes",
-    "Every CDC-enabled table is as its last change says, or the one before that.",
+    "Every CDC-enabled table matches its last recorded change, or the one before while that is in progress.",
 )
 STREAM_SETS_FOLLOW_LAYOUTS = DERIVED_TABLE_FAMILY.declare(
-    "stream_sets_follow_layouts", "The stream sets of a table are those that the ledger of tablets has decided."
+    "stream_sets_follow_layouts",
+    "The stream sets in `system.cdc_timestamps` are those that the ledger of tablets decided.",
 )
 NODES_KEEP_LEDGER_IDS = DERIVED_TABLE_FAMILY.declare(
-    "nodes_keep_ledger_ids", "What a node keeps of a generation is the UUID and the time that the ledger has of it."
+    "nodes_keep_ledger_ids", "The generation ID that a node stores has the UUID and the time of the ledger."
 )
 FINGERPRINTS_FOLLOW_STREAMS = DERIVED_TABLE_FAMILY.declare(
-    "fingerprints_follow_streams", "What is kept of a generation, to hold others against it, is of the streams it has."
+    "fingerprints_follow_streams", "The stored fingerprints of a generation are those of its streams."
 )
 
 STORAGE_FAMILY = InvariantFamily(
@@ -354,13 +356,13 @@ STORAGE_FAMILY = InvariantFamily(
     alone=True,
 )
 FILES_WHOLE = STORAGE_FAMILY.declare(
-    "files_whole", "Every data file and every log entry of a table is there, and can be read from end to end."
+    "files_whole", "Every data file and every log entry of a table exists and can be read completely."
 )
 ROWS_AS_COMMITTED = STORAGE_FAMILY.declare(
-    "rows_as_committed", "Every slice of a table holds the rows that its commits say it holds."
+    "rows_as_committed", "Every partition of a table has the rows that its commits recorded."
 )
 COMMITS_KNOWN = STORAGE_FAMILY.declare(
-    "commits_known", "Since its first commit in an envelope only the platform has changed a table."
+    "commits_known", "Since its first commit with a CommitInfo, only the platform has changed a table."
 )
 
 INVARIANT_FAMILIES = (
