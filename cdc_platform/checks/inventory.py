@@ -139,7 +139,7 @@ def read_representative_inventory(lake: Lake, but_for: Collection[str] = ()) -> 
 
     Of the generations `but_for` (UUIDs) no rows are read.
     """
-    with lake.open_tables.looked_at_once():  # the timeline selects what to read, then describes it
+    with lake.open_tables.pin_versions():  # the timeline selects what to read, then describes it
         inserted = _read_rows_except(lake, GENERATION_DESCRIPTIONS_V2, but_for)
         described = _read_rows_except(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
         described_ids = {*inserted, *described, *but_for}

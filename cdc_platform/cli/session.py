@@ -50,7 +50,7 @@ class CliSession:
             EnvironmentProblem: as `open_home_location`.
         """
         lake = self.lake() if home is None else self._lake_at(home.lake)
-        click.get_current_context().with_resource(lake.open_tables.looked_at_once())
+        click.get_current_context().with_resource(lake.open_tables.pin_versions())
         return lake
 
     def _lake_at(self, address: Path | str) -> Lake:

@@ -16,8 +16,9 @@ from deltalake import DeltaTable
 
 from cdc_platform.clock import Clock
 from cdc_platform.delta import commit_info, row_hash
-from cdc_platform.delta.files import LOG_FOLDER
-from cdc_platform.delta.transaction_log import make_commit
+from cdc_platform.delta.commits import make_commit
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.paths import LOG_FOLDER
 from cdc_platform.errors import StateError
 from cdc_platform.storage import ObjectStorePath, StoragePath, atomic
 from cdc_platform.tables import Table
@@ -107,15 +108,15 @@ def _make_template_actions(table: Table) -> Mapping[str, Any]:
         return actions
 
 
-def add_missing_columns(opened: DeltaTable, table: Table) -> Table:
+def add_missing_columns(opened: OpenTable, table: Table) -> Table:
     """Add the declared columns that an opened table lacks; return the table's resulting declaration.
 
     Raises:
         StateError: a column exists with another type.
     """
     declared = {column.name: column for column in deltalake.Schema.from_arrow(pa.schema(table.schema)).fields}
-    stored = {column.name: column for column in opened.schema().fields}
-    kinds = pa.schema(opened.schema())
+    stored = {column.name: column for column in opened.delta.schema().fields}
+    kinds = opened.schema()
     for name in declared.keys() & stored.keys():
         if declared[name].type != stored[name].type:
             raise StateError(
@@ -125,7 +126,7 @@ def add_missing_columns(opened: DeltaTable, table: Table) -> Table:
             )
     missing = [declared[name] for name in declared if name not in stored]
     if missing:
-        make_commit(opened, lambda properties: opened.alter.add_columns(missing, commit_properties=properties))
+        make_commit(opened, lambda properties: opened.delta.alter.add_columns(missing, commit_properties=properties))
     fields = [
         table.schema.field(name) if name in declared else kinds.field(name)
         for name in [*stored, *(column.name for column in missing)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
 from cdc_platform import errors
-from cdc_platform.delta.files import ForeignPath
+from cdc_platform.delta.paths import ForeignPath
 from cdc_platform.errors import (
     ConflictError,
     EnvironmentProblem,

@@ -1,36 +1,29 @@
 """The data files of a table as the Delta log describes them: paths, rows, bytes, partitions, bounds, and row filters.
 
-No data file is opened, except by `open_parquet`. Only this module knows how Delta encodes paths. Readers skip files
-by the bounds in the log; `BoundsCheck` verifies those against the rows.
+No data file is opened, except by `open_parquet`. Readers skip files by the bounds in the log; `BoundsCheck` verifies
+those against the rows.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from operator import eq, ge, gt, le, lt, ne
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
-from deltalake import DeltaTable
 
 from cdc_platform.clock import MILLISECOND_NS, MILLISECOND_US, datetime_from_us, us_from_datetime
 from cdc_platform.delta import arrow
 from cdc_platform.delta.arrow import compute
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.paths import decode_path
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.home_location import local_state_folder
-from cdc_platform.storage import StoragePath, get_storage_options, parse_path
+from cdc_platform.storage import StoragePath, parse_path
 from cdc_platform.tables import ALLOWED_FEATURES, Table
 
 Filter = tuple[str, str, Any]
@@ -133,9 +126,6 @@ def quote_column(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-_CachedValue = TypeVar("_CachedValue")
-LOG_FOLDER = "_delta_log"
-"""The folder of a table's commits, next to its data files."""
 _FILE_COLUMNS, _PARTITION_PREFIX = ("path", "num_records", "size_bytes"), "partition."
 """The columns of deltalake's flat log that a listing of files needs, and the prefix of partition columns."""
 
@@ -174,36 +164,6 @@ class TablePartition:
     bytes: int
 
 
-class ForeignPath(ValueError):
-    """Delta's log names a file outside its table's folder."""
-
-
-def decode_path(written: str) -> str:
-    """Decode a path below the table from Delta's log, which quotes it like a URL.
-
-    The log quotes the path in addition to the quoting in the names of partition folders.
-
-    Raises:
-        ForeignPath: the path is absolute, an address, or leads out of the folder. Delta allows such a file in a log;
-            the platform never writes one, and never reads, copies or removes files outside its tables.
-    """
-    return _decode_unusual_path(written) if _UNUSUAL_PATH.search(written) else written
-
-
-_UNUSUAL_PATH = re.compile(r"[%:\\\0]|\.\.|^/|^$")
-"""Characters of quoted paths and of paths that lead elsewhere: one search rules out nearly all others."""
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-
-
-@lru_cache(maxsize=1 << 13)
-def _decode_unusual_path(written: str) -> str:
-    """Decode a quoted path; cached, since each commit of an old home decodes thousands."""
-    plain = unquote(written)
-    if _ADDRESS.match(written) or plain[:1] in ("", "/") or "\0" in plain or ".." in plain.split("/"):
-        raise ForeignPath(f"Delta's log names a file that is not in the table's folder: {written!r}")
-    return plain
-
-
 def open_parquet(file: StoragePath | str) -> pq.ParquetFile:
     """Open a data file, to be read in parts.
 
@@ -216,76 +176,25 @@ def open_parquet(file: StoragePath | str) -> pq.ParquetFile:
     return pq.ParquetFile(path.source(), coerce_int96_timestamp_unit="us")
 
 
-def open_table(folder: str, version: int | None = None) -> DeltaTable:
-    """Open a table at a version, by default its newest, without any cache.
-
-    Raises:
-        TableNotFoundError: there is no table.
-    """
-    return DeltaTable(folder, version=version, storage_options=get_storage_options(folder))
-
-
-def read_rows_at_version(folder: str, version: int) -> pa.Table:
-    """Return all rows of a version of a table, in the columns of that version, unordered; raises as `open_table`."""
-    # Imported late: it takes half as long to load as everything else here.
-    from pyarrow import dataset
-
-    # By default Arrow reads Spark's timestamps in nanoseconds, which end in 2262.
-    options = dataset.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    table = open_table(folder, version)
-    list_paths(table)  # deltalake would read files outside the folder
-    return table.to_pyarrow_dataset(parquet_read_options=options).to_table()
-
-
-@lru_cache(maxsize=256)
-def get_table_folder(lake: StoragePath, keyspace: str, name: str) -> str:
-    """Return the folder of a table of a lake: its path, or its address in a store. Cached: every access needs it."""
-    return str(lake / f"{keyspace}/{name}")
-
-
-def get_draft_folder(table: StoragePath) -> Path:
-    """Return the folder for drafts of a table: next to it or, for a store, in this machine's local state.
-
-    Return the folder of `get_writable_folder` if the local state folder cannot be made.
-    """
-    if table.local_path is not None:
-        return table.local_path.parent
-    folder = local_state_folder(table.folder.folder.folder)
-    with suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return get_writable_folder(folder)
-
-
-def get_writable_folder(folder: Path) -> Path:
-    """Return a folder, or the temporary folder if this process (on a worker, for example) cannot write there."""
-    return folder if os.access(folder, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-
-
-def folder_from_opened(opened: DeltaTable) -> str:
-    """Return the folder of an opened table: its path, or its address in a store."""
-    address = urlsplit(opened.table_uri)
-    return unquote(address.path) if address.scheme in ("", "file") else opened.table_uri.rstrip("/")
-
-
-def list_data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:
+def list_data_files(opened: OpenTable, table: Table, filters: Iterable[Filter] = ()) -> list[DataFile]:
     """List the files that can hold rows which pass the (normal) filters; only partition columns are compared."""
-    return list_partition_files(opened, table.partition_by, folder, filters)
+    return list_partition_files(opened, table.partition_by, filters)
 
 
 def list_partition_files(
-    opened: DeltaTable, partition_by: Sequence[str], folder: str, filters: Iterable[Filter] = ()
+    opened: OpenTable, partition_by: Sequence[str], filters: Iterable[Filter] = ()
 ) -> list[DataFile]:
     """List files as `list_data_files` does, for a table of which only the partition columns are known."""
     filters = list(filters)
     requested = {name: value for name, operator, value in filters if operator == "=" and value is not None}
     if partition_by and len(filters) == len(partition_by) and set(requested) == set(partition_by):
-        return _list_one_partition(opened, tuple(partition_by), folder, requested)
+        return _list_one_partition(opened, tuple(partition_by), requested)
     deciding = [
         (partition_by.index(name), OPERATORS[operator], value)
         for name, operator, value in filters
         if name in partition_by
     ]
-    all_files = _list_all_files(opened, tuple(partition_by), folder)
+    all_files = _list_all_files(opened, tuple(partition_by))
     if not deciding:
         return list(all_files)
     return [
@@ -298,15 +207,13 @@ def list_partition_files(
     ]
 
 
-def _list_one_partition(
-    opened: DeltaTable, partition_by: tuple[str, ...], folder: str, values: Mapping[str, Any]
-) -> list[DataFile]:
+def _list_one_partition(opened: OpenTable, partition_by: tuple[str, ...], values: Mapping[str, Any]) -> list[DataFile]:
     """List the files of one partition by filtering the log's columns; an old home has thousands of others.
 
     Statistics are not read. The result is cached per version.
     """
 
-    def tell() -> list[DataFile]:
+    def select() -> list[DataFile]:
         added = _get_add_actions(opened)
         for name in partition_by if added.num_rows else ():
             columns = [
@@ -316,17 +223,15 @@ def _list_one_partition(
             ]
             column = added[f"{_PARTITION_PREFIX}{name}"]
             added = added.select(columns).filter(compute.equal(column, pa.scalar(values[name], column.type)))
-        return _data_files_from_log(added, partition_by, folder)
+        return _data_files_from_log(added, partition_by, opened.folder)
 
-    return list(
-        _cache_per_version(opened, (partition_by, folder, *((name, values[name]) for name in partition_by)), tell)
-    )
+    key = ("files", partition_by, *((name, values[name]) for name in partition_by))
+    return list(opened.derive(key, select))
 
 
-def _list_all_files(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
-    """List all files of an opened version, cached per version."""
-    return _cache_per_version(
-        opened, (partition_by, folder), lambda: _data_files_from_log(_get_add_actions(opened), partition_by, folder)
+def _list_all_files(opened: OpenTable, partition_by: tuple[str, ...]) -> list[DataFile]:
+    return opened.derive(
+        ("files", partition_by), lambda: _data_files_from_log(_get_add_actions(opened), partition_by, opened.folder)
     )
 
 
@@ -342,12 +247,12 @@ def _data_files_from_log(added: pa.Table, partition_by: tuple[str, ...], folder:
     ]
 
 
-def list_paths(opened: DeltaTable) -> list[str]:
+def list_paths(opened: OpenTable) -> list[str]:
     """Return the path of each file."""
-    return _absolute_paths(_get_add_actions(opened), folder_from_opened(opened))
+    return _absolute_paths(_get_add_actions(opened), opened.folder)
 
 
-def list_sizes(opened: DeltaTable) -> list[int]:
+def list_sizes(opened: OpenTable) -> list[int]:
     """Return the bytes of each file."""
     return arrow.to_python_values(_get_add_actions(opened)["size_bytes"])
 
@@ -363,35 +268,25 @@ def partitions_from_files(files: Sequence[DataFile]) -> list[TablePartition]:
     return list(partitions.values())
 
 
-def list_bounded_files(opened: DeltaTable, folder: str, name: str) -> list[BoundedFile]:
+def list_bounded_files(opened: OpenTable, name: str) -> list[BoundedFile]:
     """Return each file with the bounds of a column, which are as exact as the writer recorded them."""
     added = _get_add_actions(opened)
     lows, highs, rows = (_column_or_nulls(added, column) for column in (f"min.{name}", f"max.{name}", "num_records"))
     return [
         BoundedFile(path, low, high, count or 0)
-        for path, low, high, count in zip(_absolute_paths(added, folder), lows, highs, rows, strict=True)
+        for path, low, high, count in zip(_absolute_paths(added, opened.folder), lows, highs, rows, strict=True)
     ]
 
 
-def read_file_statistics(opened: DeltaTable, folder: str) -> dict[str, pa.Table]:
+def read_file_statistics(opened: OpenTable) -> dict[str, pa.Table]:
     """Return everything in Delta's log about each file, by its path: one row of deltalake's flat columns."""
     added = _get_add_actions(opened)
-    return {path: added.slice(index, 1) for index, path in enumerate(_absolute_paths(added, folder))}
+    return {path: added.slice(index, 1) for index, path in enumerate(_absolute_paths(added, opened.folder))}
 
 
-def _get_add_actions(opened: DeltaTable) -> pa.Table:
-    """Return everything in Delta's log about each file, cached per version."""
-    return _cache_per_version(opened, (), lambda: pa.table(opened.get_add_actions(flatten=True)))
-
-
-def _cache_per_version(opened: DeltaTable, of: object, tell: Callable[[], _CachedValue]) -> _CachedValue:
-    """Return a value derived from an opened version, and compute it once per version."""
-    version, known = vars(opened).get("_told", (None, {}))
-    if version != opened.version():
-        version, known = vars(opened)["_told"] = opened.version(), {}
-    if of not in known:
-        known[of] = tell()
-    return known[of]
+def _get_add_actions(opened: OpenTable) -> pa.Table:
+    """Return everything in Delta's log about each file."""
+    return opened.derive("add actions", lambda: pa.table(opened.delta.get_add_actions(flatten=True)))
 
 
 def _absolute_paths(added: pa.Table, folder: str) -> list[str]:
@@ -405,12 +300,12 @@ def _column_or_nulls(added: pa.Table, column: str) -> list[Any]:
     return arrow.to_python_values(added[column]) if column in added.schema.names else [None] * added.num_rows
 
 
-def list_unsupported_features(opened: DeltaTable) -> list[str]:
+def list_unsupported_features(opened: OpenTable) -> list[str]:
     """List the reader features that need more than the data files; the platform never turns them on."""
-    return sorted(set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES)
+    return sorted(set(opened.delta.protocol().reader_features or ()) - ALLOWED_FEATURES)
 
 
-def refuse_unsupported_features(table: Table, opened: DeltaTable) -> None:
+def refuse_unsupported_features(table: Table, opened: OpenTable) -> None:
     """Raise a StateError if a table has reader features such as deletion vectors or column mapping.
 
     Without these features the data files hold the rows as they are.

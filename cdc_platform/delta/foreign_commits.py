@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from cdc_platform.delta import files, row_hash, transaction_log, verification
+from cdc_platform.delta import commits, files, row_hash, transaction_log, verification
 from cdc_platform.delta.commit_retry import retry_on_conflict
 from cdc_platform.delta.errors import translate_errors
 from cdc_platform.delta.lake import Lake
 from cdc_platform.delta.lake_copy import put_file
+from cdc_platform.delta.open_table import OpenTable, open_table
 from cdc_platform.delta.transaction_log import Commit
 from cdc_platform.delta.verification import LAST_CHECKPOINT_FILE
 from cdc_platform.delta.versions import list_stored_tables
@@ -135,8 +135,8 @@ def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCo
 def _record_undo(folder: str, name: str, version: int, because: str, moved: tuple[str, ...]) -> UndoneCommit:
     """Record in a commit that the entries from `version` on were moved out of the log."""
     with translate_errors(f"opening version {version - 1} of {name}"):
-        opened = files.open_table(folder)
-        transaction_log.make_commit(
+        opened = open_table(folder)
+        commits.make_commit(
             opened, lambda properties: _make_empty_commit(opened, properties), digests={}, accepts={version: because}
         )
     return UndoneCommit(name, version, version - 1, opened.version(), moved)
@@ -149,13 +149,13 @@ def _try_restore(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
         CommitFailedError: another writer was first.
     """
     try:
-        opened = files.open_table(folder)
+        opened = open_table(folder)
         files.list_paths(opened)  # Delta cannot remove a file outside the table's folder from the log
         if files.list_unsupported_features(opened):  # restoring a version does not turn a feature off
             return False
-        transaction_log.make_commit(
+        commits.make_commit(
             opened,
-            lambda properties: opened.restore(version, commit_properties=properties),
+            lambda properties: opened.delta.restore(version, commit_properties=properties),
             digests={},
             accepts=accepts,
         )
@@ -169,7 +169,7 @@ def _try_restore(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
 def _assert_restorable(folder: str, name: str, version: int) -> None:
     """Refuse to restore a version that cannot be read or lacks a file."""
     with translate_errors(f"opening version {version} of {name}"):
-        paths = files.list_paths(files.open_table(folder, version))
+        paths = files.list_paths(open_table(folder, version))
     missing = next((path for path in paths if parse_path(path).stat() is None), None)
     if missing is not None:
         raise StateError(f"version {version} of {name} cannot be restored: {missing} is gone; bring it back first")
@@ -208,16 +208,16 @@ def _list_moved_entries(lake: Lake, name: str, version: int) -> tuple[str, ...]:
     )
 
 
-def _make_empty_commit(opened: DeltaTable, properties: transaction_log.DeltaCommitProperties) -> None:
+def _make_empty_commit(opened: OpenTable, properties: commits.DeltaCommitProperties) -> None:
     """Make a commit that changes nothing."""
-    opened.create_write_transaction(
-        [], "append", opened.schema(), opened.metadata().partition_columns, commit_properties=properties
+    opened.delta.create_write_transaction(
+        [], "append", opened.delta.schema(), opened.partition_columns(), commit_properties=properties
     )
 
 
 def _accept_once(lake: Lake, table: Table, version: int, because: str) -> AcceptedCommit:
     folder, name = lake.path(table), table.full_name
-    opened = files.open_table(folder)
+    opened = open_table(folder)
     history = list(transaction_log.iter_commits(folder, opened.version()))
     acceptances = {
         number: commit.version for commit in history if commit.envelope for number in commit.envelope.accepts
@@ -233,7 +233,7 @@ def _accept_once(lake: Lake, table: Table, version: int, because: str) -> Accept
     partitions -= _list_changed_partitions(folder, open_versions)
     digests = verification.digest_partitions(name, folder, opened.version(), partitions)
     recorded_in = opened.version() + 1
-    transaction_log.make_commit(
+    commits.make_commit(
         opened, lambda properties: _make_empty_commit(opened, properties), digests=digests, accepts={version: because}
     )
     return AcceptedCommit(name, version, recorded_in, tuple(sorted(digests)), is_new=True)
@@ -261,12 +261,11 @@ def _list_changed_partitions(folder: str, versions: Sequence[int]) -> set[str]:
 def _map_files_to_partitions(folder: str, version: int) -> dict[str, str]:
     """Return the partition of each file of a version, by path."""
     try:
-        opened = files.open_table(folder, version)
+        opened = open_table(folder, version)
     except OSError as error:
         raise StateError(f"version {version} of {folder} cannot be read any more: {error}") from None
-    names = tuple(opened.metadata().partition_columns)
-    table = Table("", "", pa.schema(opened.schema()), (), "", names)
+    names = tuple(opened.partition_columns())
     return {
         file.path: row_hash.format_partition_name(names, file.partition)
-        for file in files.list_data_files(opened, table, folder)
+        for file in files.list_partition_files(opened, names)
     }

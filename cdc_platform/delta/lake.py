@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from cdc_platform.delta import compaction, create, files, transaction_log, writer
+from cdc_platform.delta import commits, compaction, create, files, table_rows, transaction_log, writer
 from cdc_platform.delta.arrow import compute
 from cdc_platform.delta.commit_retry import retry_on_conflict
 from cdc_platform.delta.conform import conform_rows, get_empty_rows, refuse_append_only, refuse_repeated_keys
 from cdc_platform.delta.errors import translate_errors, translate_read_errors
 from cdc_platform.delta.files import BoundedFile, DataFile, Filter, TablePartition, normalize_filters
 from cdc_platform.delta.observed_home import assert_table_writable
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.paths import get_table_folder
 from cdc_platform.delta.row_hash import NEWEST_DIGEST_RULE, DigestRule
-from cdc_platform.delta.table_cache import CachedTable, TableCache, read_by_partition, read_rows
+from cdc_platform.delta.table_cache import TableCache
 from cdc_platform.delta.table_usage import record_read
 from cdc_platform.delta.transaction_log import Commit
 from cdc_platform.delta.writer import (
@@ -64,12 +65,12 @@ class Lake:
     def path(self, table: Table) -> str:
         """Return the folder of the table's files, and record a read of the table (see `table_usage`)."""
         record_read(table.full_name)
-        return files.get_table_folder(self.place, table.keyspace, table.name)
+        return get_table_folder(self.place, table.keyspace, table.name)
 
     def exists(self, table: Table) -> bool:
         """Return True if the table was ever created here."""
         with translate_errors(f"looking for {table.full_name}"):
-            return self.open_tables.is_there(self.path(table))
+            return self.open_tables.exists(self.path(table))
 
     def version(self, table: Table) -> int | None:
         """Return the newest version of the table; None if the table does not exist."""
@@ -87,9 +88,9 @@ class Lake:
         if existing is None:
             with translate_errors(f"creating {table.full_name}"):
                 create.create_table(table, parse_path(self.path(table)))
-            self.open_tables.look_anew(self.path(table))
+            self.open_tables.revalidate(self.path(table))
             existing = self._open(table)
-        columns = [] if existing is None else [column.name for column in existing.schema().fields]
+        columns = [] if existing is None else existing.schema().names
         if columns != table.schema.names:
             raise StateError(
                 f"{table.full_name} at {self.path(table)} has columns {', '.join(columns) or 'none'} where this "
@@ -98,12 +99,12 @@ class Lake:
 
     def digest_rule(self, table: Table) -> DigestRule:
         """Return the table's digest rule; that of new tables if it does not exist."""
-        return NEWEST_DIGEST_RULE if (opened := self._open(table)) is None else transaction_log.get_digest_rule(opened)
+        return NEWEST_DIGEST_RULE if (opened := self._open(table)) is None else commits.get_digest_rule(opened)
 
     def columns(self, table: Table) -> list[str]:
         """Return the stored table's columns, in order; empty if it does not exist."""
         opened = self._open(table)
-        return [] if opened is None else [column.name for column in opened.schema().fields]
+        return [] if opened is None else opened.schema().names
 
     def widen(self, table: Table) -> Table:
         """Create the table, or add the columns that it lacks; return the table's resulting declaration.
@@ -130,12 +131,12 @@ class Lake:
         if opened is None:
             return get_empty_rows(schema)
         with translate_read_errors(table.full_name):
-            return read_rows(opened, schema, normal)
+            return table_rows.read_rows(opened, schema, normal)
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """Return all rows of a version of the table, in the columns of that version, unordered."""
         with translate_read_errors(f"version {version} of {table.full_name}"):
-            return files.read_rows_at_version(self.path(table), version)
+            return table_rows.read_rows_at_version(self.path(table), version)
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> MergeResult:
         """Insert the rows whose keys are new; existing rows stay, or with `update` are replaced by the given ones.
@@ -254,14 +255,14 @@ class Lake:
     def transaction(self, table: Table, application: str) -> int | None:
         """Return the number of an application's last transaction in the table; None before the first."""
         opened = self._open(table)
-        return None if opened is None else opened.transaction_version(application)
+        return None if opened is None else opened.delta.transaction_version(application)
 
     def transactions(self, table: Table, applications: Iterable[str]) -> dict[str, int]:
         """Return the numbers of the last transactions in the table, of those of some applications."""
         opened = self._open(table)
         if opened is None:
             return {}
-        numbers_by_name = {name: opened.transaction_version(name) for name in applications}
+        numbers_by_name = {name: opened.delta.transaction_version(name) for name in applications}
         return {name: number for name, number in numbers_by_name.items() if number is not None}
 
     def append_once(self, table: Table, rows: pa.Table, numbers: Mapping[str, int], expected: int | None) -> bool:
@@ -278,8 +279,8 @@ class Lake:
         self.ensure(table)
         first = next(iter(numbers))
 
-        def change(opened: DeltaTable) -> bool:
-            if opened.transaction_version(first) != expected:
+        def change(opened: OpenTable) -> bool:
+            if opened.delta.transaction_version(first) != expected:
                 return False
             writer.append_rows(opened, table, source, numbers)
             return True
@@ -310,7 +311,7 @@ class Lake:
         source = conform_rows(table, rows)
         chosen = normalize_filters(table, filters)
 
-        def change(opened: DeltaTable) -> bool:
+        def change(opened: OpenTable) -> bool:
             if opened.version() != version:
                 return False
             writer.replace_rows(opened, table, source, chosen, numbers, parted)
@@ -337,7 +338,7 @@ class Lake:
         """Return each data file with the bounds of a column, which are as exact as the writer recorded them."""
         opened = self._open(table)
         with translate_read_errors(table.full_name):
-            return [] if opened is None else files.list_bounded_files(opened, self.path(table), name)
+            return [] if opened is None else files.list_bounded_files(opened, name)
 
     def vacuum(self, table: Table, *, retention: timedelta = VERSION_RETENTION) -> int:
         """Delete files that no version younger than `retention` needs; return their number.
@@ -352,7 +353,7 @@ class Lake:
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Return the table's commits, newest first, as in Delta's log: version, timestamp (ms), operation, metrics."""
-        return [] if (opened := self._open(table)) is None else opened.history(limit)
+        return [] if (opened := self._open(table)) is None else opened.with_data_files().history(limit)
 
     def envelopes(self, table: Table) -> list[Commit]:
         """Return the commits that are still in Delta's log, newest first, each with its CommitInfo if it has one.
@@ -388,35 +389,35 @@ class Lake:
             return {}, []
         files.refuse_unsupported_features(table, opened)
         with translate_read_errors(table.full_name):
-            data_files = files.list_data_files(opened, table, self.path(table))
+            data_files = files.list_data_files(opened, table)
             chosen = data_files if keys is None else [file for file in data_files if file.partition[0] in keys]
-            return read_by_partition(opened, table, columns, chosen, are_all=keys is None), chosen
+            return table_rows.read_partitions(opened, table, columns, chosen, are_all=keys is None), chosen
 
-    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[CachedTable]:
+    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
         """Return a context with the table at its newest version, for one commit; other reads do not move it forward."""
         assert_table_writable(self, f"writing {table.full_name}", table, size)
-        return self.open_tables.taken(self.path(table))
+        return self.open_tables.open_for_write(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
         opened = self._open(table)
         with translate_read_errors(table.full_name):
-            return [] if opened is None else files.list_data_files(opened, table, self.path(table), filters)
+            return [] if opened is None else files.list_data_files(opened, table, filters)
 
-    def _open(self, table: Table) -> CachedTable | None:
+    def _open(self, table: Table) -> OpenTable | None:
         with translate_errors(f"opening {table.full_name}"):
             try:
-                return self.open_tables.newest(self.path(table))
+                return self.open_tables.get_newest(self.path(table))
             except TableNotFoundError:
                 return None
 
-    def _write(self, table: Table, change: Callable[[DeltaTable], _Result], size: int = 0) -> _Result:
+    def _write(self, table: Table, change: Callable[[OpenTable], _Result], size: int = 0) -> _Result:
         """Run a change against the newest version, and again from a newer one while other writers commit first.
 
         `size` is the number of bytes of the rows, if they are more than a few.
         """
 
         def write() -> _Result:
-            with self.open_tables.looked_at_once(), self.taken(table, size) as opened:
+            with self.taken(table, size) as opened:
                 before = opened.version()
                 result = change(opened)
                 compaction.compact_small_files(opened, table, before)

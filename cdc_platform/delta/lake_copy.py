@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cdc_platform.delta import files
 from cdc_platform.delta.errors import translate_errors, translate_read_errors
-from cdc_platform.delta.files import LOG_FOLDER, decode_path
 from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.open_table import open_table
+from cdc_platform.delta.paths import LOG_FOLDER, decode_path
 from cdc_platform.delta.verification import verify_tables
 from cdc_platform.delta.versions import read_newest_versions
 from cdc_platform.errors import ConflictError, StateError
@@ -111,8 +111,8 @@ def _list_table_files(table: StoragePath, version: int) -> tuple[list[str], list
     names = [name for name in log.names() if name[:20].isdigit() and int(name[:20]) <= version]
     commits = [name for name in names if name.endswith(".json")]
     with translate_errors(f"opening {table}"):
-        opened = files.open_table(str(table), version)
-        data_paths = {decode_path(path) for path in opened.get_add_actions().column("path").to_pylist()}
+        opened = open_table(str(table), version)
+        data_paths = {decode_path(path) for path in opened.delta.get_add_actions().column("path").to_pylist()}
     for name in commits:
         for line in (log / name).read().decode().splitlines():
             added = json.loads(line).get("add")

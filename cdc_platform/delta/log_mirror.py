@@ -2,7 +2,7 @@
 
 deltalake alone makes two requests for each log entry and six for a commit. The mirror fetches each entry and
 checkpoint once. A commit is made in the mirror and then published: data files first, then its log entry by a
-conditional put. A mirror belongs to one opened table; a failed publication discards it.
+conditional put. A mirror belongs to one `OpenTable`; a failed publication discards it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ import weakref
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
-from deltalake.table import TableMerger, TableOptimizer
 
 from cdc_platform.clock import DAY_SECONDS
-from cdc_platform.delta.files import LOG_FOLDER, decode_path, get_draft_folder
-from cdc_platform.storage import FileStat, ObjectStorePath, atomic, get_storage_options, map_in_threads
-from cdc_platform.tables import CHECKPOINT_EVERY
-
-if TYPE_CHECKING:
-    from pyarrow import dataset
+from cdc_platform.delta.paths import LOG_FOLDER, decode_path, get_draft_folder
+from cdc_platform.storage import FileStat, ObjectStorePath, atomic, map_in_threads
 
 _COMMIT_NAME = re.compile(r"(\d{20})\.json")
 _CHECKPOINT_NAME = re.compile(r"(\d{20})\.checkpoint\..*")
@@ -124,99 +117,6 @@ class LogMirror:
             (log / name).write_bytes((self.place / LOG_FOLDER / name).fetch(names[name].mark))
 
         map_in_threads(bring, names, _THREADS) if len(names) > 1 else list(map(bring, names))
-
-
-class MirroredDeltaTable(DeltaTable):
-    """An open table, read by its own log or by a mirror of it."""
-
-    def __init__(self, path: str, mirror: LogMirror | None = None) -> None:
-        self.mirror = mirror
-        self._path = path
-        self._at_store: DeltaTable | None = None
-        self.open_whole()
-
-    @property
-    def table_uri(self) -> str:
-        """The table's address, also if a mirror was opened."""
-        return super().table_uri if self.mirror is None else str(self.mirror.place)
-
-    def update_incremental(self) -> None:
-        """Read the commits that were made since."""
-        if self.mirror is not None:
-            self.mirror.go_on(self.version())
-        super().update_incremental()
-
-    def forget_commits(self) -> None:
-        """Open the table again if it has moved past a checkpoint.
-
-        At each update deltalake processes every commit since the table was opened: for a hundred commits that takes as
-        long as three commits, and after a checkpoint no time.
-        """
-        if (self.version() + 1) // CHECKPOINT_EVERY > (self._since + 1) // CHECKPOINT_EVERY:
-            self.open_whole()
-
-    def open_whole(self) -> None:
-        """Read the log as on first opening."""
-        if self.mirror is not None:
-            super().__init__(self.mirror.folder)
-        else:
-            super().__init__(self._path, storage_options=get_storage_options(self._path))
-        self._since = self.version()
-
-    @property
-    def optimize(self) -> TableOptimizer:
-        return TableOptimizer(self.with_files())
-
-    def merge(self, *args: Any, **options: Any) -> TableMerger:
-        return DeltaTable.merge(self.with_files(), *args, **options)
-
-    def delete(self, *args: Any, **options: Any) -> dict[str, Any]:
-        return DeltaTable.delete(self.with_files(), *args, **options)
-
-    def vacuum(self, *args: Any, **options: Any) -> list[str]:
-        return DeltaTable.vacuum(self.with_files(), *args, **options)
-
-    def history(self, limit: int | None = None) -> list[dict[str, Any]]:
-        return DeltaTable.history(self.with_files(), limit)
-
-    def to_pyarrow_dataset(self, *args: Any, **options: Any) -> dataset.Dataset:
-        return DeltaTable.to_pyarrow_dataset(self.with_files(), *args, **options)
-
-    def create_checkpoint(self) -> None:
-        DeltaTable.create_checkpoint(self.with_files())
-
-    def with_files(self) -> DeltaTable:
-        """Return the same version with data files that deltalake can read, and the whole log."""
-        if self.mirror is None:
-            return self
-        if self._at_store is None or self._at_store.version() != self.version():
-            address = str(self.mirror.place)
-            self._at_store = DeltaTable(address, version=self.version(), storage_options=get_storage_options(address))
-        return self._at_store
-
-
-def with_data_files(opened: DeltaTable) -> DeltaTable:
-    """Return a table at its version, with data files that deltalake can read and change."""
-    return opened.with_files() if isinstance(opened, MirroredDeltaTable) else opened
-
-
-def publish_commit(opened: DeltaTable, version: int) -> None:
-    """Publish the commit of a version of an open table, if it was made in a mirror; raises as `LogMirror.put`.
-
-    Expired entries are removed from the log if a checkpoint was made.
-    """
-    mirror = get_mirror(opened)
-    if mirror is None:
-        return
-    mirror.put(version)
-    if mirror.has_checkpoint(version) and mirror.has_expired(opened.metadata().configuration):
-        address = str(mirror.place)
-        DeltaTable(address, storage_options=get_storage_options(address)).cleanup_metadata()
-
-
-def get_mirror(opened: DeltaTable) -> LogMirror | None:
-    """Return the mirror of an opened table; None if it has none."""
-    return opened.mirror if isinstance(opened, MirroredDeltaTable) else None
 
 
 _folder_numbers = count()

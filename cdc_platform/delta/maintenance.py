@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.delta import compaction, files, verification
+from cdc_platform.delta import compaction, verification
 from cdc_platform.delta.errors import translate_errors
 from cdc_platform.delta.lake import VERSION_RETENTION, Lake
 from cdc_platform.delta.locks import exclusive
+from cdc_platform.delta.open_table import open_table
 from cdc_platform.delta.verified_lake import format_verification_refusal
 from cdc_platform.delta.versions import list_stored_tables
 from cdc_platform.errors import NotAsCommitted, PlatformError
@@ -70,7 +71,7 @@ def _count_removable_files(lake: Lake, table: Table) -> int:
     if not lake.exists(table):
         return 0
     with translate_errors(f"vacuuming {table.full_name}"):
-        removable = len(compaction.list_unneeded_files(files.open_table(lake.path(table)), VERSION_RETENTION))
+        removable = len(compaction.list_unneeded_files(open_table(lake.path(table)), VERSION_RETENTION))
     if removable:
         log = verification.verify_table_log(lake, table)
         lines = [*log.damage, *log.foreign]

@@ -21,8 +21,9 @@ import pyarrow as pa
 from cdc_platform.delta import file_cache, row_hash, transaction_log
 from cdc_platform.delta.arrow import compute
 from cdc_platform.delta.errors import translate_errors
-from cdc_platform.delta.files import DataFile, decode_path
+from cdc_platform.delta.files import DataFile
 from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.paths import decode_path
 from cdc_platform.delta.row_hash import BLAKE2B_BYTES, hash_keys
 from cdc_platform.delta.tasks import read_file_batches
 from cdc_platform.delta.transaction_log import Commit

@@ -11,13 +11,14 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.clock import Microseconds, format_us, us_from_ms
 from cdc_platform.delta import files
 from cdc_platform.delta.errors import translate_errors
 from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.open_table import OpenTable, open_table
+from cdc_platform.delta.paths import decode_path
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.storage import StoragePath, get_storage_options, parse_path
 from cdc_platform.tables import Table
@@ -145,7 +146,7 @@ def read_snapshot_at_time(lake: Lake, table: Table, at_us: Microseconds) -> Snap
     opened = _open_newest(lake, table)
     if opened is None:
         return None
-    commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.history() if "timestamp" in entry)
+    commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.delta.history() if "timestamp" in entry)
     newest = max((version for version, ms in commits if us_from_ms(ms) <= at_us), default=None)
     if newest is not None:
         return _read_at_version(lake, table, opened, newest)
@@ -157,18 +158,18 @@ def read_snapshot_at_time(lake: Lake, table: Table, at_us: Microseconds) -> Snap
     )
 
 
-def _open_newest(lake: Lake, table: Table) -> DeltaTable | None:
+def _open_newest(lake: Lake, table: Table) -> OpenTable | None:
     with translate_errors(f"opening {table.full_name}"):
         try:
-            return files.open_table(lake.path(table))
+            return open_table(lake.path(table))
         except TableNotFoundError:
             return None
 
 
-def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int) -> Snapshot:
+def _read_at_version(lake: Lake, table: Table, opened: OpenTable, version: int) -> Snapshot:
     if version != opened.version():
         with translate_errors(f"opening version {version} of {table.full_name}"):
-            opened = files.open_table(lake.path(table), version)
+            opened = open_table(lake.path(table), version)
     snapshot = _make_snapshot(lake, table, opened)
     missing = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).stat() is None), None)
     if missing is not None:
@@ -178,12 +179,12 @@ def _read_at_version(lake: Lake, table: Table, opened: DeltaTable, version: int)
     return snapshot
 
 
-def _make_snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
+def _make_snapshot(lake: Lake, table: Table, opened: OpenTable) -> Snapshot:
     with translate_errors(f"opening {table.full_name}"):
-        added = pa.table(opened.get_add_actions(flatten=True))
-        names = list(opened.metadata().partition_columns)
-        schema = pa.schema(opened.schema())
-        paths = list(map(files.decode_path, added["path"].to_pylist())) if added.num_rows else []
+        added = pa.table(opened.delta.get_add_actions(flatten=True))
+        names = opened.partition_columns()
+        schema = opened.schema()
+        paths = list(map(decode_path, added["path"].to_pylist())) if added.num_rows else []
     columns = [added[f"partition.{name}"].to_pylist() if added.num_rows else [] for name in names]
     values = zip(*columns, strict=True) if names else ((),) * added.num_rows
     named = (dict(zip(names, row, strict=True)) for row in values)
@@ -210,9 +211,9 @@ def _read_time_bounds(added: pa.Table, schema: pa.Schema) -> list[dict[str, tupl
     return bounds
 
 
-def _list_unreadable_features(opened: DeltaTable) -> tuple[str, ...]:
-    needed = set(opened.protocol().reader_features or ()) - _READABLE_FEATURES
-    if opened.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+def _list_unreadable_features(opened: OpenTable) -> tuple[str, ...]:
+    needed = set(opened.delta.protocol().reader_features or ()) - _READABLE_FEATURES
+    if opened.delta.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         needed.add("columnMapping")
     return tuple(sorted(needed))
 

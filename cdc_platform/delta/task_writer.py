@@ -18,28 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, write_deltalake
+from deltalake import Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import errors
-from cdc_platform.delta import row_hash, transaction_log, writer
+from cdc_platform.delta import commits, row_hash, writer
 from cdc_platform.delta.arrow import compute
 from cdc_platform.delta.conform import conform_rows, strip_comments
 from cdc_platform.delta.create import InitialLog, make_empty_log
 from cdc_platform.delta.errors import OUTSIDE_PARTITION, error_from_task_report, translate_error
 from cdc_platform.delta.files import (
     DataFile,
-    decode_path,
     filters_sql,
-    get_draft_folder,
-    get_writable_folder,
     list_data_files,
     normalize_filters,
 )
 from cdc_platform.delta.lake import Lake
-from cdc_platform.delta.log_mirror import with_data_files
 from cdc_platform.delta.observed_home import assert_table_writable
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.paths import decode_path, get_draft_folder, get_writable_folder
 from cdc_platform.delta.task_retry import is_retried_elsewhere
 from cdc_platform.delta.tasks import Batches, FrameRows, TaskRows, TaskRunner
 from cdc_platform.delta.verification import VerifiedRows
@@ -174,7 +172,7 @@ def commit_few_rows(
     with lake.taken(table) as opened:
         filters = normalize_filters(table, [(name, "=", value) for name, value in where.items()])
         # Look up the replaced files in the log alone; without any, deltalake need not search.
-        existing = list_data_files(opened, table, lake.path(table), filters)
+        existing = list_data_files(opened, table, filters)
         if in_place_of is not None and set(existing) != set(in_place_of):
             raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
         replaced = filters_sql(filters) if filters else None
@@ -182,22 +180,22 @@ def commit_few_rows(
         read_version = opened.version()
         write = partial(
             write_deltalake,
-            with_data_files(opened) if existing else opened,
+            opened.with_data_files() if existing else opened.delta,
             strip_comments(rows),
             writer_properties=writer.get_writer_properties(table, rows),
-            post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            post_commithook_properties=commits.get_post_commit_hooks(opened),
         )
 
-        def put(properties: transaction_log.DeltaCommitProperties) -> None:
+        def put(properties: commits.DeltaCommitProperties) -> None:
             if existing:
                 write(mode="overwrite", predicate=replaced, commit_properties=properties)
             else:
                 write(mode="append", commit_properties=properties)
 
-        transaction_log.make_commit(
+        commits.make_commit(
             opened,
             put,
-            digests={name: 0} | row_hash.digest_rows(rows, table.partition_by, transaction_log.get_digest_rule(opened)),
+            digests={name: 0} | row_hash.digest_rows(rows, table.partition_by, commits.get_digest_rule(opened)),
         )
         return read_version + 1
 
@@ -216,22 +214,22 @@ def commit_draft(lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str
         return _commit_opened(opened, lake, table, draft, where)
 
 
-def _commit_opened(opened: DeltaTable, lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str, Any]) -> int:
+def _commit_opened(opened: OpenTable, lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str, Any]) -> int:
     if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
         return opened.version()
     placed = _place_draft(lake, table, draft)
     name = row_hash.partition_name_from_values(table.partition_by, where)
     read_version = opened.version()
-    transaction_log.make_commit(
+    commits.make_commit(
         opened,
-        lambda properties: opened.create_write_transaction(
+        lambda properties: opened.delta.create_write_transaction(
             placed,
             "overwrite",
-            opened.schema(),
+            opened.delta.schema(),
             list(table.partition_by),
             [(column, "=", writer.format_partition_value(value)) for column, value in where.items()],
             commit_properties=properties,
-            post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            post_commithook_properties=commits.get_post_commit_hooks(opened),
         ),
         digests={name: 0} | draft.digests,
     )
@@ -266,7 +264,7 @@ def commit_draft_once(
 
 
 def _commit_opened_once(
-    opened: DeltaTable,
+    opened: OpenTable,
     lake: Lake,
     table: Table,
     draft: WriteDraft,
@@ -275,7 +273,7 @@ def _commit_opened_once(
     *,
     append: bool,
 ) -> bool:
-    last_number = None if transaction is None else opened.transaction_version(transaction[0])
+    last_number = None if transaction is None else opened.delta.transaction_version(transaction[0])
     if transaction is not None and last_number is not None and last_number >= transaction[1]:
         return False
     if append and not draft.files and len(numbers) < 2:
@@ -286,15 +284,15 @@ def _commit_opened_once(
     else:
         existing = [row_hash.format_partition_name(table.partition_by, part.key) for part in lake.slices(table)]
         after = dict.fromkeys(existing if table.partition_by else [""], 0) | added
-    transaction_log.make_commit(
+    commits.make_commit(
         opened,
-        lambda properties: opened.create_write_transaction(
+        lambda properties: opened.delta.create_write_transaction(
             placed,
             "append" if append else "overwrite",
-            opened.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
+            opened.delta.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
             list(table.partition_by),
             commit_properties=properties,
-            post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            post_commithook_properties=commits.get_post_commit_hooks(opened),
         ),
         digests=after,
         numbers=numbers,

@@ -19,14 +19,15 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from cdc_platform.clock import format_ms
-from cdc_platform.delta import files, row_hash, transaction_log
+from cdc_platform.delta import commits, files, row_hash, transaction_log
 from cdc_platform.delta.errors import is_content_error, translate_errors
-from cdc_platform.delta.files import LOG_FOLDER, BoundsCheck, DataFile, decode_path
+from cdc_platform.delta.files import BoundsCheck, DataFile
 from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.open_table import OpenTable, open_table
+from cdc_platform.delta.paths import LOG_FOLDER, ForeignPath
 from cdc_platform.delta.tasks import Batches, TaskRows, TaskRunner, read_file_batches, rows_from_files
 from cdc_platform.delta.transaction_log import Commit
 from cdc_platform.delta.versions import is_state_table, iter_state_folders, iter_table_folders
@@ -153,7 +154,7 @@ def assert_tables_as_committed(lake: Lake, names: Collection[str], what: str) ->
         raise StateError(f"{wrong[0]}{more}: {what} is not made of it; cdc-platform check --deep names every file")
 
 
-def verify_partitions(name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> TableVerification:
+def verify_partitions(name: str, folder: str, opened: OpenTable, partitions: Collection[str]) -> TableVerification:
     """Verify some partitions of a table in the opened version, against the newest commits that name them.
 
     Only the log entries back to those commits are read; `verify_tables` verifies a whole log.
@@ -334,7 +335,7 @@ class _TableExamination:
     def _open(self, history: Sequence[Commit]) -> None:
         try:
             with translate_errors("opening it"):
-                opened = files.open_table(self._folder)
+                opened = open_table(self._folder)
             self.version = opened.version()
             foreign = files.list_unsupported_features(opened)
             if foreign:
@@ -346,7 +347,7 @@ class _TableExamination:
                 self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_format_error_line(error)})")
-        except files.ForeignPath as error:
+        except ForeignPath as error:
             at = "" if self.version is None else f" of version {self.version}"
             self._note_damage(f"its log{at} cannot be read ({_format_error_line(error)})")
 
@@ -373,20 +374,18 @@ class _TableExamination:
             else:
                 self.found.foreign.append(message + self._remedy)
 
-    def _list_slices(self, opened: DeltaTable) -> None:
-        keyspace, _, name = self.found.name.partition(".")
-        partition_by = tuple(opened.metadata().partition_columns)
-        self._rule = transaction_log.get_digest_rule(opened)
-        self._said = files.read_file_statistics(opened, self._folder)
-        table = Table(keyspace, name, pa.schema(opened.schema()), (), "", partition_by)
+    def _list_slices(self, opened: OpenTable) -> None:
+        partition_by = tuple(opened.partition_columns())
+        self._rule = commits.get_digest_rule(opened)
+        self._said = files.read_file_statistics(opened)
         # A partition without files has no rows, and its commits may have recorded that.
         self.slices = {name: [] for name in self._digests}
-        for file in files.list_data_files(opened, table, self._folder):
+        for file in files.list_partition_files(opened, partition_by):
             self.slices.setdefault(row_hash.format_partition_name(partition_by, file.partition), []).append(file)
 
-    def _list_unnamed(self, opened: DeltaTable, history: Sequence[Commit]) -> None:
+    def _list_unnamed(self, opened: OpenTable, history: Sequence[Commit]) -> None:
         """List the data files that no commit names: a log can lose its last commit without a gap."""
-        unnamed = set(opened.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
+        unnamed = set(opened.delta.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
         unnamed = unnamed.difference(*(commit.files for commit in history))
         why = "its writer was killed or is at it, or the newest commit is lost"
         self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(unnamed)]
@@ -456,18 +455,18 @@ class _TableExamination:
 class _PartitionExamination(_TableExamination):
     """Some partitions of an opened version; the rest of the table and of its log is not read."""
 
-    def __init__(self, name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> None:
+    def __init__(self, name: str, folder: str, opened: OpenTable, partitions: Collection[str]) -> None:
         self._begin(name, folder)
         self.version = opened.version()
-        self._rule = transaction_log.get_digest_rule(opened)
-        self._digests = transaction_log.get_known_digests(opened, partitions)
+        self._rule = commits.get_digest_rule(opened)
+        self._digests = commits.get_known_digests(opened, partitions)
         self.slices = {partition: [] for partition in partitions}
-        partition_by = tuple(opened.metadata().partition_columns)
-        for file in files.list_partition_files(opened, partition_by, folder):
+        partition_by = tuple(opened.partition_columns())
+        for file in files.list_partition_files(opened, partition_by):
             partition = row_hash.format_partition_name(partition_by, file.partition)
             if partition in self.slices:
                 self.slices[partition].append(file)
-        self._said = files.read_file_statistics(opened, folder)
+        self._said = files.read_file_statistics(opened)
 
 
 def _describe_partition(name: str) -> str:
@@ -548,11 +547,11 @@ class VerifiedRows:
 
 def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
     """Return the rows of the partition whose partition columns have their values in `where`."""
-    with lake.open_tables.looked_at_once():
+    with lake.open_tables.pin_versions():
         version = lake.version(table)
         name = row_hash.partition_name_from_values(table.partition_by, where)
         digests = (
-            None if version is None else transaction_log.get_digests(lake.open_tables.newest(lake.path(table)), [name])
+            None if version is None else commits.get_digests(lake.open_tables.get_newest(lake.path(table)), [name])
         )
         columns = [column for column in table.schema.names if column not in table.partition_by]
         files = lake.files(table, [(key, "=", value) for key, value in where.items()])
@@ -583,17 +582,6 @@ _STATISTICS_ROUNDING = timedelta(milliseconds=1)
 _WHOLE_TABLE = row_hash.partition_name_from_values((), {})
 
 
-@dataclass(frozen=True)
-class _LogEntry:
-    """A commit: the files that it adds, whether it removes any, and its digest of all rows (None if not recorded)."""
-
-    version: int
-    added: frozenset[str]
-    has_removed: bool
-    digest: int | None
-    is_ours: bool
-
-
 def verify_added_files_between(lake: Lake, table: Table, column: str, low: datetime, high: datetime) -> None:
     """Verify the files that can have rows with a time of this column between `low` and `high`.
 
@@ -620,62 +608,69 @@ def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> Non
         StoreFailure: a file has other rows, or is damaged.
     """
     folder = lake.path(table)
-    with lake.open_tables.looked_at_once(), translate_errors(f"reading {table.full_name}"):
-        opened = lake.open_tables.newest(folder)
-        judged: set[int] = vars(opened).setdefault("_judged", set())
+    with lake.open_tables.pin_versions(), translate_errors(f"reading {table.full_name}"):
+        opened = lake.open_tables.get_newest(folder)
         names = {path.removeprefix(f"{parse_path(folder)}/") for path in paths}
-        for entry, before in _find_adding_commits(opened, folder, names):
-            if entry.version in judged:
+        for commit, before in _find_adding_commits(opened, names):
+            if commit.version in opened.verified_versions:
                 continue
-            added, due = _get_expected_digest(folder, entry, before)
+            added, due = _get_expected_digest(folder, commit, before)
             if due is not None and _digest_files(opened, folder, added) != due % row_hash.DIGEST_MODULUS:
                 raise StoreFailure(
                     f"{table.full_name} holds other rows than its commits put there, in a file of version "
-                    f"{entry.version}: nothing is made of it; cdc-platform check --deep names the file"
+                    f"{commit.version}: nothing is made of it; cdc-platform check --deep names the file"
                 )
-            judged.add(entry.version)
+            opened.verified_versions.add(commit.version)
 
 
-def _find_adding_commits(opened: DeltaTable, folder: str, names: set[str]) -> Iterator[tuple[_LogEntry, int | None]]:
+def _find_adding_commits(opened: OpenTable, names: set[str]) -> Iterator[tuple[Commit, int | None]]:
     """Yield the commits that added these files, newest first, each with the digest before it (None if unknown)."""
-    waiting: list[_LogEntry] = []
+    waiting: list[Commit] = []
     remaining = set(names)
     for version in range(opened.version(), -1, -1):
-        entry = _read_log_entry(opened, folder, version)
-        if entry is None:
+        try:
+            commit = opened.commit(version)
+        except FileNotFoundError:
             break
-        if waiting and entry.digest is not None:
-            yield from ((waiting_entry, entry.digest) for waiting_entry in waiting)
+        digest = _get_recorded_digest(commit)
+        if waiting and digest is not None:
+            yield from ((later, digest) for later in waiting)
             waiting = []
-        if remaining & entry.added:
-            remaining -= entry.added
-            waiting.append(entry)
+        if remaining & commit.added:
+            remaining -= commit.added
+            waiting.append(commit)
         if version == 0:
-            yield from ((waiting_entry, 0 if entry.is_ours else None) for waiting_entry in waiting)
+            yield from ((later, None if commit.envelope is None else 0) for later in waiting)
             waiting = []
         if not remaining and not waiting:
             return
-    yield from ((waiting_entry, None) for waiting_entry in waiting)
+    yield from ((later, None) for later in waiting)
 
 
-def _get_expected_digest(folder: str, entry: _LogEntry, before: int | None) -> tuple[Collection[str], int | None]:
+def _get_recorded_digest(commit: Commit) -> int | None:
+    """Return the digest of all rows of a table without partitions after a commit; None if it is not recorded."""
+    return None if commit.envelope is None else commit.envelope.digests.get(_WHOLE_TABLE)
+
+
+def _get_expected_digest(folder: str, commit: Commit, before: int | None) -> tuple[Collection[str], int | None]:
     """Return files with the expected digest of their rows; None if it is unknown."""
-    if not entry.is_ours or before is None:
+    if commit.envelope is None or before is None:
         return (), None
-    if not entry.has_removed:
-        return entry.added, (before if entry.digest is None else entry.digest) - before
+    recorded = _get_recorded_digest(commit)
+    after = before if recorded is None else recorded
+    if not commit.removed:
+        return commit.added, after - before
     # Use all files of that version: compacted files have the rows of the files that they replaced.
     names = [
-        path.removeprefix(f"{parse_path(folder)}/")
-        for path in files.list_paths(files.open_table(folder, entry.version))
+        path.removeprefix(f"{parse_path(folder)}/") for path in files.list_paths(open_table(folder, commit.version))
     ]
     whole = all((parse_path(folder) / name).stat() is not None for name in names)
-    return names, (before if entry.digest is None else entry.digest) if whole else None
+    return names, after if whole else None
 
 
-def _digest_files(opened: DeltaTable, folder: str, names: Collection[str]) -> int | None:
+def _digest_files(opened: OpenTable, folder: str, names: Collection[str]) -> int | None:
     """Return the digest of the rows of files; None if one is damaged."""
-    rule, digest = transaction_log.get_digest_rule(opened), 0
+    rule, digest = commits.get_digest_rule(opened), 0
     try:
         for name in names:
             for batch in read_file_batches(str(parse_path(folder) / name)):
@@ -685,20 +680,3 @@ def _digest_files(opened: DeltaTable, folder: str, names: Collection[str]) -> in
             return None
         raise
     return digest % row_hash.DIGEST_MODULUS
-
-
-def _read_log_entry(opened: DeltaTable, folder: str, version: int) -> _LogEntry | None:
-    """Return a commit of the log, cached; None if the log no longer has it."""
-    known: dict[int, _LogEntry] = vars(opened).setdefault("_entries", {})
-    if version not in known:
-        try:
-            actions = transaction_log.read_actions(transaction_log.get_entry_path(folder, version))
-        except FileNotFoundError:
-            return None
-        added = frozenset(decode_path(action["add"]["path"]) for action in actions if "add" in action)
-        info = transaction_log.commit_from_actions(actions, version).envelope
-        digest = None if info is None else info.digests.get(_WHOLE_TABLE)
-        known[version] = _LogEntry(
-            version, added, any("remove" in action for action in actions), digest, info is not None
-        )
-    return known[version]

@@ -16,7 +16,7 @@ from cdc_platform.delta import files, row_hash
 from cdc_platform.delta.errors import is_content_error
 from cdc_platform.delta.files import DataFile, Filter, normalize_filters
 from cdc_platform.delta.lake import Lake
-from cdc_platform.delta.table_cache import CachedTable
+from cdc_platform.delta.open_table import OpenTable
 from cdc_platform.delta.verification import TableVerification, verify_partitions, verify_tables
 from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.tables import Table
@@ -62,18 +62,18 @@ class VerifiedLake(Lake):
             self._verify(table, opened, self._partitions(table, opened, filters))
         return super().rows_by_slice(table, columns, keys)
 
-    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[CachedTable]:
+    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
         """Open as `Lake.taken`; rules that decide by the rows of the version that they change get verified rows."""
         return self._taken(table, size)
 
     @contextmanager
-    def _taken(self, table: Table, size: int) -> Iterator[CachedTable]:
+    def _taken(self, table: Table, size: int) -> Iterator[OpenTable]:
         with super().taken(table, size) as opened:
             if not table.partition_by:
                 self._verify(table, opened, _WHOLE_TABLE)
             yield opened
 
-    def _open(self, table: Table) -> CachedTable | None:
+    def _open(self, table: Table) -> OpenTable | None:
         try:
             opened = super()._open(table)
         except PlatformError as error:
@@ -87,10 +87,10 @@ class VerifiedLake(Lake):
             self._verify(table, opened, _WHOLE_TABLE)
         return opened
 
-    def _partitions(self, table: Table, opened: CachedTable, filters: Sequence[Filter]) -> list[str]:
+    def _partitions(self, table: Table, opened: OpenTable, filters: Sequence[Filter]) -> list[str]:
         """Return the names of the partitions that a read with these filters touches or names, also of empty ones."""
         normal = normalize_filters(table, filters)
-        touched = files.list_data_files(opened, table, self.path(table), normal)
+        touched = files.list_data_files(opened, table, normal)
         names = [row_hash.format_partition_name(table.partition_by, file.partition) for file in touched]
         for name, operator, value in normal:
             if (name,) == table.partition_by and operator in ("=", "in"):
@@ -100,7 +100,7 @@ class VerifiedLake(Lake):
                 ]
         return list(dict.fromkeys(names))
 
-    def _verify(self, table: Table, opened: CachedTable, partitions: Collection[str]) -> None:
+    def _verify(self, table: Table, opened: OpenTable, partitions: Collection[str]) -> None:
         verified = self._verified.setdefault((self.path(table), opened.version()), set())
         missing = [name for name in partitions if name not in verified]
         if not missing:

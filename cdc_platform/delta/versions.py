@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from cdc_platform.delta import files
 from cdc_platform.delta.errors import translate_errors
-from cdc_platform.delta.files import LOG_FOLDER, ForeignPath, decode_path
 from cdc_platform.delta.lake import Lake
+from cdc_platform.delta.open_table import open_table
+from cdc_platform.delta.paths import LOG_FOLDER, ForeignPath, decode_path
 from cdc_platform.delta.transaction_log import get_entry_path, version_from_name
 from cdc_platform.storage import StoragePath, parse_path
 from cdc_platform.tables import Table
@@ -113,7 +114,7 @@ def list_files_at_version(lake: Lake, table: Table, version: int) -> list[str]:
     """List the files of a version of a table."""
     folder = lake.path(table)
     with translate_errors(f"opening version {version} of {table.full_name}"):
-        return files.list_paths(files.open_table(folder, version))
+        return files.list_paths(open_table(folder, version))
 
 
 def count_file_rows(path: str) -> int:
@@ -125,7 +126,7 @@ def count_file_rows(path: str) -> int:
 def read_stored_schema(lake: Lake, table: Table) -> pa.Schema:
     """Return the stored columns and types of a table, without reading a row; the table must exist."""
     with translate_errors(f"opening {table.full_name}"):
-        return pa.schema(files.open_table(lake.path(table)).schema()).remove_metadata()
+        return open_table(lake.path(table)).schema().remove_metadata()
 
 
 def read_stored_file(path: str, types: pa.Schema) -> pa.Table:

@@ -19,29 +19,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
-from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, WriterProperties, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform.clock import Microseconds, datetime_from_us, parse_time_us, us_from_datetime
-from cdc_platform.delta import files, row_hash, transaction_log
+from cdc_platform.delta import commits, files, row_hash
 from cdc_platform.delta.arrow import compute
+from cdc_platform.delta.commits import DeltaCommitProperties, get_post_commit_hooks
 from cdc_platform.delta.conform import conform_rows, refuse_repeated_keys, strip_comments
 from cdc_platform.delta.create import InitialLog, make_empty_log, write_log
 from cdc_platform.delta.errors import translate_read_errors
 from cdc_platform.delta.files import (
-    LOG_FOLDER,
     Filter,
-    decode_path,
     filters_sql,
-    folder_from_opened,
-    get_draft_folder,
     normalize_filters,
     quote_column,
 )
-from cdc_platform.delta.log_mirror import with_data_files
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.paths import LOG_FOLDER, decode_path, get_draft_folder
 from cdc_platform.delta.row_hash import encode_rows, find_differing_rows, hash_keys, hash_rows_blake2b
-from cdc_platform.delta.table_cache import CachedTable, read_rows
-from cdc_platform.delta.transaction_log import DeltaCommitProperties, get_post_commit_hooks
+from cdc_platform.delta.table_rows import read_rows, read_small_table
 from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.storage import StoragePath, atomic, parse_path
 from cdc_platform.tables import Table
@@ -181,7 +178,7 @@ def place_files(
 
 
 def _rewrite_partitions(
-    opened: DeltaTable,
+    opened: OpenTable,
     table: Table,
     rows: pa.Table,
     partitions: Iterable[Any],
@@ -193,7 +190,7 @@ def _rewrite_partitions(
     a killed one; vacuum removes files that no commit names.
     """
     properties, writing = commit
-    target = parse_path(folder_from_opened(opened))
+    target = parse_path(opened.folder)
     (column,) = table.partition_by
     chosen = [format_partition_value(value) for value in partitions]
     draft = atomic.make_draft_folder(get_draft_folder(target), table.name)
@@ -202,10 +199,10 @@ def _rewrite_partitions(
         added = place_files(table, str(target), draft, files, "somebody has removed {}")
     finally:
         atomic.discard_draft(draft)
-    opened.create_write_transaction(
+    opened.delta.create_write_transaction(
         added,
         "overwrite" if chosen else "append",
-        opened.schema(),
+        opened.delta.schema(),
         list(table.partition_by),
         [(column, "in", chosen)] if chosen else None,
         commit_properties=properties,
@@ -270,14 +267,12 @@ class MergeResult:
     version: int
 
 
-def transact_rows(
-    opened: DeltaTable, table: Table, rule: RowsRule, *, whole: bool, numbers: TransactionNumbers
-) -> None:
+def transact_rows(opened: OpenTable, table: Table, rule: RowsRule, *, whole: bool, numbers: TransactionNumbers) -> None:
     """Merge the rows that a rule derives from all rows, as the version after the one that was read.
 
     Do nothing if the table has one of the `numbers` of applications, or a higher one.
     """
-    if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
+    if any((opened.delta.transaction_version(name) or 0) >= number for name, number in numbers.items()):
         return
     existing = _read_declared_rows(opened, table)
     result = rule(existing)
@@ -290,7 +285,7 @@ def transact_rows(
 
 
 def merge_judged_rows(
-    opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool
+    opened: OpenTable, table: Table, judge: Callable[[], pa.Table | None], update: bool
 ) -> MergeResult | None:
     """Merge the rows that `judge` derives from the newest rows, as the version after the opened one."""
     result = judge()
@@ -302,7 +297,7 @@ def merge_judged_rows(
 
 
 def merge_rows(
-    opened: DeltaTable,
+    opened: OpenTable,
     table: Table,
     rows: pa.Table,
     update: bool,
@@ -348,7 +343,7 @@ def merge_rows(
     source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
     added, removed_rows = pa.concat_tables([fresh, put]), pa.concat_tables([removed, deleted])
 
-    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+    def commit(properties: commits.DeltaCommitProperties) -> None:
         append = not (done.updated or lost)
         all_rows = None if append or table.partition_by else _read_all_if_few(opened, table)
         if has_time_partitions(table):
@@ -358,25 +353,25 @@ def merge_rows(
         else:
             _write_merge(opened, table, source, properties, append=append, whole=bool(lost))
 
-    transaction_log.make_commit(
+    commits.make_commit(
         opened, commit, digests=_compute_digests_after(opened, table, added, removed_rows), numbers=numbers
     )
     return done
 
 
-def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
+def delete_rows(opened: OpenTable, table: Table, filters: Sequence[Filter]) -> int:
     """Delete the rows that pass all (normal) filters; return their number. Without any, there is no commit."""
     predicate = filters_sql(filters)
     if all(name in table.partition_by for name, _, _ in filters):
-        removed_files = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+        removed_files = files.list_data_files(opened, table, filters)
         digests = {row_hash.format_partition_name(table.partition_by, file.partition): 0 for file in removed_files}
         if removed_files:
-            transaction_log.make_commit(
+            commits.make_commit(
                 opened,
-                lambda own: opened.delete(
+                lambda own: opened.with_data_files().delete(
                     predicate,
                     commit_properties=own,
-                    post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+                    post_commithook_properties=commits.get_post_commit_hooks(opened),
                 ),
                 digests=digests,
             )
@@ -384,26 +379,26 @@ def delete_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> 
     removed = _read_declared_rows(opened, table, filters)
     none = removed.slice(0, 0)
 
-    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+    def commit(properties: commits.DeltaCommitProperties) -> None:
         if has_time_partitions(table):
             _write_exchange(opened, table, none, removed, properties)
         else:
-            opened.delete(
+            opened.with_data_files().delete(
                 predicate,
                 commit_properties=properties,
-                post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+                post_commithook_properties=commits.get_post_commit_hooks(opened),
             )
 
     if removed.num_rows:
-        transaction_log.make_commit(opened, commit, digests=_compute_digests_after(opened, table, none, removed))
+        commits.make_commit(opened, commit, digests=_compute_digests_after(opened, table, none, removed))
     return removed.num_rows
 
 
 def append_rows(
-    opened: DeltaTable, table: Table, rows: pa.Table, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
+    opened: OpenTable, table: Table, rows: pa.Table, numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS
 ) -> None:
     """Append rows, with the transaction numbers of applications in the same commit."""
-    transaction_log.make_commit(
+    commits.make_commit(
         opened,
         lambda properties: _write_append(opened, table, rows, properties),
         digests=_compute_digests_after(opened, table, rows, rows.slice(0, 0)),
@@ -412,7 +407,7 @@ def append_rows(
 
 
 def replace_rows(
-    opened: DeltaTable,
+    opened: OpenTable,
     table: Table,
     rows: pa.Table,
     filters: Sequence[Filter],
@@ -431,25 +426,25 @@ def replace_rows(
         due = _compute_digests_after_replacement(opened, table, rows, filters, parted)
         rows, removed = parted.after(table, rows), parted.rows
 
-    def commit(properties: transaction_log.DeltaCommitProperties) -> None:
+    def commit(properties: commits.DeltaCommitProperties) -> None:
         if has_time_partitions(table):
             _write_exchange(opened, table, rows, removed, properties)
         else:
             write_deltalake(
-                with_data_files(opened),
+                opened.with_data_files(),
                 strip_comments(rows),
                 mode="overwrite",
                 predicate=predicate,
                 commit_properties=properties,
-                post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+                post_commithook_properties=commits.get_post_commit_hooks(opened),
                 writer_properties=get_writer_properties(table, rows),
             )
 
-    transaction_log.make_commit(opened, commit, digests=due, numbers=numbers)
+    commits.make_commit(opened, commit, digests=due, numbers=numbers)
 
 
 def _compute_digests_after(
-    opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table, written: Collection[str] = ()
+    opened: OpenTable, table: Table, added: pa.Table, removed: pa.Table, written: Collection[str] = ()
 ) -> dict[str, int]:
     """Return the resulting digests of the partitions that rows are added to or removed from, and of the `written` ones.
 
@@ -459,7 +454,7 @@ def _compute_digests_after(
         name for rows in (added, removed) for name in row_hash.list_partition_names(rows, table.partition_by)
     )
     names |= dict.fromkeys(written)
-    rule = transaction_log.get_digest_rule(opened)
+    rule = commits.get_digest_rule(opened)
     if rule == row_hash.DigestRule.BLAKE2B:  # the other rules are so cheap that skipping equal rows saves nothing
         added, removed = find_differing_rows(added, removed)
     added_digests, removed_digests = (row_hash.digest_rows(rows, table.partition_by, rule) for rows in (added, removed))
@@ -468,11 +463,11 @@ def _compute_digests_after(
 
 
 def _compute_digests_after_replacement(
-    opened: DeltaTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: PartialReplacement
+    opened: OpenTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: PartialReplacement
 ) -> dict[str, int]:
     """Return the resulting digests of the partitions of the files that pass."""
     assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
-    existing = files.list_data_files(opened, table, files.folder_from_opened(opened), filters)
+    existing = files.list_data_files(opened, table, filters)
     due, read_count = sum(file.rows for file in existing), parted.rows.num_rows
     if due != read_count:
         raise StateError(
@@ -482,12 +477,12 @@ def _compute_digests_after_replacement(
     return _compute_digests_after(opened, table, came, parted.gone, written)
 
 
-def get_digests_before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:
+def get_digests_before(opened: OpenTable, table: Table, slices: Collection[str]) -> dict[str, int]:
     """Return the digests of partitions in an opened version: the recorded ones or, without those, from the rows."""
     if table.partition_by:
         existing = {
             row_hash.format_partition_name(table.partition_by, file.partition): file.partition
-            for file in files.list_data_files(opened, table, files.folder_from_opened(opened))
+            for file in files.list_data_files(opened, table)
         }
         slices = [name for name in slices if name in existing]
     else:
@@ -495,19 +490,19 @@ def get_digests_before(opened: DeltaTable, table: Table, slices: Collection[str]
     if not slices:
         return {}
     with translate_read_errors(f"the log of {table.full_name}"):
-        recorded = transaction_log.get_digests(opened, slices)
+        recorded = commits.get_digests(opened, slices)
     if recorded is not None:
         return recorded
     digests: dict[str, int] = {}
     for name in slices:
         own = normalize_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, existing[name], strict=True)])
         with translate_read_errors(table.full_name):
-            rows = read_rows(opened, pa.schema(opened.schema()), own)
-        digests |= row_hash.digest_rows(rows, table.partition_by, transaction_log.get_digest_rule(opened))
+            rows = read_rows(opened, opened.schema(), own)
+        digests |= row_hash.digest_rows(rows, table.partition_by, commits.get_digest_rule(opened))
     return digests
 
 
-def _read_declared_rows(opened: DeltaTable, table: Table, filters: Sequence[Filter] = ()) -> pa.Table:
+def _read_declared_rows(opened: OpenTable, table: Table, filters: Sequence[Filter] = ()) -> pa.Table:
     """Return the rows of an opened table that pass all (normal) filters, in the declared schema.
 
     Raises:
@@ -518,10 +513,10 @@ def _read_declared_rows(opened: DeltaTable, table: Table, filters: Sequence[Filt
 
 
 def _write_merge(
-    opened: DeltaTable,
+    opened: OpenTable,
     table: Table,
     rows: pa.Table,
-    properties: transaction_log.DeltaCommitProperties,
+    properties: commits.DeltaCommitProperties,
     *,
     append: bool,
     whole: bool,
@@ -530,7 +525,7 @@ def _write_merge(
         _write_append(opened, table, rows, properties)
         return
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
-    merger = opened.merge(
+    merger = opened.with_data_files().merge(
         strip_comments(rows),
         " AND ".join(f"t.{quote_column(key)} = s.{quote_column(key)}" for key in table.keys),
         source_alias="s",
@@ -538,35 +533,33 @@ def _write_merge(
         streamed_exec=False,
         writer_properties=get_writer_properties(table, rows),
         commit_properties=properties,
-        post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+        post_commithook_properties=commits.get_post_commit_hooks(opened),
     )
     if whole:  # only if `rows` are all rows of the result
         merger = merger.when_not_matched_by_source_delete()
     merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
 
-def _write_append(
-    opened: DeltaTable, table: Table, rows: pa.Table, properties: transaction_log.DeltaCommitProperties
-) -> None:
+def _write_append(opened: OpenTable, table: Table, rows: pa.Table, properties: commits.DeltaCommitProperties) -> None:
     if has_time_partitions(table):
         _write_exchange(opened, table, rows, rows.slice(0, 0), properties)
     else:
         write_deltalake(
-            opened,
+            opened.delta,
             strip_comments(rows),
             mode="append",
             commit_properties=properties,
-            post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+            post_commithook_properties=commits.get_post_commit_hooks(opened),
             writer_properties=get_writer_properties(table, rows),
         )
 
 
 def _write_exchange(
-    opened: DeltaTable,
+    opened: OpenTable,
     table: Table,
     added: pa.Table,
     removed: pa.Table,
-    properties: transaction_log.DeltaCommitProperties,
+    properties: commits.DeltaCommitProperties,
 ) -> None:
     """Add and remove rows; rewrite the partitions with removed rows, ordered by key."""
     (name,) = table.partition_by
@@ -585,22 +578,22 @@ def _exchange_rows(held: pa.Table, table: Table, added: pa.Table, removed: pa.Ta
     return pa.concat_tables([remaining, added]).sort_by([(key, "ascending") for key in table.keys])
 
 
-def _read_all_if_few(opened: DeltaTable, table: Table) -> pa.Table | None:
+def _read_all_if_few(opened: OpenTable, table: Table) -> pa.Table | None:
     """Return all rows if they are few and the table has no feature that the platform does not know; None otherwise."""
-    all_rows = opened.few() if isinstance(opened, CachedTable) and not files.list_unsupported_features(opened) else None
+    all_rows = None if files.list_unsupported_features(opened) else read_small_table(opened)
     return all_rows.cast(table.schema) if all_rows is not None and all_rows.schema.names == table.schema.names else None
 
 
 def _write_overwrite(
-    opened: DeltaTable, table: Table, rows: pa.Table, properties: transaction_log.DeltaCommitProperties
+    opened: OpenTable, table: Table, rows: pa.Table, properties: commits.DeltaCommitProperties
 ) -> None:
     """Replace all files by one file with all rows; for few rows this takes a third of the time of a merge."""
     write_deltalake(
-        opened,
+        opened.delta,
         strip_comments(rows.cast(table.schema)),
         mode="overwrite",
         commit_properties=properties,
-        post_commithook_properties=transaction_log.get_post_commit_hooks(opened),
+        post_commithook_properties=commits.get_post_commit_hooks(opened),
         writer_properties=get_writer_properties(table, rows),
     )
 

@@ -143,7 +143,7 @@ def assert_partition_as_committed(workers: TaskRunner, lake: Lake, table: Table,
     Raises:
         StateError: the rows differ, or a file of the partition is damaged.
     """
-    with lake.open_tables.looked_at_once(), translate_errors(f"reading {table.full_name}"):
+    with lake.open_tables.pin_versions(), translate_errors(f"reading {table.full_name}"):
         get_verified_partition_rows(lake, table, where).hold(workers.of_arrays())
 
 

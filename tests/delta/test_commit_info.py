@@ -385,7 +385,7 @@ def test_a_lost_answer_to_a_slice_is_found(filled: Lake, rule: DigestRule, monke
     part = task_writer._TaskWriter(table, str(folder), writer.make_empty_log(table), {"time": TIME}, "a test", rule)
     lines = [line for batch in part.write(iter(streams(0, 4).to_batches())) for line in batch.to_pylist()]
     draft = task_writer.WriteDraft(folder, tuple(json.loads(line["file"]) for line in lines))
-    opened = task_writer.DeltaTable
+    opened = DeltaTable
     monkeypatch.setattr(opened, "create_write_transaction", _lost_answer(opened.create_write_transaction))
     before = filled.version(table)
     assert before is not None

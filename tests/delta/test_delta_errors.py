@@ -12,7 +12,7 @@ from pyspark.errors import PythonException
 
 from cdc_platform.delta import Lake, translate_errors
 from cdc_platform.delta.errors import translate_error
-from cdc_platform.delta.files import ForeignPath, decode_path
+from cdc_platform.delta.paths import ForeignPath, decode_path
 from cdc_platform.errors import (
     EnvironmentProblem,
     InputError,

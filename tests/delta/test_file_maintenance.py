@@ -27,6 +27,7 @@ from cdc_platform.checks import audit_stored
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.delta import VERSION_RETENTION, Lake, allow_mirror_writes, files, verify_tables
+from cdc_platform.delta.open_table import open_table
 from cdc_platform.delta.versions import iter_table_folders
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.metastore import cdc_tables
@@ -97,7 +98,7 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
     """Unnamed ones on both sides of the age, and named ones however old; check lists them; a second time none goes."""
     old, young, named = [], [], []
     for _, _, table in tables(aged.home):
-        named += [aged.aged(parse_path(path), 9 * OLD) for path in files.list_paths(files.open_table(str(table)))]
+        named += [aged.aged(parse_path(path), 9 * OLD) for path in files.list_paths(open_table(str(table)))]
         old += [aged.put(table / "part-old.parquet", OLD), aged.put(table / "k=1" / "part-old.parquet", OLD)]
         young += [aged.put(table / "part-young.parquet", YOUNG)]
     listed = [

@@ -6,18 +6,20 @@ import pickle
 import random
 import shutil
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from cdc_platform.delta import Lake, table_cache
-from cdc_platform.delta.files import OPERATORS
-from cdc_platform.delta.log_mirror import MirroredDeltaTable
-from cdc_platform.delta.table_cache import TableCache, read_rows
+from cdc_platform.delta import Lake, table_rows
+from cdc_platform.delta.files import OPERATORS, Filter, filters_sql
+from cdc_platform.delta.open_table import OpenTable
+from cdc_platform.delta.table_cache import TableCache
+from cdc_platform.delta.table_rows import read_rows, read_small_table
 from cdc_platform.tables import CHECKPOINT_EVERY
 
 
@@ -28,7 +30,13 @@ def rows(*numbers: int) -> pa.Table:
 
 def numbers(opened: TableCache, path: Path) -> list[int]:
     """What the newest version holds."""
-    return sorted(opened.newest(str(path)).to_pyarrow_table()["n"].to_pylist())
+    return sorted(opened.get_newest(str(path)).delta.to_pyarrow_table()["n"].to_pylist())
+
+
+def queried(path: Path, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
+    """The rows as a query gives them, whose engine shares no code with the reading of small files."""
+    sql = f"SELECT {', '.join(schema.names)} FROM t WHERE {filters_sql(filters)}"
+    return pa.table(QueryBuilder().register("t", DeltaTable(path)).execute(sql).read_all()).cast(schema)
 
 
 def test_whoever_writes_in_between_is_seen(tmp_path: Path) -> None:
@@ -36,13 +44,13 @@ def test_whoever_writes_in_between_is_seen(tmp_path: Path) -> None:
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     assert numbers(opened, path) == [1]
-    first = opened.newest(str(path))
-    assert opened.newest(str(path)) is first
+    first = opened.get_newest(str(path))
+    assert opened.get_newest(str(path)) is first
     write_deltalake(path, rows(2), mode="append")
     assert numbers(opened, path) == [1, 2]
     for number in range(3, 15):
         write_deltalake(path, rows(number), mode="append")
-    TableCache().newest(str(path)).create_checkpoint()
+    DeltaTable(path).create_checkpoint()
     write_deltalake(path, rows(15), mode="overwrite")
     assert numbers(opened, path) == [15]
 
@@ -55,7 +63,7 @@ def test_a_table_in_anothers_place_is_not_taken_for_it(tmp_path: Path) -> None:
     assert numbers(opened, path) == [1, 2]
     shutil.rmtree(path)
     with pytest.raises(TableNotFoundError):
-        opened.newest(str(path))
+        opened.get_newest(str(path))
     write_deltalake(path, rows(7))
     assert numbers(opened, path) == [7]
     other = tmp_path / "other"
@@ -81,8 +89,8 @@ def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -
     schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
     made = [{name: draw.choice([None, *values]) for name, (_, values) in COLUMNS.items()} for _ in range(200)]
     write_deltalake(tmp_path / "t", pa.Table.from_pylist(made, schema=schema))
-    opened = TableCache().newest(str(tmp_path / "t"))
-    assert opened.few() is not None
+    opened = TableCache().get_newest(str(tmp_path / "t"))
+    assert read_small_table(opened) is not None
     tried = 0
     for name, (kind, values) in COLUMNS.items():
         for operator in OPERATORS:
@@ -91,11 +99,11 @@ def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -
                     continue
                 asked = [value, draw.choice(values)] if operator in ("in", "not in") else value
                 filters = [(name, operator, asked), ("whole", "not in", draw.choice([[], [7], [0, 7]]))]
-                expected = read_rows(DeltaTable(tmp_path / "t"), schema, filters).to_pylist()
+                expected = queried(tmp_path / "t", schema, filters).to_pylist()
                 assert read_rows(opened, schema, filters).to_pylist() == expected, filters
                 tried += len(expected) > 0
         for operator in ("in", "not in"):
-            expected = read_rows(DeltaTable(tmp_path / "t"), schema, [(name, operator, [])]).num_rows
+            expected = queried(tmp_path / "t", schema, [(name, operator, [])]).num_rows
             assert read_rows(opened, schema, [(name, operator, [])]).num_rows == expected
     assert tried > 100
 
@@ -112,36 +120,33 @@ def test_few_rows_of_partitions_are_read_file_by_file(
     chosen = [row for row in made if nulls or row[name]]
     for some in (chosen[::2], chosen[1::2]):
         write_deltalake(path, pa.Table.from_pylist(some, schema=schema), mode="append", partition_by=[name])
-    expected = sorted(map(repr, read_rows(DeltaTable(path), schema).to_pylist()))
+    expected = sorted(map(repr, queried(path, schema).to_pylist()))
     assert len(expected) == len(chosen) > 20
-    querying, queries = table_cache._query_rows, list[object]()
-    monkeypatch.setattr(table_cache, "_query_rows", lambda *asked: queries.append(asked) or querying(*asked))
-    opened = TableCache().newest(str(path))
+    querying, queries = table_rows._query_rows, list[object]()
+    monkeypatch.setattr(table_rows, "_query_rows", lambda *asked: queries.append(asked) or querying(*asked))
+    opened = TableCache().get_newest(str(path))
     assert sorted(map(repr, read_rows(opened, schema).to_pylist())) == expected
     assert len(queries) == nulls
     asked = [("whole", "=", 7)]
     found = read_rows(opened, schema, asked)
-    assert found.num_rows == read_rows(DeltaTable(path), schema, asked).num_rows > 0
+    assert found.num_rows == queried(path, schema, asked).num_rows > 0
 
 
 def test_many_rows_are_not_kept(tmp_path: Path) -> None:
-    """Of a table of many rows only a small answer is kept, until it grows; what was few is read again then."""
+    """The rows of a small table are cached until its next version; those of a large table are not cached."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
-    few = opened.newest(str(path)).few()
+    few = read_small_table(opened.get_newest(str(path)))
     assert few is not None
-    assert opened.newest(str(path)).few() is few
+    assert read_small_table(opened.get_newest(str(path))) is few
     write_deltalake(path, rows(2), mode="append")
-    assert read_rows(opened.newest(str(path)), few.schema).num_rows == 2
+    assert read_rows(opened.get_newest(str(path)), few.schema).num_rows == 2
     write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=200_000)), mode="append")
-    assert opened.newest(str(path)).few() is None
-    little = read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)])
+    assert read_small_table(opened.get_newest(str(path))) is None
+    little = read_rows(opened.get_newest(str(path)), few.schema, [("n", "<=", 2)])
     assert little.num_rows >= 2
-    assert read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)]) is little
-    everything = [read_rows(opened.newest(str(path)), few.schema) for _ in range(2)]
-    assert everything[0] is not everything[1]
     write_deltalake(path, rows(1), mode="append")
-    assert read_rows(opened.newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows == little.num_rows + 1
+    assert read_rows(opened.get_newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows == little.num_rows + 1
 
 
 def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
@@ -150,17 +155,17 @@ def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
     """Once a checkpoint, by own commits and by others'; each version is read as by who opens it then."""
     opened, path, openings = TableCache(), tmp_path / "t", list[int]()
     write_deltalake(path, rows(0), configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)})
-    first = opened.newest(str(path))
-    whole = MirroredDeltaTable.open_whole
+    first = opened.get_newest(str(path))
+    whole = OpenTable._open
 
-    def counted(self: MirroredDeltaTable) -> None:
-        whole(self)
+    def counted(self: OpenTable, version: int | None) -> None:
+        whole(self, version)
         openings.append(self.version())
 
-    monkeypatch.setattr(MirroredDeltaTable, "open_whole", counted)
+    monkeypatch.setattr(OpenTable, "_open", counted)
     for number in range(1, 35):
-        write_deltalake(opened.newest(str(path)) if number % 3 else path, rows(number), mode="append")
-        assert opened.newest(str(path)) is first
+        write_deltalake(opened.get_newest(str(path)).delta if number % 3 else path, rows(number), mode="append")
+        assert opened.get_newest(str(path)) is first
         assert sorted(read_rows(first, rows().schema)["n"].to_pylist()) == list(range(number + 1))
     assert openings == [9, 19, 29]
     assert first.version() == DeltaTable(path).version()
@@ -172,22 +177,41 @@ def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:
     write_deltalake(path, rows(1))
     assert numbers(opened, path) == [1]
     write_deltalake(path, rows(2), mode="append")
-    TableCache().newest(str(path)).create_checkpoint()
+    DeltaTable(path).create_checkpoint()
     (path / "_delta_log" / f"{0:020d}.json").unlink()
     assert numbers(opened, path) == [1, 2]
 
 
-def test_a_table_that_was_taken_stays_at_its_version(tmp_path: Path) -> None:
-    """Who writes on a version must not find it a newer one because somebody reads meanwhile."""
+def test_a_table_that_is_written_stays_at_its_version(tmp_path: Path) -> None:
+    """Reads in the block see the version that is written, and after a revalidation a newer one, next to it."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
-    opened.newest(str(path))
-    with opened.taken(str(path)) as mine:
+    opened.get_newest(str(path))
+    with opened.open_for_write(str(path)) as mine:
         write_deltalake(path, rows(2), mode="append")
-        assert opened.newest(str(path)).version() == 1
+        assert opened.get_newest(str(path)) is mine
+        opened.revalidate()
+        assert opened.get_newest(str(path)).version() == 1
         assert mine.version() == 0
-    assert opened.newest(str(path)) is mine
-    assert mine.version() == 1
+    assert opened.get_newest(str(path)).version() == 1
+
+
+def test_a_write_in_a_write_of_the_same_table_makes_the_outer_one_conflict(tmp_path: Path) -> None:
+    """Each has the table at the version that it read, so the outer commit is not the next version."""
+    opened, path = TableCache(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    none = CommitProperties(max_commit_retries=0)
+
+    def nested() -> None:
+        with opened.open_for_write(str(path)) as outer:
+            with opened.open_for_write(str(path)) as inner:
+                write_deltalake(inner.delta, rows(2), mode="append", commit_properties=none)
+            assert (outer.version(), inner.version(), opened.get_newest(str(path)) is inner) == (0, 1, True)
+            write_deltalake(outer.delta, rows(3), mode="overwrite", commit_properties=none)
+
+    with pytest.raises(CommitFailedError):
+        nested()
+    assert numbers(opened, path) == [1, 2]
 
 
 def test_each_thread_and_process_has_its_own(tmp_path: Path) -> None:
@@ -195,8 +219,8 @@ def test_each_thread_and_process_has_its_own(tmp_path: Path) -> None:
     lake, path = Lake(tmp_path), tmp_path / "t"
     write_deltalake(path, rows(1))
     opened = TableCache()
-    mine, theirs = opened.newest(str(path)), []
-    thread = threading.Thread(target=lambda: theirs.append(opened.newest(str(path))))
+    mine, theirs = opened.get_newest(str(path)), []
+    thread = threading.Thread(target=lambda: theirs.append(opened.get_newest(str(path))))
     thread.start()
     thread.join()
     assert theirs[0] is not mine

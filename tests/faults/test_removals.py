@@ -124,8 +124,6 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/delta/lake.py:Lake.vacuum": LAKE,
     "cdc_platform/delta/writer.py:delete_rows": LAKE,
     "cdc_platform/delta/writer.py:delete_rows.commit": LAKE,
-    "cdc_platform/delta/log_mirror.py:MirroredDeltaTable.delete": LAKE,
-    "cdc_platform/delta/log_mirror.py:MirroredDeltaTable.vacuum": LAKE,
     "cdc_platform/delta/compaction.py:list_unneeded_files": LAKE,
     "cdc_platform/delta/compaction.py:vacuum_files": LAKE,
     "cdc_platform/delta/verification.py:_TableExamination._list_unnamed": LAKE,

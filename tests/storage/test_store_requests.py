@@ -14,7 +14,7 @@ from cdc_platform.checks import audit_across, audit_lake, inventory
 from cdc_platform.checks.invariants import STREAMS_UNIQUE_ACROSS_GENERATIONS
 from cdc_platform.clock import HOUR_US, Clock, Microseconds
 from cdc_platform.delta import Lake, TaskRunner, verify_tables
-from cdc_platform.delta.files import LOG_FOLDER
+from cdc_platform.delta.paths import LOG_FOLDER
 from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import inbox, write_nodes
@@ -112,7 +112,7 @@ def test_the_files_of_other_generations_are_fetched_once(s3: S3, home: str) -> N
     one, *_ = inventory.read_inventory(lake)  # opens the tables
     files = [file for table in inventory.INVENTORY_TABLES if table.partition_by for file in lake.data_files(table)]
     before = s3.counts()["GET"]
-    with lake.open_tables.looked_at_once():
+    with lake.open_tables.pin_versions():
         assert len(inventory.read_inventory(lake)) == 3
         assert audit_across(TaskRunner.alone(), lake, one.name)[0].violations == 0
     assert s3.counts()["GET"] - before == len(files)
@@ -131,7 +131,7 @@ def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
     missing = [table for table in TABLES.values() if table.keyspace == "platform" and not lake.exists(table)]
     assert len(missing) > 3
     before = s3.counts()
-    with lake.open_tables.looked_at_once():
+    with lake.open_tables.pin_versions():
         assert [lake.version(table) for table in missing] == [None] * len(missing)
         assert more(s3.counts(), before) == 1
         lake.ensure(missing[1])
@@ -151,7 +151,7 @@ def test_what_is_listed_does_not_grow_with_data_files(s3: S3, home: str) -> None
             put_data(lake.path(table), part)
         for _ in range(3):
             before = (more(s3.counts(), {}), s3.names())
-            with lake.open_tables.looked_at_once():
+            with lake.open_tables.pin_versions():
                 held(lake)
             found.append((more(s3.counts(), {}) - before[0], s3.names() - before[1]))
     assert found[1:3] + found[4:] == [(2, PAGE + own)] * 4

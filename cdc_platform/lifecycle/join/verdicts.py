@@ -108,7 +108,7 @@ class VerdictBook:
     def flush(self) -> None:
         """Store the verdicts added since the last call, if any."""
         if self._added:
-            with self.lake.open_tables.looked_at_once():
+            with self.lake.open_tables.pin_versions():
                 _store_rows(self.lake, [row for _, row in self._added.values()])
             self._added.clear()
 

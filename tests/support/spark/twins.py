@@ -13,7 +13,7 @@ from support.spark import client
 from cdc_platform.cdclog import log_table
 from cdc_platform.cdclog.batch_encoder import encode_log_batch
 from cdc_platform.delta import Lake
-from cdc_platform.delta.files import LOG_FOLDER
+from cdc_platform.delta.paths import LOG_FOLDER
 from cdc_platform.storage import ObjectStorePath, parse_path
 from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS, Table
 from cdc_platform.timeline import StreamSources
