@@ -21,6 +21,8 @@ TOP_LEVEL = [
     "Makefile",
     "LICENSE",
     "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
 ]
 FOLDERS = ["cdc_platform", "assets", "resources", "tests", "bench", "docs"]
 TEXT = {".py", ".md", ".toml", ".yaml", ".json", ".lock", ".xml", ".properties", ".csv", ".cql", ""}
@@ -95,6 +97,14 @@ def test_test_files_have_names_of_their_own() -> None:
     stems = [path.stem for path in files("tests", suffix=".py") if path.stem != "conftest"]
     assert sorted(stems) == sorted(set(stems))
     assert [path for path in files("tests", suffix=".py") if path.name == "__init__.py"] == []
+
+
+def test_hooks_run_the_checks() -> None:
+    """What a commit is checked by is what `make checks` runs, command by command."""
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nchecks: .venv")[2].partition("\n\n")[0]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines() if line.startswith("\t")]
+    assert re.findall(r"^ +entry: (.+)$", hooks, flags=re.MULTILINE) == commands
 
 
 def test_no_path_of_a_machine() -> None:
