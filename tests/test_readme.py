@@ -24,10 +24,7 @@ from cdc_platform.spark import ConnectServer
 from cdc_platform.tables import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def text_of(name: str) -> str:
