@@ -63,12 +63,17 @@ class _Kept:
         self._lake, self._count, self._round = Lake(folder), count, 0
         self._dice = np.random.default_rng(7)
         keys = np.arange(count // _ROWS_A_PARTITION, dtype=np.int32)
-        slices = kept.slices_of(_bytes_of(keys), _SLICES)
+        slices = kept.ranges_from_keys(_bytes_of(keys), _SLICES)
         self._of_slices = [keys[slices == number] for number in range(_SLICES)]
         cells = kept.cells_table(_SCHEMA)
         self._lake.ensure(cells)
         made = TaskRows(_SLICES, lambda number: iter(_state(self._of_slices[number], number).to_batches()))
-        marks = {kept.COPIED: _COPIED_US, kept.SINCE: _COPIED_US, kept.SLICES: _SLICES, kept.OF: kept.identity(_SCHEMA)}
+        marks = {
+            kept.COPIED: _COPIED_US,
+            kept.SINCE: _COPIED_US,
+            kept.RANGES: _SLICES,
+            kept.IDENTITY: kept.identity(_SCHEMA),
+        }
         frames.replace_all_rows(TaskRunner.alone(), self._lake, cells, made, ("current:commits", 1), marks)
         self._lake.ensure(log_table(_SCHEMA))
 
@@ -127,7 +132,7 @@ class _Kept:
         for table in (kept.cells_table(_SCHEMA), kept.current_table(_SCHEMA)):
 
             def batches(number: int, table: Any = table) -> Batches:
-                yield from lake.read(table, filters=[(kept.SLICE, "in", groups[number])]).combine_chunks().to_batches()
+                yield from lake.read(table, filters=[(kept.RANGE, "in", groups[number])]).combine_chunks().to_batches()
 
             frames.replace_all_rows(TaskRunner.alone(), lake, table, TaskRows(len(groups), batches))
 
@@ -161,7 +166,7 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
         parts.append(pa.table(found, schema=STATE_SCHEMA))
     whole = pa.concat_tables(parts)
     return whole.append_column(
-        pa.field(kept.SLICE, pa.int32(), nullable=False), pa.repeat(np.int32(number), len(whole))
+        pa.field(kept.RANGE, pa.int32(), nullable=False), pa.repeat(np.int32(number), len(whole))
     )
 
 

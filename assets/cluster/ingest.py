@@ -116,8 +116,8 @@ def ingested_log(
             "table_rows": current.rows,
             "table_inexact_rows": current.inexact,
             "table_as_of": format_us(current.as_of_us),
-            "table_ranges_written": f"{current.slices} of {current.of_slices}",
-            "table_rows_reread": current.read_again,
+            "table_ranges_written": f"{current.written_ranges} of {current.ranges}",
+            "table_rows_reread": current.reread_rows,
         }
     content = read_partition_content(lake, GenerationRows(log_table(read_table_schema(lake, keyspace, table)), {}))
     return build_materialize_result(lake, content, rows=done.rows, watch=watch, metadata=metadata)

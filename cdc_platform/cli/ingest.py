@@ -153,8 +153,8 @@ def _current_facts(now: ReplicationResult) -> dict[str, Any]:
         "table copied": format_us(now.copied_us) + (", now" if now.copied_now else ""),
         "rows of the table": now.rows,
         "of which inexact": f"{now.inexact} ({share:.1%})",
-        "slices written": f"{now.slices} of {now.of_slices}, for {now.changes} rows of the log",
-        "rows read again": now.read_again,
+        "slices written": f"{now.written_ranges} of {now.ranges}, for {now.log_rows} rows of the log",
+        "rows read again": now.reread_rows,
     }
 
 
@@ -165,10 +165,10 @@ def _current_document(now: ReplicationResult) -> dict[str, Any]:
         "copied_now": now.copied_now,
         "rows": now.rows,
         "inexact": now.inexact,
-        "log_rows": now.changes,
-        "slices_written": now.slices,
-        "slices": now.of_slices,
-        "rows_read_again": now.read_again,
+        "log_rows": now.log_rows,
+        "slices_written": now.written_ranges,
+        "slices": now.ranges,
+        "rows_read_again": now.reread_rows,
         "seconds": now.seconds,
     }
 

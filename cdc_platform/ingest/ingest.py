@@ -206,7 +206,7 @@ def _replicated(
     if why is not None:
         existing = find_replica(lake, schema)
         since = "" if existing is None or existing.as_of_us is None else f" as of {format_us(existing.as_of_us)}"
-        log.on_message(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
+        log.on_message(f"{schema.full_name} stays{since}, {why}; it is copied again once its log is complete")
         return None
     replicator = TableReplicator(live, lake, log.clock, schema, log.workers, policy, log.on_message)
     return replicator.replicate(

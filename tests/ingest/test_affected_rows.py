@@ -36,10 +36,11 @@ from cdc_platform.cql import (
 from cdc_platform.cql.types import DATE, DOUBLE, VARINT
 from cdc_platform.delta import PartialReplacement
 from cdc_platform.ingest import current_table
-from cdc_platform.ingest.replica import tables as module
-from cdc_platform.ingest.replica.refresh import touched
+from cdc_platform.ingest.replica import affected as module
+from cdc_platform.ingest.replica.affected import find_affected
+from cdc_platform.ingest.replica.reread import find_doubtful_rows
 from cdc_platform.ingest.replica.snapshot import SOLE
-from cdc_platform.ingest.replica.tables import cells_table, for_readers, reached
+from cdc_platform.ingest.replica.tables import cells_table, for_readers
 
 History = tuple[TableSchema, list[list[Mutation]]]
 SLICES = 4
@@ -51,7 +52,7 @@ TIMES = st.lists(st.integers(EPOCH_US - 1, EPOCH_US + 9_000_010).map(Microsecond
 def always_apart() -> Iterator[None]:
     """However many of few rows are reached."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MOST_REACHED", 1)
+        patch.setattr(module, "MAX_AFFECTED_SHARE", 1)
         yield
 
 
@@ -115,13 +116,16 @@ def test_what_is_reached_is_all_that_becomes_another(
         whole = made(schema, state, sure_us, now_us)
     passed = before_us, now_us
 
-    reach = reached(schema, cells, old.rows, changes, passed, sure_us)
+    reach = find_affected(schema, cells, old.rows, changes, passed, sure_us)
     of_cells, of_rows = PartialReplacement(cells, reach.cells), PartialReplacement(old.rows, reach.rows)
     part = merge_states(schema, [of_cells.gone, changes])
     new = made(schema, part, sure_us, now_us)
     assert told(of_cells.after(cells_table(schema), new.cells)) == told(whole.cells)
     assert told(of_rows.after(current_table(schema), new.rows)) == told(whole.rows)
-    ask, asked = touched(schema, part, changes, new.found, passed), touched(schema, state, changes, whole.found, passed)
+    ask, asked = (
+        find_doubtful_rows(schema, part, changes, new.found, passed),
+        find_doubtful_rows(schema, state, changes, whole.found, passed),
+    )
     doubted = select_with_details(schema, old.cells, before_us)
     known = zip(doubted.partitions.to_pylist(), doubted.clusterings.to_pylist(), doubted.doubtful, strict=True)
     assert asked - {(partition, row) for partition, row, doubtful in known if doubtful} <= ask <= asked
@@ -159,7 +163,7 @@ def test_a_key_whose_bytes_its_value_does_not_tell_is_not_looked_for(
     state = merge_states(schema, [write(schema, one, other, 1) for one, other in places])
     old = made(schema, state, Microseconds(0), Microseconds(5))
     changes = write(schema, *places[0], 2)
-    found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
     assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
 
 
@@ -171,7 +175,7 @@ def test_a_date_that_no_native_column_holds_is_told_from_the_nearest_that_does()
     old = made(schema, state, Microseconds(0), Microseconds(5))
     assert len(set(old.rows["p"].to_pylist())) == 1
     changes = write(schema, far, 1, 2)
-    found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
     rows = old.rows.filter(pa.array(found.rows))
     assert [dict(each)["p"] for each in rows["cdc$exact"].to_pylist()] == [str(far)]
 
@@ -183,8 +187,8 @@ def test_where_most_is_reached_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
     old = made(schema, state, Microseconds(0), Microseconds(5))
     changes = merge_states(schema, [write(schema, 1, row, 2) for row in range(3)])
     for most, due in ((0.7, 4), (0.8, 3)):
-        monkeypatch.setattr(module, "MOST_REACHED", most)
-        found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+        monkeypatch.setattr(module, "MAX_AFFECTED_SHARE", most)
+        found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
         assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
 
 
@@ -198,7 +202,7 @@ def test_a_range_reaches_all_rows_of_its_partition_and_later_ones_are_held_again
     for old, changes, due in ((rows, [deleted], [4, 5]), ([deleted, *rows[2:]], rows[:1], [4, 5])):
         kept = made(schema, merge_states(schema, old), never, NOW)
         changed = merge_states(schema, changes)
-        found = reached(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
+        found = find_affected(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
         of_cells, of_rows = PartialReplacement(kept.cells, found.cells), PartialReplacement(kept.rows, found.rows)
         new = made(schema, merge_states(schema, [of_cells.gone, changed]), never, NOW)
         assert sorted(of_rows.after(current_table(schema), new.rows)["k"].to_pylist()) == due

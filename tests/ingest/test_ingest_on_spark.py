@@ -121,7 +121,7 @@ def test_tasks_copy_a_table_as_one_process_does(
     before = len(jobs.getJobIdsForGroup())
     done = ingest_table(cluster, Clock(), "shop", "t", TaskRunner(lambda: spark, in_process=0), current=True).current
     assert done is not None
-    assert (done.copied_now, done.rows, done.of_slices) == (True, 60, 4)
+    assert (done.copied_now, done.rows, done.ranges) == (True, 60, 4)
     assert len(jobs.getJobIdsForGroup()) > before
     alone = registry.add_cluster(open_home_location(tmp_path / "alone"), "prod", cluster.connection)
     ingest_table(alone, Clock(), "shop", "t", TaskRunner.alone(), current=True)

@@ -134,7 +134,7 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     old(table, "INSERT INTO shop.t (p, k, v, m) VALUES (1, 5, 5, {1: 1}) USING")
     first = bring(cluster, workers, current=True).current
     assert first is not None
-    assert (first.rows, first.inexact, first.read_again) == (5, 3, 0)
+    assert (first.rows, first.inexact, first.reread_rows) == (5, 3, 0)
     assert in_lake(cluster, table)[1] == {(1, 3), (1, 4), (1, 5)}
     gone = {"cdc$operation": 1, "cdc$deleted_v": True}
     for k in (1, 2):
@@ -146,7 +146,7 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     now(table, "UPDATE shop.t USING SET v = 6 WHERE p = 1 AND k = 5", {"p": 1}, {"cdc$operation": 1, "k": 5, "v": 6})
     second = bring(cluster, workers).current
     assert second is not None
-    assert second.read_again == 3
+    assert second.reread_rows == 3
     found, marked = in_lake(cluster, table)
     assert found == table.rows()
     assert found[1, 4]["l"] == [1, 3]
@@ -159,7 +159,7 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     assert found == table.rows()
     assert marked == set()
     assert third is not None
-    assert brought(cluster, workers).read_again == 0
+    assert brought(cluster, workers).reread_rows == 0
 
 
 def test_a_ttl_that_nobody_told_goes_with_one_that_was(
@@ -175,7 +175,7 @@ def test_a_ttl_that_nobody_told_goes_with_one_that_was(
     time.sleep(max(0.0, written + 7.1 - time.monotonic()))
     last = bring(cluster, workers).current
     assert last is not None
-    assert (last.rows, last.read_again) == (1, 1)
+    assert (last.rows, last.reread_rows) == (1, 1)
     assert in_lake(cluster, table)[0] == table.rows()
 
 
@@ -188,14 +188,14 @@ def test_a_change_costs_the_slices_that_it_falls_into(
         old(table, f"INSERT INTO shop.t (p, k, v) VALUES ({p}, 0, 0) USING")
     first = bring(cluster, workers, current=True).current
     assert first is not None
-    assert first.of_slices == 8
+    assert first.ranges == 8
     now(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 0, 9) USING", {"p": 1}, {"cdc$operation": 2, "k": 0, "v": 9})
     standin.proxy.statements.clear()
     second = bring(cluster, workers).current
     assert second is not None
-    assert (second.changes, second.slices, second.rows) == (1, 1, 200)
+    assert (second.log_rows, second.written_ranges, second.rows) == (1, 1, 200)
     assert not [text for _, text in standin.proxy.statements if text.endswith("FROM shop.t") or "FROM shop.t " in text]
-    assert brought(cluster, workers).slices == 0
+    assert brought(cluster, workers).written_ranges == 0
     assert in_lake(cluster, table)[0] == table.rows()
 
 

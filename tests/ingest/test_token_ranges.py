@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.oracles.oracle import token_of
 
-from cdc_platform.ingest.replica.tables import ranges, slices_of
+from cdc_platform.ingest.replica.tables import ranges_from_keys, split_ring
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.integers(1, 4))), st.integers(1, 9), st.integers(0, 3))
@@ -16,7 +16,7 @@ def test_rows_are_in_the_slice_of_their_token(partitions: list[tuple[bytes, int]
     keys = [key for key, rows in partitions for _ in range(rows)]
     column = pa.array(keys, pa.binary()).slice(left_out)
     due = [
-        next(place for place, (_, last) in enumerate(ranges(slices)) if token_of(key) <= last)
+        next(place for place, (_, last) in enumerate(split_ring(slices)) if token_of(key) <= last)
         for key in keys[left_out:]
     ]
-    assert slices_of(column, slices).tolist() == due
+    assert ranges_from_keys(column, slices).tolist() == due

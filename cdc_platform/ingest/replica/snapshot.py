@@ -26,7 +26,7 @@ from cdc_platform.cql import (
     quote_name,
 )
 from cdc_platform.delta import Batches, TaskRows, composite_keys_to_arrow, get_binary_buffers
-from cdc_platform.ingest.replica.tables import SLICE, ranges, with_slices
+from cdc_platform.ingest.replica.tables import split_ring, with_ranges
 from cdc_platform.ingest.requests import LogQuery
 from cdc_platform.scylla import RawPage
 
@@ -55,9 +55,9 @@ def selection(schema: TableSchema) -> str:
     return ", ".join(columns)
 
 
-def seen(schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> pa.Table:
+def seen(schema: TableSchema, pages: Sequence[RawPage], timestamps: SyntheticTimestamps) -> pa.Table:
     """Return the rows of a state (`STATE_SCHEMA`), not merged, from pages of `selection`."""
-    rows = _Rows(schema, pages, orders)
+    rows = _Rows(schema, pages, timestamps)
     return pa.concat_tables([STATE_SCHEMA.empty_table(), *rows.state()])
 
 
@@ -94,8 +94,8 @@ def _others(schema: TableSchema) -> list[Column]:
 class _Rows:
     """The rows of an answer, and the keys of each."""
 
-    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: SyntheticTimestamps) -> None:
-        self._schema, self._orders = schema, orders
+    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], timestamps: SyntheticTimestamps) -> None:
+        self._schema, self._timestamps = schema, timestamps
         self._columns: list[pa.BinaryArray] = [
             arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
             for arrays in zip(*(page.columns for page in pages), strict=True)
@@ -137,7 +137,7 @@ class _Rows:
     def _markers(self, bare: np.ndarray) -> pa.Table:
         rows = np.flatnonzero(self._whole)
         values = _SOLE_OR_NOT.take(pa.array(bare[rows].astype(np.int8)))
-        return self._part(StateRowKind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
+        return self._part(StateRowKind.MARKER, rows, self._at(self._timestamps.unknown_us, rows), value=values)
 
     def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: pa.Array, ttls: pa.Array) -> pa.Table:
         has_ttl, remaining = _numbers(ttls, ">i4")
@@ -167,7 +167,7 @@ class _Rows:
                 paths.append(path)
                 values.append(inner)
         static, is_list = column.kind == "static", isinstance(column.type, ListType)
-        order = self._orders.lists_us if is_list else self._orders.unknown_us
+        order = self._timestamps.lists_us if is_list else self._timestamps.unknown_us
         if is_list:
             # The log's elements before this time have keys that CQL does not report here: they would come twice.
             before = self._at(Microseconds(order - ONE_US), rows)
@@ -241,10 +241,10 @@ def _numbers(cells: pa.Array, kind: str) -> tuple[np.ndarray, np.ndarray]:
     return present, values
 
 
-ROWS_A_SLICE = 50_000
-MOST_SLICES = 4_096
+ROWS_A_RANGE = 50_000
+MAX_RANGES = 4_096
 _SAMPLE_ROWS = 2_000
-_REQUESTS_A_SLICE = 12
+_REQUESTS_A_RANGE = 12
 """Chosen so that one page answers most requests: the next are in flight while rows are converted."""
 _ROWS_AT_ONCE = 10_000
 """How many rows are converted together at least; converting a few at a time takes twice as long."""
@@ -254,7 +254,7 @@ _ROWS_AT_ONCE = 10_000
 class SnapshotQuery(LogQuery):
     """What a task needs to read rows of a base table. It travels to executors, as `LogQuery` does."""
 
-    orders: SyntheticTimestamps
+    timestamps: SyntheticTimestamps
 
     @property
     def table(self) -> str:
@@ -266,8 +266,8 @@ class SnapshotQuery(LogQuery):
         end = " BYPASS CACHE" if self.bypass_cache else ""
         return f"SELECT {selection(self.schema)} FROM {self.table} WHERE {condition}{end}"
 
-    def slices(self) -> int:
-        """Estimate the number of token ranges, of about `ROWS_A_SLICE` rows each, from a sample of the first rows."""
+    def estimate_ranges(self) -> int:
+        """Estimate the number of token ranges, of about `ROWS_A_RANGE` rows each, from a sample of the first rows."""
         key = token(self.schema)
         sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache, self.concurrency)
         condition = f"{key} >= {-(2**63) + 1} LIMIT {_SAMPLE_ROWS}"
@@ -277,15 +277,15 @@ class SnapshotQuery(LogQuery):
             return 1
         covered = int.from_bytes(tokens[-1], "big", signed=True) + 2**63
         rows = len(tokens) * 2**64 // max(covered, 1)
-        return int(min(MOST_SLICES, max(1, -(-rows // ROWS_A_SLICE))))
+        return int(min(MAX_RANGES, max(1, -(-rows // ROWS_A_RANGE))))
 
-    def cells(self, slices: int, *, one_by_one: bool = False) -> TaskRows:
+    def cells(self, ranges: int, *, one_by_one: bool = False) -> TaskRows:
         """Return the state of each token range, merged, one part for each range.
 
         With `one_by_one` this process reads them in order, and requests the next range while it writes one.
         """
-        requests_per_range = _REQUESTS_A_SLICE if slices > 1 else 1
-        parts, key = ranges(slices * requests_per_range), token(self.schema)
+        requests_per_range = _REQUESTS_A_RANGE if ranges > 1 else 1
+        parts, key = split_ring(ranges * requests_per_range), token(self.schema)
         in_flight: dict[int, Iterator[list[RawPage]]] = {}
 
         def answers(number: int) -> Iterator[list[RawPage]]:
@@ -295,19 +295,19 @@ class SnapshotQuery(LogQuery):
         def batches(number: int) -> Batches:
             received: list[RawPage] = []
             for count, pages in enumerate(in_flight.pop(number, None) or answers(number), 1):
-                if one_by_one and count == requests_per_range and number + 1 < slices:
+                if one_by_one and count == requests_per_range and number + 1 < ranges:
                     in_flight[number + 1] = answers(number + 1)
                 received += pages
                 if count < requests_per_range and sum(page.rows for page in received) < _ROWS_AT_ONCE:
                     continue
-                state = self._one_a_place(seen(self.schema, received, self.orders))
+                state = self._merge_duplicates(seen(self.schema, received, self.timestamps))
                 received.clear()
                 if state.num_rows:
-                    yield from with_slices(state, slices).to_batches()
+                    yield from with_ranges(state, ranges).to_batches()
 
-        return TaskRows(slices, batches)
+        return TaskRows(ranges, batches)
 
-    def _one_a_place(self, state: pa.Table) -> pa.Table:
+    def _merge_duplicates(self, state: pa.Table) -> pa.Table:
         """Merge the state: a static cell comes with each row of its partition, an element with a tombstone."""
         schema = self.schema
         if schema.statics or any(column.type.multicell for column in schema.regulars):
@@ -334,9 +334,3 @@ def token(schema: TableSchema) -> str:
 def base_name(schema: TableSchema) -> str:
     """Return the base table's name in CQL."""
     return f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}"
-
-
-def of_slices(rows: pa.Table, chosen: Sequence[int]) -> pa.Table:
-    """Return the rows in these token ranges, without the range's column."""
-    inside = np.isin(np.asarray(rows[SLICE]), np.asarray(chosen, np.int32))
-    return rows.filter(pa.array(inside)).drop_columns([SLICE])

@@ -23,9 +23,9 @@ AT_ONCE = ReadPolicy(Microseconds(0))
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, most: int) -> None:
     """Let a copy have `most` slices where there are `rows` for each, by the rows of a `sample`."""
-    monkeypatch.setattr(scanning, "ROWS_A_SLICE", rows)
+    monkeypatch.setattr(scanning, "ROWS_A_RANGE", rows)
     monkeypatch.setattr(scanning, "_SAMPLE_ROWS", sample)
-    monkeypatch.setattr(scanning, "MOST_SLICES", most)
+    monkeypatch.setattr(scanning, "MAX_RANGES", most)
 
 
 def bring(cluster: ScyllaCluster, workers: TaskRunner, policy: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:

@@ -27,19 +27,19 @@ _Row = dict[str, Any]
 _DELETIONS = (StateRowKind.PARTITION_TOMBSTONE, StateRowKind.RANGE_TOMBSTONE, StateRowKind.ROW_TOMBSTONE)
 
 
-def touched(
+def find_doubtful_rows(
     schema: TableSchema,
     state: pa.Table,
     changes: pa.Table,
-    found: SelectedRows,
+    selected: SelectedRows,
     expired: tuple[Microseconds, Microseconds],
 ) -> set[Place]:
-    """Return the rows of a merged state to reread; `changes` were merged last, and `found` is what the state shows.
+    """Return the rows of a merged state to reread; `changes` were merged last, and `selected` is what the state shows.
 
     `expired` are the times (µs) between which TTLs have passed since the last call.
     """
-    doubtful = pa.array(found.doubtful)
-    places = set(places_of(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
+    doubtful = pa.array(selected.doubtful)
+    places = set(places_of(selected.partitions.filter(doubtful), selected.clusterings.filter(doubtful)))
     expires = np.asarray(state["expires"])
     gone, lists = (expires > expired[0]) & (expires <= expired[1]), _lists(schema)
     if not (gone.any() or (lists and changes.num_rows)):
@@ -57,7 +57,7 @@ def touched(
     return places
 
 
-def read_again(
+def reread_rows(
     live: ScyllaSession,
     schema: TableSchema,
     state: pa.Table,
@@ -234,7 +234,7 @@ class LateChanges:
         live: ScyllaSession,
         schema: TableSchema,
         logs: Sequence[pa.Table],
-        orders: SyntheticTimestamps,
+        timestamps: SyntheticTimestamps,
         concurrency: int,
     ) -> LateChanges:
         """Return the effect of log rows (one table or more), reading their rows of the base table as a copy does.
@@ -245,7 +245,7 @@ class LateChanges:
         state = merge_states(schema, [state_from_log(schema, pa.concat_tables(logs, promote_options="default"))])
         kinds = np.asarray(state["kind"])
         deletes = np.isin(kinds, _DELETIONS)
-        gone = deletes | np.asarray(state["dead"]) | (kinds == StateRowKind.COLLECTION_TOMBSTONE)
+        removed = deletes | np.asarray(state["dead"]) | (kinds == StateRowKind.COLLECTION_TOMBSTONE)
         written = state.filter(pa.array(~deletes))
         places = frozenset(places_of(written["partition"], written["clustering"]))
         partitions = frozenset(state["partition"].filter(pa.array(deletes)).to_pylist())
@@ -256,11 +256,11 @@ class LateChanges:
             return send_key_request(live, schema, place, columns, paging_state)
 
         answers = start_requests(ordered, send, concurrency)
-        states = [seen(schema, pages, orders) for _, pages in answers if any(page.rows for page in pages)]
-        changes = merge_states(schema, [state.filter(pa.array(gone)), *states])
+        states = [seen(schema, pages, timestamps) for _, pages in answers if any(page.rows for page in pages)]
+        changes = merge_states(schema, [state.filter(pa.array(removed)), *states])
         return LateChanges(changes, sum(log_rows.num_rows for log_rows in logs), places, partitions)
 
-    def forgotten(self, state: pa.Table) -> pa.Table:
+    def without_reread(self, state: pa.Table) -> pa.Table:
         """Return a state without the synthetic-time cells of rows that were reread."""
         if not self.places:
             return state
@@ -272,7 +272,7 @@ class LateChanges:
         ]
         return state.filter(pa.array(keep))
 
-    def touched(self, state: pa.Table) -> set[Place]:
+    def find_doubtful_rows(self, state: pa.Table) -> set[Place]:
         """Return the rows of a merged state that deletions may have affected in a way that CQL does not report."""
         if not self.partitions:
             return set()
