@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from cdc_platform.exports import lazy_exports
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__ = lazy_exports(__name__, {"home": ("Home", "open_home")})

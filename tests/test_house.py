@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc_platform import __version__
+
 ROOT = Path(__file__).resolve().parent.parent
 TOP_LEVEL = [
     "pyproject.toml",
@@ -134,6 +136,14 @@ def test_lock_holds_every_dependency_with_hashes() -> None:
     assert len(entries) > 50
     assert [name for name, _, rest in entries if "--hash=sha256:" not in rest] == []
     assert {name_of(requirement) for requirement in all_requirements()} <= {name for name, _, _ in entries}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """What is installed, what the program says of itself and the newest entry of the changelog agree."""
+    newest = re.findall(r"^## \[([0-9.]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[
+        0
+    ]
+    assert [PROJECT["project"]["version"], newest] == [__version__] * 2
 
 
 def test_lock_names_no_place() -> None:
