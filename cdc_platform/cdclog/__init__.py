@@ -134,6 +134,7 @@ __getattr__ = lazy_exports(
         "state.model": (
             "STATE_SCHEMA",
             "StateRowKind",
+            "hash_identity",
             "normalize_key_forms",
         ),
         "state.select": (

@@ -84,6 +84,7 @@ from cdc_platform.cdclog.state.from_log import state_from_log as state_from_log
 from cdc_platform.cdclog.state.merge import merge_states as merge_states
 from cdc_platform.cdclog.state.model import STATE_SCHEMA as STATE_SCHEMA
 from cdc_platform.cdclog.state.model import StateRowKind as StateRowKind
+from cdc_platform.cdclog.state.model import hash_identity as hash_identity
 from cdc_platform.cdclog.state.model import normalize_key_forms as normalize_key_forms
 from cdc_platform.cdclog.state.select import SelectedRows as SelectedRows
 from cdc_platform.cdclog.state.select import find_purgeable_rows as find_purgeable_rows

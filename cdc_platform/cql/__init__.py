@@ -31,6 +31,10 @@ __getattr__ = lazy_exports(
             "strip_comments",
         ),
         "key_parser": ("parse_partition_key",),
+        "length_prefix": (
+            "join_length_prefixed",
+            "split_length_prefixed",
+        ),
         "lexer": ("INDEX_REASON",),
         "literals": (
             "ExecutionContext",

@@ -13,6 +13,8 @@ from cdc_platform.cql.ddl import format_plain_ddl as format_plain_ddl
 from cdc_platform.cql.ddl import get_index_comments as get_index_comments
 from cdc_platform.cql.ddl import strip_comments as strip_comments
 from cdc_platform.cql.key_parser import parse_partition_key as parse_partition_key
+from cdc_platform.cql.length_prefix import join_length_prefixed as join_length_prefixed
+from cdc_platform.cql.length_prefix import split_length_prefixed as split_length_prefixed
 from cdc_platform.cql.lexer import INDEX_REASON as INDEX_REASON
 from cdc_platform.cql.literals import ExecutionContext as ExecutionContext
 from cdc_platform.cql.literals import columns_from_json as columns_from_json

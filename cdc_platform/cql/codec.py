@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from itertools import islice
 from uuid import UUID
 
+from cdc_platform.cql.length_prefix import split_length_prefixed
 from cdc_platform.cql.temporal import Duration, format_date, format_time
 from cdc_platform.cql.types import (
     BIGINT,
@@ -162,18 +163,11 @@ def _read_components(kind: TupleType | UserType, data: bytes) -> list[Value | No
     ]
 
 
-def _split_by_lengths(kind: CqlType, data: bytes, at: int) -> Iterator[bytes | None]:
-    """Yield consecutive values, each after its length (int32; negative means null)."""
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "big", signed=True)
-        at += 4
-        if length < 0:
-            yield None
-            continue
-        if at + length > len(data):
-            raise _damaged_value_error(kind, data)
-        yield data[at : at + length]
-        at += length
+def _split_by_lengths(kind: CqlType, data: bytes, start: int) -> Iterator[bytes | None]:
+    try:
+        yield from split_length_prefixed(data, start)
+    except InputError:
+        raise _damaged_value_error(kind, data) from None
 
 
 def _split_equally(kind: VectorType, data: bytes) -> Iterator[bytes]:

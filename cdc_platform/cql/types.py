@@ -33,6 +33,7 @@ from uuid import UUID
 import numpy as np
 
 from cdc_platform.clock import DAY_NS, Microseconds
+from cdc_platform.cql.length_prefix import join_length_prefixed
 from cdc_platform.cql.names import quote_name
 from cdc_platform.cql.temporal import Duration, format_date, format_time, format_timestamp
 from cdc_platform.errors import InputError
@@ -439,9 +440,7 @@ class _CollectionType(CqlType):
     def to_bytes(self, value: Value) -> bytes:
         elements = list(self._flat(value))
         count = len(elements) // len(self.parts)
-        return count.to_bytes(4, "big") + b"".join(
-            _prefix_with_length(kind.to_bytes(element)) for kind, element in elements
-        )
+        return count.to_bytes(4, "big") + join_length_prefixed(kind.to_bytes(element) for kind, element in elements)
 
     def sort_key(self, value: Value) -> Any:
         return tuple(kind.sort_key(element) for kind, element in self._flat(value))
@@ -603,8 +602,8 @@ class _ComponentType(CqlType):
         )
 
     def to_bytes(self, value: Value) -> bytes:
-        return b"".join(
-            b"\xff\xff\xff\xff" if component is None else _prefix_with_length(kind.to_bytes(component))
+        return join_length_prefixed(
+            None if component is None else kind.to_bytes(component)
             for kind, component in zip(self.parts, value, strict=False)
         )
 
@@ -713,7 +712,3 @@ def _check_pairs(kind: CqlType, value: Value) -> Iterable[tuple[Value, Value]]:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise kind.refuse(value)
         yield pair
-
-
-def _prefix_with_length(value: bytes) -> bytes:
-    return len(value).to_bytes(4, "big") + value

@@ -5,7 +5,7 @@ Values that native columns cannot hold are decoded one by one, in the columns th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from cdc_platform.cql import (
     UserType,
     Value,
     get_element_key_type,
+    join_length_prefixed,
 )
 from cdc_platform.delta import composite_keys_to_arrow, compute
 from cdc_platform.errors import InputError, StateError
@@ -454,7 +455,7 @@ class _StateReader(LogColumns):
             return
         else:
             # A missing bound is where the columns before the last one of the other bound change.
-            edges[operation not in _ENDS] = _join_prefix(prefix[:-1]) + bytes([operation in _STARTS])
+            edges[operation not in _ENDS] = join_length_prefixed(prefix[:-1]) + bytes([operation in _STARTS])
         yield {
             "partition": self._partition[int(row)].as_py(),
             "clustering": edges[False],
@@ -481,11 +482,7 @@ def _range_edge(operation: int, prefix: list[bytes]) -> bytes:
     behind = operation in (Operation.RANGE_START_EXCLUSIVE, Operation.RANGE_END_INCLUSIVE)
     if not prefix:
         behind = operation in _ENDS
-    return _join_prefix(prefix) + bytes([behind])
-
-
-def _join_prefix(prefix: Sequence[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(4, "big") + part for part in prefix)
+    return join_length_prefixed(prefix) + bytes([behind])
 
 
 def _timeuuid_times(texts: Any) -> np.ndarray:

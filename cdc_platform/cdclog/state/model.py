@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from cdc_platform.cql import (
     RangeTombstone,
     TableSchema,
     get_element_key_type,
+    join_length_prefixed,
+    split_length_prefixed,
     value_from_bytes,
 )
 
@@ -74,6 +77,11 @@ all rows that begin with the prefix, and 1 if it lies after them.
 """
 
 
+def hash_identity(facts: tuple[object, ...]) -> int:
+    """Return a number (63 bits) that Delta's log stores of a state, to detect a state of another table."""
+    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "big") >> 1
+
+
 def empty_state() -> pa.Table:
     """Return the state of a table without writes."""
     return STATE_SCHEMA.empty_table()
@@ -89,9 +97,8 @@ def encode_edge(bound: RangeBound | None, schema: TableSchema, *, is_start: bool
     prefix = () if bound is None else bound.prefix
     inclusive = bound is None or bound.inclusive
     values = zip(schema.clustering_key, prefix, strict=False)
-    parts = [column.type.to_bytes(value) for column, value in values]
     side = _BEFORE if inclusive == is_start else _BEHIND
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts) + bytes([side])
+    return join_length_prefixed(column.type.to_bytes(value) for column, value in values) + bytes([side])
 
 
 def range_to_row(schema: TableSchema, partition: bytes, tombstone: RangeTombstone) -> dict[str, Any]:
@@ -115,16 +122,19 @@ def range_from_row(schema: TableSchema, row: Mapping[str, Any]) -> RangeTombston
     return RangeTombstone(start, _decode_bound(schema, row["path"], is_start=False), Microseconds(row["timestamp"]))
 
 
+def encode_clustering_key(schema: TableSchema, key: KeyValues) -> bytes:
+    """Encode a clustering key as states store it."""
+    return join_length_prefixed(
+        column.type.to_bytes(value) for column, value in zip(schema.clustering_key, key, strict=True)
+    )
+
+
 def decode_clustering_key(schema: TableSchema, data: bytes) -> KeyValues:
     """Decode a clustering key, or the leading values of one (see `encode_clustering_key`)."""
-    values, offset = [], 0
-    for column in schema.clustering_key:
-        if offset == len(data):
-            break
-        end = offset + 4 + int.from_bytes(data[offset : offset + 4], "big")
-        values.append(value_from_bytes(column.type, data[offset + 4 : end]))
-        offset = end
-    return tuple(values)
+    parts = split_length_prefixed(data)
+    return tuple(
+        value_from_bytes(column.type, part or b"") for column, part in zip(schema.clustering_key, parts, strict=False)
+    )
 
 
 def _decode_bound(schema: TableSchema, edge: bytes, *, is_start: bool) -> RangeBound | None:
@@ -164,7 +174,7 @@ def _sort_columns(schema: TableSchema, keys: pa.Array, edges: list[tuple[bytes, 
     """Return the sort keys of rows and edges, most significant first: one per clustering column, and the side."""
     columns = schema.clustering_key
     widest = len(columns)
-    prefixes = [_split_prefix(prefix) for prefix, _ in edges]
+    prefixes = [list(split_length_prefixed(prefix)) for prefix, _ in edges]
     sides = np.array([1 if side == _BEHIND else -1 for _, side in edges], dtype=np.int64)
     sort_keys = []
     for index, (column, values) in enumerate(zip(columns, split_components(keys, widest), strict=True)):
@@ -176,15 +186,6 @@ def _sort_columns(schema: TableSchema, keys: pa.Array, edges: list[tuple[bytes, 
         edge_ranks[has_value] = ordered[len(keys) :]
         sort_keys.append(np.concatenate([ordered[: len(keys)], edge_ranks]))
     return [*sort_keys, np.concatenate([np.zeros(len(keys), dtype=np.int64), sides])]
-
-
-def _split_prefix(prefix: bytes) -> list[bytes]:
-    components, offset = [], 0
-    while offset < len(prefix):
-        end = offset + 4 + int.from_bytes(prefix[offset : offset + 4], "big")
-        components.append(prefix[offset + 4 : end])
-        offset = end
-    return components
 
 
 def normalize_key_forms(schema: TableSchema, state: pa.Table) -> pa.Table:

@@ -13,6 +13,7 @@ from cdc_platform.cdclog.state.model import (
     STATE_SCHEMA,
     StateRowKind,
     decode_clustering_key,
+    encode_clustering_key,
     range_from_row,
     range_to_row,
 )
@@ -85,12 +86,6 @@ def _state_rows(mutation: Mutation) -> Iterator[_StateRow]:
         if row.marker is not None:
             yield _state_row(partition, clustering, StateRowKind.MARKER, row.marker.timestamp, row.marker.ttl)
         yield from _cell_rows(schema, partition, clustering, row.cells)
-
-
-def encode_clustering_key(schema: TableSchema, key: KeyValues) -> bytes:
-    """Encode a clustering key as states store it: each value after its length (uint32, big-endian)."""
-    parts = [column.type.to_bytes(value) for column, value in zip(schema.clustering_key, key, strict=True)]
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def _state_row(

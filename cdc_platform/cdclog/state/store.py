@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
 from cdc_platform.cdclog.state.from_log import log_partition_keys, state_from_log
 from cdc_platform.cdclog.state.merge import merge_states
-from cdc_platform.cdclog.state.model import STATE_SCHEMA
+from cdc_platform.cdclog.state.model import STATE_SCHEMA, hash_identity
 from cdc_platform.cdclog.state.mutations import mutations_from_state
 from cdc_platform.cdclog.values import LogRowMapping, log_rows_to_arrow
 from cdc_platform.clock import ms_from_us
@@ -324,7 +323,7 @@ def _table_identity(schema: TableSchema) -> int:
         schema.truncated_us or 0,
         schema.log_since_us or 0,
     )
-    return int.from_bytes(blake2b(repr(identity).encode(), digest_size=8).digest(), "big") >> 1
+    return hash_identity(identity)
 
 
 def _covered_version(lake: Lake, schema: TableSchema) -> int | None:

@@ -24,6 +24,7 @@ from cdc_platform.cql import (
     UserType,
     min_timeuuid,
     quote_name,
+    split_length_prefixed,
 )
 from cdc_platform.delta import Batches, TaskRows, composite_keys_to_arrow, get_binary_buffers
 from cdc_platform.ingest.replica.tables import split_ring, with_ranges
@@ -65,22 +66,18 @@ def elements(column: Column, value: bytes) -> list[tuple[bytes, bytes | None]]:
     """Return the elements of a collection's or user type's value, each as its path and its value."""
     kind = column.type
     if isinstance(kind, UserType):
-        return [(SMALLINT.to_bytes(index), part) for index, part in enumerate(_parts(value, 0)) if part is not None]
-    parts = [part or b"" for part in _parts(value, 4)]
+        return [
+            (SMALLINT.to_bytes(index), part)
+            for index, part in enumerate(split_length_prefixed(value))
+            if part is not None
+        ]
+    parts = [part or b"" for part in split_length_prefixed(value, 4)]
     if isinstance(kind, SetType):
         return [(part, None) for part in parts]
     if isinstance(kind, MapType):
         return list(zip(parts[::2], parts[1::2], strict=True))
     assert isinstance(kind, ListType)
     return [(min_timeuuid(Microseconds(_LISTS_BEGIN + index)).bytes, part) for index, part in enumerate(parts)]
-
-
-def _parts(value: bytes, at: int) -> Iterator[bytes | None]:
-    while at < len(value):
-        size = int.from_bytes(value[at : at + 4], "big", signed=True)
-        at += 4
-        yield None if size < 0 else value[at : at + size]
-        at += max(size, 0)
 
 
 def _keys(schema: TableSchema) -> list[Column]:

@@ -8,7 +8,6 @@ what was copied, and up to which version of the log.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +21,7 @@ from cdc_platform.cdclog import (
     INEXACT_APPLICATION,
     STATE_SCHEMA,
     SelectedRows,
+    hash_identity,
     may_be_out_of_range,
     select_schema,
     with_stored_names,
@@ -160,7 +160,7 @@ def identity(schema: TableSchema) -> int:
         ms_from_us(schema.created_at_us),
         *((EXACT,) if _may_be_out_of_range(schema) else ()),
     )
-    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "big") >> 1
+    return hash_identity(facts)
 
 
 def _may_be_out_of_range(schema: TableSchema) -> bool:
