@@ -30,6 +30,7 @@ from cdc_platform.checks.invariants import (
     sum_tallies,
 )
 from cdc_platform.checks.inventory import InventoryGeneration, KnownNodes, StoredGenerationRows
+from cdc_platform.checks.judge import failed_rows
 from cdc_platform.checks.ranges import check_refinement, check_ring_coverage, check_row_count, compare_range_digests
 from cdc_platform.checks.scan import OwnerSharding, ScanRequest, ScanResult, run_scan
 from cdc_platform.clock import Milliseconds, format_ms
@@ -74,6 +75,7 @@ ACROSS_INVARIANTS = (STREAMS_UNIQUE_ACROSS_GENERATIONS,)
 TIMESTAMP_INVARIANTS = (TIMESTAMP_COMPLETE,)
 """The invariants that `audit_timestamps` checks."""
 
+_EMPTY = np.empty(0, dtype=np.int64)
 _TalliesByInvariant = dict[str, InvariantTally]
 _ComparedPair = tuple[StoredGenerationRows, StoredGenerationRows]
 
@@ -384,14 +386,21 @@ def _timestamp_tally(generation: InventoryGeneration) -> InvariantTally:
     """Check that the timestamp of a generation, if published, has its complete rows."""
     if not generation.listed:
         return InvariantTally(TIMESTAMP_COMPLETE, 0, 0)
+    from cdc_platform.checks.models import PublishedTimestampModel
+
     due = generation.inserted or generation.described
+    published = _EMPTY if generation.published is None else generation.published.range_ends
+    described = published if due is None else due.range_ends
+    columns = {
+        "published": np.array([len(published)]),
+        "described": np.array([len(described)]),
+        "common": np.array([int(np.count_nonzero(np.isin(published, described)))]),
+    }
+    if not failed_rows(PublishedTimestampModel, columns):
+        return InvariantTally(TIMESTAMP_COMPLETE, 1, 0)
+    why = f"has {len(published)} streams rows that are not the {len(described)} described ones"
     if generation.published is None:
         why = "has no streams rows"
-    elif due is not None and not np.array_equal(generation.published.range_ends, due.range_ends):
-        ranges = len(generation.published.range_ends)
-        why = f"has {ranges} streams rows that are not the {len(due.range_ends)} described ones"
-    else:
-        return InvariantTally(TIMESTAMP_COMPLETE, 1, 0)
     time = "" if generation.time_ms is None else format_ms(generation.time_ms)
     return InvariantTally(TIMESTAMP_COMPLETE, 1, 1, generation.time_ms or 0, f"timestamp {time} {why}")
 

@@ -10,34 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
-class RangeColumns:
-    """The columns of a range's facts for an invariant: `wrong` counts violations among the streams that `among` counts.
-
-    `unjudged` counts the streams to which it applies but that cannot be judged, if there can be any.
-    """
-
-    wrong: str
-    among: str
-    unjudged: str | None = None
-
-
 class Invariant(str):
-    """An invariant: a string (its name) with its `meaning` and its `family`. Only the name is sent to Spark's workers.
-
-    `in_range` names the columns if the facts of each range show it. The summary judges all invariants, including these.
-    """
+    """An invariant: its name as a string, with its `meaning` and `family`. Spark's workers get the name only."""
 
     meaning: str
     family: InvariantFamily
-    in_range: RangeColumns | None
 
-    def __new__(
-        cls, name: str, meaning: str, family: InvariantFamily, in_range: RangeColumns | None = None
-    ) -> Invariant:
-        """Create an invariant; only `InvariantFamily.asks` should."""
+    def __new__(cls, name: str, meaning: str, family: InvariantFamily) -> Invariant:
+        """Create an invariant; only `InvariantFamily.declare` should."""
         invariant = super().__new__(cls, name)
-        invariant.meaning, invariant.family, invariant.in_range = meaning, family, in_range
+        invariant.meaning, invariant.family = meaning, family
         return invariant
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -61,9 +43,9 @@ class InvariantFamily:
     alone: bool = False
     _members: list[Invariant] = field(default_factory=list)
 
-    def declare(self, name: str, meaning: str, in_range: RangeColumns | None = None) -> Invariant:
+    def declare(self, name: str, meaning: str) -> Invariant:
         """Declare the next invariant of the family."""
-        invariant = Invariant(name, meaning, self, in_range)
+        invariant = Invariant(name, meaning, self)
         self._members.append(invariant)
         return invariant
 
@@ -97,12 +79,10 @@ REFINES_VNODES = GENERATION_FAMILY.declare(
 VNODE_COLOCATION = GENERATION_FAMILY.declare(
     "vnode_colocation",
     "The token of every stream lies in the range that the stream belongs to.",
-    RangeColumns("outside", among="whole"),
 )
 SHARD_COLOCATION = GENERATION_FAMILY.declare(
     "shard_colocation",
     "Stream j lies on shard j of the owner, where that shard owns anything of the range.",
-    RangeColumns("off_shard", among="owned", unjudged="unplaced"),
 )
 _UNKNOWN_SHARD = (
     "the owner of their range is not known, or has another number of shards than the range has streams; import V2 "
@@ -112,11 +92,8 @@ _UNKNOWN_SHARD = (
 STREAM_FORMAT = GENERATION_FAMILY.declare(
     "stream_format",
     "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index.",
-    RangeColumns("misformed", among="due"),
 )
-STREAMS_UNIQUE = GENERATION_FAMILY.declare(
-    "streams_unique", "No stream is in the generation twice.", RangeColumns("again", among="whole")
-)
+STREAMS_UNIQUE = GENERATION_FAMILY.declare("streams_unique", "No stream is in the generation twice.")
 STREAMS_UNIQUE_ACROSS_GENERATIONS = GENERATION_FAMILY.declare(
     "streams_unique_across_generations", "No stream of the generation is in another generation too."
 )

@@ -1,8 +1,7 @@
-"""Pandera models of range facts and of findings, and the check results that follow from them.
+"""Validation of frames by pandera models, the model of a summary, and the check results that follow from findings.
 
-They are pandera's pandas models on purpose: one row per range or per invariant fits into memory, whereas the same
-summary model in pandera.pyspark takes 12 Spark jobs and 1.3 s. Functions import pandera and pandas on first use,
-because that takes longer than a look-up.
+The models are pandera's pandas models on purpose: the same summary model in pandera.pyspark takes 12 Spark jobs and
+1.3 s. Functions import pandera and pandas on first use, because that takes longer than a look-up.
 """
 
 from __future__ import annotations
@@ -14,34 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cdc_platform.checks.invariants import GENERATION_INVARIANTS, INVARIANTS_BY_NAME, MAX_SAMPLES, Finding, Invariant
+from cdc_platform.checks.invariants import GENERATION_INVARIANTS, INVARIANTS_BY_NAME, Finding, Invariant
 from cdc_platform.ring import Bools
-
-RANGE_INVARIANTS = tuple(each for each in INVARIANTS_BY_NAME.values() if each.in_range is not None)
-"""The invariants that the facts of each range show."""
-_COUNT_COLUMNS = dict.fromkeys(
-    name
-    for each in RANGE_INVARIANTS
-    if each.in_range
-    for name in (each.in_range.among, each.in_range.wrong, each.in_range.unjudged)
-    if name is not None
-)
-FACT_COLUMNS = ("generation", "range_end", "index", "streams", *_COUNT_COLUMNS)
-"""The columns of facts, int64, one row per range."""
-JUDGED_COLUMNS = {each.in_range.wrong: each for each in RANGE_INVARIANTS if each.in_range is not None}
-"""The columns that count violations, with their invariants: exactly the columns of the model of facts.
-
-Each column costs pandera a fifth of a millisecond, even if it has no check.
-"""
-
-
-@cache
-def facts_model() -> Any:
-    """Return the model of the facts of ranges: all counts of violations are zero."""
-    import pandera.pandas as pa
-
-    columns = {name: _integer_column(_zero_check(invariant)) for name, invariant in JUDGED_COLUMNS.items()}
-    return pa.DataFrameSchema(columns, strict=True, ordered=True, name="facts of ranges")
 
 
 @cache
@@ -83,7 +56,7 @@ def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
     from pandera.config import ValidationDepth, config_context
     from pandera.errors import SchemaErrors
 
-    frame = pd.DataFrame(dict(columns))
+    frame = pd.DataFrame(dict(columns), copy=False)
     try:
         # The environment can disable validation; data that was not validated must not pass.
         with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_AND_DATA):
@@ -91,6 +64,17 @@ def find_failures(model: Any, columns: Mapping[str, Any]) -> list[ModelFailure]:
     except SchemaErrors as found:
         return [_failure_from_error(error, len(frame)) for error in found.schema_errors]
     return []
+
+
+def failed_rows(model: Any, columns: Mapping[str, Any]) -> dict[str, Bools]:
+    """Return the rows (bool[n]) that fail each invariant's check, for the invariants that any row fails.
+
+    `columns` are those of the model.
+    """
+    failures = find_failures(model, columns)
+    failed = {failure.invariant: failure.rows for failure in failures if failure.invariant is not None}
+    assert len(failed) == len(failures), "a frame has the columns of its model"
+    return failed
 
 
 def _failure_from_error(error: Any, rows: int) -> ModelFailure:
@@ -103,8 +87,10 @@ def _failure_from_error(error: Any, rows: int) -> ModelFailure:
 
 
 def preload_models() -> None:
-    """Import what judging needs and build the model of facts, for a process whose forks will judge."""
-    find_failures(facts_model(), dict.fromkeys(JUDGED_COLUMNS, np.empty(0, dtype=np.int64)))
+    """Import what judging needs and build the models, for a process whose forks will judge."""
+    from cdc_platform.checks.models import StreamModel
+
+    find_failures(StreamModel, {str(name): column.to_numpy() for name, column in StreamModel.empty().items()})
 
 
 def _integer_column(check: Any = None) -> Any:
@@ -112,12 +98,6 @@ def _integer_column(check: Any = None) -> Any:
     import pandera.pandas as pa
 
     return pa.Column("int64", check, nullable=True)
-
-
-def _zero_check(invariant: Invariant) -> Any:
-    import pandera.pandas as pa
-
-    return pa.Check.eq(0, **_check_description(invariant), n_failure_cases=MAX_SAMPLES, ignore_na=False)
 
 
 def _summary_check(invariant: Invariant) -> Any:

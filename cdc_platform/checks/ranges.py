@@ -1,6 +1,6 @@
 """Audits of a generation's ranges: coverage of the ring, refinement of vnodes, row counts, equality between tables.
 
-Pure numpy, on columns without streams and on digests of rows.
+The pandera models in `models` state the rules; this module builds their frames and words what fails.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.checks.invariants import REFINES_VNODES, RING_COVERED_ONCE, ROW_COUNT, InvariantTally
-from cdc_platform.generations import find_uncovered_tokens
+from cdc_platform.checks.invariants import (
+    PUBLISHED_EQUALS_DESCRIPTION,
+    REFINES_VNODES,
+    RING_COVERED_ONCE,
+    ROW_COUNT,
+    InvariantTally,
+)
+from cdc_platform.checks.judge import failed_rows
 from cdc_platform.ring import GOLDEN_RATIO_64, MINIMUM_TOKEN, Int64s, UInt8s, UInt64s, mix_bits, unique_tokens
 from cdc_platform.ring import range_starts as starts_of
 
@@ -23,33 +29,44 @@ def check_ring_coverage(range_ends: Int64s, range_starts: Int64s | None = None) 
     `range_ends` int64[n] ascending, including duplicates; `range_starts` int64[n] in the same order, if stored. Without
     them each range lies between two ends, and only a repeated end can be wrong.
     """
+    from cdc_platform.checks.models import RangeModel
+
     previous = starts_of(range_ends)
-    twice = (range_ends == previous) & (np.arange(len(range_ends)) > 0)
-    wrong = twice | (range_ends == MINIMUM_TOKEN)
-    if range_starts is not None:
-        wrong |= range_starts != previous
-    if not wrong.any():
+    columns = {
+        "range_start": previous if range_starts is None else range_starts,
+        "range_end": range_ends,
+        "previous_end": previous,
+        "vnode_index": np.arange(len(range_ends)),
+    }
+    wrong = failed_rows(RangeModel, columns).get(RING_COVERED_ONCE)
+    if wrong is None:
         return InvariantTally(RING_COVERED_ONCE, len(range_ends), 0)
     row = int(np.argmax(wrong))
     end = int(range_ends[row])
-    if twice[row]:
+    if row and range_ends[row] == previous[row]:
         why = "comes more than once"
     elif end == MINIMUM_TOKEN:
         why = "is no key's token"
     else:
-        why = f"starts at {'' if range_starts is None else range_starts[row]}, the range before ends at {previous[row]}"
+        why = f"starts at {columns['range_start'][row]}, the range before ends at {previous[row]}"
     return InvariantTally(RING_COVERED_ONCE, len(range_ends), int(wrong.sum()), end, f"range end {end} {why}")
 
 
 def check_refinement(range_ends: Int64s, tokens: Int64s) -> InvariantTally:
     """Check that every token (int64[]) of the rings that a generation serves ends one of its ranges."""
-    expected = unique_tokens(tokens)
-    missing = find_uncovered_tokens(range_ends, expected)
-    if not len(missing):
+    from cdc_platform.checks.models import RingTokenModel
+
+    expected, ends = unique_tokens(tokens), unique_tokens(range_ends)
+    containing = (
+        ends[np.searchsorted(ends, expected) % len(ends)] if len(ends) else np.full(len(expected), MINIMUM_TOKEN)
+    )
+    columns = {"token": expected, "range_end": containing}
+    wrong = failed_rows(RingTokenModel, columns).get(REFINES_VNODES)
+    if wrong is None:
         return InvariantTally(REFINES_VNODES, len(expected), 0)
-    token = int(missing[0])
+    token = int(expected[np.argmax(wrong)])
     return InvariantTally(
-        REFINES_VNODES, len(expected), len(missing), token, f"token {token} of the ring ends no range"
+        REFINES_VNODES, len(expected), int(wrong.sum()), token, f"token {token} of the ring ends no range"
     )
 
 
@@ -58,11 +75,15 @@ def check_row_count(rows: int, claims: Sequence[int | None], where: str) -> Inva
 
     The population is the number of claims, since each claim that disagrees is one violation.
     """
-    wrong = [claim for claim in claims if claim != rows]
-    if not wrong:
+    from cdc_platform.checks.models import RowCountModel
+
+    claimed = np.array([-1 if claim is None else claim for claim in claims], dtype=np.int64)
+    wrong = failed_rows(RowCountModel, {"claimed": claimed, "rows": np.full(len(claimed), rows)}).get(ROW_COUNT)
+    if wrong is None:
         return InvariantTally(ROW_COUNT, len(claims), 0)
-    claim = "null" if wrong[0] is None else wrong[0]
-    return InvariantTally(ROW_COUNT, len(claims), len(wrong), 0, f"{where} claims {claim} rows, {rows} are there")
+    claim = claims[int(np.argmax(wrong))]
+    sample = f"{where} claims {'null' if claim is None else claim} rows, {rows} are there"
+    return InvariantTally(ROW_COUNT, len(claims), int(wrong.sum()), 0, sample)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,23 +106,28 @@ def compare_range_digests(one: RangeDigests, other: RangeDigests, *, with_msb: b
 
     The order of streams counts unless it is unknown in one of the tables. A range that a table has twice differs.
     """
+    from cdc_platform.checks.models import ComparedRangeModel
+
     ends = unique_tokens(one.range_ends, other.range_ends)
-    same = np.ones(len(ends), dtype=bool)
-    rows = []
-    for digests in (one, other):
-        first = np.searchsorted(digests.range_ends, ends)
-        same &= np.searchsorted(digests.range_ends, ends, side="right") - first == 1
-        rows.append(np.minimum(first, max(len(digests.range_ends) - 1, 0)))
-    if not len(one.range_ends) or not len(other.range_ends):
-        return len(ends), ends
-    one_rows, other_rows = rows
     unknown_order = np.isin(ends, unique_tokens(one.unknown_order, other.unknown_order))
-    as_sets = one.unordered[one_rows] == other.unordered[other_rows]
-    in_order = one.ordered[one_rows] == other.ordered[other_rows]
-    same &= np.where(unknown_order, as_sets, in_order)
-    if with_msb:
-        same &= one.ignore_msbs[one_rows] == other.ignore_msbs[other_rows]
-    return len(ends), ends[~same]
+    columns: dict[str, Int64s] = {}
+    for name, digests in (("first", one), ("second", other)):
+        first = np.searchsorted(digests.range_ends, ends)
+        columns[f"{name}_rows"] = np.searchsorted(digests.range_ends, ends, side="right") - first
+        row = np.minimum(first, max(len(digests.range_ends) - 1, 0))
+        for column, values in (
+            ("digest", np.where(unknown_order, _rows(digests.unordered, row), _rows(digests.ordered, row))),
+            ("msb", _rows(digests.ignore_msbs, row) if with_msb else np.zeros(len(ends), dtype=np.int64)),
+        ):
+            columns[f"{name}_{column}"] = values
+    in_order = {name: columns[name] for name in ComparedRangeModel.to_schema().columns}
+    wrong = failed_rows(ComparedRangeModel, in_order).get(PUBLISHED_EQUALS_DESCRIPTION)
+    return len(ends), ends[:0] if wrong is None else ends[wrong]
+
+
+def _rows(column: Int64s, rows: Int64s) -> Int64s:
+    """Return the rows of a column, or zeros if the column is empty."""
+    return column[rows] if len(column) else np.zeros(len(rows), dtype=np.int64)
 
 
 def digest_stream_lists(

@@ -1,8 +1,7 @@
 """The one-pass scan of generation rows: range facts, tallies of invariants, and digests for comparison.
 
-Range ends are sent with the code; tallies and digests come back; streams never leave the executors. Each task gathers
-the facts of its ranges, and the pandera model judges them at the end of the task. The rules are the functions of `ring`
-and `generations` that place and look up streams.
+Range ends are sent with the code; tallies and digests come back; streams never leave the executors. Each task judges
+its streams in frames, by the pandera model `models.StreamModel`, which states the invariants.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,9 +40,17 @@ from cdc_platform.delta import (
     to_int64_array,
     translate_errors,
 )
-from cdc_platform.generations import STREAM_ID_BYTES, STREAM_ID_VERSION, StreamId, StreamIds, decode_stream_ids
+from cdc_platform.generations import (
+    NO_SHARD,
+    SOME_SHARD,
+    STREAM_ID_BYTES,
+    STREAM_ID_VERSION,
+    UNKNOWN_SHARD,
+    StreamId,
+    decode_stream_ids,
+    owns_token,
+)
 from cdc_platform.ring import (
-    LAST_TOKEN,
     MAX_IGNORE_MSB,
     MAX_SHARD_COUNT,
     MINIMUM_TOKEN,
@@ -52,112 +60,11 @@ from cdc_platform.ring import (
     first_token_for_shard,
     range_starts,
     shard_of,
-    unbias,
     unique_tokens,
 )
 
-Explanations = Mapping[tuple[str, int], str]
-"""What is wrong with a range, as text, by invariant and row."""
-
-
-@dataclass
-class RangeFacts:
-    """Facts of ranges in the order in which they were read: the columns `judge.FACT_COLUMNS`, int64[n], and owners.
-
-    `explanations` describes the first ranges of each part that violate an invariant; `rows` counts all ranges.
-    """
-
-    parts: list[Mapping[str, Int64s]] = field(default_factory=list)
-    owners: list[Sequence[str | None]] = field(default_factory=list)
-    explanations: dict[tuple[str, int], str] = field(default_factory=dict)
-    rows: int = 0
-
-    def add(self, columns: Mapping[str, Int64s], owners: Sequence[str | None], explanations: Explanations) -> None:
-        """Append the facts of further ranges; `explanations` counts rows from the first of these."""
-        self.explanations.update({(name, self.rows + row): words for (name, row), words in explanations.items()})
-        self.parts.append(columns)
-        self.owners.append(owners)
-        self.rows += len(owners)
-
-
-@dataclass(frozen=True, eq=False)
-class _FactFrame:
-    """All facts of a task, sorted by generation and range end; `order` maps each row to its original position.
-
-    `firsts` int64[g] are the first rows of the generations.
-    """
-
-    facts: RangeFacts
-    columns: Mapping[str, Int64s]
-    owners: np.ndarray
-    order: Int64s
-    firsts: Int64s
-
-    def explain(self, invariant: Invariant, row: int) -> str:
-        """Describe what is wrong with a range, and name its owner if known."""
-        words = self.facts.explanations[invariant, int(self.order[row])]
-        return words if self.owners[row] is None else f"{words} (owner {self.owners[row]})"
-
-
-def judge_range_facts(facts: RangeFacts) -> Iterator[tuple[int, InvariantTally]]:
-    """Yield each generation's number with its tallies of `judge.RANGE_INVARIANTS`.
-
-    The samples are the first failing ranges on the ring.
-    """
-    if not facts.rows:
-        return
-    frame = _sorted_facts(facts)
-    failed = _failed_rows(frame)
-    for invariant in judge.RANGE_INVARIANTS:
-        yield from _tallies(invariant, frame, failed.get(invariant))
-
-
-def _sorted_facts(facts: RangeFacts) -> _FactFrame:
-    columns = {name: np.concatenate([part[name] for part in facts.parts]) for name in judge.FACT_COLUMNS}
-    order = np.lexsort((columns["range_end"], columns["generation"]))
-    columns = {name: column[order] for name, column in columns.items()}
-    owners = np.array([owner for part_owners in facts.owners for owner in part_owners], dtype=object)[order]
-    generations = columns["generation"]
-    firsts = np.flatnonzero(np.append(True, generations[1:] != generations[:-1]))
-    return _FactFrame(facts, columns, owners, order, firsts)
-
-
-def _failed_rows(frame: _FactFrame) -> dict[str, Bools]:
-    """Return the failing rows of each invariant that any row fails."""
-    failures = judge.find_failures(judge.facts_model(), {name: frame.columns[name] for name in judge.JUDGED_COLUMNS})
-    failed = {failure.invariant: failure.rows for failure in failures if failure.invariant is not None}
-    kinds = {column.dtype for column in frame.columns.values()}
-    assert (kinds, len(failed)) == ({np.dtype(np.int64)}, len(failures)), "facts are made in the columns of their model"
-    return failed
-
-
-def _tallies(invariant: Invariant, frame: _FactFrame, failed: Bools | None) -> Iterator[tuple[int, InvariantTally]]:
-    assert invariant.in_range is not None
-    generations = frame.columns["generation"][frame.firsts].tolist()
-    populations = np.add.reduceat(frame.columns[invariant.in_range.among], frame.firsts).tolist()
-    unjudged = [0] * len(generations)
-    if invariant.in_range.unjudged is not None:
-        unjudged = np.add.reduceat(frame.columns[invariant.in_range.unjudged], frame.firsts).tolist()
-    if failed is None:
-        for generation, population, unjudged_count in zip(generations, populations, unjudged, strict=True):
-            yield generation, InvariantTally(invariant, population, 0, unjudged=unjudged_count)
-        return
-    wrong = np.where(failed, frame.columns[invariant.in_range.wrong], 0)
-    violations = np.add.reduceat(wrong, frame.firsts).tolist()
-    rows = np.flatnonzero(failed)
-    begins = np.searchsorted(rows, frame.firsts).tolist()
-    ends = [*begins[1:], len(rows)]
-    for generation, population, count, begin, end, unjudged_count in zip(
-        generations, populations, violations, begins, ends, unjudged, strict=True
-    ):
-        sample_rows = rows[begin : min(end, begin + MAX_SAMPLES)].tolist()
-        cases = [(int(frame.columns["range_end"][row]), frame.explain(invariant, row)) for row in sample_rows]
-        yield generation, InvariantTally.of_cases(invariant, population, count, cases, unjudged_count)
-
-
-# The number of streams processed at once: their columns fit the processor's second-level cache, and a numpy call takes
-# longer than threads wait for Python's lock between two calls.
-_STREAMS_A_CHUNK = 1 << 16
+# Pandera takes a few milliseconds per frame, and larger frames than this leave the processor's caches.
+_STREAMS_PER_FRAME = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,16 +77,6 @@ class GenerationRanges:
     def starts(self) -> Int64s:
         """Return the (exclusive) start of each range, int64[n]."""
         return range_starts(self.ends)
-
-    def holds(self, ranks: Int64s, tokens: Int64s) -> Bools:
-        """Return whether the range of each rank contains the token (int64, broadcast). No range has the minimum token.
-
-        Positions are counted from the range's first one, so the ring's end needs no special case; a range that starts
-        where it ends is the whole ring. Looking up the range of each token would take four times as long.
-        """
-        first = unbias(self.starts[ranks]) + np.uint64(1)
-        length = unbias(self.ends[ranks]) - first
-        return (unbias(tokens) - first <= length) & (tokens != MINIMUM_TOKEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,279 +102,346 @@ class GenerationRowBatch:
     shard_counts: Int64s | None = None
     sharding_known: Bools | None = None
 
+    def part(self, begin: int, end: int) -> GenerationRowBatch:
+        """Return the rows from `begin` up to `end`."""
+        first = int(self.stream_counts[:begin].sum())
+        last = first + int(self.stream_counts[begin:end].sum())
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Rows with the same number of streams: columns are [rows, 1] or [rows, streams]."""
+        def cut(column: np.ndarray | None) -> Any:
+            return None if column is None else column[begin:end]
 
-    range_ends: Int64s
-    starts: Int64s
-    ranks: Int64s
-    ignore_msbs: Int64s
-    order_known: Bools
-    ids: UInt8s
-    whole: Bools
-    damaged: Mapping[tuple[int, int], str]
-    owners: Sequence[str | None]
-    shard_counts: Int64s
-    sharding_known: Bools
-
-    @cached_property
-    def fields(self) -> StreamIds:
-        ids = decode_stream_ids(self.ids.reshape(-1, 16))
-        shape = self.ids.shape[:2]
-        return StreamIds(
-            ids.tokens.reshape(shape),
-            ids.versions.reshape(shape),
-            ids.indexes.reshape(shape),
-            ids.randoms.reshape(shape),
+        return GenerationRowBatch(
+            self.range_ends[begin:end],
+            self.ignore_msbs[begin:end],
+            self.stream_counts[begin:end],
+            self.streams[first:last],
+            self.order_known[begin:end],
+            {place - first: text for place, text in self.damaged.items() if first <= place < last},
+            cut(self.owners),
+            cut(self.shard_counts),
+            cut(self.sharding_known),
         )
 
-    @property
-    def width(self) -> int:
-        return self.ids.shape[1]
 
-    def name(self, row: int, stream: int) -> str:
-        value = self.damaged.get((row, stream)) or str(StreamId(self.ids[row, stream].tobytes()))
-        return f"range end {self.range_ends[row, 0]}, stream {stream} ({value})"
+@dataclass(frozen=True, eq=False)
+class _FramePart:
+    """Consecutive rows of one generation in a frame. `ranges` are the ranges of the whole generation."""
+
+    generation: int
+    ranges: GenerationRanges
+    rows: GenerationRowBatch
 
 
 @dataclass(frozen=True, eq=False)
-class _Examination:
-    """The examination of a block for one invariant.
+class _RangeColumns:
+    """The columns of a frame's ranges, int64[n] or bool[n]; `streams` int64[n] counts rows of the frame per range.
 
-    bool[rows, streams] are the streams to which it applies and those that violate it; `explain` describes one
-    violation.
+    A range without streams has one row, of a stream ID that is not complete. `lacks_shards`: the owner has another
+    number of shards than the range has streams. `fits_as_set`: the order is unknown, but the sharding is known.
     """
 
-    invariant: Invariant
-    among: Bools
-    wrong: Bools
-    explain: Callable[[int, int], str]
-    unjudged: Bools | None = None
+    generation: Int64s
+    range_start: Int64s
+    range_end: Int64s
+    vnode_index: Int64s
+    stream_count: Int64s
+    shard_count: Int64s
+    ignore_msb: Int64s
+    stated_msb: Int64s
+    streams: Int64s
+    fits_as_set: Bools
+    is_unknown: Bools
+
+    @classmethod
+    def of(cls, part: _FramePart) -> _RangeColumns:
+        rows, ranges = part.rows, part.ranges
+        count = len(rows.range_ends)
+        index = np.searchsorted(ranges.ends, rows.range_ends)
+        single = rows.stream_counts == 1
+        msb = np.where(single, 0, rows.ignore_msbs)  # one shard owns everything, whatever bits it ignores
+        owner_shards = np.full(count, -1) if rows.shard_counts is None else rows.shard_counts
+        sharding_known = np.ones(count, dtype=bool) if rows.sharding_known is None else rows.sharding_known
+        shard_count = np.where(owner_shards >= 0, owner_shards, rows.stream_counts)
+        legal = (
+            (msb >= 0)
+            & (msb <= MAX_IGNORE_MSB)
+            & (rows.range_ends != MINIMUM_TOKEN)
+            & (rows.stream_counts <= MAX_SHARD_COUNT)
+        )
+        without_order = ~(rows.order_known | single) & (shard_count == rows.stream_counts)
+        return cls(
+            generation=np.full(count, part.generation),
+            range_start=ranges.starts[index],
+            range_end=rows.range_ends,
+            vnode_index=index,
+            stream_count=rows.stream_counts,
+            shard_count=shard_count,
+            ignore_msb=msb,
+            stated_msb=rows.ignore_msbs,
+            streams=np.maximum(rows.stream_counts, 1),
+            fits_as_set=without_order & sharding_known & legal,
+            is_unknown=without_order & ~(sharding_known & legal),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[_RangeColumns]) -> _RangeColumns:
+        """Return the columns of several parts as one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate([getattr(part, name.name) for part in parts]) for name in fields(cls)))
+
+
+@dataclass(frozen=True, eq=False)
+class _StreamFrame:
+    """The streams of some ranges: `columns` are those of `StreamModel`.
+
+    `offsets` int64[n + 1] are the rows of the frame where ranges begin; `part_begins` the first range of each part.
+    """
+
+    parts: Sequence[_FramePart]
+    ranges: _RangeColumns
+    offsets: Int64s
+    part_begins: Int64s
+    columns: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, parts: Sequence[_FramePart]) -> _StreamFrame:
+        ranges = _RangeColumns.joined([_RangeColumns.of(part) for part in parts])
+        offsets = np.append(0, np.cumsum(ranges.streams))
+        part_begins = np.append(0, np.cumsum([len(part.rows.range_ends) for part in parts]))[:-1]
+        ids, is_complete = _stream_ids(parts)
+        decoded = decode_stream_ids(ids)
+        by_range = {
+            name: np.repeat(getattr(ranges, name), ranges.streams)
+            for name in (
+                *("generation", "range_start", "range_end", "vnode_index"),
+                *("stream_count", "shard_count", "ignore_msb"),
+            )
+        }
+        columns = by_range | {
+            "shard": _shards(ranges, offsets, decoded.tokens, is_complete),
+            "is_complete": is_complete,
+            "token": decoded.tokens,
+            "version": decoded.versions,
+            "index": decoded.indexes,
+            "random": decoded.randoms.view(np.int64),
+        }
+        return cls(parts, ranges, offsets, part_begins, columns)
+
+    def tallies(self) -> Iterator[tuple[int, InvariantTally]]:
+        """Yield the tallies of each part by generation, as the model judges the streams."""
+        from cdc_platform.checks.models import StreamModel
+
+        failed = judge.failed_rows(StreamModel, self.columns)
+        complete = self.columns["is_complete"]
+        judged = {
+            VNODE_COLOCATION: complete,
+            SHARD_COLOCATION: _judged_by_shard(self.columns, failed.get(SHARD_COLOCATION)),
+            STREAM_FORMAT: np.ones(len(complete), dtype=bool),
+            STREAMS_UNIQUE: complete,
+        }
+        unjudged = complete & (self.columns["shard"] == UNKNOWN_SHARD)
+        for invariant, among in judged.items():
+            wrong = failed.get(invariant)
+            counts = (
+                self._count(among),
+                [0] * len(self.parts) if wrong is None else self._count(wrong),
+                self._count(unjudged) if invariant == SHARD_COLOCATION else [0] * len(self.parts),
+            )
+            for number, (population, violations, unknown) in enumerate(zip(*counts, strict=True)):
+                cases = [] if wrong is None or not violations else self._cases(invariant, wrong, number)
+                tally = InvariantTally.of_cases(invariant, population, violations, cases, unknown)
+                yield self.parts[number].generation, tally
+
+    def _count(self, rows: Bools) -> list[int]:
+        """Count rows (bool[streams]) by part."""
+        if len(self.parts) == 1:
+            return [int(np.count_nonzero(rows))]
+        return np.add.reduceat(rows, self.offsets[self.part_begins], dtype=np.int64).tolist()
+
+    def _cases(self, invariant: Invariant, wrong: Bools, number: int) -> list[tuple[int, str]]:
+        """Describe the first failing stream of the first failing ranges of a part, in the order of the ring."""
+        first = int(self.part_begins[number])
+        last = first + len(self.parts[number].rows.range_ends)
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        streams = begin + np.flatnonzero(wrong[begin:end])
+        ranges = np.searchsorted(self.offsets, streams, side="right") - 1
+        ranges, firsts = np.unique(ranges, return_index=True)
+        order = np.argsort(self.ranges.range_end[ranges], kind="stable")[:MAX_SAMPLES]
+        return [
+            (int(self.ranges.range_end[row]), self._describe(invariant, number, row, int(streams[at])))
+            for row, at in zip(ranges[order].tolist(), firsts[order].tolist(), strict=True)
+        ]
+
+    def _describe(self, invariant: Invariant, number: int, row: int, at: int) -> str:
+        """Describe what is wrong with a stream, and name the owner of its range if known."""
+        rows = self.parts[number].rows
+        own_row = row - int(self.part_begins[number])
+        stream = {name: column[at].item() for name, column in self.columns.items()}
+        stream["stated_msb"] = int(self.ranges.stated_msb[row])
+        position = at - int(self.offsets[row])
+        text = f"range end {stream['range_end']} has no streams"
+        if stream["stream_count"]:
+            in_batch = int(rows.stream_counts[:own_row].sum()) + position
+            value = rows.damaged.get(in_batch) or str(StreamId(rows.streams[in_batch].tobytes()))
+            reason = _EXPLANATIONS[invariant](stream)
+            text = f"range end {stream['range_end']}, stream {position} ({value}): {reason}"
+        owner = None if rows.owners is None else rows.owners[own_row]
+        return text if owner is None else f"{text} (owner {owner})"
+
+
+@dataclass
+class StreamAudit:
+    """An audit of the streams of generations' rows: `StreamModel` judges them in frames of a bounded size."""
+
+    _waiting: list[_FramePart] = field(default_factory=list)
+    _streams: int = 0
+    _tallies: dict[int, dict[str, InvariantTally]] = field(default_factory=dict)
+
+    def add(self, rows: GenerationRowBatch, ranges: GenerationRanges, generation: int = 0) -> None:
+        """Add some rows of a generation, under a number for it."""
+        counts = np.maximum(rows.stream_counts, 1)
+        frames = np.cumsum(counts) // _STREAMS_PER_FRAME
+        begins = [0, *(np.flatnonzero(np.diff(frames)) + 1).tolist()]
+        for begin, end in pairwise([*begins, len(counts)]):
+            part = rows if len(begins) == 1 else rows.part(begin, end)
+            if len(part.range_ends):
+                self._waiting.append(_FramePart(generation, ranges, part))
+                self._streams += int(counts[begin:end].sum())
+            if self._streams >= _STREAMS_PER_FRAME:
+                self._judge()
+
+    def finish(self) -> Iterator[tuple[int, InvariantTally]]:
+        """Yield each generation's number with its tallies of the invariants that `StreamModel` states."""
+        self._judge()
+        for generation, tallies in self._tallies.items():
+            for tally in tallies.values():
+                yield generation, tally
+
+    def _judge(self) -> None:
+        if self._waiting:
+            for generation, tally in _StreamFrame.of(self._waiting).tallies():
+                known = self._tallies.setdefault(generation, {})
+                known |= sum_tallies([tally, *([known[tally.invariant]] if tally.invariant in known else [])])
+        self._waiting, self._streams = [], 0
 
 
 def audit_generation_rows(rows: GenerationRowBatch, ranges: GenerationRanges) -> list[InvariantTally]:
-    """Return the tallies of all invariants that facts of ranges show, for some rows of a generation; none without rows.
+    """Return the tallies of the invariants that `StreamModel` states, for some rows of a generation; none without rows.
 
     It does not detect a stream that is repeated in another row. That is possible only if an index is wrong or a range
     end is repeated, which stream_format or ring_covered_once reports.
     """
-    facts = RangeFacts()
-    add_range_facts(facts, rows, ranges)
-    return [tally for _, tally in judge_range_facts(facts)]
+    audit = StreamAudit()
+    audit.add(rows, ranges)
+    return [tally for _, tally in audit.finish()]
 
 
-def add_range_facts(facts: RangeFacts, rows: GenerationRowBatch, ranges: GenerationRanges, generation: int = 0) -> None:
-    """Add the facts of some rows of a generation, under a number for it, one range per row."""
-    _add_empty_ranges(facts, rows, ranges, generation)
-    for block in _blocks(rows, ranges):
-        inside = ranges.holds(block.ranks, block.fields.tokens)
-        looks = (
-            _vnode_colocation(block, inside),
-            _shard_colocation(block, inside),
-            _stream_format(block),
-            _streams_unique(block),
-        )
-        columns = {
-            "generation": np.full(len(block.range_ends), generation),
-            "range_end": block.range_ends[:, 0],
-            "index": block.ranks[:, 0],
-            "streams": np.full(len(block.range_ends), block.width),
-        }
-        messages: dict[tuple[str, int], str] = {}
-        for look in looks:
-            assert look.invariant.in_range is not None
-            columns[look.invariant.in_range.among] = _counts_by_row(look.among)
-            columns[look.invariant.in_range.wrong] = _counts_by_row(look.wrong)
-            if look.invariant.in_range.unjudged is not None and look.unjudged is not None:
-                columns[look.invariant.in_range.unjudged] = _counts_by_row(look.unjudged)
-            messages.update(((look.invariant, row), words) for row, words in _explained(block, look))
-        facts.add(columns, block.owners, messages)
+def _stream_ids(parts: Sequence[_FramePart]) -> tuple[UInt8s, Bools]:
+    """Return the stream IDs (uint8[streams, 16]) of a frame and which of them are complete (bool[streams])."""
+    ids: list[UInt8s] = []
+    complete: list[Bools] = []
+    for part in parts:
+        rows = part.rows
+        streams, whole = rows.streams, np.ones(len(rows.streams), dtype=bool)
+        if rows.damaged:
+            whole[list(rows.damaged)] = False
+        empty = np.flatnonzero(rows.stream_counts == 0)
+        if len(empty):
+            places = np.cumsum(rows.stream_counts)[empty]
+            streams = np.insert(streams, places, 0, axis=0)
+            whole = np.insert(whole, places, False)
+        ids.append(streams)
+        complete.append(whole)
+    return (ids[0], complete[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(complete))
 
 
-def _add_empty_ranges(facts: RangeFacts, rows: GenerationRowBatch, ranges: GenerationRanges, generation: int) -> None:
-    """Add ranges without streams: each lacks one stream, in whatever format."""
-    empty = np.flatnonzero(rows.stream_counts == 0)
-    if not len(empty):
-        return
-    ends = rows.range_ends[empty]
-    nothing, one = np.zeros_like(ends), np.ones_like(ends)
-    assert STREAM_FORMAT.in_range is not None
-    columns = dict.fromkeys(judge.FACT_COLUMNS, nothing) | {
-        "generation": np.full(len(empty), generation),
-        "range_end": ends,
-        "index": np.searchsorted(ranges.ends, ends),
-        STREAM_FORMAT.in_range.among: one,
-        STREAM_FORMAT.in_range.wrong: one,
-    }
-    first = np.argsort(ends, kind="stable")[:MAX_SAMPLES].tolist()
-    messages: dict[tuple[str, int], str] = {
-        (STREAM_FORMAT, row): f"range end {ends[row]} has no streams" for row in first
-    }
-    facts.add(columns, _row_owners(rows, empty), messages)
+def _shards(ranges: _RangeColumns, offsets: Int64s, tokens: Int64s, is_complete: Bools) -> Int64s:
+    """Return each stream's shard, int64[streams]: its position in the range, unless the order is unknown."""
+    shards = np.arange(len(tokens)) - np.repeat(offsets[:-1], ranges.streams)
+    if ranges.is_unknown.any():
+        shards[np.repeat(ranges.is_unknown, ranges.streams)] = UNKNOWN_SHARD
+    for row in np.flatnonzero(ranges.fits_as_set).tolist():
+        streams = slice(int(offsets[row]), int(offsets[row + 1]))
+        fits = _fit_as_set(ranges, row, tokens[streams])
+        shards[streams] = np.where(fits | ~is_complete[streams], SOME_SHARD, NO_SHARD)
+    return shards
 
 
-def _counts_by_row(streams: Bools) -> Int64s:
-    """Count each row's True values: int64[n]. Nearly always all or none of them are True."""
-    if streams.all():
-        return np.full(len(streams), streams.shape[1])
-    return np.count_nonzero(streams, axis=1) if streams.any() else np.zeros(len(streams), dtype=np.int64)
-
-
-def _explained(block: _Block, look: _Examination) -> Iterator[tuple[int, str]]:
-    """Yield the first rows on the ring that violate an invariant, and what is wrong with their first such stream."""
-    if not look.wrong.any():
-        return
-    rows = np.flatnonzero(look.wrong.any(axis=1))
-    for row in rows[np.argsort(block.range_ends[rows, 0], kind="stable")][:MAX_SAMPLES].tolist():
-        stream = int(np.argmax(look.wrong[row]))
-        yield row, f"{block.name(row, stream)}: {look.explain(row, stream)}"
-
-
-def _vnode_colocation(block: _Block, inside: Bools) -> _Examination:
-    def explain(row: int, stream: int) -> str:
-        token, start, end = block.fields.tokens[row, stream], block.starts[row, 0], block.range_ends[row, 0]
-        return f"its token {token} is outside its range ({start}, {end}]"
-
-    return _Examination(VNODE_COLOCATION, block.whole, block.whole & ~inside, explain)
-
-
-def _shard_colocation(block: _Block, inside: Bools) -> _Examination:
-    """Judge the pairs of row and shard in which the shard owns a token of the range.
-
-    A stream in its place proves that its shard owns one. Only if some stream is out of place, compute the first token
-    of each shard in the range.
-    """
-    msbs = np.where(block.width == 1, 0, block.ignore_msbs)  # one shard owns everything, whatever bits it ignores
-    legal = (
-        (msbs >= 0) & (msbs <= MAX_IGNORE_MSB) & (block.range_ends != MINIMUM_TOKEN) & (block.width <= MAX_SHARD_COUNT)
-    )
-    lacking = (block.shard_counts >= 0) & (block.shard_counts != block.width)
-    positional = (block.order_known | (block.width == 1)) & ~lacking
-    judged = positional & block.whole
-    judgeable = judged & legal
-    width = min(block.width, MAX_SHARD_COUNT)
-    bits = np.where(legal, msbs, 0)
-    shards = np.arange(block.width)
-    on_shard = shard_of(block.fields.tokens, width, bits) == shards
-    owns = judgeable & on_shard & inside
-    wrong = judged & ~legal
-    if not owns.all():
-        ends = np.where(legal, block.range_ends, LAST_TOKEN)
-        first = first_token_for_shard(block.starts, ends, np.minimum(shards, width - 1), width, bits)
-        owns = judgeable & ((first != ends) | (shard_of(ends, width, bits) == shards))
-        wrong |= judgeable & np.where(owns, ~on_shard, block.fields.tokens != ends)
-    as_sets = ~positional & ~lacking & block.sharding_known & legal
-    for row in np.flatnonzero(as_sets[:, 0]).tolist():
-        owns[row] = wrong[row] = _misplaced_in_set(block, row) & block.whole[row]
-    # A range that lacks a stream has no stream that could be relied on.
-    owns, wrong = owns | (lacking & block.whole), wrong | (lacking & block.whole)
-    unjudged = ~positional & ~lacking & ~as_sets & block.whole
-
-    def explain(row: int, stream: int) -> str:
-        if lacking[row, 0]:
-            return f"the range has {block.width} streams, and its owner has {block.shard_counts[row, 0]} shards"
-        if as_sets[row, 0]:
-            return f"its token {block.fields.tokens[row, stream]} is not where a shard of the range begins"
-        if not legal[row, 0]:
-            msb = "null" if block.ignore_msbs[row, 0] == -1 else block.ignore_msbs[row, 0]
-            return f"its shard cannot be told from ignore_msb {msb} and {block.width} shards"
-        if not owns[row, stream]:
-            return f"shard {stream} owns nothing in the range, so its token has to be the range end"
-        shard = shard_of(block.fields.tokens[row, stream], width, bits[row, 0])
-        return f"its token {block.fields.tokens[row, stream]} is on shard {shard}, not on shard {stream}"
-
-    return _Examination(SHARD_COLOCATION, owns, wrong, explain, np.broadcast_to(unjudged, owns.shape))
-
-
-def _misplaced_in_set(block: _Block, row: int) -> Bools:
-    """Return the streams (bool[streams]) of a row of unknown order whose tokens fit no shard of the range.
-
-    The remaining streams may be in any order, so none of them counts as judged.
-    """
-    start, end, msb = block.starts[row, 0], block.range_ends[row, 0], block.ignore_msbs[row, 0]
-    shards = np.arange(block.width)
-    expected = first_token_for_shard(np.full(block.width, start), np.full(block.width, end), shards, block.width, msb)
+def _fit_as_set(ranges: _RangeColumns, row: int, tokens: Int64s) -> Bools:
+    """Return which tokens (bool[streams]) of a range of unknown order are the first of a shard, one for each shard."""
+    width = len(tokens)
+    start, end, msb = ranges.range_start[row], ranges.range_end[row], ranges.ignore_msb[row]
+    expected = first_token_for_shard(np.full(width, start), np.full(width, end), np.arange(width), width, msb)
     remaining = Counter(expected.tolist())
-    wrong = np.zeros(block.width, dtype=bool)
-    for stream, token in enumerate(block.fields.tokens[row].tolist()):
+    fits = np.zeros(width, dtype=bool)
+    for stream, token in enumerate(tokens.tolist()):
         remaining[token] -= 1
-        wrong[stream] = remaining[token] < 0
-    return wrong
+        fits[stream] = remaining[token] >= 0
+    return fits
 
 
-def _stream_format(block: _Block) -> _Examination:
-    fields = block.fields
-    wrong = (fields.versions != STREAM_ID_VERSION) | (fields.indexes != block.ranks) | ~block.whole
+def _judged_by_shard(columns: Mapping[str, np.ndarray], wrong: Bools | None) -> Bools:
+    """Return the streams that shard_colocation counts: those of shards that own a token of the range.
 
-    def explain(row: int, stream: int) -> str:
-        if not block.whole[row, stream]:
-            return "a stream ID has 16 bytes"
-        if fields.versions[row, stream] > STREAM_ID_VERSION:
-            return f"a legacy stream ID: its version is {fields.versions[row, stream]}, not {STREAM_ID_VERSION}"
-        if fields.versions[row, stream] != STREAM_ID_VERSION:
-            return f"its version is {fields.versions[row, stream]}, not {STREAM_ID_VERSION}"
-        return f"its index is {fields.indexes[row, stream]}, the range is number {block.ranks[row, 0]}"
-
-    return _Examination(STREAM_FORMAT, np.ones(wrong.shape, dtype=bool), wrong, explain)
-
-
-def _streams_unique(block: _Block) -> _Examination:
-    """Find repeated streams. Equal streams have equal random bits, so only those need whole IDs compared."""
-    repeated = np.zeros(block.whole.shape, dtype=bool)
-    in_order = np.sort(block.fields.randoms, axis=1)
-    for row in np.flatnonzero((in_order[:, 1:] == in_order[:, :-1]).any(axis=1)):
-        positions = np.flatnonzero(block.whole[row])
-        _, first = np.unique(block.ids[row, positions], axis=0, return_index=True)
-        repeated[row, np.delete(positions, first)] = True
-
-    def explain(row: int, stream: int) -> str:
-        return "the range has the same stream before it already"
-
-    return _Examination(STREAMS_UNIQUE, block.whole, repeated, explain)
+    A stream in its place is on its shard only if that shard owns a token. Streams of ranges with too few or too many
+    streams, and streams that fit no shard, count too.
+    """
+    shard, token = columns["shard"], columns["token"]
+    positional = columns["is_complete"] & (shard >= 0)
+    judged = positional.copy()
+    right = positional if wrong is None else positional & ~wrong
+    count, msb = columns["shard_count"], columns["ignore_msb"]
+    if not right.all():
+        count, msb = np.where(right, count, 1), np.where(right, msb, 0)
+    judged &= right & (shard_of(token, count, msb) == shard)
+    if wrong is not None:
+        rows = np.flatnonzero(wrong)
+        at = {name: columns[name][rows] for name in columns}
+        owned = owns_token(at["range_start"], at["range_end"], at["shard"], at["shard_count"], at["ignore_msb"])
+        judged[rows] = owned | (at["shard_count"] != at["stream_count"]) | (at["shard"] == NO_SHARD)
+    return judged
 
 
-def _blocks(rows: GenerationRowBatch, ranges: GenerationRanges) -> Iterator[_Block]:
-    offsets = np.cumsum(rows.stream_counts) - rows.stream_counts
-    ranks = np.searchsorted(ranges.ends, rows.range_ends)
-    whole = np.ones(len(rows.streams), dtype=bool)
-    whole[list(rows.damaged)] = False
-    for width in np.unique(rows.stream_counts[rows.stream_counts > 0]).tolist():
-        alike = np.flatnonzero(rows.stream_counts == width)
-        step = max(1, _STREAMS_A_CHUNK // width)
-        for chunk in (alike[at : at + step] for at in range(0, len(alike), step)):
-            places = offsets[chunk, None] + np.arange(width)
-            adjacent = chunk[-1] - chunk[0] == len(chunk) - 1
-            taken = slice(places[0, 0], places[-1, -1] + 1) if adjacent else places.ravel()
-            shape = (len(chunk), width)
-            yield _Block(
-                range_ends=rows.range_ends[chunk, None],
-                starts=ranges.starts[ranks[chunk], None],
-                ranks=ranks[chunk, None],
-                ignore_msbs=rows.ignore_msbs[chunk, None],
-                order_known=rows.order_known[chunk, None],
-                ids=rows.streams[taken].reshape(*shape, 16),
-                whole=whole[taken].reshape(shape),
-                damaged=_damaged_in_block(rows, places) if rows.damaged else {},
-                owners=_row_owners(rows, chunk),
-                shard_counts=_column(rows.shard_counts, chunk, -1),
-                sharding_known=_column(rows.sharding_known, chunk, True),
-            )
+def _explain_vnode_colocation(stream: Mapping[str, int]) -> str:
+    return f"its token {stream['token']} is outside its range ({stream['range_start']}, {stream['range_end']}]"
 
 
-def _column(values: np.ndarray | None, chosen: Int64s, default: int | bool) -> np.ndarray:
-    """Return the values of the chosen rows as a column [rows, 1], or the default if there are no values."""
-    return np.full((len(chosen), 1), default) if values is None else values[chosen, None]
+def _explain_shard_colocation(stream: Mapping[str, int]) -> str:
+    token, shard, count, msb = stream["token"], stream["shard"], stream["shard_count"], stream["ignore_msb"]
+    if stream["stream_count"] != count:
+        return f"the range has {stream['stream_count']} streams, and its owner has {count} shards"
+    if shard == NO_SHARD:
+        return f"its token {token} is not where a shard of the range begins"
+    if not 0 <= msb <= MAX_IGNORE_MSB or count > MAX_SHARD_COUNT or stream["range_end"] == MINIMUM_TOKEN:
+        stated = "null" if stream["stated_msb"] == UNKNOWN_MSB else stream["stated_msb"]
+        return f"its shard cannot be told from ignore_msb {stated} and {count} shards"
+    if not owns_token(stream["range_start"], stream["range_end"], shard, count, msb):
+        return f"shard {shard} owns nothing in the range, so its token has to be the range end"
+    return f"its token {token} is on shard {shard_of(token, count, msb)}, not on shard {shard}"
 
 
-def _damaged_in_block(rows: GenerationRowBatch, places: Int64s) -> dict[tuple[int, int], str]:
-    damaged_positions = np.argwhere(np.isin(places, list(rows.damaged)))
-    return {(row, stream): rows.damaged[int(places[row, stream])] for row, stream in damaged_positions.tolist()}
+def _explain_stream_format(stream: Mapping[str, int]) -> str:
+    if not stream["is_complete"]:
+        return "a stream ID has 16 bytes"
+    if stream["version"] > STREAM_ID_VERSION:
+        return f"a legacy stream ID: its version is {stream['version']}, not {STREAM_ID_VERSION}"
+    if stream["version"] != STREAM_ID_VERSION:
+        return f"its version is {stream['version']}, not {STREAM_ID_VERSION}"
+    return f"its index is {stream['index']}, the range is number {stream['vnode_index']}"
 
 
-def _row_owners(rows: GenerationRowBatch, chosen: Int64s) -> Sequence[str | None]:
-    return [None] * len(chosen) if rows.owners is None else rows.owners[chosen].tolist()
+def _explain_streams_unique(stream: Mapping[str, int]) -> str:
+    return "an earlier stream of the range is the same"
+
+
+_EXPLANATIONS: Mapping[str, Callable[[Mapping[str, int]], str]] = {
+    VNODE_COLOCATION: _explain_vnode_colocation,
+    SHARD_COLOCATION: _explain_shard_colocation,
+    STREAM_FORMAT: _explain_stream_format,
+    STREAMS_UNIQUE: _explain_streams_unique,
+}
+"""The words for a stream that fails the check of an invariant, by the columns of its row."""
 
 
 _Owner = TypeVar("_Owner")
@@ -635,18 +599,18 @@ def _scan_task(number: int, reading: ScanRequest) -> _ScanTask:
 
 def _scan_files(files: Sequence[tuple[_ScanTask, str]]) -> Iterator[pa.RecordBatch]:
     """Scan the files of a task; runs on the executors."""
-    facts = RangeFacts()
+    audit = StreamAudit()
     for task, path in files:
-        digests = list(_scan_file(task, path, facts))
+        digests = list(_scan_file(task, path, audit))
         if task.compared:
             joined = np.concatenate(digests, axis=1) if digests else np.empty((4, 0), dtype=np.int64)
             yield _output_line(task.number, {"digests": pa.array([joined.tobytes()], pa.binary())})
-    lines = [{"number": number, **_tally_to_row(tally)} for number, tally in judge_range_facts(facts)]
+    lines = [{"number": number, **_tally_to_row(tally)} for number, tally in audit.finish()]
     yield pa.RecordBatch.from_pylist(lines, _OUTPUT)
 
 
-def _scan_file(task: _ScanTask, path: str, facts: RangeFacts) -> Iterator[np.ndarray]:
-    """Add the facts of a file's ranges, and yield the digests of its rows, one batch at a time."""
+def _scan_file(task: _ScanTask, path: str, audit: StreamAudit) -> Iterator[np.ndarray]:
+    """Audit the rows of a file, and yield the digests of its rows, one batch at a time."""
     columns = ["range_end", *["ignore_msb"] * task.own_msb, *["owner"] * task.own_owners, "streams"]
     for batch in read_file_batches(path, columns):
         ends = to_int64_array(batch.column("range_end"), -(2**63))
@@ -656,7 +620,7 @@ def _scan_file(task: _ScanTask, path: str, facts: RangeFacts) -> Iterator[np.nda
         if task.audited:
             owners = np.array(batch.column("owner").to_pylist(), dtype=object) if task.own_owners else None
             rows = _generation_row_batch(task, ends, msbs, lengths, streams, damaged)
-            add_range_facts(facts, replace(rows, owners=owners), task.ranges, task.number)
+            audit.add(replace(rows, owners=owners), task.ranges, task.number)
         if task.compared:
             yield np.stack([ends, msbs, *digest_stream_lists(lengths, streams, damaged, as_sets=task.as_sets)])
 

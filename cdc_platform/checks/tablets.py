@@ -19,10 +19,10 @@ from cdc_platform.checks.invariants import (
     InvariantTally,
     sum_tallies,
 )
+from cdc_platform.checks.judge import failed_rows
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.generations import (
-    STREAM_ID_VERSION,
     StreamSetDifference,
     apply_difference_unchecked,
     decode_stream_ids,
@@ -132,30 +132,48 @@ def _set_times(sets: _Sets, name: tuple[str, str]) -> set[Milliseconds]:
 
 
 def _format(name: str, rows: TabletRows) -> InvariantTally:
+    from cdc_platform.checks.models import TabletStreamModel
+
     fields = decode_stream_ids(rows.ids)
-    wrong = np.flatnonzero((fields.versions != STREAM_ID_VERSION) | (fields.indexes != 0))
-    sample = ""
-    if wrong.size:
-        at = int(wrong[0])
+    total = len(rows.ids) + rows.damaged
+    columns = {
+        "is_complete": np.arange(total) < len(rows.ids),
+        "version": np.append(fields.versions, np.zeros(rows.damaged, dtype=np.int64)),
+        "index": np.append(fields.indexes, np.zeros(rows.damaged, dtype=np.int64)),
+    }
+    wrong = failed_rows(TabletStreamModel, columns).get(TABLET_STREAM_FORMAT)
+    if wrong is None:
+        return InvariantTally(TABLET_STREAM_FORMAT, total, 0)
+    at = int(np.argmax(wrong))
+    sample = f"{name}: {rows.damaged} rows hold no stream ID of 16 bytes"
+    if at < len(rows.ids):
         values = f"version {fields.versions[at]} and index {fields.indexes[at]}"
         sample = f"{name}: stream 0x{rows.ids[at].tobytes().hex()} has {values}; a tablet's has 1 and 0"
-    elif rows.damaged:
-        sample = f"{name}: {rows.damaged} rows hold no stream ID of 16 bytes"
-    return InvariantTally(TABLET_STREAM_FORMAT, len(rows.ids) + rows.damaged, wrong.size + rows.damaged, 0, sample)
+    return InvariantTally(TABLET_STREAM_FORMAT, total, int(wrong.sum()), 0, sample)
 
 
 def _at_ends(where: str, time: Milliseconds, current: np.ndarray, ends: np.ndarray | None) -> InvariantTally:
     """Compare streams with the recorded tablets; without these, no two streams may belong to one tablet."""
-    tokens = np.sort(get_stream_tokens(current))
-    repeated = tokens[1:][tokens[1:] == tokens[:-1]]
-    foreign = np.empty(0, dtype=np.int64) if ends is None else np.setxor1d(tokens, ends)
-    wrong = np.concatenate([repeated, foreign])
+    from cdc_platform.checks.models import TabletModel
+
+    streams = get_stream_tokens(current)
+    tablets = np.unique(streams) if ends is None else ends
+    tokens = np.union1d(streams, tablets)
+    columns = {"token": tokens, "streams": _count(streams, tokens), "tablets": _count(tablets, tokens)}
+    wrong = failed_rows(TabletModel, columns).get(TABLET_STREAM_AT_END)
+    if wrong is None:
+        return InvariantTally(TABLET_STREAM_AT_END, len(tokens), 0)
+    violations = int(wrong.sum())
     sample = (
-        f"{where}: {len(wrong)} tokens are not those of one stream at one tablet's end, as {wrong[0]}"
-        if len(wrong)
-        else ""
+        f"{where}: {violations} tokens are not those of one stream at one tablet's end, as {tokens[np.argmax(wrong)]}"
     )
-    return InvariantTally(TABLET_STREAM_AT_END, max(len(tokens), len(wrong)), len(wrong), time, sample)
+    return InvariantTally(TABLET_STREAM_AT_END, len(tokens), violations, time, sample)
+
+
+def _count(values: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Count how often each of `among` (int64[n]) occurs in `values` (int64[m]): int64[n]."""
+    in_order = np.sort(values)
+    return np.searchsorted(in_order, among, side="right") - np.searchsorted(in_order, among)
 
 
 def _added_up(

@@ -34,7 +34,7 @@ from cdc_platform.delta import (
     translate_errors,
 )
 from cdc_platform.generations import StreamIds, decode_stream_ids, get_vnode_indexes, stream_id_words
-from cdc_platform.ring import GOLDEN_RATIO_64, MINIMUM_TOKEN, Bools, Int64s, UInt8s, UInt64s, unique_tokens
+from cdc_platform.ring import GOLDEN_RATIO_64, MINIMUM_TOKEN, Bools, Int64s, UInt8s, UInt64s, is_in_range, unique_tokens
 from cdc_platform.storage import map_in_threads
 from cdc_platform.tables import STREAM_FINGERPRINTS
 
@@ -582,7 +582,7 @@ def _strays(ranges: GenerationRanges, places: Int64s, lengths: Int64s, streams: 
         tokens, indexes, ranks = tokens.reshape(-1, lengths[0]), indexes.reshape(-1, lengths[0]), places[:, None]
     else:
         ranks = np.repeat(places, lengths)
-    return ((indexes != ranks) | ~ranges.holds(ranks, tokens)).ravel()
+    return ((indexes != ranks) | ~is_in_range(tokens, ranges.starts[ranks], ranges.ends[ranks])).ravel()
 
 
 def _cut_into_parts(side: _SearchSide, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:

@@ -41,7 +41,6 @@ __getattr__ = lazy_exports(
             "estimate_rows_bytes",
             "estimate_v1_cell_bytes",
             "find_nodes_without_v2",
-            "find_uncovered_tokens",
             "generate_description",
             "generate_streams",
             "get_ring_layout",
@@ -70,6 +69,14 @@ __getattr__ = lazy_exports(
             "new_generation_timestamp",
             "next_generation_timestamp",
             "parse_generation_id",
+        ),
+        "placement": (
+            "NO_SHARD",
+            "SOME_SHARD",
+            "UNKNOWN_SHARD",
+            "find_repeated_streams",
+            "is_in_place",
+            "owns_token",
         ),
         "stream_ids": (
             "STREAM_ID_BYTES",

@@ -27,7 +27,6 @@ from cdc_platform.generations.description import TopologyDescription as Topology
 from cdc_platform.generations.description import estimate_rows_bytes as estimate_rows_bytes
 from cdc_platform.generations.description import estimate_v1_cell_bytes as estimate_v1_cell_bytes
 from cdc_platform.generations.description import find_nodes_without_v2 as find_nodes_without_v2
-from cdc_platform.generations.description import find_uncovered_tokens as find_uncovered_tokens
 from cdc_platform.generations.description import generate_description as generate_description
 from cdc_platform.generations.description import generate_streams as generate_streams
 from cdc_platform.generations.description import get_ring_layout as get_ring_layout
@@ -52,6 +51,12 @@ from cdc_platform.generations.generation_id import choose_generation_timestamp a
 from cdc_platform.generations.generation_id import new_generation_timestamp as new_generation_timestamp
 from cdc_platform.generations.generation_id import next_generation_timestamp as next_generation_timestamp
 from cdc_platform.generations.generation_id import parse_generation_id as parse_generation_id
+from cdc_platform.generations.placement import NO_SHARD as NO_SHARD
+from cdc_platform.generations.placement import SOME_SHARD as SOME_SHARD
+from cdc_platform.generations.placement import UNKNOWN_SHARD as UNKNOWN_SHARD
+from cdc_platform.generations.placement import find_repeated_streams as find_repeated_streams
+from cdc_platform.generations.placement import is_in_place as is_in_place
+from cdc_platform.generations.placement import owns_token as owns_token
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES as STREAM_ID_BYTES
 from cdc_platform.generations.stream_ids import STREAM_ID_VERSION as STREAM_ID_VERSION
 from cdc_platform.generations.stream_ids import UNKNOWN_IGNORE_MSB as UNKNOWN_IGNORE_MSB

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from cdc_platform.generations.description import RingLayout, TopologyDescription
+from cdc_platform.generations.description import RingLayout, TopologyDescription, find_uncovered_tokens
 from cdc_platform.generations.generation_id import GenerationId
 from cdc_platform.generations.stream_ids import STREAM_ID_VERSION, decode_stream_ids
 from cdc_platform.ring import Int64s, Ring, first_token_for_shard, isin_sorted_tokens, unique_tokens
@@ -62,7 +62,7 @@ def find_range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Generatio
                 f"the ring has {len(ring_tokens)} tokens, the generation describes {len(range_ends)} ranges",
             )
         )
-    missing = unique_tokens(ring_tokens[~isin_sorted_tokens(ring_tokens, range_ends)])
+    missing = unique_tokens(find_uncovered_tokens(range_ends, ring_tokens))
     if len(missing):
         text = (
             f"{_describe_count(missing, 'token')} of the ring ends no range of the generation: vnode colocation "

@@ -49,6 +49,7 @@ __getattr__ = lazy_exports(
             "UInt8s",
             "bias",
             "check_tokens",
+            "is_in_range",
             "isin_sorted_tokens",
             "range_starts",
             "unbias",

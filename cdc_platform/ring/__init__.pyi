@@ -28,6 +28,7 @@ from cdc_platform.ring.tokens import UInt8s as UInt8s
 from cdc_platform.ring.tokens import UInt64s as UInt64s
 from cdc_platform.ring.tokens import bias as bias
 from cdc_platform.ring.tokens import check_tokens as check_tokens
+from cdc_platform.ring.tokens import is_in_range as is_in_range
 from cdc_platform.ring.tokens import isin_sorted_tokens as isin_sorted_tokens
 from cdc_platform.ring.tokens import range_starts as range_starts
 from cdc_platform.ring.tokens import unbias as unbias

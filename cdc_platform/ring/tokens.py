@@ -72,6 +72,18 @@ def range_starts(range_ends: ArrayLike) -> Int64s:
     return np.roll(np.asarray(range_ends, dtype=np.int64), 1)
 
 
+@np.errstate(over="ignore")
+def is_in_range(tokens: ArrayLike, starts: ArrayLike, ends: ArrayLike) -> Bools:
+    """Return which tokens (bool, broadcast shape) lie in `(start, end]`. No range has the minimum token.
+
+    `start >= end` wraps around the ring; `start == end` is the whole ring. Positions are counted from the first one of
+    the range, so the ring's end needs no special case.
+    """
+    token = np.asarray(tokens, dtype=np.int64)
+    first = unbias(starts) + np.uint64(1)
+    return (unbias(token) - first <= unbias(ends) - first) & (token != MINIMUM_TOKEN)
+
+
 def unique_tokens(*tokens: ArrayLike) -> Int64s:
     """Return the distinct tokens (int64[] each), ascending. np.unique hashes, which takes thirty times as long."""
     ordered = np.sort(np.concatenate([np.asarray(part, dtype=np.int64) for part in tokens]))

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pandera.pandas as pa
 import pytest
-from support.worlds.invariant_seeds import ONE, OWNERS, SeededLake, generation_rows, host_id, with_low_bits
+from support.oracles import oracle
+from support.worlds.invariant_seeds import (
+    ONE,
+    OWNERS,
+    SeededLake,
+    generation_rows,
+    host_id,
+    row_batch,
+    row_tallies,
+    with_low_bits,
+    with_token,
+)
 
-from cdc_platform.checks import STREAM_FORMAT, Invariant, InvariantTally, audit_description, judge, sum_tallies
-from cdc_platform.checks.invariants import INVARIANTS_BY_NAME, MAX_SAMPLES
-from cdc_platform.checks.scan import RangeFacts, judge_range_facts
+from cdc_platform.checks import (
+    STREAM_FORMAT,
+    VNODE_COLOCATION,
+    Invariant,
+    InvariantTally,
+    audit_description,
+    judge,
+    models,
+    ranges,
+    scan,
+    sum_tallies,
+)
+from cdc_platform.checks.invariants import (
+    GENERATION_INVARIANTS,
+    INVARIANTS_BY_NAME,
+    MAX_SAMPLES,
+    REFINES_VNODES,
+    RING_COVERED_ONCE,
+    ROW_COUNT,
+    SHARD_COLOCATION,
+    STREAMS_UNIQUE,
+    STREAMS_UNIQUE_ACROSS_GENERATIONS,
+    TABLET_STREAM_AT_END,
+    TABLET_STREAM_FORMAT,
+)
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.ring import Node, Ring
 
-RANGES = 5
+MODELS = [
+    model
+    for model in vars(models).values()
+    if isinstance(model, type) and issubclass(model, pa.DataFrameModel) and model.to_schema().checks
+]
+"""Every model that states an invariant."""
 
 
-def facts(generation: int = 0) -> dict[str, np.ndarray]:
-    """Facts of sound ranges, against the order of the ring."""
-    sound = {name: np.zeros(RANGES, dtype=np.int64) for name in judge.FACT_COLUMNS}
-    counted = {each.in_range.among: np.full(RANGES, 8) for each in judge.RANGE_INVARIANTS if each.in_range}
-    return sound | counted | {"generation": np.full(RANGES, generation), "range_end": np.arange(RANGES)[::-1]}
-
-
-def failing(columns: dict[str, np.ndarray]) -> dict[str | None, list[int]]:
-    """The rows that fail the checks of the model of facts, by invariant."""
-    found = judge.find_failures(judge.facts_model(), {name: columns[name] for name in judge.JUDGED_COLUMNS})
-    return {failure.invariant: np.flatnonzero(failure.rows).tolist() for failure in found}
+def checks_of(model: Any) -> list[Any]:
+    """The checks of a model's whole frame."""
+    return list(model.to_schema().checks)
 
 
 def summary(**changed: int) -> dict[str, np.ndarray]:
@@ -42,14 +76,16 @@ def summary(**changed: int) -> dict[str, np.ndarray]:
     return columns
 
 
-@pytest.mark.parametrize("invariant", judge.RANGE_INVARIANTS)
-def test_a_fact_that_is_wrong_fails_its_check_alone(invariant: Invariant) -> None:
-    """In the ranges that have it, more of them than a sample names."""
-    assert invariant.in_range is not None
-    assert failing(facts()) == {}
-    wrong = facts()
-    wrong[invariant.in_range.wrong][1:] = 2
-    assert failing(wrong) == {invariant: [1, 2, 3, 4]}
+def test_each_check_of_a_model_is_named_and_described_as_its_invariant() -> None:
+    """The models state a family's invariants on rows, each once, in the words of its declaration."""
+    stated = [check for model in MODELS for check in checks_of(model)]
+    names = [check.name for check in stated]
+    assert len(set(names)) == len(names)
+    assert {check.name: check.description for check in stated} == {
+        name: INVARIANTS_BY_NAME[name].meaning for name in names
+    }
+    on_rows = {*GENERATION_INVARIANTS} - {STREAMS_UNIQUE_ACROSS_GENERATIONS}
+    assert on_rows | {TABLET_STREAM_FORMAT, TABLET_STREAM_AT_END} == set(names)
 
 
 def test_every_invariant_fails_its_check_of_a_summary_alone() -> None:
@@ -73,28 +109,79 @@ def test_a_frame_that_is_none_of_the_model_never_passes() -> None:
             for failure in judge.find_failures(judge.summary_model(tuple(INVARIANTS_BY_NAME)), columns)
         )
         assert judge.find_failures(judge.summary_model(tuple(INVARIANTS_BY_NAME)), columns)
-    for name in judge.JUDGED_COLUMNS:
-        assert failing(facts() | {name: np.zeros(RANGES)}) == {None: list(range(RANGES))}
-    for name in judge.FACT_COLUMNS:
-        odd = RangeFacts()
-        odd.add(facts() | {name: facts()[name].astype(float)}, [None] * RANGES, {})
-        with pytest.raises(AssertionError, match="columns of their model"):
-            list(judge_range_facts(odd))
+    for model in MODELS:
+        columns = {str(name): column.to_numpy() for name, column in model.empty().items()}
+        assert judge.find_failures(model, columns) == []
+        for name in columns:
+            odd = {
+                each: np.zeros(3, dtype=np.int32 if each == name else column.dtype)
+                for each, column in columns.items()
+            }
+            assert {None} <= {failure.invariant for failure in judge.find_failures(model, odd)}, (model, name)
+            with pytest.raises(AssertionError, match="columns of its model"):
+                judge.failed_rows(model, odd)
+        with pytest.raises(AssertionError, match="columns of its model"):
+            judge.failed_rows(model, {name: columns[name] for name in list(columns)[1:]})
+
+
+def broken_by(invariant: str) -> dict[str, InvariantTally]:
+    """The tallies of a generation in which one stream breaks an invariant."""
+    rows = generation_rows()
+    stream = rows[1]["streams"][1]
+    rows[1]["streams"][1] = {
+        VNODE_COLOCATION: with_token(rows[1]["streams"][1], 2**62 - 1),
+        SHARD_COLOCATION: with_token(stream, oracle.unpack_stream_id(rows[1]["streams"][2])[0]),
+        STREAM_FORMAT: with_low_bits(stream, version=0),
+        STREAMS_UNIQUE: rows[1]["streams"][2],
+    }[INVARIANTS_BY_NAME[invariant]]
+    return row_tallies(rows)
+
+
+@pytest.mark.parametrize("invariant", [VNODE_COLOCATION, SHARD_COLOCATION, STREAM_FORMAT, STREAMS_UNIQUE])
+def test_without_its_check_the_model_passes_a_violation(invariant: Invariant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's check finds the violation, and nothing else does: a model with another rule lets it pass."""
+    assert broken_by(invariant)[invariant].violations == 1
+    schema = copy.deepcopy(models.StreamModel.to_schema())
+    schema.checks = [check for check in checks_of(models.StreamModel) if check.name != invariant]
+    monkeypatch.setattr(models, "StreamModel", schema)
+    assert broken_by(invariant)[invariant].violations == 0
+
+
+CONTROLS: dict[str, tuple[Any, Callable[[], InvariantTally]]] = {
+    RING_COVERED_ONCE: (models.RangeModel, lambda: ranges.check_ring_coverage(np.array([1, 1, 2]))),
+    REFINES_VNODES: (models.RingTokenModel, lambda: ranges.check_refinement(np.array([1, 3]), np.array([2]))),
+    ROW_COUNT: (models.RowCountModel, lambda: ranges.check_row_count(3, [4], "the ring")),
+}
+"""Invariants of ranges: the model that states each, and a violation of it."""
+
+
+@pytest.mark.parametrize("invariant", CONTROLS)
+def test_without_its_check_a_model_of_ranges_passes_a_violation(
+    invariant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for streams."""
+    model, violate = CONTROLS[invariant]
+    assert violate().violations == 1
+    schema = copy.deepcopy(model.to_schema())
+    schema.checks = []
+    monkeypatch.setattr(models, model.__name__, schema)
+    assert violate().violations == 0
 
 
 def test_generations_of_one_task_are_told_apart() -> None:
-    """Each has its own sums and its own first failures, however their facts came in."""
-    assert STREAM_FORMAT.in_range is not None
-    gathered = RangeFacts()
+    """Each has its own sums and its own first failures, in whatever order and frames its rows come."""
+    audit = scan.StreamAudit()
     for generation, wrong in ((1, 4), (0, 0), (1, 1)):
-        columns = facts(generation)
-        columns[STREAM_FORMAT.in_range.wrong][:wrong] = 3
-        said = {(str(STREAM_FORMAT), row): f"range {columns['range_end'][row]}" for row in range(wrong)}
-        gathered.add(columns, [None] * RANGES, said)
-    found = {generation: tally for generation, tally in judge_range_facts(gathered) if tally.invariant == STREAM_FORMAT}
-    assert found[0] == InvariantTally(STREAM_FORMAT, 40, 0)
-    assert (found[1].population, found[1].violations) == (80, 15)
-    assert [sample for _, sample in found[1].cases] == ["range 1", "range 2", "range 3"]
+        rows = generation_rows(seed=generation)
+        for row in rows[:wrong]:
+            row["streams"][0] = with_low_bits(row["streams"][0], version=0)
+        batch = row_batch(rows)
+        audit.add(batch, scan.GenerationRanges(np.sort(batch.range_ends)), generation)
+    found = {generation: tally for generation, tally in audit.finish() if tally.invariant == STREAM_FORMAT}
+    streams = sum(len(row["streams"]) for row in generation_rows())
+    assert found[0] == InvariantTally(STREAM_FORMAT, streams, 0)
+    assert (found[1].population, found[1].violations) == (2 * streams, 5)
+    assert [place for place, _ in found[1].cases] == sorted(OWNERS)[:MAX_SAMPLES]
 
 
 def test_samples_of_parts_add_up_to_the_first_on_the_ring() -> None:

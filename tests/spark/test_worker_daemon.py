@@ -86,12 +86,12 @@ def test_workers_begin_with_what_tasks_need(spark: SparkSession) -> None:
         loaded = sorted(
             {"cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet"} & set(sys.modules)
         )
-        models = sys.modules.get("cdc_platform.checks.judge")
-        if models is not None and models.facts_model.cache_info().currsize:
-            loaded.append("the model of facts")
+        models = sys.modules.get("cdc_platform.checks.models")
+        if models is not None and models.StreamModel.__schema__ is not None:
+            loaded.append("the model of streams")
         for _ in batches:
             yield pa.record_batch([pa.array([loaded])], names=["loaded"])
 
     row = spark.range(0, 1, 1, 1).mapInArrow(tell, "loaded array<string>").collect()[0]
-    due = ["cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet", "the model of facts"]
+    due = ["cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet", "the model of streams"]
     assert row["loaded"] == due

@@ -99,11 +99,17 @@ def row_violations(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[
 
 def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, InvariantTally]:
     """What the audit of rows finds, without Spark."""
+    batch = row_batch(rows, unordered=unordered)
+    return sum_tallies(audit_generation_rows(batch, GenerationRanges(np.unique(batch.range_ends))))
+
+
+def row_batch(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> GenerationRowBatch:
+    """The rows as the audit takes them."""
     ends = np.array([row["range_end"] for row in rows], dtype=np.int64)
     streams = [stream for row in rows for stream in row["streams"]]
     damaged = {place: f"0x{stream.hex()}" for place, stream in enumerate(streams) if len(stream) != 16}
     whole = b"".join(bytes(16) if place in damaged else stream for place, stream in enumerate(streams))
-    columns = GenerationRowBatch(
+    return GenerationRowBatch(
         range_ends=ends,
         ignore_msbs=np.array([row["ignore_msb"] for row in rows], dtype=np.int64),
         stream_counts=np.array([len(row["streams"]) for row in rows], dtype=np.int64),
@@ -111,7 +117,6 @@ def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str
         order_known=~np.isin(ends, unordered),
         damaged=damaged,
     )
-    return sum_tallies(audit_generation_rows(columns, GenerationRanges(np.unique(ends))))
 
 
 def violations(findings: list[Finding]) -> dict[str, int]:
