@@ -89,7 +89,7 @@ def audit_alone(bench: Bench) -> list[Result]:
     return [
         Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 0.75),
         Result("audit-jobs", at, pairs.seconds, "none: a count of Spark jobs", 0.0, float(len(jobs)), 3.0),
-        Result("audit-pandera", at, validation.seconds, rules, validation.floor_seconds, validation.ratio, 1.5),
+        Result("audit-pandera", at, validation.seconds, rules, validation.floor_seconds, validation.ratio, 2.0),
     ]
 
 

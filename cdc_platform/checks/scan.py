@@ -64,7 +64,7 @@ from cdc_platform.ring import (
 )
 
 # Pandera takes a few milliseconds per frame, and larger frames than this leave the processor's caches.
-_STREAMS_PER_FRAME = 1 << 18
+_STREAMS_PER_FRAME = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,14 +58,20 @@ def is_in_place(
     If the shard owns a token of the range, the token must be on that shard; otherwise it must be the range end. A
     sharding that no node can have (see `owns_token`) gives no token a place.
     """
-    token, end, shard, count, msb = np.broadcast_arrays(
-        *map(np.asarray, (tokens, ends, shards, shard_count, ignore_msb))
+    token, start, end, shard, count, msb = np.broadcast_arrays(
+        *map(np.asarray, (tokens, starts, ends, shards, shard_count, ignore_msb))
     )
-    owned = owns_token(starts, ends, shards, shard_count, ignore_msb)
     legal = _is_legal(end, shard, count, msb)
     if not legal.all():
-        _, shard, count, msb = _replace_illegal(legal, end, shard, count, msb)
-    return legal & np.where(owned, shard_of(token, count, msb) == shard, token == end)
+        end, shard, count, msb = _replace_illegal(legal, end, shard, count, msb)
+    on_shard = shard_of(token, count, msb) == shard
+    # Only the range end is left to a shard whose first token is the range end, so the end is its place either way.
+    owns_more = first_token_for_shard(start, end, shard, count, msb) != end
+    in_place = np.where(owns_more, on_shard, token == end)
+    elsewhere = ~owns_more & on_shard & (token != end)
+    if elsewhere.any():
+        in_place |= elsewhere & (shard_of(end, count, msb) == shard)
+    return legal & in_place
 
 
 def find_repeated_streams(generations: Int64s, range_ends: Int64s, tokens: Int64s, randoms: Int64s) -> Bools:

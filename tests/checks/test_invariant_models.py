@@ -114,8 +114,7 @@ def test_a_frame_that_is_none_of_the_model_never_passes() -> None:
         assert judge.find_failures(model, columns) == []
         for name in columns:
             odd = {
-                each: np.zeros(3, dtype=np.int32 if each == name else column.dtype)
-                for each, column in columns.items()
+                each: np.zeros(3, dtype=np.int32 if each == name else column.dtype) for each, column in columns.items()
             }
             assert {None} <= {failure.invariant for failure in judge.find_failures(model, odd)}, (model, name)
             with pytest.raises(AssertionError, match="columns of its model"):
