@@ -224,7 +224,7 @@ class Lake:
         was written.
 
         Raises:
-            As `merge`.
+            InputError, StateError, ConflictError: as `merge`.
         """
         if update:
             refuse_append_only(table)

@@ -188,7 +188,7 @@ def read_stream_sets_and_empty_timestamps(
     """Return the stream sets of a table, oldest first, and the listed timestamps (ms) without a row of streams.
 
     Raises:
-        As `read_stream_sets`.
+        NotFound, StateError: as `read_stream_sets`.
     """
     times, bare, rows = _read_consistent_rows(lake, keyspace, table, [STREAM_CURRENT])
     return [StreamSet.of(time, rows.of(time, STREAM_CURRENT)) for time in times], bare
@@ -198,7 +198,7 @@ def read_stream_set_changes(lake: Lake, keyspace: str, table: str) -> list[Strea
     """Return every stream set of a table with its closed and opened streams, oldest first.
 
     Raises:
-        As `read_stream_sets`.
+        NotFound, StateError: as `read_stream_sets`.
     """
     times, _, rows = _read_consistent_rows(lake, keyspace, table, [STREAM_CURRENT, STREAM_CLOSED, STREAM_OPENED])
     return [

@@ -202,7 +202,7 @@ def refresh_if_changed(live: ScyllaSession, cluster: ScyllaCluster, clock: Clock
     """Observe a connected cluster if its metadata fingerprint changed; return None if it did not.
 
     Raises:
-        As `run_observation`.
+        EnvironmentProblem, NotGranted, StateError, InputError: as `run_observation`.
     """
     seen = _take_checked_snapshot(live, cluster, clock)
     if seen.mark == read_last_fingerprint(cluster):

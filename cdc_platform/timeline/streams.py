@@ -99,7 +99,7 @@ class StreamPeriod:
         """Return the streams that log rows of this time can have.
 
         Raises:
-            As `PeriodStreamReader.read`.
+            StateError, NotFound, InputError: as `PeriodStreamReader.read`.
         """
         return self.reader.read()
 
