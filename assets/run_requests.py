@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, RunsFilter, SensorResult, SkipReason
 
-from cdc_platform.clock import format_us
-from cdc_platform.delta import Lake, describe_mirror, get_mirrored_cluster, get_observed_status
+from cdc_platform.delta import Lake, get_home_mode
 from cdc_platform.tables import Table
 from resources.home import HomeResource
 
@@ -157,32 +156,15 @@ def find_active_partitions(instance: DagsterInstance, job: str) -> dict[str, str
 _Tick = TypeVar("_Tick", bound=Callable[..., Any])
 
 
-def skip_unless_writable(tick: _Tick) -> _Tick:
-    """Wrap the tick of a sensor or schedule with a resource `home`, and skip it if the home must not be written."""
+def skip_unless_writable(tick: _Tick, table: Table | None = None) -> _Tick:
+    """Wrap the tick of a sensor or schedule with a resource `home`, and skip it if its runs could not write there.
 
-    @wraps(tick)
-    def ask(*args: object, home: HomeResource, **others: object) -> object:
-        cluster = get_mirrored_cluster(home.lake())
-        return SkipReason(describe_mirror(cluster)) if cluster is not None else whole(*args, home=home, **others)
-
-    whole = skip_while_only_observed(tick)
-    return cast(_Tick, ask)
-
-
-def skip_while_only_observed(tick: _Tick) -> _Tick:
-    """Wrap a tick like `skip_unless_writable`, but allow the mirror of a live cluster.
-
-    For runs that write the progress of readers, which a mirror accepts.
+    `table` is a table that the runs write; None stands for any table that holds facts of the cluster.
     """
 
     @wraps(tick)
-    def ask(*args: object, home: HomeResource, **others: object) -> object:
-        status = get_observed_status(home.lake())
-        if status is not None:
-            return SkipReason(
-                f"this home is only observed since {format_us(status.since_us)}: nothing is built on it until "
-                "cdc-platform check is clean"
-            )
-        return tick(*args, home=home, **others)
+    def skip_or_tick(*args: object, home: HomeResource, **others: object) -> object:
+        mode = get_home_mode(home.lake())
+        return tick(*args, home=home, **others) if mode.allows_write(table) else SkipReason(str(mode))
 
-    return cast(_Tick, ask)
+    return cast(_Tick, skip_or_tick)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dagster import (
@@ -44,7 +45,7 @@ from assets.partitions import (
     hour_us_from_partition,
     partition_from_hour_us,
 )
-from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_while_only_observed
+from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_unless_writable
 from assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform.cdclog import audit_hours, hourly
 from cdc_platform.checks import HOUR_FAMILY as HOURS_FAMILY
@@ -177,7 +178,7 @@ def request_scheduled_hours(
     f"{MAX_HOUR_REQUESTS} at once. Off by default: it stores every log twice, and keeps generations until they are "
     "copied.",
 )
-@skip_while_only_observed
+@partial(skip_unless_writable, table=CONSUMED_HOURS)
 def hourly_logs(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> list[RunRequest] | SkipReason:

@@ -11,6 +11,7 @@ from cdc_platform.cli.command_hints import add_home_option_in_json
 from cdc_platform.cli.next_steps import build_next_step, write_result
 from cdc_platform.cli.output import json_option, write_facts, write_table
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import JOIN_TABLES, WritingCommand
 from cdc_platform.clock import DAY_US, Clock, datetime_from_us, format_ms, format_us
 from cdc_platform.errors import InputError
 
@@ -23,7 +24,7 @@ _MAX_START_DELAY_US = DAY_US
 """Upper bound, for any settings, of the time between now and the start of a new generation."""
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=JOIN_TABLES, unless=("listed",))
 @click.argument("file", required=False)
 @click.option("--run", is_flag=True, help="Make the node's generation at once: describe, audit, insert, publish.")
 @click.option("--list", "listed", is_flag=True, help="The inbox: every event, and how far its join has got.")

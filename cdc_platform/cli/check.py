@@ -28,6 +28,7 @@ from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe
 from cdc_platform.cli.output import json_option, warn, write_facts, write_table
 from cdc_platform.cli.params import GENERATION
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import WritingCommand
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.errors import InputError
 
@@ -127,7 +128,7 @@ _Value = TypeVar("_Value")
 _MAX_VERSION_DIGITS = 18
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=("platform.judgements", "platform.only_observed"))
 @click.argument("generation", type=GENERATION, required=False)
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
 @click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
@@ -281,9 +282,9 @@ def _warn_of_gaps(session: CliSession, *, good: bool) -> None:
 
 def _warn_of_observed_home(session: CliSession, *, good: bool) -> None:
     """Warn that the home is only observed, or lift that mark if `good`: every invariant passed."""
-    from cdc_platform.delta import get_observed_status, lift_observed_mark
+    from cdc_platform.delta import get_home_mode, lift_observed_mark
 
-    status = _read_or_default(lambda: get_observed_status(session.lake()), None, good=good)
+    status = _read_or_default(lambda: get_home_mode(session.lake()).observed, None, good=good)
     if status is None:
         return
     if good and lift_observed_mark(session.lake(), session.clock):

@@ -15,6 +15,7 @@ from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
 from cdc_platform.cli.output import escape_unprintable, json_option, warn, write_facts, write_json, write_table
 from cdc_platform.cli.params import TABLE_NAME, TIME, TTL
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import WritingCommand
 from cdc_platform.clock import DAY_SECONDS, ONE_US, Microseconds, format_us
 from cdc_platform.cql import format_table_name
 from cdc_platform.errors import InputError, NotFound
@@ -324,7 +325,7 @@ def checkpoints(
     ctx.exit(int(bool(dead)))
 
 
-@consumers.command()
+@consumers.command(cls=WritingCommand, writes=("platform.log_gaps",), only_with="accept")
 @click.argument("table", type=TABLE_NAME, required=False)
 @click.option("--accept", is_flag=True, help="Accept the open gaps of TABLE: no command fails for them any more.")
 @click.option("--reason", metavar="TEXT", help="Why they are accepted: is kept, and shown from then on.")
@@ -384,7 +385,7 @@ def _gap_state(gap: LogGap) -> str | None:
     return "open" if gap.is_open else None
 
 
-@consumers.command()
+@consumers.command(cls=WritingCommand, writes=("platform.consumers",))
 @click.argument("name")
 @click.argument("table", type=TABLE_NAME)
 @json_option
@@ -408,7 +409,7 @@ consumers.add_command(plan)
 consumers.add_command(lag)
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=("platform.consumers", "platform.passed_over"))
 @click.argument("table", type=TABLE_NAME)
 @click.option("--name", required=True, help="Name of the consumer: letters, digits and underscores.")
 @click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")

@@ -10,6 +10,7 @@ import click
 from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
 from cdc_platform.cli.output import SpooledList, escape_unprintable, json_option, to_json_value, warn, write_table
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import CDC_LOG, CDC_TABLE_TABLES, WritingCommand
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def cql() -> None:
     """
 
 
-@cql.command("run")
+@cql.command(
+    "run", cls=WritingCommand, writes=(CDC_LOG, "platform.kept_scripts", *CDC_TABLE_TABLES), only_with="is_applied"
+)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--apply", "is_applied", is_flag=True, help="Store the tables and write their log rows.")
 @click.option("--values", type=click.Path(path_type=Path), metavar="FILE", help="JSON: the values of bind markers.")

@@ -19,6 +19,7 @@ import click
 
 from cdc_platform.cli.demo_acts import DemoJoin, get_log_switch_us
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import JOIN_TABLES, WritingCommand
 from cdc_platform.clock import MINUTE_US, SECOND_US, Clock, format_us
 from cdc_platform.errors import InputError, StateError
 
@@ -39,7 +40,7 @@ REPOSITORY_TAG = ".dagster/repository"
 _QUIET_LOGGERS = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=JOIN_TABLES)
 @click.option("--force", is_flag=True, help="Materialise joins that are finished once more; the same bytes come out.")
 @pass_session
 def demo(session: CliSession, force: bool) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.cli.command_hints import PROGRAM_NAME, add_home_option, get_home_option
-from cdc_platform.cli.next_steps import NextStep, build_next_step, build_write_step, write_result
+from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
 from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_json, write_table
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import EXPIRY_TABLES, WritingCommand
 from cdc_platform.clock import HOUR_MS
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 MAX_FORECAST_NODES = 10_000
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=EXPIRY_TABLES, unless=("dry_run", "cql", "forecast"))
 @click.option("--dry-run", is_flag=True, help="Only show the plan; write nothing.")
 @click.option("--cql", is_flag=True, help="Only print what would go as DELETEs for the cluster's own tables.")
 @click.option(
@@ -101,7 +102,7 @@ def _expire_next_steps(lake: Lake, plan: Sequence[PlannedGeneration], done: Expi
             else []
         )
     due = any(generation.action.value == "remove" or needs_mark(generation) for generation in plan)
-    return [build_write_step(lake, "expire")] if due else []
+    return [build_next_step("expire")] if due else []
 
 
 def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:

@@ -12,6 +12,8 @@ from cdc_platform.cli.next_steps import build_next_step, write_result
 from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_table
 from cdc_platform.cli.params import IGNORE_MSB, SHARDS
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import IMPORTED_TABLES, WritingCommand
+from cdc_platform.delta import WriteSource
 
 if TYPE_CHECKING:
     from cdc_platform.importing import ImportReport, ImportSources
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_ISSUES = 10
 
 
-@click.command("import")
+@click.command("import", cls=WritingCommand, writes=IMPORTED_TABLES, source=WriteSource.STATED)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -28,10 +28,11 @@ from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.delta import (
     WRITE_TO_OBSERVED_OPTION,
     CommitAuthor,
-    allow_writes,
+    WriteSource,
     commit_as,
     track_commits,
     track_reads,
+    write_as,
 )
 from cdc_platform.errors import (
     InputError,
@@ -108,40 +109,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """The commands of all sections by name."""
 
 
-_WRITING_COMMANDS: Mapping[str, str] = {
-    "demo": "",
-    "bootstrap": "",
-    "rewrite": "",
-    "repair": "",
-    "expire": "",
-    "consume": "",
-    "consumers remove": "",
-    "switch ack": "",
-    "switch commit": "",
-    "switch abort": "",
-    "tablets create": "",
-    "tablets split": "",
-    "tablets merge": "",
-    "tablets resize": "",
-    "tablets gc": "",
-    "cql run": "--apply",
-}
-"""Commands that build on a home, with the option that makes them do so. Refused if the home is only observed."""
-_CONSUMER_COMMANDS = frozenset({"consume", "consumers remove"})
-"""Writing commands that record the progress of readers, which is not a fact of the cluster."""
-_DECLARING_COMMANDS = frozenset({"import", "tables add", "tables declare-none", "tables alter", "tables drop"})
-"""Commands that state facts of a cluster without observing it. Refused in the home of an observed cluster."""
 _OUTPUT_ONLY_COMMANDS = frozenset({"sql", "status", "streams", "watch"})
 """Commands that do nothing but print, at length or for ever. They end when standard output fails."""
-_CURRENT_STATE_OPTIONS = frozenset({"--ttl", "--enabled", "--disabled"})
-"""Options of `tables alter` that state the current state of a table, which an observation of the cluster shows."""
-_PAST_STATE_OPTIONS = frozenset({"--created-at", "--ttl-since"})
-"""Options that state how old a log is and since when its TTL is in force, which no observation shows."""
 _ROW_ERRORS = (InputError, NotFound, StateError)
 """Errors that can be due to a table changed by something else than the platform. The message then names the table."""
 _DAMAGE_CODES = frozenset({StoreFailure.code, NotAsCommitted.code})
 """Codes of failures due to damaged tables. A command of several commits can fail so after some of them."""
-_READ_ONLY_OPTIONS = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
 def _is_installed(name: str) -> bool:
@@ -228,11 +201,7 @@ class CommandGroup(click.Group):
         return getattr(import_module(f"{__package__}.{module}"), function)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Return the requested command, and make it the author of all later commits (without its arguments).
-
-        Raises:
-            PlatformError: the command would write to a home that refuses it.
-        """
+        """Return the requested command, and make it the author of all later commits (without its arguments)."""
         if self.get_command(ctx, args[0]) is None:
             close = get_close_matches(args[0], self.list_commands(ctx), 1)
             hint = f"did you mean {close[0]!r}?" if close else f"see: {PROG_NAME} --help"
@@ -243,10 +212,6 @@ class CommandGroup(click.Group):
         ctx.with_resource(commit_as(CommitAuthor("command line", path)))
         if isinstance(sys.stdout, StandardStream):
             sys.stdout.ends_with_it = path in _OUTPUT_ONLY_COMMANDS
-        if is_unobserved_write(path, rest):
-            _refuse_mirror_home(ctx, path)
-        if is_write_command(path, rest):
-            _refuse_read_only_home(ctx, path)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -374,45 +339,6 @@ def _interrupted_failure() -> CommandFailure:
     return CommandFailure("interrupted", EXIT_INTERRUPTED)
 
 
-def is_write_command(path: str, arguments: Sequence[str]) -> bool:
-    """Return True if the command `path` would, with these arguments, build on its home rather than only read it."""
-    needed = _WRITING_COMMANDS.get(path)
-    return needed is not None and needed in ("", *arguments) and _READ_ONLY_OPTIONS.isdisjoint(arguments)
-
-
-def is_unobserved_write(path: str, arguments: Sequence[str]) -> bool:
-    """Return True if the command `path` would write facts of a cluster that it did not observe in one."""
-    options = {word.partition("=")[0] for word in arguments}
-    if path == "tables alter" and options & _PAST_STATE_OPTIONS and not options & _CURRENT_STATE_OPTIONS:
-        return False
-    if path in _DECLARING_COMMANDS:
-        return _READ_ONLY_OPTIONS.isdisjoint(arguments)
-    return is_write_command(path, arguments) and path not in _CONSUMER_COMMANDS
-
-
-def _refuse_mirror_home(ctx: click.Context, path: str) -> None:
-    """Raise, before a command does anything, if its home mirrors a live cluster. No option overrides this."""
-    from cdc_platform.delta import access
-    from cdc_platform.home_location import locate_home
-
-    home = locate_home(ctx.params["home"])
-    cluster = access.read_mirrored_cluster(home)
-    if cluster is not None:
-        raise access.make_mirror_refusal(cluster, path, home)
-
-
-def _refuse_read_only_home(ctx: click.Context, path: str) -> None:
-    """Raise, before a command does anything, what its first commit would raise."""
-    from cdc_platform.home_location import locate_home
-
-    lake = locate_home(ctx.params["home"]) / "lake"
-    if ctx.params["build"] or not (lake / "platform/only_observed").is_folder():
-        return
-    from cdc_platform.delta import Lake, assert_write_allowed
-
-    assert_write_allowed(Lake(str(lake)), path)
-
-
 def _find_damage(ctx: click.Context, read: Set[str]) -> ReadFailureCause | None:
     """Return the first table that is damaged or that somebody else changed, among those that a failed command has read.
 
@@ -502,5 +428,5 @@ def program(
             handler.addFilter(_is_not_py4j_record)
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
     if build:
-        ctx.with_resource(allow_writes())
+        ctx.with_resource(write_as(WriteSource.STATED))
     ctx.obj = CliSession(home, Clock(clock))

@@ -14,6 +14,7 @@ from cdc_platform.cli.output import escape_unprintable, write_json, write_json_d
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
+    from cdc_platform.errors import PlatformError
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,6 @@ def build_next_step(*words: object, why: str = "", home: object = None) -> NextS
     home = home or get_home_option()
     home_option = [] if home is None else ["--home", home]
     return NextStep(shlex.join(str(word) for word in [PROGRAM_NAME, *home_option, *words]), why)
-
-
-def build_write_step(lake: Lake, *words: object, why: str = "") -> NextStep:
-    """Return the command made of `words`, which builds on the home, or `check` if the home is only observed."""
-    from cdc_platform.delta import get_observed_status
-
-    if get_observed_status(lake) is not None:
-        return build_next_step("check", why="once it is clean something is built on this home again")
-    return build_next_step(*words, why=why)
 
 
 def build_cluster_repair_steps(lake: Lake) -> list[NextStep]:
@@ -71,23 +63,35 @@ def build_observe_step(lake: Lake, why: str) -> NextStep | None:
     )
 
 
-def _is_refused_on_mirror(step: NextStep) -> bool:
-    """Return True if the command would be refused because its home mirrors a live cluster."""
-    from cdc_platform.cli.main import is_unobserved_write
-    from cdc_platform.delta import read_mirrored_cluster
-    from cdc_platform.home_location import locate_home
+def replace_refused_steps(steps: Iterable[NextStep]) -> list[NextStep]:
+    """Return the steps without those that their home would refuse. In an observed home `check` replaces them."""
+    from cdc_platform.delta import HomeIsObserved
 
-    program, *words = shlex.split(step.command)
-    home, words = (words[1], words[2:]) if words[:1] == ["--home"] else (None, words)
-    paths = (words[0], " ".join(words[:2])) if program == PROGRAM_NAME and words else ()
-    return (
-        any(is_unobserved_write(path, words) for path in paths) and read_mirrored_cluster(locate_home(home)) is not None
-    )
+    allowed: dict[NextStep, None] = {}
+    for step in steps:
+        refusal = _find_refusal(step)
+        if refusal is None:
+            allowed[step] = None
+        elif isinstance(refusal, HomeIsObserved):
+            allowed[build_next_step("check", why="when it passes, the home can be written to again")] = None
+    return list(allowed)
+
+
+def _find_refusal(step: NextStep) -> PlatformError | None:
+    """Return the error with which a home would refuse a step, None if it would not or the command is another program's.
+
+    `--write-to-observed` does not count, since the next command would need it again.
+    """
+    from cdc_platform.cli.main import program
+    from cdc_platform.cli.write_rules import find_write_refusal
+
+    name, *words = shlex.split(step.command)
+    return find_write_refusal(program, words) if name == PROGRAM_NAME else None
 
 
 def write_result(told: object, show: Callable[[], object], left: Iterable[NextStep], *, as_json: bool) -> None:
     """Write a result, as JSON (`told`) or for people (`show`), followed by the steps to take next (`left`)."""
-    steps = [step for step in left if not _is_refused_on_mirror(step)]
+    steps = replace_refused_steps(left)
     if as_json and isinstance(told, dict):
         write_json_document({**told, "next": [{"command": step.command, "why": step.why or None} for step in steps]})
         return

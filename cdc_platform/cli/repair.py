@@ -13,11 +13,11 @@ from cdc_platform.cli.next_steps import (
     NextStep,
     build_cluster_repair_steps,
     build_next_step,
-    build_write_step,
     write_result,
 )
 from cdc_platform.cli.output import json_option, warn, write_facts, write_table
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import JOIN_TABLES, WritingCommand
 from cdc_platform.clock import format_ms
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc_platform.lifecycle import RepairCheck
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=JOIN_TABLES, unless=("dry_run",))
 @click.option("--dry-run", is_flag=True, help="Only say what is wrong; write nothing.")
 @click.option("--run", is_flag=True, help="Make the new generation at once: describe, audit, insert, publish.")
 @click.option(
@@ -96,13 +96,13 @@ def repair(
 
 def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
     """Restore damaged rows, or with `dry_run` list those that can be restored. Return the exit code."""
-    from cdc_platform.delta import assert_write_allowed, list_stray_checkpoint_pointers
+    from cdc_platform.delta import get_home_mode, list_stray_checkpoint_pointers
     from cdc_platform.lifecycle import restore
     from cdc_platform.spark import get_task_runner
 
     lake = session.lake()
     if not dry_run:
-        assert_write_allowed(lake, "making rows of generations anew")
+        get_home_mode(lake).check_write(None, "restoring rows of generations")
         for pointer in list_stray_checkpoint_pointers(lake):
             pointer.remove()
     damaged = restore.find_damaged_generations(lake)
@@ -124,7 +124,7 @@ def _repair_next_steps(lake: Lake, checkup: RepairCheck, strict: bool) -> list[N
 
     if get_mirrored_cluster(lake) is not None:
         return [] if checkup.blocked_by else build_cluster_repair_steps(lake)
-    run_step = build_write_step(lake, "repair", "--run", *(["--strict"] if strict else []))
+    run_step = build_next_step("repair", "--run", *(["--strict"] if strict else []))
     if not checkup.blocked_by:
         return [run_step]
     # Blocked by an unfinished join, or by a node that only an import or an observation can show at rest.

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.cli.next_steps import build_next_step, build_write_step, write_result
+from cdc_platform.cli.next_steps import build_next_step, write_result
 from cdc_platform.cli.output import json_option, warn, write_facts, write_table
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import REWRITE_TABLES, WritingCommand
 from cdc_platform.clock import format_ms
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cdc_platform.settings import Settings
 
 
-@click.command()
+@click.command(cls=WritingCommand, writes=REWRITE_TABLES, unless=("dry_run", "clients"))
 @click.option("--node", "nodes", metavar="HOST_ID", type=click.UUID, multiple=True, help="Only for this node.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @click.option("--force", is_flag=True, help="For nodes that are marked as rewritten as well.")
@@ -73,7 +74,7 @@ def rewrite(
     for decision in done.missing:
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
     options = [part for node in nodes for part in ("--node", node)] + (["--force"] if force else [])
-    next_steps = [build_write_step(Lake(home.lake), "rewrite", *options)] if dry_run and done.decisions else []
+    next_steps = [build_next_step("rewrite", *options)] if dry_run and done.decisions else []
     write_result(_decision_rows(done), lambda: _show_rewrite(done), next_steps, as_json=as_json)
 
 

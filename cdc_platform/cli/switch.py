@@ -10,6 +10,7 @@ from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
 from cdc_platform.cli.output import format_optional_ms, json_option, write_facts, write_table
 from cdc_platform.cli.params import GENERATION
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import SWITCH_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def show(session: CliSession, generation: str | Milliseconds | None, as_json: bo
     write_result(documents, lambda: write_table("Generation switches", columns, rows), next_steps, as_json=as_json)
 
 
-@switch.command()
+@switch.command(cls=WritingCommand, writes=SWITCH_TABLES)
 @click.argument("generation", type=GENERATION)
 @click.option("--node", type=click.UUID, required=True, metavar="HOST_ID", help="The participant that acknowledges.")
 @json_option
@@ -93,7 +94,7 @@ def ack(session: CliSession, generation: str | Milliseconds, node: object, as_js
     _write_switch(lake, done, as_json)
 
 
-@switch.command()
+@switch.command(cls=WritingCommand, writes=SWITCH_TABLES)
 @click.argument("generation", type=GENERATION)
 @json_option
 @pass_session
@@ -121,7 +122,7 @@ def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -
     _write_switch(lake, done, as_json)
 
 
-@switch.command()
+@switch.command(cls=WritingCommand, writes=SWITCH_TABLES)
 @click.argument("generation", type=GENERATION)
 @json_option
 @pass_session

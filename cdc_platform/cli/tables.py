@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_json, write_table
 from cdc_platform.cli.params import CREATION_TIME, GENERATION_TIME, NOW, TABLE_NAME, TTL
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import CDC_TABLE_TABLES, STREAM_SET_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds, format_us
-from cdc_platform.delta import allow_mirror_writes, allow_writes
+from cdc_platform.delta import WriteSource
 
 if TYPE_CHECKING:
     from cdc_platform.metastore import CdcTable
@@ -46,7 +47,6 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
       cdc-platform tables --history
     """
     if ctx.invoked_subcommand is not None:
-        ctx.with_resource(allow_writes())  # declaring facts of the cluster does not build on the home
         if history or as_json:
             raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
         return
@@ -84,7 +84,7 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
     )
 
 
-@tables.command()
+@tables.command(cls=WritingCommand, writes=CDC_TABLE_TABLES, source=WriteSource.STATED)
 @click.argument("table", type=TABLE_NAME)
 @click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="How long log rows live; 0: for ever.")
 @_created_at_option
@@ -126,7 +126,7 @@ def add(
     _write_table_facts(added, as_json)
 
 
-@tables.command()
+@tables.command(cls=WritingCommand, writes=CDC_TABLE_TABLES, source=WriteSource.STATED)
 @json_option
 @pass_session
 def declare_none(session: CliSession, as_json: bool) -> None:
@@ -148,7 +148,13 @@ def declare_none(session: CliSession, as_json: bool) -> None:
         write_facts(result.items())
 
 
-@tables.command()
+def _alteration_source(params: Mapping[str, Any]) -> WriteSource:
+    """Return the source of an alteration. The current state of a table can be observed; how old its log is cannot."""
+    is_current_state = params["ttl"] is not None or params["enabled"] is not None
+    return WriteSource.STATED if is_current_state else WriteSource.OBSERVED
+
+
+@tables.command(cls=WritingCommand, writes=CDC_TABLE_TABLES, source=_alteration_source)
 @click.argument("table", type=TABLE_NAME)
 @_ttl_option
 @click.option("--enabled/--disabled", default=None, help="Whether new writes are logged.")
@@ -184,20 +190,19 @@ def alter(
             " --ttl-since TIME"
         )
     created_ms = session.clock.now_ms() if isinstance(created_at, str) else created_at
-    with allow_mirror_writes() if ttl is None and enabled is None else nullcontext():
-        altered = cdc_tables.alter_cdc_table(
-            session.lake(),
-            session.clock,
-            *table,
-            ttl_seconds=ttl,
-            enabled=enabled,
-            created_at_ms=created_ms,
-            ttl_since_ms=ttl_since,
-        )
+    altered = cdc_tables.alter_cdc_table(
+        session.lake(),
+        session.clock,
+        *table,
+        ttl_seconds=ttl,
+        enabled=enabled,
+        created_at_ms=created_ms,
+        ttl_since_ms=ttl_since,
+    )
     _write_table_facts(altered, as_json)
 
 
-@tables.command()
+@tables.command(cls=WritingCommand, writes=(*CDC_TABLE_TABLES, *STREAM_SET_TABLES), source=WriteSource.STATED)
 @click.argument("table", type=TABLE_NAME)
 @json_option
 @pass_session

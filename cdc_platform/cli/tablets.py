@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, build_write_step, write_result
+from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
 from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.cli.params import TABLE_NAME, TTL
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.cli.write_rules import CDC_TABLE_TABLES, STREAM_SET_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.cql import format_table_name
 
@@ -39,7 +40,7 @@ def tablets() -> None:
     """
 
 
-@tablets.command()
+@tablets.command(cls=WritingCommand, writes=(*STREAM_SET_TABLES, *CDC_TABLE_TABLES))
 @click.argument("table", type=TABLE_NAME)
 @click.option("--count", type=_TABLET_COUNT, help="This many tablets of one size.")
 @click.option(
@@ -78,7 +79,7 @@ def create(
     )
 
 
-@tablets.command()
+@tablets.command(cls=WritingCommand, writes=STREAM_SET_TABLES)
 @click.argument("table", type=TABLE_NAME)
 @_count_option
 @json_option
@@ -95,7 +96,7 @@ def split(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
     _apply_change(session, table, as_json, lifecycle.split_tablets, count)
 
 
-@tablets.command()
+@tablets.command(cls=WritingCommand, writes=STREAM_SET_TABLES)
 @click.argument("table", type=TABLE_NAME)
 @_count_option
 @json_option
@@ -112,7 +113,7 @@ def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
     _apply_change(session, table, as_json, lifecycle.merge_tablets, count)
 
 
-@tablets.command()
+@tablets.command(cls=WritingCommand, writes=STREAM_SET_TABLES)
 @click.argument("table", type=TABLE_NAME)
 @click.option("--last-tokens", metavar="FILE", required=True, help="The last tokens, a JSON list; - is standard input.")
 @json_option
@@ -159,7 +160,7 @@ def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
         _show_sets(".".join(table), sets, session.clock.now_ms())
 
 
-@tablets.command()
+@tablets.command(cls=WritingCommand, writes=STREAM_SET_TABLES, unless=("dry_run",))
 @click.argument("table", type=TABLE_NAME, required=False)
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
 @click.option("--ttl", type=TTL, metavar="SECONDS", help="With --dry-run: as if that were the TTL from now on.")
@@ -214,7 +215,7 @@ def _gc_next_steps(
     ]
     named = [] if table is None else [format_table_name(*table)]
     alter = [build_next_step("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
-    return [*alter, build_write_step(lake, "tablets", "gc", *named)] if going else []
+    return [*alter, build_next_step("tablets", "gc", *named)] if going else []
 
 
 def _apply_change(

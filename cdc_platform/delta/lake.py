@@ -20,7 +20,7 @@ from cdc_platform.delta.commit_retry import retry_on_conflict
 from cdc_platform.delta.conform import conform_rows, get_empty_rows, refuse_append_only, refuse_repeated_keys
 from cdc_platform.delta.errors import translate_errors, translate_read_errors
 from cdc_platform.delta.files import BoundedFile, DataFile, Filter, TablePartition, normalize_filters
-from cdc_platform.delta.observed_home import assert_table_writable
+from cdc_platform.delta.home_mode import assert_table_writable
 from cdc_platform.delta.open_table import OpenTable
 from cdc_platform.delta.paths import get_table_folder
 from cdc_platform.delta.row_hash import NEWEST_DIGEST_RULE, DigestRule

@@ -34,8 +34,8 @@ from cdc_platform.delta.files import (
     list_data_files,
     normalize_filters,
 )
+from cdc_platform.delta.home_mode import assert_table_writable
 from cdc_platform.delta.lake import Lake
-from cdc_platform.delta.observed_home import assert_table_writable
 from cdc_platform.delta.open_table import OpenTable
 from cdc_platform.delta.paths import decode_path, get_draft_folder, get_writable_folder
 from cdc_platform.delta.task_retry import is_retried_elsewhere

@@ -37,7 +37,7 @@ from cdc_platform.delta import (
     Lake,
     ObservedStatus,
     cache_file_reads,
-    get_observed_status,
+    get_home_mode,
     lift_observed_mark,
     track_reads,
     verify_tables,
@@ -112,7 +112,7 @@ def check_home(
         sound = not any(result.failed for result in results)
         gaps = _read_or_default(lambda: describe_gaps(lake), [], strict=sound)
         whole = all(result.passed for result in results)
-        observed = _read_or_default(lambda: get_observed_status(lake), None, strict=whole)
+        observed = _read_or_default(lambda: get_home_mode(lake).observed, None, strict=whole)
         is_lifted = record_as is not None and whole and observed is not None and lift_observed_mark(lake, clock)
         return CheckReport(None, results, tuple(gaps), None if is_lifted else observed, is_lifted, unrecorded)
 

@@ -21,7 +21,7 @@ from cdc_platform.delta import (
     DataFile,
     Lake,
     TableVerification,
-    allow_writes,
+    WriteSource,
     compute,
     conform_rows,
     read_file_batches,
@@ -29,6 +29,7 @@ from cdc_platform.delta import (
     row_hash,
     task_writer,
     verify_tables,
+    write_as,
 )
 from cdc_platform.importing.run import WRITE_ORDER, ImportSources, import_sources
 from cdc_platform.metastore import read_nodes, replace_ring
@@ -161,7 +162,7 @@ def _restore_partition(lake: Lake, alone: Lake, table: Table, name: str, due: in
         at = ", and the log does not tell the moment at which an import entered them" if is_all else ""
         return f"the files do not give the rows that were there{at}"
     where, what = dict(zip(table.partition_by, key, strict=True)), f"making rows of {table.full_name} anew"
-    with allow_writes():
+    with write_as(WriteSource.STATED):
         version = retry_on_conflict(
             what, lambda: task_writer.commit_few_rows(lake, table, rows, where, in_place_of=existing)
         )

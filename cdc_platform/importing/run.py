@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cql import get_index_comments, strip_comments
-from cdc_platform.delta import IMPORTS_LOCK, JOINS_LOCK, Lake, allow_writes, exclusive, observed_home
+from cdc_platform.delta import IMPORTS_LOCK, JOINS_LOCK, Lake, WriteSource, exclusive, observed_home, write_as
 from cdc_platform.errors import ConflictError, InputError
 from cdc_platform.importing.formats.described_schema import DescribedTable, is_schema_text
 from cdc_platform.importing.formats.exports import CqlshExports, V1Exports, parse_exports
@@ -278,7 +278,7 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
         ConflictError: other writers kept changing the tables.
     """
     for _ in range(_MAX_ATTEMPTS):
-        with suppress(_ChangedMeanwhile), allow_writes():
+        with suppress(_ChangedMeanwhile), write_as(WriteSource.STATED):
             return _import_once(lake, clock, sources)
     raise ConflictError(
         "the tables of the import changed each time between its look at them and its writing; run it again"

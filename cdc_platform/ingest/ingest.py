@@ -21,7 +21,7 @@ from cdc_platform.cdclog import (
 )
 from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, ms_from_us
 from cdc_platform.cql import TableSchema
-from cdc_platform.delta import Lake, TaskRunner, allow_mirror_writes, lake_lock
+from cdc_platform.delta import Lake, TaskRunner, WriteSource, lake_lock, write_as
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.ingest import policy as policies
 from cdc_platform.ingest.cluster_log import ClusterLogSource, LapTimer, ReadWindow
@@ -104,7 +104,7 @@ def ingest_table(
     policy = policy or ReadPolicy()
     lake = Lake(cluster.open_home().lake)
     with (
-        allow_mirror_writes(),
+        write_as(WriteSource.OBSERVED),
         lake_lock(lake, f"ingest.{keyspace}.{table}"),
         open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds, datetime_from_us, us_from_datetime
-from cdc_platform.delta import Lake, allow_writes, read_newest_versions
+from cdc_platform.delta import Lake, read_newest_versions
 from cdc_platform.tables import CLUSTER_CHANGES, JUDGEMENTS, ONLY_OBSERVED
 
 WHOLE_HOME = ""
@@ -100,9 +100,7 @@ def store_check_results(judging: CheckRun, lines: Iterable[InvariantOutcome], *,
         )
 
     if rows:
-        # Results may be stored in every home, also in a read-only one.
-        with allow_writes():
-            judging.lake.transact(JUDGEMENTS, rule, whole=True)
+        judging.lake.transact(JUDGEMENTS, rule, whole=True)
 
 
 def read_check_results(lake: Lake) -> list[StoredCheckResult]:

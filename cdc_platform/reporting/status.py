@@ -31,8 +31,8 @@ from cdc_platform.delta import (
     REPAIR_STREAMS_COMMAND,
     Lake,
     find_first_cause,
+    get_home_mode,
     get_mirrored_cluster,
-    get_observed_status,
     read_newest_versions,
     track_reads,
 )
@@ -386,7 +386,7 @@ def read_switch_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[li
 
 
 def _read_only_alerts(lake: Lake) -> list[StatusAlert]:
-    observed = get_observed_status(lake)
+    observed = get_home_mode(lake).observed
     if observed is None:
         return []
     message = (

@@ -24,7 +24,7 @@ from cdc_platform.clock import (
     us_from_ms,
 )
 from cdc_platform.cql import Catalog
-from cdc_platform.delta import Lake, allow_mirror_writes
+from cdc_platform.delta import Lake, WriteSource, write_as
 from cdc_platform.errors import ClockRefused, InputError, NotAsCommitted, NotFound, StateError
 from cdc_platform.importing import (
     CqlshExports,
@@ -214,7 +214,7 @@ def observe_session(
     live: ScyllaSession, cluster: ScyllaCluster, clock: Clock, seen_before: MetadataSnapshot | None = None
 ) -> Observation:
     """Observe a connected cluster, as `run_observation` does; `seen_before` is the snapshot that prompted it."""
-    with allow_mirror_writes():
+    with write_as(WriteSource.OBSERVED):
         return _observe(live, cluster, clock, seen_before)
 
 

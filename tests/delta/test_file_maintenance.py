@@ -26,7 +26,7 @@ from cdc_platform import failpoints
 from cdc_platform.checks import audit_stored
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
-from cdc_platform.delta import VERSION_RETENTION, Lake, allow_mirror_writes, files, verify_tables
+from cdc_platform.delta import VERSION_RETENTION, Lake, WriteSource, files, verify_tables, write_as
 from cdc_platform.delta.open_table import open_table
 from cdc_platform.delta.versions import iter_table_folders
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
@@ -71,7 +71,7 @@ def aged(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Aged:
     home = str(tmp_path / "home") if request.param == "folder" else f"{s3.bucket()}/home"
     cluster = registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     for at in (home, cluster.at):
-        with allow_mirror_writes():
+        with write_as(WriteSource.OBSERVED):
             cdc_tables.add_cdc_table(Lake(open_home_location(at).lake), Clock(), "ks", "t", ttl_seconds=60)
             cdc_tables.alter_cdc_table(
                 Lake(open_home_location(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None

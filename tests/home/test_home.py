@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two nodes, two generations, and the log of a table; no test changes its tables."""
     folder = tmp_path_factory.mktemp("hub")
     home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
-    answer = run("--home", home, "--clock", BETWEEN, "log", STATEMENTS, "--keep")
+    answer = run("--home", home, "--clock", BETWEEN, "cql", "run", STATEMENTS, "--apply")
     assert answer.exit_code == 0, answer.stderr
     return home
 

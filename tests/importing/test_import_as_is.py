@@ -25,7 +25,7 @@ from support.files.export_files import (
 )
 
 from cdc_platform.clock import Clock, us_from_ms
-from cdc_platform.delta import Lake, get_observed_status
+from cdc_platform.delta import Lake, get_home_mode
 from cdc_platform.errors import InputError
 from cdc_platform.importing.run import import_paths
 from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES
@@ -148,7 +148,7 @@ def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake
     assert set(versions(lake).values()) == {None}
     report = import_paths(lake, CLOCK, [folder], as_is=True)
     assert any(case.says in flaw for flaw in report.flaws)
-    found = get_observed_status(lake)
+    found = get_home_mode(lake).observed
     assert found is not None
     assert found.flaws == len(report.flaws)
     before = versions(lake)
@@ -167,18 +167,18 @@ def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> N
     assert BROKEN[name].violates in violated, violated
     assert "is only observed since" in answer.stderr
     assert "only-observed" in {each["code"] for each in run("--home", home, "status", "--json").json["next"]}
-    assert get_observed_status(Lake(home / "lake")) is not None
+    assert get_home_mode(Lake(home / "lake")).observed is not None
 
 
 def test_timestamps_without_streams_are_a_flaw_where_the_table_was_held(lake: Lake, folder: Path) -> None:
     """An empty table of streams says that there are none; where it was not exported nobody knows."""
     import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], as_is=True)
-    assert get_observed_status(lake) is None
+    assert get_home_mode(lake).observed is None
     report = import_paths(
         lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})], as_is=True
     )
     assert "timestamps without their streams rows" in report.flaws[0]
-    assert get_observed_status(lake) is not None
+    assert get_home_mode(lake).observed is not None
 
 
 def test_a_cut_file_is_refused_all_the_same(lake: Lake, folder: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) ->
     assert clean.exit_code == 0, clean.stdout
     assert "no longer only observed" in clean.stderr
     assert {each["code"] for each in run("--home", home, "status", "--json").json["next"]} <= {"no-tables"}
-    assert get_observed_status(Lake(home / "lake")) is None
+    assert get_home_mode(Lake(home / "lake")).observed is None
     written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     assert run("--home", home, "bootstrap", folder / "n.json").exit_code == 0
 

@@ -11,7 +11,7 @@ from support.standin.live_log import LiveLog
 from support.standin.world import time_uuid
 
 from cdc_platform.clock import HOUR_US, Clock, Microseconds, Milliseconds, format_us, ms_from_us
-from cdc_platform.delta import MIRROR_MARK_FILE, TaskRunner, allow_mirror_writes
+from cdc_platform.delta import MIRROR_MARK_FILE, TaskRunner, WriteSource, write_as
 from cdc_platform.errors import StateError
 from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import repair as repairing
@@ -45,7 +45,7 @@ def look(cluster: ScyllaCluster, us: int = LATER_US) -> None:
 def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
     """A generation that the cluster has not, as `repair --run` of earlier releases made it in such a home."""
     lake, clock = lake_of(cluster), Clock(LATER_US)
-    with allow_mirror_writes():
+    with write_as(WriteSource.OBSERVED):
         event = repairing.queue_needed_repair(lake, clock, repairing.check_newest_generation(lake))
         assert event is not None
         run_join(

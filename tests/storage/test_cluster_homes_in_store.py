@@ -9,8 +9,8 @@ import pytest
 from support.store.s3 import S3
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
-from cdc_platform.delta import Lake, allow_mirror_writes, read_mirrored_cluster
-from cdc_platform.delta.access import HomeIsMirror
+from cdc_platform.delta import Lake, WriteSource, read_mirrored_cluster, write_as
+from cdc_platform.delta.home_mode import HomeIsMirror
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.home_location import STATE_VARIABLE, open_home_location
 from cdc_platform.metastore import cdc_tables
@@ -32,7 +32,7 @@ def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
     assert (first.at, first.open_home().lake) == (f"{address}/clusters/prod", f"{address}/clusters/prod/lake")
     registry.store_identity(first, SEEN)
     registry.store_future_log(first, "ks.t", Milliseconds(7))
-    with allow_mirror_writes():
+    with write_as(WriteSource.OBSERVED):
         cdc_tables.add_cdc_table(Lake(first.open_home().lake), Clock(), "ks", "t", ttl_seconds=60)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
     second = registry.add_cluster(

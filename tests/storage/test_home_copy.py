@@ -21,7 +21,7 @@ from support.processes.nursery import Nursery
 from support.store.s3 import S3
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
-from cdc_platform.delta import Lake, allow_mirror_writes, read_newest_versions, verify_tables
+from cdc_platform.delta import Lake, WriteSource, read_newest_versions, verify_tables, write_as
 from cdc_platform.delta.versions import iter_table_folders
 from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import cdc_tables
@@ -46,7 +46,7 @@ def observed(home: str, name: str, way: Connection, number: int) -> None:
     cluster = registry.add_cluster(open_home_location(home), name, way)
     registry.store_identity(cluster, identity(number))
     registry.store_future_log(cluster, "ks.t", Milliseconds(number))
-    with allow_mirror_writes():
+    with write_as(WriteSource.OBSERVED):
         cdc_tables.add_cdc_table(Lake(cluster.open_home().lake), Clock(), "ks", f"t{number}", ttl_seconds=60)
 
 
@@ -163,7 +163,7 @@ def joined(tmp_path: Path) -> str:
 def written_to(home: str, number: int) -> None:
     """Somebody goes on in a home while it is copied."""
     for at in (home, f"{home}/clusters/open"):
-        with allow_mirror_writes():
+        with write_as(WriteSource.OBSERVED):
             cdc_tables.add_cdc_table(Lake(open_home_location(at).lake), Clock(), "ks", f"later{number}", ttl_seconds=60)
 
 
