@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-    from cdc_platform.delta import Lake
+    from cdc_platform.delta import HomeMode, Lake
     from cdc_platform.generations import AcceptancePolicy
     from cdc_platform.home.checking import CheckReport
     from cdc_platform.home.colocation import ColocationReport
@@ -104,6 +104,13 @@ class Home:
         from cdc_platform.delta import Lake
 
         return Lake(self.location.lake)
+
+    @property
+    def mode(self) -> HomeMode:
+        """Return whether the home is the platform's own, only observed, or the mirror of a live cluster."""
+        from cdc_platform.delta import get_home_mode
+
+        return get_home_mode(self.lake)
 
     @contextmanager
     def one_version(self) -> Iterator[Lake]:
