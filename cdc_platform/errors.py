@@ -148,9 +148,9 @@ def disk_full_error(place: object, what: str = "") -> Unavailable:
     return Unavailable(f"{what}: no space left on {place}; free some and run again".removeprefix(": "))
 
 
-def is_store_full(said: str) -> bool:
+def is_store_full(message: str) -> bool:
     """Return True if an object store's message says that it is out of space or that the bucket's quota is reached."""
-    return re.search(r"\b507 Insufficient Storage|StorageFull|QuotaExceeded", said) is not None
+    return re.search(r"\b507 Insufficient Storage|StorageFull|QuotaExceeded", message) is not None
 
 
 def is_disk_full(error: OSError) -> bool:

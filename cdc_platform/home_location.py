@@ -137,18 +137,18 @@ def open_home_location(path: str | Path | None = None, *, create: bool = True) -
     root = location.local_path
     assert root is not None
     marker = root / MARKER_FILE
-    mend = f"choose another with --home or {HOME_VARIABLE}"
+    remedy = f"choose another with --home or {HOME_VARIABLE}"
     unfit = sorted(_FORBIDDEN_CHARACTERS.intersection(str(root)))
     if unfit:
-        raise InputError(f"home {root} has {' '.join(unfit)} in its path, which Spark and Delta misread; {mend}")
+        raise InputError(f"home {root} has {' '.join(unfit)} in its path, which Spark and Delta misread; {remedy}")
     try:
         if not root.exists() and not create:
-            raise EnvironmentProblem(f"home {root} does not exist; {mend}")
+            raise EnvironmentProblem(f"home {root} does not exist; {remedy}")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable = os.access(root, os.W_OK | os.X_OK)
         if not writable and (create or not os.access(root, os.R_OK | os.X_OK)):
             what = "writable" if create else "readable"
-            raise EnvironmentProblem(f"home {root} is not {what}; change its permissions or {mend}")
+            raise EnvironmentProblem(f"home {root} is not {what}; change its permissions or {remedy}")
         if writable and not marker.exists():
             atomic.write_text_atomically(marker, json.dumps({"layout": LAYOUT_VERSION}) + "\n")
         layout = (
@@ -157,48 +157,48 @@ def open_home_location(path: str | Path | None = None, *, create: bool = True) -
     except OSError as error:
         if is_disk_full(error):
             raise disk_full_error(root) from None
-        raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {mend}") from None
+        raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {remedy}") from None
     except (ValueError, KeyError, TypeError):
-        raise _damaged_marker_error(marker, mend) from None
-    _refuse_newer_layout(root, layout, mend)
+        raise _damaged_marker_error(marker, remedy) from None
+    _refuse_newer_layout(root, layout, remedy)
     return HomeLocation(root)
 
 
-def _open_store_home(place: ObjectStorePath, *, create: bool) -> HomeLocation:
-    mend = f"choose another with --home or {HOME_VARIABLE}"
-    marker = place / MARKER_FILE
+def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
+    remedy = f"choose another with --home or {HOME_VARIABLE}"
+    marker = home / MARKER_FILE
     try:
         if create and marker.stat() is None:
             marker.create(f"{json.dumps({'layout': LAYOUT_VERSION})}\n".encode())
         layout = json.loads(marker.read())["layout"]
     except FileNotFoundError:
-        what = f"home {place}" if place.has_bucket() else f"the bucket {place.root}"
-        raise EnvironmentProblem(f"{what} does not exist; {mend}") from None
+        what = f"home {home}" if home.has_bucket() else f"the bucket {home.root}"
+        raise EnvironmentProblem(f"{what} does not exist; {remedy}") from None
     except PlatformError:
         raise  # an error of the store and not of the file's content; some are ValueErrors
     except (ValueError, KeyError, TypeError):
-        raise _damaged_marker_error(marker, mend) from None
-    _refuse_newer_layout(place, layout, mend)
-    folder = local_state_folder(place)
+        raise _damaged_marker_error(marker, remedy) from None
+    _refuse_newer_layout(home, layout, remedy)
+    folder = local_state_folder(home)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{folder}, where this machine keeps its own part of home {place}, cannot be made: {error.strerror}; name "
+            f"{folder}, where this machine keeps its own part of home {home}, cannot be made: {error.strerror}; name "
             f"another folder with {STATE_VARIABLE}"
         ) from None
-    return HomeLocation(folder, str(place))
+    return HomeLocation(folder, str(home))
 
 
-def _damaged_marker_error(marker: Path | StoragePath, mend: str) -> EnvironmentProblem:
-    return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT_VERSION}}}; {mend}')
+def _damaged_marker_error(marker: Path | StoragePath, remedy: str) -> EnvironmentProblem:
+    return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT_VERSION}}}; {remedy}')
 
 
-def _refuse_newer_layout(root: Path | StoragePath, layout: object, mend: str) -> None:
+def _refuse_newer_layout(root: Path | StoragePath, layout: object, remedy: str) -> None:
     if not isinstance(layout, int) or layout > LAYOUT_VERSION:
         raise NewerLayout(
             f"home {root} has layout {layout}, written by a newer version; this one knows up to "
             f"{LAYOUT_VERSION}: upgrade, "
-            f"or {mend}"
+            f"or {remedy}"
         )

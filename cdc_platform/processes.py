@@ -81,7 +81,7 @@ class _AdoptedServer:
     log: Path
     server: SelfStartingServer
     start: Callable[[], object]
-    told: Callable[[str], object] | None
+    on_message: Callable[[str], object] | None
     needed: Callable[[], bool]
     revived_at: list[float] = field(default_factory=list)
     asleep: bool = False
@@ -129,19 +129,19 @@ class Supervisor:
         server: SelfStartingServer,
         start: Callable[[], object],
         *,
-        told: Callable[[str], object] | None = None,
+        on_message: Callable[[str], object] | None = None,
         needed: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start a server that waits for itself, and end it with the others. A signal interrupts the wait.
 
-        With `told` the supervisor restarts the server after it has ended by itself, and passes messages about it to
-        `told`. `needed` is called twice a second; the supervisor stops a server that is not needed, and starts it again
-        when it is.
+        With `on_message` the supervisor restarts the server after it has ended by itself, and passes messages about it
+        to `on_message`. `needed` is called twice a second; the supervisor stops a server that is not
+        needed, and starts it again when it is.
 
         Raises:
             StopRequested: a signal requested the end meanwhile.
         """
-        self._adopted.append(_AdoptedServer(name, log, server, start, told, needed))
+        self._adopted.append(_AdoptedServer(name, log, server, start, on_message, needed))
         self._start_adopted(start)
 
     def await_answers(self, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Supervisor:
                 elif not adopted.asleep:
                     adopted.server.stop()
                     adopted.asleep = True
-                    self._tell(adopted, f"{adopted.name} sleeps until somebody wants it")
+                    self._report(adopted, f"{adopted.name} sleeps until it is needed")
 
     def stop(self) -> None:
         """End every service with all of its children: TERM first, then KILL after `GRACE_SECONDS`."""
@@ -204,7 +204,7 @@ class Supervisor:
             if code is not None:
                 raise ServiceDied(describe_exit(service.name, code, service.log))
         for adopted in self._adopted:
-            if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
+            if adopted.server.pid is None and adopted.on_message is None and not adopted.asleep:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
 
     def _keep_running(self, adopted: _AdoptedServer) -> None:
@@ -216,25 +216,25 @@ class Supervisor:
         """
         if adopted.asleep:
             adopted.asleep = False
-            self._tell(adopted, f"{adopted.name} is wanted and wakes")
+            self._report(adopted, f"{adopted.name} is needed again and starts")
         elif adopted.server.pid is None:
             now = time.monotonic()
             adopted.revived_at[:] = [then for then in adopted.revived_at if now - then < RESTART_WINDOW_SECONDS]
             if len(adopted.revived_at) >= MAX_RESTARTS:
                 raise ServiceDied(f"{adopted.name} ends again and again; its log is {adopted.log}")
             adopted.revived_at.append(now)
-            self._tell(adopted, f"{adopted.name} has ended and is started again; its log is {adopted.log}")
+            self._report(adopted, f"{adopted.name} has ended and is restarted; its log is {adopted.log}")
         else:
             return
         try:
             self._start_adopted(adopted.start)
         except PlatformError as error:
-            self._tell(adopted, str(error))
+            self._report(adopted, str(error))
 
     @staticmethod
-    def _tell(adopted: _AdoptedServer, text: str) -> None:
-        if adopted.told is not None:
-            adopted.told(text)
+    def _report(adopted: _AdoptedServer, text: str) -> None:
+        if adopted.on_message is not None:
+            adopted.on_message(text)
 
     def _start_adopted(self, start: Callable[[], object]) -> None:
         self._may_interrupt = True

@@ -103,7 +103,7 @@ def ingested_log(
         "gaps": build_rows_preview(
             ("what", "from", "until", "why", "accepted"),
             (
-                (gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.because or "")
+                (gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.reason or "")
                 for gap in done.gaps
             ),
         ),

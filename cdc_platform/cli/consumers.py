@@ -381,7 +381,7 @@ def gaps(
 
 def _gap_state(gap: LogGap) -> str | None:
     if gap.accepted_at_us is not None:
-        return f"{format_us(gap.accepted_at_us)}: {gap.because}"
+        return f"{format_us(gap.accepted_at_us)}: {gap.reason}"
     return "open" if gap.is_open else None
 
 

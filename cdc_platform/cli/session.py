@@ -90,7 +90,7 @@ class CliSession:
         from cdc_platform.timeline import Timeline
 
         timeline = Timeline.read(self.lake())
-        generation = timeline.called(name, self.clock.now_us())
+        generation = timeline.find_by_name(name, self.clock.now_us())
         return generation.id or generation.time_ms
 
 

@@ -112,7 +112,7 @@ def _start_services(
         log,
         server,
         lambda: parts.start_spark(server),
-        told=lambda text: click.echo(text, err=True),
+        on_message=lambda text: click.echo(text, err=True),
         needed=parts.sleeping(server).needed,
     )
     supervisor.await_answers(START_SECONDS)

@@ -85,8 +85,8 @@ class ObservedStatus:
     """The time (µs) since when a home is only observed, the number of its import issues, and the first of them."""
 
     since_us: Microseconds
-    flaws: int
-    because: str
+    num_issues: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class HomeMode:
             return f"this home mirrors the live cluster {self.cluster}, and only what is observed there changes it"
         if self.observed is None:
             return "this home is the platform's own"
-        more = "" if self.observed.flaws == 1 else f" and {self.observed.flaws - 1} more"
+        more = "" if self.observed.num_issues == 1 else f" and {self.observed.num_issues - 1} more"
         return (
             f"this home is only observed since {format_us(self.observed.since_us)}, when it was imported incomplete "
-            f"({self.observed.because}{more})"
+            f"({self.observed.reason}{more})"
         )
 
     def allows_write(self, table: Table | None, source: WriteSource | None = None) -> bool:

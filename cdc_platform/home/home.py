@@ -226,7 +226,7 @@ class Home:
         normalized = normalize_generation_name(name)
         if not isinstance(normalized, str) or len(normalized) == _UUID_LENGTH:
             return normalized
-        generation = self.timeline().called(normalized, self.clock.now_us())
+        generation = self.timeline().find_by_name(normalized, self.clock.now_us())
         return generation.id or generation.time_ms
 
     def streams(self, generation: GenerationName) -> GenerationStreams:

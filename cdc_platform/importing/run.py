@@ -78,7 +78,9 @@ def update_tables(lake: Lake, clock: Clock, exports: CqlshExports) -> int:
                 "enabled": table.enabled,
                 "ddl": table.ddl,
             }
-            addition = cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
+            addition = cdc_tables.request_addition(
+                lake, clock, *name, created_at_ms=created_ms, observed=True, **options
+            )
             changes.append(addition)
         elif existing is not None and not _is_same(existing, table):
             current_options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled}
@@ -86,7 +88,7 @@ def update_tables(lake: Lake, clock: Clock, exports: CqlshExports) -> int:
                 current_options = {}
             ddl = existing.ddl if _has_definition(existing, table) else table.ddl
             alteration = cdc_tables.request_alteration(
-                lake, clock, *name, created_at_ms=created_ms, seen=True, ddl=ddl, **current_options
+                lake, clock, *name, created_at_ms=created_ms, observed=True, ddl=ddl, **current_options
             )
             changes.append(alteration)
     return len(cdc_tables.record_table_changes(lake, changes))

@@ -322,8 +322,8 @@ class _Planner:
         for gap in lost:
             _log.warning(str(gap))
         if self._streams:
-            because = f"option gaps = {_TELL}"
-            accepted = {"reader": SPARK_STREAM_READER, "because": because, "accepted_at_us": Clock().now_us()}
+            reason = f"option gaps = {_TELL}"
+            accepted = {"reader": SPARK_STREAM_READER, "reason": reason, "accepted_at_us": Clock().now_us()}
             log_gaps.record_log_gaps(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
 
     def _gaps(self, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> list[LogGap]:

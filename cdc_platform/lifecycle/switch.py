@@ -177,7 +177,7 @@ def _verified_lake(lake: Lake, generation_id: str, step: str) -> Lake:
 
 
 def _newest_ms(lake: Lake) -> Milliseconds | None:
-    return Timeline.read(lake).last_given_ms
+    return Timeline.read(lake).last_assigned_ms
 
 
 def _with_acknowledgements(

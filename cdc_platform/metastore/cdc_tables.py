@@ -236,15 +236,15 @@ def read_log_histories(lake: Lake) -> dict[tuple[str, str], LogTtlHistory]:
     return histories
 
 
-def _expiry_changes(said: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
+def _expiry_changes(history: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
     """Yield the changes of one table, oldest first, in the form that the expiry rule needs.
 
     The last change of a log has the best knowledge of the log's creation time, and it applies to all changes of that
     log. A table added at that time had this state from the beginning. Any other addition is only an observation, or
     states the table from then on.
     """
-    created = _creations(said)
-    for before, change, created_us in zip([None, *said], said, created, strict=False):
+    created = _creations(history)
+    for before, change, created_us in zip([None, *history], history, created, strict=False):
         is_back = before is not None and before.what == TABLE_DROPPED and _is_same_log(before, change)
         is_first = created_us is not None and change.changed_at_us <= created_us
         yield CdcSettingsChange(
@@ -257,12 +257,12 @@ def _expiry_changes(said: Sequence[TableChange]) -> Iterator[CdcSettingsChange]:
         )
 
 
-def _creations(said: Sequence[TableChange]) -> list[Microseconds | None]:
+def _creations(history: Sequence[TableChange]) -> list[Microseconds | None]:
     """Return the creation time (µs) of each change's log, as known by the log's drop or by now."""
     times: list[Microseconds | None] = []
     created_us: Microseconds | None = None
-    for index, change in reversed(list(enumerate(said))):
-        if change.what == TABLE_DROPPED or index == len(said) - 1:
+    for index, change in reversed(list(enumerate(history))):
+        if change.what == TABLE_DROPPED or index == len(history) - 1:
             created_us = change.created_at_us
         times.append(created_us)
     return times[::-1]
@@ -301,12 +301,12 @@ def request_addition(
     ttl_since_ms: Milliseconds | None = None,
     ddl: str | None = None,
     enabled: bool = True,
-    seen: bool = False,
+    observed: bool = False,
 ) -> TableChangeRequest:
     """Request the addition of a table whose log was created at `created_at_ms` (None: unknown), or now.
 
     The table has this state since `ttl_since_ms`, by default since its creation. If neither is known, or the table was
-    only `seen`, it has this state since now. Adding an existing table again fills in what was unknown about it.
+    only `observed`, it has this state since now. Adding an existing table again fills in what was unknown about it.
 
     Raises:
         InputError: the name, the TTL or a time is impossible; when the rule runs, the table exists with another TTL,
@@ -316,22 +316,22 @@ def request_addition(
     _check_ttl(ttl_seconds)
     _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
 
-    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
-        last = said[-1] if said else None
+    def rule(history: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = history[-1] if history else None
         if last is not None and last.what != TABLE_DROPPED:
-            _assert_same(last, ttl_seconds, None if seen else created_at_ms, enabled)
-            created_us = _created_us(said, created_at_ms, seen=seen)
+            _assert_same(last, ttl_seconds, None if observed else created_at_ms, enabled)
+            created_us = _created_us(history, created_at_ms, observed=observed)
             changes = [] if created_us == last.created_at_us else [_creation_change(clock, last, created_us)]
-            is_unaltered = all(change.ttl_seconds == ttl_seconds for change in _changes_of_current_log(said))
+            is_unaltered = all(change.ttl_seconds == ttl_seconds for change in _changes_of_current_log(history))
             since_ms = created_at_ms if ttl_since_ms is None and is_unaltered else ttl_since_ms
             return (
                 changes
-                if seen or since_ms is None
-                else [*changes, *_ttl_change(_merged_changes(said, changes), since_ms)]
+                if observed or since_ms is None
+                else [*changes, *_ttl_change(_merged_changes(history, changes), since_ms)]
             )
         after_us = -ONE_US if last is None else last.changed_at_us
         created_ms = max(clock.now_ms(), ms_from_us(after_us) + ONE_MS) if created_now else created_at_ms
-        since_ms = created_ms if ttl_since_ms is None and not seen else ttl_since_ms
+        since_ms = created_ms if ttl_since_ms is None and not observed else ttl_since_ms
         at_us = us_from_ms(clock.now_ms() if since_ms is None else since_ms)
         created_us = None if created_ms is None else us_from_ms(created_ms)
         if created_us is not None:
@@ -355,15 +355,15 @@ def request_alteration(
     ddl: str | None = None,
     created_at_ms: Milliseconds | None = None,
     ttl_since_ms: Milliseconds | None = None,
-    stood_until_us: Microseconds | None = None,
-    seen: bool = False,
+    unchanged_until_us: Microseconds | None = None,
+    observed: bool = False,
 ) -> TableChangeRequest:
     """Request another TTL of a table's log, or its CDC on or off, from now on.
 
     The rule records nothing if nothing changes. Rows already in the log keep the TTL with which they were written.
     `created_at_ms` and `ttl_since_ms` supply facts that were unknown: the creation time of the log, and since when the
-    TTL is in force. If the change was only `seen`, its time is unknown, except that it is later than `stood_until_us`
-    (µs).
+    TTL is in force. If the change was only `observed`, its time is unknown, except that it is later than
+    `unchanged_until_us` (µs).
 
     Raises:
         InputError: the TTL or a time is impossible, or contradicts what is known.
@@ -373,14 +373,14 @@ def request_alteration(
         _check_ttl(ttl_seconds)
     _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
 
-    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
-        last = _current_state(lake, said[-1] if said else None, keyspace, table)
+    def rule(history: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = _current_state(lake, history[-1] if history else None, keyspace, table)
         wanted = replace(
             last,
             enabled=last.enabled if enabled is None else enabled,
             ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
             ddl=last.ddl if ddl is None else ddl,
-            created_at_us=_created_us(said, created_at_ms, seen=seen),
+            created_at_us=_created_us(history, created_at_ms, observed=observed),
         )
         is_other = (wanted.enabled, wanted.ttl_seconds) != (last.enabled, last.ttl_seconds)
         changes = list[TableChange]()
@@ -388,13 +388,18 @@ def request_alteration(
             at_us = _next_us(clock, last)
             if is_other and ttl_since_ms is not None:
                 at_us = _since_us(last, us_from_ms(ttl_since_ms))
-            if seen and is_other and stood_until_us is not None and last.changed_at_us < stood_until_us < at_us:
-                changes.append(replace(last, what=TABLE_ALTERED, changed_at_us=stood_until_us))
+            if (
+                observed
+                and is_other
+                and unchanged_until_us is not None
+                and last.changed_at_us < unchanged_until_us < at_us
+            ):
+                changes.append(replace(last, what=TABLE_ALTERED, changed_at_us=unchanged_until_us))
             changes.append(
-                replace(wanted, what=TABLE_ADDED if seen and is_other else TABLE_ALTERED, changed_at_us=at_us)
+                replace(wanted, what=TABLE_ADDED if observed and is_other else TABLE_ALTERED, changed_at_us=at_us)
             )
         if ttl_since_ms is not None and not is_other:
-            changes += _ttl_change(_merged_changes(said, changes), ttl_since_ms)
+            changes += _ttl_change(_merged_changes(history, changes), ttl_since_ms)
         return changes
 
     return TableChangeRequest(keyspace, table, rule)
@@ -404,18 +409,20 @@ def _creation_change(clock: Clock, last: TableChange, created_us: Microseconds |
     return replace(last, what=TABLE_ALTERED, created_at_us=created_us, changed_at_us=_next_us(clock, last))
 
 
-def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None, *, seen: bool) -> Microseconds | None:
-    """Return the log's creation time (µs) from what is known and what is stated; of two `seen` times the older one.
+def _created_us(
+    history: Sequence[TableChange], created_at_ms: Milliseconds | None, *, observed: bool
+) -> Microseconds | None:
+    """Return the log's creation time (µs) from what is known and what is stated; of two `observed` times the older one.
 
     Raises:
         InputError: the stated time contradicts a known one.
     """
-    log = _changes_of_current_log(said)
+    log = _changes_of_current_log(history)
     last, first = log[-1], log[0]
     if created_at_ms is None:
         return last.created_at_us
     created_us = us_from_ms(created_at_ms)
-    if seen:
+    if observed:
         return created_us if last.created_at_us is None else min(created_us, last.created_at_us)
     if last.created_at_us is not None and last.created_at_us != created_us:
         raise InputError(
@@ -444,19 +451,19 @@ def _since_us(last: TableChange, at_us: Microseconds) -> Microseconds:
     return at_us
 
 
-def _ttl_change(said: Sequence[TableChange], since_ms: Milliseconds) -> list[TableChange]:
+def _ttl_change(history: Sequence[TableChange], since_ms: Milliseconds) -> list[TableChange]:
     """Return the change that the history lacks if the current TTL has been in force since an earlier time (ms).
 
     Raises:
         InputError: the table had another TTL after that time.
     """
-    log = _changes_of_current_log(said)
+    log = _changes_of_current_log(history)
     last = log[-1]
     at_us = us_from_ms(since_ms)
     if last.created_at_us is not None:
         at_us = max(at_us, last.created_at_us)
-    if len(log) < len(said):
-        at_us = max(at_us, said[-len(log) - 1].changed_at_us + ONE_US)
+    if len(log) < len(history):
+        at_us = max(at_us, history[-len(log) - 1].changed_at_us + ONE_US)
     other = next((change for change in reversed(log) if change.ttl_seconds != last.ttl_seconds), None)
     if other is not None:
         at_us = _since_us(other, at_us)
@@ -468,14 +475,14 @@ def _ttl_change(said: Sequence[TableChange], since_ms: Milliseconds) -> list[Tab
     return [replace(begun, what=what, changed_at_us=at_us, enabled=True, created_at_us=last.created_at_us)]
 
 
-def _changes_of_current_log(said: Sequence[TableChange]) -> Sequence[TableChange]:
+def _changes_of_current_log(history: Sequence[TableChange]) -> Sequence[TableChange]:
     """Return the changes of a table since its log was last dropped."""
-    drops = [index for index, change in enumerate(said) if change.what == TABLE_DROPPED]
-    return said[drops[-1] + 1 :] if drops else said
+    drops = [index for index, change in enumerate(history) if change.what == TABLE_DROPPED]
+    return history[drops[-1] + 1 :] if drops else history
 
 
-def _merged_changes(said: Sequence[TableChange], more: Sequence[TableChange]) -> list[TableChange]:
-    return sorted([*said, *more], key=lambda change: change.changed_at_us)
+def _merged_changes(history: Sequence[TableChange], more: Sequence[TableChange]) -> list[TableChange]:
+    return sorted([*history, *more], key=lambda change: change.changed_at_us)
 
 
 def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableChangeRequest:
@@ -485,8 +492,8 @@ def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableCh
         NotFound: when the rule runs, the table is not known.
     """
 
-    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
-        last = said[-1] if said else None
+    def rule(history: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = history[-1] if history else None
         if last is not None and last.what == TABLE_DROPPED and _is_listed(lake, keyspace, table):
             return ()  # a process that died or still runs has recorded the drop; the caller completes it
         last = _current_state(lake, last, keyspace, table)
@@ -497,7 +504,7 @@ def request_drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> TableCh
 
 @exclusive(TABLES_LOCK)
 def record_table_changes(
-    lake: Lake, sayings: Sequence[TableChangeRequest], once: TransactionNumbers = NO_TRANSACTION_NUMBERS
+    lake: Lake, requests: Sequence[TableChangeRequest], once: TransactionNumbers = NO_TRANSACTION_NUMBERS
 ) -> list[TableChange]:
     """Record all requests in this order in one commit, or none; return the resulting state of each table.
 
@@ -507,29 +514,29 @@ def record_table_changes(
     Raises:
         As the rules of the requests.
     """
-    outcomes = _record(lake, sayings, apart=False, once=once)
+    outcomes = _record(lake, requests, apart=False, once=once)
     return [outcome for outcome in outcomes if isinstance(outcome, TableChange)]
 
 
 @exclusive(TABLES_LOCK)
 def record_table_changes_separately(
-    lake: Lake, sayings: Sequence[TableChangeRequest]
+    lake: Lake, requests: Sequence[TableChangeRequest]
 ) -> list[TableChange | InputError]:
     """Record requests like `record_table_changes`, but return a refused one's error in its place and record others."""
-    return _record(lake, sayings, apart=True, once=NO_TRANSACTION_NUMBERS)
+    return _record(lake, requests, apart=True, once=NO_TRANSACTION_NUMBERS)
 
 
 def _recording_one(
-    saying: Callable[Concatenate[Lake, Clock, _Parameters], TableChangeRequest],
+    request: Callable[Concatenate[Lake, Clock, _Parameters], TableChangeRequest],
 ) -> Callable[Concatenate[Lake, Clock, _Parameters], CdcTable]:
     """Wrap a request so that it is recorded at once and the resulting table is returned."""
 
-    @wraps(saying)
-    def said(lake: Lake, clock: Clock, *args: _Parameters.args, **options: _Parameters.kwargs) -> CdcTable:
-        (change,) = record_table_changes(lake, [saying(lake, clock, *args, **options)])
+    @wraps(request)
+    def record(lake: Lake, clock: Clock, *args: _Parameters.args, **options: _Parameters.kwargs) -> CdcTable:
+        (change,) = record_table_changes(lake, [request(lake, clock, *args, **options)])
         return cdc_table_from_change(change)
 
-    return said
+    return record
 
 
 add_cdc_table, alter_cdc_table, drop_cdc_table = (
@@ -546,7 +553,7 @@ def _current_state(lake: Lake, last: TableChange | None, keyspace: str, table: s
 
 
 def _record(
-    lake: Lake, sayings: Sequence[TableChangeRequest], *, apart: bool, once: TransactionNumbers
+    lake: Lake, requests: Sequence[TableChangeRequest], *, apart: bool, once: TransactionNumbers
 ) -> list[TableChange | InputError]:
     """Record the changes that each request's rule derives from the current state of its table.
 
@@ -562,7 +569,7 @@ def _record(
             by_table.setdefault((change.keyspace_name, change.table_name), []).append(change)
         outcomes.clear()
         added: list[TableChange] = []
-        for request in sayings:
+        for request in requests:
             name = request.keyspace_name, request.table_name
             try:
                 changes = request.rule(by_table.get(name, []))
@@ -574,11 +581,11 @@ def _record(
             if changes:
                 added += changes
                 by_table[name] = _merged_changes(by_table.get(name, []), changes)
-            assert name in by_table, "a rule that says nothing of a table that nothing was said of"
+            assert name in by_table, "a rule that returns no change for a table without changes"
             outcomes.append(by_table[name][-1])
         return table_change_rows([*unrecorded, *added]) if added else None
 
-    if not sayings:
+    if not requests:
         return []
     lake.transact(CDC_TABLE_CHANGES, next_rows, numbers=once)
     failpoints.kill_if_selected(failpoints.AFTER_TABLE_CHANGE)
@@ -614,9 +621,9 @@ def _recorded_changes(lake: Lake) -> list[TableChange]:
     return table_changes_from_rows(lake.read(CDC_TABLE_CHANGES))
 
 
-def _unrecorded_additions(lake: Lake, told: list[TableChange]) -> list[TableChange]:
+def _unrecorded_additions(lake: Lake, recorded: list[TableChange]) -> list[TableChange]:
     """Return additions for the tables that exist without any history."""
-    known = {(change.keyspace_name, change.table_name) for change in told}
+    known = {(change.keyspace_name, change.table_name) for change in recorded}
     return [
         TableChange(
             table.keyspace_name,
@@ -634,7 +641,7 @@ def _unrecorded_additions(lake: Lake, told: list[TableChange]) -> list[TableChan
 
 
 def _unknown_table(lake: Lake, keyspace: str, table: str) -> UnknownTable:
-    do = choose_remedy(lake, f"tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS")
+    do = choose_remedy(lake, f"register it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS")
     return UnknownTable(
         f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, or {do}"
     )

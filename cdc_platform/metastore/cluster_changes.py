@@ -47,7 +47,7 @@ class RecordedClusterChange:
     at_us: Microseconds
     change: ClusterChange
     seen_by: str
-    door: str
+    entry_point: str
     run: str | None
 
     def document(self) -> dict[str, str]:
@@ -56,7 +56,13 @@ class RecordedClusterChange:
 
     def facts(self) -> dict[str, object]:
         """Return all fields as plain values."""
-        return {"number": self.number, **self.document(), "seen_by": self.seen_by, "by": self.door, "run": self.run}
+        return {
+            "number": self.number,
+            **self.document(),
+            "seen_by": self.seen_by,
+            "by": self.entry_point,
+            "run": self.run,
+        }
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,11 @@ def record_cluster_changes(
         # The times of changes never go back, even if the clock does.
         at_us = max([clock.now_us(), *(change_before.at_us for change_before in before[-1:])])
         commit_info = new_commit_info()
-        door = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
+        entry_point = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
         changes = judge(_state_after(before))
         recorded.extend(
             RecordedClusterChange(
-                number + index, at_us, change, commit_info.user, door, commit_info.speaker.run or None
+                number + index, at_us, change, commit_info.user, entry_point, commit_info.speaker.run or None
             )
             for index, change in enumerate(changes)
         )
@@ -170,7 +176,7 @@ def _change_row(each: RecordedClusterChange) -> dict[str, object]:
         "at": datetime_from_us(each.at_us),
         **vars(each.change),
         "seen_by": each.seen_by,
-        "door": each.door,
+        "door": each.entry_point,
         "run": each.run,
     }
 

@@ -54,7 +54,7 @@ class LogGap:
     reader: str = INGEST_CONSUMER
     found_at_us: Microseconds | None = None
     accepted_at_us: Microseconds | None = None
-    because: str | None = None
+    reason: str | None = None
 
     @property
     def full_name(self) -> str:
@@ -81,7 +81,7 @@ class LogGap:
             "until": format_us(self.until_us),
             "why": self.why,
             **{name: None if time is None else format_us(time) for name, time in times.items()},
-            "because": self.because,
+            "because": self.reason,
         }
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class LogGap:
             LogLoss.CDC_OFF: f"CDC of {name} was off {interval}: {self.why}",
             LogLoss.ALTERED: f"{name} was altered between {since} and {until}, and looks as before: {self.why}",
         }
-        accepted = "" if self.because is None else f" (accepted: {self.because})"
+        accepted = "" if self.reason is None else f" (accepted: {self.reason})"
         return messages.get(self.what, f"{self.what} of {name} {interval}: {self.why}") + accepted
 
 
@@ -124,14 +124,14 @@ def record_log_gaps(lake: Lake, clock: Clock, gaps: Sequence[LogGap]) -> list[Lo
     return new
 
 
-def accept_log_gaps(lake: Lake, clock: Clock, keyspace: str, table: str, because: str) -> list[LogGap]:
+def accept_log_gaps(lake: Lake, clock: Clock, keyspace: str, table: str, reason: str) -> list[LogGap]:
     """Accept the open gaps of a table's log in one commit; return those that this call accepted."""
     now, accepted = clock.now_us(), list[LogGap]()
 
     def rule(rows: pa.Table) -> pa.Table | None:
         before = _gaps_from_rows(rows)
         chosen = [gap for gap in before if gap.is_open and (gap.keyspace_name, gap.table_name) == (keyspace, table)]
-        accepted[:] = [replace(gap, accepted_at_us=now, because=because) for gap in chosen]
+        accepted[:] = [replace(gap, accepted_at_us=now, reason=reason) for gap in chosen]
         return _gap_rows([*(gap for gap in before if gap not in chosen), *accepted]) if chosen else None
 
     lake.transact(LOG_GAPS, rule, whole=True)
@@ -142,7 +142,7 @@ def _with_gap(recorded: list[LogGap], gap: LogGap) -> list[LogGap]:
     """Return the recorded gaps with another one merged in."""
     alike = [other for other in recorded if _kind(other) == _kind(gap)]
     for other in alike:
-        if other.because is not None and gap.because is None and other.overlaps(gap.since_us, gap.until_us):
+        if other.reason is not None and gap.reason is None and other.overlaps(gap.since_us, gap.until_us):
             if other.since_us <= gap.since_us:
                 gap = replace(gap, since_us=min(other.until_us, gap.until_us))
             elif gap.until_us <= other.until_us:
@@ -152,7 +152,7 @@ def _with_gap(recorded: list[LogGap], gap: LogGap) -> list[LogGap]:
     touching = [
         other
         for other in alike
-        if other.because == gap.because and other.since_us <= gap.until_us and gap.since_us <= other.until_us
+        if other.reason == gap.reason and other.since_us <= gap.until_us and gap.since_us <= other.until_us
     ]
     whole = [*touching, gap]
     merged = replace(
@@ -206,7 +206,7 @@ def _gap_rows(gaps: Sequence[LogGap]) -> pa.Table:
                 "why": gap.why,
                 "found_at": datetime_from_us(gap.found_at_us or Microseconds(0)),
                 "accepted_at": None if gap.accepted_at_us is None else datetime_from_us(gap.accepted_at_us),
-                "because": gap.because,
+                "because": gap.reason,
             }
             for gap in _ordered(gaps)
         ],

@@ -390,7 +390,7 @@ def _read_only_alerts(lake: Lake) -> list[StatusAlert]:
     if observed is None:
         return []
     message = (
-        f"nothing is built on this home since {format_us(observed.since_us)}: it is only observed ({observed.because})"
+        f"nothing is built on this home since {format_us(observed.since_us)}: it is only observed ({observed.reason})"
     )
     return [StatusAlert("only-observed", message, "import what is missing, then run: cdc-platform check")]
 

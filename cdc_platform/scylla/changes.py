@@ -66,7 +66,11 @@ def read_cluster_state(lake: Lake) -> dict[AspectKey, str]:
     for generation in generations:
         if generation.published:
             state[f"{GENERATION}{format_ms(generation.time_ms)}", ""] = PUBLISHED
-        elif generation.time_ms > newest_ms and (generation.entered or generation.kept) and not generation.published_v1:
+        elif (
+            generation.time_ms > newest_ms
+            and (generation.entered or generation.node_id)
+            and not generation.published_v1
+        ):
             state[f"{GENERATION}{format_ms(generation.time_ms)}", ""] = COMMITTED
     return state
 

@@ -58,15 +58,15 @@ class InboxJoin:
 
 @dataclass(frozen=True)
 class GenerationKeys:
-    """The names of all generations. `kept` are whole UUIDs that older homes use as names and that stay valid."""
+    """The names of all generations. `older_names` are whole UUIDs that older homes use as names and that stay valid."""
 
     joins: tuple[InboxJoin, ...]
     withdrawn: frozenset[str]
-    kept: frozenset[str] = frozenset()
+    older_names: frozenset[str] = frozenset()
 
     @classmethod
-    def read(cls, lake: Lake, kept: Collection[str] = ()) -> GenerationKeys:
-        """Read the names from the inbox. Of `kept`, only whole UUIDs stay names. Reads no tokens."""
+    def read(cls, lake: Lake, older_names: Collection[str] = ()) -> GenerationKeys:
+        """Read the names from the inbox. Of `older_names`, only whole UUIDs stay names. Reads no tokens."""
         columns = ["event_id", "kind", "generation_id", "host_id", "address", "created_at"]
         rows = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
         kinds, generations, hosts, addresses = (rows[name].to_pylist() for name in columns[1:5])
@@ -76,7 +76,7 @@ class GenerationKeys:
             for number, index in enumerate(making, start=1)
         )
         withdrawn = frozenset(name for name, kind in zip(generations, kinds, strict=True) if kind == WITHDRAWAL_EVENT)
-        return cls(joins, withdrawn, frozenset(name for name in kept if _UUID_PATTERN.fullmatch(name)))
+        return cls(joins, withdrawn, frozenset(name for name in older_names if _UUID_PATTERN.fullmatch(name)))
 
     def of(self, generation_id: str | None, time_ms: Milliseconds | None = None) -> str:
         """Return the name of a generation: from its join, or else from its time (ms).
@@ -84,7 +84,7 @@ class GenerationKeys:
         Raises:
             NotFound: no event creates it, and no time is given.
         """
-        if generation_id is not None and generation_id in self.kept:
+        if generation_id is not None and generation_id in self.older_names:
             return generation_id
         join = None if generation_id is None else self.by_generation.get(generation_id)
         if join is not None:
@@ -221,7 +221,7 @@ def resolve_generation(lake: Lake, keys: GenerationKeys, name: str, now_us: Micr
     except InputError:
         if len(name) == _UUID_LENGTH:
             return name
-        generation = Timeline.read(lake).called(name, now_us)
+        generation = Timeline.read(lake).find_by_name(name, now_us)
         return generation.id or generation.time_ms
 
 

@@ -55,7 +55,7 @@ class StreamSources:
             self._read[name] = TabletStreams(self.lake, self.settings, *name)
         return self._read[name]
 
-    def give_tablets(self, keyspace: str, table: str, count: int, now_us: Microseconds) -> None:
+    def assign_tablets(self, keyspace: str, table: str, count: int, now_us: Microseconds) -> None:
         """Assign `count` tablets of one size, from a leeway ago, to a new table that is not in the lake.
 
         A table that already has tablets in the lake keeps those.
@@ -73,5 +73,5 @@ class StreamSources:
         self._given[keyspace, table] = TabletStreams(self.lake, self.settings, keyspace, table, sets)
 
     def forget(self, keyspace: str, table: str) -> None:
-        """Forget the tablets that `give_tablets` assigned to a table."""
+        """Forget the tablets that `assign_tablets` assigned to a table."""
         self._given.pop((keyspace, table), None)

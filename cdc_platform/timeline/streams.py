@@ -23,7 +23,7 @@ from cdc_platform.ring import Bools, Int64s, RangeLookup, UInt8s
 class KnownStreams:
     """The streams of a period: `streams` uint8[k, 16] by range, those of range i from `offsets[i]` on; int64[n + 1].
 
-    `given` is the rule that maps tokens to streams. `by_range` (bool[n]) marks ranges where it does not hold, because
+    `assign` is the rule that maps tokens to streams. `by_range` (bool[n]) marks ranges where it does not hold, because
     the order of their streams is unknown.
     """
 
@@ -31,7 +31,7 @@ class KnownStreams:
     offsets: Int64s
     streams: UInt8s
     by_range: Bools
-    given: Callable[[Int64s], UInt8s]
+    assign: Callable[[Int64s], UInt8s]
 
     @cached_property
     def _lookup(self) -> RangeLookup:
@@ -83,17 +83,17 @@ class UnreadableStreams:
 class StreamPeriod:
     """A generation or a stream set from `begin_us` (µs) to just before `end_us`; None: it has no successor yet.
 
-    `name` is its name in messages. `shown`: it is published to readers. `bare`: it is published without a single row of
-    streams. `removed`: its streams were removed, and reading them raises an error that says so.
+    `name` is its name in messages. `published`: readers see it. `empty`: it is published without a row of streams.
+    `removed`: its streams were removed, and reading them raises an error that says so.
     """
 
     begin_us: Microseconds
     name: str
     reader: PeriodStreamReader
-    shown: bool = True
+    published: bool = True
     removed: bool = False
     end_us: Microseconds | None = None
-    bare: bool = False
+    empty: bool = False
 
     def streams(self) -> KnownStreams:
         """Return the streams that log rows of this time can have.
@@ -105,17 +105,17 @@ class StreamPeriod:
 
 
 def generation_period(
-    begin_us: Microseconds, reader: PeriodStreamReader, *, shown: bool, removed: bool, bare: bool
+    begin_us: Microseconds, reader: PeriodStreamReader, *, published: bool, removed: bool, empty: bool
 ) -> StreamPeriod:
     """Return the period of a generation that begins at this time (µs), without its end."""
-    return StreamPeriod(begin_us, f"the generation of {format_us(begin_us)}", reader, shown, removed, bare=bare)
+    return StreamPeriod(begin_us, f"the generation of {format_us(begin_us)}", reader, published, removed, empty=empty)
 
 
 def stream_set_period(
-    begin_us: Microseconds, reader: PeriodStreamReader, *, removed: bool = False, bare: bool = False
+    begin_us: Microseconds, reader: PeriodStreamReader, *, removed: bool = False, empty: bool = False
 ) -> StreamPeriod:
     """Return the period of a stream set that begins at this time (µs). Existing sets are always published."""
-    return StreamPeriod(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed, bare=bare)
+    return StreamPeriod(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed, empty=empty)
 
 
 def chain_periods(periods: Iterable[StreamPeriod]) -> list[StreamPeriod]:

@@ -82,13 +82,13 @@ class TabletExplanation:
 
 @dataclass(frozen=True)
 class TabletStreams:
-    """The source of one table. `given` are its sets if they are not in the lake."""
+    """The source of one table. `assigned_sets` are its sets if they are not in the lake."""
 
     lake: Lake
     settings: Settings
     keyspace: str
     table: str
-    given: Sequence[StreamSet] | None = None
+    assigned_sets: Sequence[StreamSet] | None = None
 
     @property
     def sets(self) -> Sequence[StreamSet]:
@@ -102,14 +102,14 @@ class TabletStreams:
     @cached_property
     def _known(self) -> tuple[Sequence[StreamSet], Sequence[Milliseconds]]:
         """Return the sets, and the published timestamps (ms) without a single row of streams."""
-        if self.given is not None:
-            return self.given, ()
+        if self.assigned_sets is not None:
+            return self.assigned_sets, ()
         return metastore_tablets.read_stream_sets_and_empty_timestamps(self.lake, self.keyspace, self.table)
 
     @cached_property
     def _times(self) -> _SetTimes:
-        sets, bare = self._known
-        return _SetTimes(sorted([*(stream_set.timestamp_ms for stream_set in sets), *bare]), frozenset(bare))
+        sets, empty = self._known
+        return _SetTimes(sorted([*(stream_set.timestamp_ms for stream_set in sets), *empty]), frozenset(empty))
 
     @property
     def in_generations(self) -> bool:
@@ -120,7 +120,7 @@ class TabletStreams:
         """See `StreamSource`."""
         leeway_us = us_from_ms(self.settings.generation_leeway_ms)
         decision = tablets.decide_tablet_write(self._times.all_ms, write_ts_us, now_us, leeway_us=leeway_us)
-        if decision.generation_us is None or ms_from_us(decision.generation_us) not in self._times.bare_ms:
+        if decision.generation_us is None or ms_from_us(decision.generation_us) not in self._times.empty_ms:
             return decision
         reason = self._times.refusal(f"{self.keyspace}.{self.table}", write_ts_us, decision.generation_us)
         return replace(decision, verdict=WriteVerdict.NOT_RETRIEVED, reason=reason)
@@ -143,7 +143,7 @@ class TabletStreams:
         decision = self.decide(at_us, now_us)
         streams, rows = tablets.find_tablet_streams(self.sets, [at_us], [token])
         name = f"{self.keyspace}.{self.table}"
-        if rows[0] < 0 or self._times.in_bare([at_us]).any():
+        if rows[0] < 0 or self._times.in_empty([at_us]).any():
             return TabletExplanation(name, token, at_us, now_us, None, None, None, None, None, decision)
         used = self.sets[int(rows[0])]
         number = int(np.searchsorted(used.tokens, token))
@@ -167,7 +167,7 @@ class TabletStreams:
                 stream_set_period(
                     us_from_ms(time),
                     UnreadableStreams(str(error)),
-                    bare=not metastore_tablets.has_stream_rows(self.lake, *name, time),
+                    empty=not metastore_tablets.has_stream_rows(self.lake, *name, time),
                 )
                 for time in metastore_tablets.read_set_timestamps(self.lake, *name)
             )
@@ -182,15 +182,15 @@ class TabletStreams:
         return chain_periods(periods)
 
     def _periods(self) -> list[StreamPeriod]:
-        sets, bare = self._known
+        sets, empty = self._known
         none = UnreadableStreams(f"{self.keyspace}.{self.table} has a stream set without a row of streams")
         periods = [stream_set_period(us_from_ms(item.timestamp_ms), _SetStreamReader(item)) for item in sets]
-        periods += [stream_set_period(us_from_ms(time), none, bare=True) for time in bare]
+        periods += [stream_set_period(us_from_ms(time), none, empty=True) for time in empty]
         return sorted(periods, key=lambda each: each.begin_us)
 
     def is_complete(self, begin_us: Microseconds) -> bool:
         """See `StreamSource`. Checks that its streams reach the end of the ring and match the recorded difference."""
-        return self.given is not None or metastore_tablets.is_stream_set_complete(
+        return self.assigned_sets is not None or metastore_tablets.is_stream_set_complete(
             self.lake, self.keyspace, self.table, ms_from_us(begin_us)
         )
 
@@ -200,13 +200,13 @@ class _SetTimes:
     """The timestamps (ms) of a table's stream sets, ascending, and those without a single row of streams."""
 
     all_ms: Sequence[Milliseconds]
-    bare_ms: frozenset[Milliseconds]
+    empty_ms: frozenset[Milliseconds]
 
-    def in_bare(self, at_us: ArrayLike) -> Bools:
+    def in_empty(self, at_us: ArrayLike) -> Bools:
         """Return which times (µs) belong to a set without streams."""
         rows = get_operating_index([us_from_ms(time) for time in self.all_ms], at_us)
-        bare = np.array([time in self.bare_ms for time in self.all_ms] + [False])
-        return bare[rows]
+        empty = np.array([time in self.empty_ms for time in self.all_ms] + [False])
+        return empty[rows]
 
     def refusal(self, table: str, write_ts_us: Microseconds, set_us: Microseconds) -> str:
         """Return why a write has no stream."""
@@ -234,8 +234,8 @@ def _find_streams(
 ) -> pa.Array:
     """Return the stream IDs of the newest set at each time; null before the first."""
     when = timestamps.to_numpy(zero_copy_only=False)
-    if times.bare_ms and (bare := times.in_bare(when)).any():
-        first = Microseconds(int(when[bare][0]))
+    if times.empty_ms and (empty := times.in_empty(when)).any():
+        first = Microseconds(int(when[empty][0]))
         set_us = max(us_from_ms(time) for time in times.all_ms if us_from_ms(time) <= first)
         raise StateError(times.refusal(table, first, set_us))
     ids, chosen = tablets.find_tablet_streams(sets, when, tokens_from_keys(keys))

@@ -61,15 +61,15 @@ class GenerationState(StrEnum):
 class StoredDescriptions(Protocol):
     """Which descriptions are stored; looked up on demand."""
 
-    def describes(self, name: str | Milliseconds) -> bool:
+    def has_description(self, name: str | Milliseconds) -> bool:
         """Return True if rows of a description exist, by its UUID or, for V1, its time (ms)."""
         ...
 
-    def shows(self, time_ms: Milliseconds) -> bool:
+    def has_published_streams(self, time_ms: Milliseconds) -> bool:
         """Return True if published streams exist for this time."""
         ...
 
-    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+    def has_table(self, format: Literal["v1", "v2"] | None) -> bool:
         """Return True if the table of descriptions of a format (None: either) exists, even without rows."""
         ...
 
@@ -77,15 +77,15 @@ class StoredDescriptions(Protocol):
 class NoStoredDescriptions:
     """No descriptions are stored."""
 
-    def describes(self, name: str | Milliseconds) -> bool:
+    def has_description(self, name: str | Milliseconds) -> bool:
         """Return False."""
         return False
 
-    def shows(self, time_ms: Milliseconds) -> bool:
+    def has_published_streams(self, time_ms: Milliseconds) -> bool:
         """Return False."""
         return False
 
-    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+    def has_table(self, format: Literal["v1", "v2"] | None) -> bool:
         """Return False."""
         return False
 
@@ -97,8 +97,8 @@ class Generation:
     `id` is its UUID, None if only its time is known; a V1 generation has one only if it was created here: the UUID of
     its event, which is no part of its V1 ID. `format` says where its data is or must be: `v1` in a cell that its time
     names, `v2` in rows that its UUID names, None if only what is published identifies it. `published`: its timestamp is
-    in `cdc_generation_timestamps`; `published_v1`: V1 readers see it. `entered`: it is in the ledger. `kept` is its ID
-    as stored in nodes' `cdc_local`, None if no node stores it. `held` looks up which of its data is stored.
+    in `cdc_generation_timestamps`; `published_v1`: V1 readers see it. `entered`: it is in the ledger. `node_id` is its
+    ID as stored in nodes' `cdc_local`, None if no node stores it. `descriptions` looks up which of its data is stored.
     """
 
     time_ms: Milliseconds
@@ -109,9 +109,9 @@ class Generation:
     published_v1: bool = False
     entered: bool = False
     committed: bool = False
-    kept: GenerationId | None = None
+    node_id: GenerationId | None = None
     removed_ms: Milliseconds | None = None
-    held: StoredDescriptions = field(default_factory=NoStoredDescriptions, compare=False, repr=False)
+    descriptions: StoredDescriptions = field(default_factory=NoStoredDescriptions, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -133,21 +133,21 @@ class Generation:
     @property
     def gossiped(self) -> GenerationId:
         """Return the ID that nodes gossip, without a UUID if none is known."""
-        return self.kept or self.generation_id or GenerationId(self.time_ms)
+        return self.node_id or self.generation_id or GenerationId(self.time_ms)
 
     @property
     def has_data(self) -> bool:
         """Return True if part of its description is stored; only reading shows whether it is complete."""
         name = self.time_ms if self.format == "v1" else self.id
-        return name is not None and self.held.describes(name)
+        return name is not None and self.descriptions.has_description(name)
 
     @property
-    def is_brought(self) -> bool:
+    def has_description_table(self) -> bool:
         """Return True if its table of descriptions is present, so that an absent description is missing, not unknown.
 
         A V1 generation always counts as present, because what readers see names the cell that must exist.
         """
-        return self.format == "v1" or self.held.was_brought(self.format)
+        return self.format == "v1" or self.descriptions.has_table(self.format)
 
     @property
     def state(self) -> GenerationState:
@@ -155,11 +155,15 @@ class Generation:
         if self.is_removed:
             return GenerationState.REMOVED
         if self.format is None:
-            if not self.is_brought:
+            if not self.has_description_table:
                 return GenerationState.NOT_EXPORTED
-            return GenerationState.NOT_DESCRIBED if self.held.shows(self.time_ms) else GenerationState.NOT_RETRIEVABLE
+            return (
+                GenerationState.NOT_DESCRIBED
+                if self.descriptions.has_published_streams(self.time_ms)
+                else GenerationState.NOT_RETRIEVABLE
+            )
         if not self.has_data:
-            return GenerationState.NOT_RETRIEVABLE if self.is_brought else GenerationState.NOT_EXPORTED
+            return GenerationState.NOT_RETRIEVABLE if self.has_description_table else GenerationState.NOT_EXPORTED
         if self.published:
             return GenerationState.PUBLISHED
         if self.committed and not self.entered:
@@ -176,7 +180,7 @@ class Timeline:
     """
 
     undecided: tuple[UndecidedSwitch, ...]
-    _told: _GenerationRecords
+    _records: _GenerationRecords
 
     @classmethod
     def read(cls, lake: Lake) -> Timeline:
@@ -197,28 +201,28 @@ class Timeline:
         published_v1 = generations.read_row_times(lake, STREAMS_DESCRIPTIONS)
         times = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"])
         listed = dict(zip(to_milliseconds_without_nulls(times["time"]), to_milliseconds(times["expired"]), strict=True))
-        gone = generations.decided_removals(generations.read_removals(lake), listed)
+        removals = generations.decided_removals(generations.read_removals(lake), listed)
         records = _GenerationRecords(
-            known_switches, gossiped_ids, entries, cells, published_v1, listed, gone, _LakeDescriptions(lake, cells)
+            known_switches, gossiped_ids, entries, cells, published_v1, listed, removals, _LakeDescriptions(lake, cells)
         )
         return cls(tuple(undecided), records)
 
     @cached_property
     def generations(self) -> tuple[Generation, ...]:
         """Return all generations, built on first use: for thousands that takes as long as reading the tables."""
-        return tuple(map(self._told.of, self._told.times))
+        return tuple(map(self._records.of, self._records.times))
 
     @cached_property
-    def last_given_ms(self) -> Milliseconds | None:
+    def last_assigned_ms(self) -> Milliseconds | None:
         """Return the greatest time (ms) ever assigned, or None.
 
         It includes the time of a V1 generation that still waits for its data and that no node knows yet.
         """
-        return max([*self._told.times[-1:], *(entry.time_ms for entry in self._told.entries)], default=None)
+        return max([*self._records.times[-1:], *(entry.time_ms for entry in self._records.entries)], default=None)
 
     def with_id(self, id_: str) -> Generation | None:
         """Return the generation with this UUID, even if removed, or None if there never was one."""
-        records = self._told
+        records = self._records
         return next((records.of(time_ms) for time_ms in records.times if records.id_of(time_ms) == id_), None)
 
     @cached_property
@@ -263,7 +267,7 @@ class Timeline:
         label = name if isinstance(name, str) else format_ms(name)
         raise UnknownGeneration(f"no generation {label} is known; list them with: cdc-platform generations")
 
-    def called(self, name: str, now_us: Microseconds) -> Generation:
+    def find_by_name(self, name: str, now_us: Microseconds) -> Generation:
         """Return the generation called `latest`, `operating` (at `now_us`), or by the beginning of its UUID or time.
 
         Raises:
@@ -298,12 +302,15 @@ class Timeline:
 
     def assert_not_removed(self, name: str | Milliseconds) -> None:
         """Raise NotFound if the generation with this UUID (text) or timestamp (ms) was removed."""
-        for each in self.removed:
-            if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
+        for removed in self.removed:
+            if (
+                name in (removed.id, removed.time_ms)
+                and removed.removed_ms is not None
+                and removed.expired_ms is not None
+            ):
                 label = name if isinstance(name, str) else format_ms(name)
-                raise UnknownGeneration(
-                    f"generation {label} {GenerationRemoval(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
-                )
+                removal = GenerationRemoval(removed.time_ms, removed.id, removed.expired_ms, removed.removed_ms)
+                raise UnknownGeneration(f"generation {label} {removal}")
 
 
 @dataclass(frozen=True)
@@ -311,13 +318,13 @@ class _GenerationRecords:
     """The content of each table by time (ms), from which generations are built."""
 
     known_switches: Iterable[GenerationSwitch]
-    kept: Mapping[Milliseconds, GenerationId]
+    node_ids: Mapping[Milliseconds, GenerationId]
     entries: Iterable[LedgerEntry]
     cells: Set[Milliseconds]
-    shown_v1: Set[Milliseconds]
+    published_v1: Set[Milliseconds]
     listed: Mapping[Milliseconds, Milliseconds | None]
-    gone: Mapping[Milliseconds, GenerationRemoval]
-    held: StoredDescriptions
+    removals: Mapping[Milliseconds, GenerationRemoval]
+    descriptions: StoredDescriptions
 
     @cached_property
     def entered(self) -> dict[Milliseconds, LedgerEntry]:
@@ -341,17 +348,25 @@ class _GenerationRecords:
     @cached_property
     def times(self) -> list[Milliseconds]:
         """Return the times of all generations, ascending."""
-        sources = (self.entered, self.committed, self.kept, self.cells, self.shown_v1, self.listed, self.gone)
+        sources = (
+            self.entered,
+            self.committed,
+            self.node_ids,
+            self.cells,
+            self.published_v1,
+            self.listed,
+            self.removals,
+        )
         return sorted(set().union(*sources))
 
     def id_of(self, time_ms: Milliseconds) -> str | None:
         """Return the UUID of the generation with this time, or None if only its time is known."""
-        gone, entry = self.gone.get(time_ms), self.entered.get(time_ms)
-        if gone is not None:
-            return gone.id
+        removal, entry = self.removals.get(time_ms), self.entered.get(time_ms)
+        if removal is not None:
+            return removal.id
         if entry is not None:
             return entry.generation_id
-        gossiped = self.kept.get(time_ms)
+        gossiped = self.node_ids.get(time_ms)
         id_ = self.committed.get(time_ms)
         if id_ is None and gossiped is not None and gossiped.uuid is not None and time_ms not in self.cells:
             return str(gossiped.uuid)
@@ -359,21 +374,21 @@ class _GenerationRecords:
 
     def of(self, time_ms: Milliseconds) -> Generation:
         """Build the generation of a time from all records."""
-        gone, id_ = self.gone.get(time_ms), self.id_of(time_ms)
-        if gone is not None:
-            return Generation(time_ms, id_, expired_ms=gone.expired_ms, removed_ms=gone.removed_ms)
-        entry, gossiped = self.entered.get(time_ms), self.kept.get(time_ms)
+        removal, id_ = self.removals.get(time_ms), self.id_of(time_ms)
+        if removal is not None:
+            return Generation(time_ms, id_, expired_ms=removal.expired_ms, removed_ms=removal.removed_ms)
+        entry, gossiped = self.entered.get(time_ms), self.node_ids.get(time_ms)
         return Generation(
             time_ms,
             id_,
             self._format(time_ms, entry, id_),
             self.listed.get(time_ms),
             published=time_ms in self.listed,
-            published_v1=time_ms in self.shown_v1,
+            published_v1=time_ms in self.published_v1,
             entered=entry is not None,
             committed=time_ms in self.committed,
-            kept=gossiped,
-            held=self.held,
+            node_id=gossiped,
+            descriptions=self.descriptions,
         )
 
     def _format(self, time_ms: Milliseconds, entry: LedgerEntry | None, id_: str | None) -> Literal["v1", "v2"] | None:
@@ -396,22 +411,22 @@ class _LakeDescriptions:
         self._lake = lake
         self._cells = cells
 
-    def describes(self, name: str | Milliseconds) -> bool:
-        return name in self._cells or name in self._inserted
+    def has_description(self, name: str | Milliseconds) -> bool:
+        return name in self._cells or name in self._described_ids
 
-    def shows(self, time_ms: Milliseconds) -> bool:
-        return time_ms in self._shown
+    def has_published_streams(self, time_ms: Milliseconds) -> bool:
+        return time_ms in self._published_times
 
-    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+    def has_table(self, format: Literal["v1", "v2"] | None) -> bool:
         tables = {"v1": (GENERATION_DESCRIPTIONS,), "v2": (GENERATION_DESCRIPTIONS_V2,)}
         return any(self._lake.exists(table) for table in tables.get(format or "", (*tables["v1"], *tables["v2"])))
 
     @cached_property
-    def _shown(self) -> frozenset[Milliseconds]:
+    def _published_times(self) -> frozenset[Milliseconds]:
         return frozenset(generations.read_published_times(self._lake))
 
     @cached_property
-    def _inserted(self) -> frozenset[object]:
+    def _described_ids(self) -> frozenset[object]:
         return frozenset(part.key[0] for part in self._lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows)
 
 
@@ -420,6 +435,6 @@ def _read_node_generation_ids(lake: Lake) -> dict[Milliseconds, GenerationId]:
     # If two IDs share a time, prefer the one with a UUID.
     ordered = sorted(
         cdc_local.read_node_generation_ids(lake).values(),
-        key=lambda each: (each.time_ms, str(each.uuid or "")),
+        key=lambda generation_id: (generation_id.time_ms, str(generation_id.uuid or "")),
     )
     return {generation_id.time_ms: generation_id for generation_id in ordered}

@@ -166,14 +166,14 @@ class VnodeStreams:
         """See `StreamSource`. Returns all generations that ever existed."""
         names = (GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES)
         versions = tuple(self.lake.version(item) for item in names)
-        bare = self._bare()
+        empty = self._bare()
         return chain_periods(
             generation_period(
                 us_from_ms(item.time_ms),
                 _make_period_reader(str(self.lake.place), item, versions),
-                shown=item.published or self._is_read_in_first_format(item),
+                published=item.published or self._is_read_in_first_format(item),
                 removed=item.is_removed,
-                bare=item.time_ms in bare,
+                empty=item.time_ms in empty,
             )
             for item in self.timeline.generations
         )
@@ -185,8 +185,8 @@ class VnodeStreams:
         for its rows therefore has none.
         """
         listed = {generation.time_ms for generation in self.timeline.known if generation.published}
-        bare = listed - generations.read_published_times(self.lake)
-        return bare and bare & generations.read_listed_times(self.lake)
+        empty = listed - generations.read_published_times(self.lake)
+        return empty and empty & generations.read_listed_times(self.lake)
 
     def _is_read_in_first_format(self, generation: Generation) -> bool:
         """Return True if readers of a live cluster read a generation from the V1 table.

@@ -150,7 +150,7 @@ def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake
     assert any(case.says in flaw for flaw in report.flaws)
     found = get_home_mode(lake).observed
     assert found is not None
-    assert found.flaws == len(report.flaws)
+    assert found.num_issues == len(report.flaws)
     before = versions(lake)
     assert import_paths(lake, CLOCK, [folder], as_is=True).rows_written == 0
     assert versions(lake) == before

@@ -237,8 +237,8 @@ def day_ms(day: int) -> Milliseconds:
 def test_what_is_not_stated_is_not_known(lake: Lake) -> None:
     """A table that is added without times is known from now on; the same again, or seen again, changes nothing."""
     cdc_tables.add_cdc_table(lake, at_day(5), "ks", "t", ttl_seconds=60)
-    cdc_tables.add_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=60, seen=True)
-    cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=60, seen=True)
+    cdc_tables.add_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=60, observed=True)
+    cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=60, observed=True)
     assert rows_of(lake) == [(5, "added", 60, None)]
     assert cdc_tables.find_cdc_table(lake, "ks", "t").created_at_ms is None
 
@@ -271,7 +271,7 @@ def test_facts_of_the_past_are_filled_in(lake: Lake) -> None:
 def test_what_contradicts_what_is_known_is_refused(lake: Lake, stated: dict[str, Any], says: str) -> None:
     """It was there under another TTL, or before the time at which it is said to have been made."""
     cdc_tables.add_cdc_table(lake, at_day(5), "ks", "t", ttl_seconds=60)
-    cdc_tables.alter_cdc_table(lake, at_day(8), "ks", "t", ttl_seconds=70, seen=True)
+    cdc_tables.alter_cdc_table(lake, at_day(8), "ks", "t", ttl_seconds=70, observed=True)
     before = rows_of(lake)
     with pytest.raises(InputError, match=says):
         cdc_tables.alter_cdc_table(lake, at_day(9), "ks", "t", **stated)
@@ -284,7 +284,7 @@ def test_another_time_of_creation_is_refused_and_an_older_one_that_is_seen_count
     with pytest.raises(InputError, match=r"is known to have been created at 2026-01-04.*tables drop ks\.t"):
         cdc_tables.alter_cdc_table(lake, at_day(5), "ks", "t", created_at_ms=day_ms(2))
     for day, expected in ((4, 3), (2, 2), (3, 2)):
-        cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", created_at_ms=day_ms(day), seen=True)
+        cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", created_at_ms=day_ms(day), observed=True)
         assert cdc_tables.find_cdc_table(lake, "ks", "t").created_at_ms == day_ms(expected)
     unknown = cdc_tables.read_log_histories(lake)["ks", "t"].unknown
     assert [(each.from_us, each.until_us) for each in unknown] == [(us_from_ms(day_ms(2)), us_from_ms(day_ms(3)))]
@@ -294,7 +294,7 @@ def test_between_two_looks_at_another_ttl_it_is_not_known(lake: Lake) -> None:
     """From the last time at which the old one is known to have stood until the new one was seen, or is stated."""
     cdc_tables.add_cdc_table(lake, at_day(1), "ks", "t", ttl_seconds=60, created_now=True)
     stood = us_from_ms(day_ms(4))
-    cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=70, stood_until_us=stood, seen=True)
+    cdc_tables.alter_cdc_table(lake, at_day(6), "ks", "t", ttl_seconds=70, unchanged_until_us=stood, observed=True)
 
     def unknown() -> list[tuple[int, int]]:
         return [(each.from_us, each.until_us) for each in cdc_tables.read_log_histories(lake)["ks", "t"].unknown]
@@ -315,7 +315,7 @@ def test_a_dropped_log_that_is_seen_again_is_of_unknown_age(lake: Lake) -> None:
     """Also at a clock that stands; one that is stated to be older than its drop has lost nothing."""
     cdc_tables.add_cdc_table(lake, NOW, "ks", "t", ttl_seconds=60, created_now=True)
     cdc_tables.drop_cdc_table(lake, NOW, "ks", "t")
-    cdc_tables.add_cdc_table(lake, NOW, "ks", "t", ttl_seconds=60, seen=True)
+    cdc_tables.add_cdc_table(lake, NOW, "ks", "t", ttl_seconds=60, observed=True)
     assert len(cdc_tables.read_log_histories(lake)["ks", "t"].unknown) == 1
     cdc_tables.drop_cdc_table(lake, NOW, "ks", "t")
     cdc_tables.add_cdc_table(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=day_ms(-1))

@@ -143,9 +143,9 @@ def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
     code, said = own_up.end()
     assert code == 0
     assert said.splitlines() == [
-        "the Spark Connect server sleeps until somebody wants it",
-        "the Spark Connect server is wanted and wakes",
-        "the Spark Connect server sleeps until somebody wants it",
+        "the Spark Connect server sleeps until it is needed",
+        "the Spark Connect server is needed again and starts",
+        "the Spark Connect server sleeps until it is needed",
     ]
 
 

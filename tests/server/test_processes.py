@@ -189,10 +189,10 @@ def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     server, told = Mortal(2), []
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "its.log", server, server.start, told=told.append)
+        supervisor.adopt("the server", tmp_path / "its.log", server, server.start, on_message=told.append)
         supervisor.await_end()
     assert server.starts == 3
-    assert told == [f"the server has ended and is started again; its log is {tmp_path / 'its.log'}"] * 2
+    assert told == [f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"] * 2
     assert server.pid is None
 
 
@@ -208,10 +208,10 @@ def test_a_server_that_dies_while_it_starts_again_is_started_again(tmp_path: Pat
 
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "its.log", server, start, told=told.append)
+        supervisor.adopt("the server", tmp_path / "its.log", server, start, on_message=told.append)
         supervisor.await_end()
     assert server.starts == 3
-    again = f"the server has ended and is started again; its log is {tmp_path / 'its.log'}"
+    again = f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"
     assert told == [again, "the server did not start", again]
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypa
 
     def adopt() -> None:
         with supervise() as supervisor:
-            supervisor.adopt("the server", tmp_path / "its.log", server, server.start, told=lambda _: None)
+            supervisor.adopt("the server", tmp_path / "its.log", server, server.start, on_message=lambda _: None)
             supervisor.await_end()
 
     with pytest.raises(ServiceDied, match="the server ends again and again; its log is"):
@@ -253,8 +253,8 @@ def test_a_server_that_is_not_needed_sleeps(tmp_path: Path) -> None:
 
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "log", server, server.start, told=told.append, needed=needed)
+        supervisor.adopt("the server", tmp_path / "log", server, server.start, on_message=told.append, needed=needed)
         supervisor.await_end()
     assert seen == [True, True, False, False, False]
-    assert told == ["the server sleeps until somebody wants it", "the server is wanted and wakes"]
+    assert told == ["the server sleeps until it is needed", "the server is needed again and starts"]
     assert server.pid is None

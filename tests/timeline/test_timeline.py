@@ -76,7 +76,7 @@ def test_a_v1_generation_that_waits_for_its_data_is_no_generation_yet(lake: Lake
     lake.merge(GENERATIONS, pa.Table.from_pylist([waits], schema=GENERATIONS.schema), update=False)
     timeline = Timeline.read(lake)
     assert [each.time_ms for each in timeline.generations] == [FIRST_MS]
-    assert timeline.last_given_ms == THIRD_MS
+    assert timeline.last_assigned_ms == THIRD_MS
 
 
 def test_names_are_uuids_or_times(lake: Lake) -> None:

@@ -189,7 +189,7 @@ def asked_audit(home: Path, question: Question) -> Told:
     if period.removed:
         return REMOVED
     try:
-        return period.streams().given(tokens_from_keys([KEY]))[0].tobytes()
+        return period.streams().assign(tokens_from_keys([KEY]))[0].tobytes()
     except PlatformError:
         return NOT_RETRIEVED
 

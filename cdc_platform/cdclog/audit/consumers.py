@@ -93,7 +93,7 @@ def _without_skipped_sets(lake: Lake, schema: TableSchema, rows: pa.Table) -> pa
     written_us = np.asarray(rows[WRITTEN_AT].cast(pa.int64()))
     mask = np.ones(rows.num_rows, dtype=bool)
     for period in StreamSources(lake).of(schema.keyspace, schema.name).periods():
-        if period.bare and period.begin_us in recorded:
+        if period.empty and period.begin_us in recorded:
             mask &= (written_us < period.begin_us) | (False if period.end_us is None else written_us >= period.end_us)
     return rows.filter(pa.array(mask))
 
@@ -236,12 +236,16 @@ def _check_ingest(
         consumers.find_consumer(lake, FROM_CLUSTER, schema.keyspace, schema.name)
     except NotFound:
         return
-    begins = [period.begin_us for period in periods if period.shown]
+    begins = [period.begin_us for period in periods if period.published]
     progress = StreamProgress.of(lake, log_table(schema), FROM_CLUSTER, begins)
     last_us = Microseconds(until_us - ONE_US)
     wrong, count = list[str](), 0
     for period in periods:
-        if period.begin_us > last_us or (period.end_us is not None and period.end_us <= since_us) or not period.shown:
+        if (
+            period.begin_us > last_us
+            or (period.end_us is not None and period.end_us <= since_us)
+            or not period.published
+        ):
             continue
         count += 1
         first_us = Microseconds(max(period.begin_us, since_us))
@@ -284,9 +288,9 @@ def _extent_text(origin_us: Microseconds | None, read_us: Microseconds | None, b
 def _unreadable_reason(source: StreamSource, period: StreamPeriod) -> str | None:
     if period.removed:
         return "was removed"
-    if not period.shown:
+    if not period.published:
         return "was not shown to readers"
-    if period.bare:
+    if period.empty:
         return "has no streams: readers pass it over or wait"
     return None if source.is_complete(period.begin_us) else "lacks some of its streams"
 

@@ -142,7 +142,7 @@ def _check_streams(rows: LogAuditRows, mine: Int64s, period: StreamPeriod) -> It
         known = period.streams()
         # Almost every row is in the stream that the rule gives; look up only the others.
         usual = rows.keyed[mine] & rows.whole[mine]
-        usual[usual] = (known.given(rows.tokens[mine[usual]]) == rows.streams[mine[usual]]).all(axis=1)
+        usual[usual] = (known.assign(rows.tokens[mine[usual]]) == rows.streams[mine[usual]]).all(axis=1)
     except PlatformError as error:
         foreign[mine] = True
         why = f"its stream cannot be looked up: {error}"
@@ -159,7 +159,7 @@ def _check_streams(rows: LogAuditRows, mine: Int64s, period: StreamPeriod) -> It
     def explain(row: int) -> str:
         if not rows.keyed[row]:
             return "a key column of the base row is null"
-        expected = known.given(rows.tokens[row : row + 1])[0].tobytes().hex()
+        expected = known.assign(rows.tokens[row : row + 1])[0].tobytes().hex()
         return f"the stream of its base row's token {rows.tokens[row]} is 0x{expected}"
 
     yield _tally(LOG_ROW_COLOCATED, rows, len(mine) - int(foreign.sum()), misplaced, explain)

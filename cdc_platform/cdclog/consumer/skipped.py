@@ -65,7 +65,7 @@ def clear_skip(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:
 
 def find_appeared_sets(source: StreamSource, sets_us: list[Microseconds]) -> list[Microseconds]:
     """Return those of the skipped sets (µs) that have streams now."""
-    with_streams = {period.begin_us for period in source.periods() if period.shown and not period.bare}
+    with_streams = {period.begin_us for period in source.periods() if period.published and not period.empty}
     return [set_us for set_us in sets_us if set_us in with_streams]
 
 

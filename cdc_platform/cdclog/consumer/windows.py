@@ -98,12 +98,14 @@ def reader_sets_from_source(source: StreamSource, now_us: int) -> ReaderSets:
     readers wait for the newest, as ScyllaDB's own clients do.
     """
     periods = source.periods()
-    seen = [period.begin_us for period in periods if period.shown]
+    seen = [period.begin_us for period in periods if period.published]
     removed = [period.begin_us for period in periods if period.removed]
     newest_shown = max([*seen, *removed], default=None)
     later = [period.begin_us for period in periods if newest_shown is None or period.begin_us > newest_shown]
     operating = max((set_us for set_us in seen if set_us <= now_us - CONFIDENCE_WINDOW_US), default=0)
-    passed = [period.begin_us for period in periods if period.shown and period.bare and period.begin_us < operating]
+    passed = [
+        period.begin_us for period in periods if period.published and period.empty and period.begin_us < operating
+    ]
     return ReaderSets(seen, removed, min(later, default=None), passed)
 
 

@@ -345,7 +345,7 @@ def _table_changes(
         options = {"ttl_seconds": step.options.ttl, "enabled": step.options.enabled, "ddl": step.ddl}
         if is_new and not index and schema.has_old_log:
             created_ms = None if schema.old_log_ms is None else min(schema.old_log_ms, clock.now_ms())
-            yield cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
+            yield cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, observed=True, **options)
         elif is_new and not index:
             created_ms = ms_from_us(schema.created_at_us)
             yield cdc_tables.request_addition(lake, clock, *name, created_at_ms=created_ms, **options)

@@ -621,7 +621,7 @@ class Script:
         self._bases[name], self._told[name], self.written[name] = BaseTable(schema), StoredState(), SpooledLogRows()
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
-            self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
+            self._sources.assign_tablets(schema.keyspace, schema.name, count, self._now_us)
 
     def _define_as(self, name: str, schema: TableSchema, at_us: Microseconds) -> None:
         defined = self.defined[name]

@@ -382,7 +382,7 @@ def admit_node(lake: Lake, generation_id: str) -> Node:
 def _choose_timestamp(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> Milliseconds:
     return choose_generation_timestamp(
         clock.now_ms(),
-        Timeline.read(lake).last_given_ms,
+        Timeline.read(lake).last_assigned_ms,
         ring_delay_ms=settings.ring_delay_ms,
         leeway_ms=settings.generation_leeway_ms,
         always_delay=always_delay or settings.first_generation_delay,
