@@ -185,7 +185,7 @@ def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
         make_private_folder(folder)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{folder}, where this machine keeps its own part of home {home}, cannot be made: {error.strerror}; name "
+            f"{folder}, this machine's local state of home {home}, cannot be created: {error.strerror}; name "
             f"another folder with {STATE_VARIABLE}"
         ) from None
     return HomeLocation(folder, str(home))
@@ -198,7 +198,7 @@ def _damaged_marker_error(marker: Path | StoragePath, remedy: str) -> Environmen
 def _refuse_newer_layout(root: Path | StoragePath, layout: object, remedy: str) -> None:
     if not isinstance(layout, int) or layout > LAYOUT_VERSION:
         raise NewerLayout(
-            f"home {root} has layout {layout}, written by a newer version; this one knows up to "
+            f"home {root} has layout {layout}, written by a newer version; this version supports up to "
             f"{LAYOUT_VERSION}: upgrade, "
             f"or {remedy}"
         )

@@ -173,11 +173,11 @@ def _await_parts(home: HomeLocation, parts: FileLock) -> None:
         return
     if manual := _manual_processes(parts):
         raise StateError(
-            f"a Dagster of its own works in home {home.name} (processes {' '.join(manual)}), and two would start every "
+            f"another Dagster works in home {home.name} (processes {' '.join(manual)}), and two would start every "
             "join twice; end that one, or choose another home"
         )
     raise StateError(
-        f"what an earlier cdc-platform up has left in home {home.name} does not end; see which processes have "
+        f"processes of an earlier cdc-platform up in home {home.name} do not end; see which ones have "
         f"{parts.path} open and end them"
     )
 
@@ -190,7 +190,7 @@ def _manual_processes(parts: FileLock) -> list[str]:
 
 def _already_up_error(home: HomeLocation) -> StateError:
     holder = FileLock(home.path / _UP_LOCK).read_holder()
-    return StateError(f"home {home.name} is up already (processes {holder}); end that one, or choose another home")
+    return StateError(f"home {home.name} is already running (processes {holder}); stop it, or choose another home")
 
 
 def _lock_up(home: HomeLocation, folder: Path, *, shared: bool) -> FileLock:

@@ -1,4 +1,4 @@
-"""The last ALTER of a live cluster's table, and the intervals in which nobody observed the table.
+"""The last ALTER of a live cluster's table, and the intervals in which the table was not observed.
 
 ScyllaDB writes the whole row of `system_schema.tables` with each ALTER, but only the changed rows of its columns
 (db/schema_tables.cc, make_update_table_mutations). A later time on an unchanged table therefore reveals a change that
@@ -66,7 +66,7 @@ def unobserved_until_us(before: TableChange, after: TableChange) -> Microseconds
 
 @dataclass(frozen=True)
 class UnobservedInterval:
-    """An interval (µs) in which nobody observed a table; `before` is its last known state at the begin."""
+    """An interval (µs) in which a table was not observed; `before` is its last known state at the begin."""
 
     before: TableChange
     since_us: Microseconds

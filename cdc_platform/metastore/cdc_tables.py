@@ -426,12 +426,12 @@ def _created_us(
         return created_us if last.created_at_us is None else min(created_us, last.created_at_us)
     if last.created_at_us is not None and last.created_at_us != created_us:
         raise InputError(
-            f"the log of {last.full_name} is known to have been created at {format_us(last.created_at_us)}; where that "
+            f"the log of {last.full_name} was created at {format_us(last.created_at_us)}; if that "
             f"is wrong, drop the table here and add it again: cdc-platform tables drop {last.full_name}"
         )
     if created_us > first.changed_at_us:
         raise InputError(
-            f"{last.full_name} was there at {format_us(first.changed_at_us)}, so its log cannot have been created at "
+            f"{last.full_name} existed at {format_us(first.changed_at_us)}, so its log cannot have been created at "
             f"{format_ms(created_at_ms)}; give a time before that"
         )
     return created_us
@@ -643,7 +643,7 @@ def _unrecorded_additions(lake: Lake, recorded: list[TableChange]) -> list[Table
 def _unknown_table(lake: Lake, keyspace: str, table: str) -> UnknownTable:
     do = choose_remedy(lake, f"register it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS")
     return UnknownTable(
-        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, or {do}"
+        f"no CDC-enabled table {keyspace}.{table} is known; list the tables with: cdc-platform tables, or {do}"
     )
 
 
@@ -705,6 +705,7 @@ def declare_no_cdc_tables(lake: Lake) -> None:
     known = read_cdc_tables(lake)
     if known:
         raise InputError(
-            f"{known[0].full_name} has a log; say that it is gone with: cdc-platform tables drop {known[0].full_name}"
+            f"{known[0].full_name} has a log; record that it was dropped with: "
+            f"cdc-platform tables drop {known[0].full_name}"
         )
     lake.ensure(CDC_TABLE_CHANGES)

@@ -128,7 +128,7 @@ def register_consumer(
         InputError: the name is empty.
     """
     if not name.strip():
-        raise InputError("a consumer needs a name that is not empty: it is what names the checkpoint")
+        raise InputError("the name of a consumer must not be empty, because it identifies the checkpoint")
     consumer = Consumer(name, keyspace, table, None, position_us, 0, clock.now_us())
     if lake.merge(CONSUMERS, _rows(consumer), update=False).inserted:
         return consumer
@@ -204,7 +204,7 @@ def _assert_forward(standing: Consumer, moved: Consumer) -> None:
     if moved.position_us < standing.position_us:
         raise StateError(
             f"consumer {standing.full_name} is at {format_us(standing.position_us)}; it cannot go back to "
-            f"{format_us(moved.position_us)}: forget it and register it anew to read again"
+            f"{format_us(moved.position_us)}: remove and register it again to read from there"
         )
     before, after = standing.set_timestamp_us, moved.set_timestamp_us
     if before is not None and (after is None or after < before):

@@ -215,11 +215,11 @@ def _pending_first(join: PendingEvent) -> str:
     if join.kind == REPAIR_EVENT:
         return (
             f"a repair (event {join.event_id}, generation {join.generation_id}) comes first; finish it with "
-            f"repair --run, or take it back with bootstrap --withdraw {join.event_id}"
+            f"repair --run, or withdraw it with bootstrap --withdraw {join.event_id}"
         )
     return (
         f"host {join.host_id} (event {join.event_id}, generation {join.generation_id}) joins first; finish it with "
-        f"bootstrap --run, or take it back with bootstrap --withdraw {join.event_id}"
+        f"bootstrap --run, or withdraw it with bootstrap --withdraw {join.event_id}"
     )
 
 
@@ -305,7 +305,7 @@ def check_token_limit(ring: Ring, wanted: int) -> None:
     if len(ring.tokens) + wanted > MAX_RANGES:
         raise InputError(
             f"{wanted} tokens more on a ring of {len(ring.tokens)} make more than {MAX_RANGES} ranges, the most that a "
-            "stream's index can number; bring fewer tokens"
+            "stream's index can number; use fewer tokens"
         )
 
 

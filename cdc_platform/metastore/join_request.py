@@ -31,7 +31,7 @@ def validate_host_id(value: object) -> UUID:
     if isinstance(value, str) and _UUID.fullmatch(value):
         value = UUID(value)
     if not isinstance(value, UUID):
-        raise ValueError(f"{value!r} is no UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f")
+        raise ValueError(f"{value!r} is not a UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f")
     if value.int == 0:
         raise ValueError("the UUID is all zeros, which names no host")
     return value
@@ -74,7 +74,7 @@ def validate_tokens(value: object) -> tuple[int, ...]:
     legal.sort()
     for one, other in pairwise(legal):
         if one == other:
-            raise ValueError(f"token {one} is there twice; name each token once")
+            raise ValueError(f"token {one} occurs twice; list each token once")
     return tuple(legal)
 
 

@@ -63,7 +63,7 @@ class LogGap:
 
     @property
     def is_open(self) -> bool:
-        """Return True if rows went missing and nobody has accepted that."""
+        """Return True if rows went missing and the gap is not accepted."""
         return self.what != LogLoss.BEFORE_READING and self.accepted_at_us is None
 
     def overlaps(self, since_us: Microseconds, until_us: Microseconds) -> bool:

@@ -241,7 +241,7 @@ def _read_consistent_rows(
     for _ in range(_READ_ATTEMPTS):
         times = read_set_timestamps(lake, keyspace, table)
         if not times:
-            do = choose_remedy(lake, f"make the first with: cdc-platform tablets create {keyspace}.{table} --count N")
+            do = choose_remedy(lake, f"create the first with: cdc-platform tablets create {keyspace}.{table} --count N")
             raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; {do}")
         rows = read_stream_rows(lake, keyspace, table, times_ms=times, states=states)
         present = set(rows.times_ms[rows.states == STREAM_CURRENT].tolist())
@@ -261,7 +261,7 @@ def _read_consistent_rows(
                     "look at: cdc-platform check"
                 )
             return [time for time in times if time in present], missing, rows
-    raise ConflictError(f"{keyspace}.{table}: its stream sets changed with every read; run it again")
+    raise ConflictError(f"{keyspace}.{table}: its stream sets changed during every read; run the command again")
 
 
 LAYOUT_CREATED, LAYOUT_RESIZED, LAYOUT_DROPPED = "created", "resized", "dropped"
@@ -409,7 +409,7 @@ def decide_layout(lake: Lake, wanted: TabletLayout) -> TabletLayoutChange:
     if winners and (winners[0].kind, winners[0].last_tokens.tolist()) == (wanted.kind, wanted.last_tokens.tolist()):
         return TabletLayoutChange(winners[0], changed=True)
     raise ConflictError(
-        f"{wanted.full_name} got other tablets from another process at the same moment; look at: cdc-platform tablets "
+        f"{wanted.full_name} got other tablets from another process at the same time; see: cdc-platform tablets "
         f"show {wanted.full_name}, and run it again if that is not what you want"
     )
 

@@ -98,14 +98,14 @@ def _delta_table(name: str, writes: DataFrame) -> Table:
     if not (is_valid_name(keyspace) and is_valid_name(table)):
         raise InputError(f"writes are appended to keyspace.table, not to {name!r}")
     if keyspace in {each.keyspace for each in TABLES.values()} or LOG_SUFFIX in name:
-        raise InputError(f"{name} is for what the platform itself keeps; append the writes to a table of another name")
+        raise InputError(f"{name} is reserved for the platform's own tables; append the writes to another table")
     for known, each in enumerate(writes.columns):
         if _FORBIDDEN_CHARACTERS.search(each) or each.lower() in map(str.lower, writes.columns[:known]):
             raise InputError(
                 f"Delta has no column {each!r} beside {writes.columns[:known]}; rename it with withColumnRenamed"
             )
     fields = [_arrow_field(field) for field in writes.schema]
-    stream = column(STREAM_ID_COLUMN, pa.binary(), "stream of the write: that of its key at its timestamp", null=True)
+    stream = column(STREAM_ID_COLUMN, pa.binary(), "stream of the write, by its key and timestamp", null=True)
     return Table(
         keyspace, table, pa.schema([*fields, stream]), keys=_KEY_COLUMNS, comment="base writes with their streams"
     )
@@ -115,7 +115,7 @@ def _arrow_field(field: StructField) -> pa.Field:
     kind = spark_to_arrow_type(field.dataType)
     if kind is None:
         raise InputError(
-            f"column {field.name!r} of the writes is {field.dataType.simpleString()}, which is kept with no write;"
-            " leave it out, or make a text of it"
+            f"column {field.name!r} of the writes is {field.dataType.simpleString()}, which no table of the platform "
+            "can store; drop the column, or cast it to text"
         )
-    return column(field.name, kind, "as it came with the write", null=True)
+    return column(field.name, kind, "as in the write", null=True)

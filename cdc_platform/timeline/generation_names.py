@@ -108,13 +108,13 @@ class GenerationKeys:
                 return parse_time_ms(key)
             except InputError:
                 raise InputError(
-                    f"{key!r} names no generation; they are named as 12_10.0.0.4_5f0c3c5e, as in the list of partitions"
+                    f"{key!r} is no name of a generation; write it as in the list of partitions: 12_10.0.0.4_5f0c3c5e"
                 ) from None
         number, digits = int(match[1]), match[2]
         join = self.joins[number - 1] if 0 < number <= len(self.joins) else None
         if join is None or not join.generation_id.startswith(digits):
             raise UnknownGeneration(
-                f"no join in the inbox makes generation {key}; list them with: cdc-platform generations"
+                f"no join in the inbox creates generation {key}; list them with: cdc-platform generations"
             )
         return join.generation_id
 

@@ -139,7 +139,7 @@ class TabletStreams:
             InputError: a policy is given, although tablets have none; or the set does not cover the ring.
         """
         if policy is not None:
-            raise InputError("a policy is for vnode-based tables; tablets know one rule")
+            raise InputError("policies apply to vnode-based tables; tablets have a single rule")
         decision = self.decide(at_us, now_us)
         streams, rows = tablets.find_tablet_streams(self.sets, [at_us], [token])
         name = f"{self.keyspace}.{self.table}"
@@ -212,7 +212,7 @@ class _SetTimes:
         """Return why a write has no stream."""
         return (
             f"write timestamp {format_us(write_ts_us)} belongs to the stream set of {format_us(set_us)} of {table},"
-            " which is listed without a row of streams; bring its rows in and write again"
+            " which is listed without a row of streams; import its rows and write again"
         )
 
 

@@ -296,7 +296,7 @@ class Timeline:
         generation = self.find(name)
         if not generation.published:
             raise NotFound(
-                f"generation {format_ms(generation.time_ms)} is not published yet; its streams are not to be read"
+                f"generation {format_ms(generation.time_ms)} is not published yet, so its streams cannot be read"
             )
         return generation
 

@@ -259,7 +259,7 @@ class VnodeStreams:
         place = locate_stream(self.lake, generation, token)
         if place.stream_id is None:
             raise StateError(
-                f"the stream of token {token} in the generation of {format_ms(generation.time_ms)} cannot be told:"
+                f"the stream of token {token} in the generation of {format_ms(generation.time_ms)} is unknown:"
                 f" {place.note}; import its V2 descriptions"
             )
         return place.stream_id

@@ -73,7 +73,7 @@ def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["9_10.0.0.9_00000000"], "no join in the inbox makes generation"),
+        (["9_10.0.0.9_00000000"], "no join in the inbox creates generation"),
         (["nonsense"], "generations begin with"),
         (["2026-01-31T12:00:00.001Z"], "is known"),
         (["--run", "nobody"], "no table has a commit of run nobody"),

@@ -53,7 +53,7 @@ CASES = [
     ),
     argument(
         "another creation of a table that is there",
-        "is known to have been created at 2025-12-01T00:00:00",
+        "was created at 2025-12-01T00:00:00",
         *("tables", "alter", "shop.orders", "--created-at", "2025-12-02T00:00:00Z"),
     ),
     argument(

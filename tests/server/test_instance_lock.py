@@ -102,7 +102,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_a_home_has_one_up(home: HomeLocation, start: Start) -> None:
     """A second one is refused and names the first."""
     said(start(_UP, str(home.path)))
-    with pytest.raises(StateError, match=r"is up already \(processes .*\); end that one"), lock_home_exclusively(home):
+    with pytest.raises(StateError, match=r"is already running \(processes .*\); stop it"), lock_home_exclusively(home):
         pytest.fail("it was let in")
 
 
@@ -139,7 +139,7 @@ def test_an_up_that_ends_is_waited_for(home: HomeLocation, start: Start, monkeyp
     by_hand.wait()
     monkeypatch.setattr(instance_lock, "LOCK_WAIT_SECONDS", 0.3)
     assert said(start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))) == "held"
-    with pytest.raises(StateError, match="is up already"), lock_home_exclusively(home):
+    with pytest.raises(StateError, match="is already running"), lock_home_exclusively(home):
         pytest.fail("it was let in")
 
 
@@ -166,7 +166,7 @@ def test_the_next_one_waits_for_what_still_works(
     with lock_home_exclusively(home) as held:
         stays = subprocess.Popen(["sleep", "60"], pass_fds=[held.parts.fileno()])
     try:
-        with pytest.raises(StateError, match="does not end; see which processes have"), lock_home_exclusively(home):
+        with pytest.raises(StateError, match="do not end; see which ones have"), lock_home_exclusively(home):
             pytest.fail("it was let in")
     finally:
         stays.kill()
@@ -180,7 +180,7 @@ def test_a_dagster_beside_up_is_refused(home: HomeLocation, start: Start) -> Non
     up = start(_UP, str(home.path))
     said(up)
     by_hand = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
-    assert said(by_hand).startswith(f"refused: home {home.path} is up already (processes")
+    assert said(by_hand).startswith(f"refused: home {home.path} is already running (processes")
     up.kill()
     up.wait()
     assert said(start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})) == "works"
@@ -191,7 +191,7 @@ def test_up_beside_a_dagster_is_refused(home: HomeLocation, start: Start) -> Non
     first = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
     second = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
     assert (said(first), said(second)) == ("works", "works")
-    named = rf"a Dagster of its own works .*\(processes {first.pid} {second.pid}\)"
+    named = rf"another Dagster works .*\(processes {first.pid} {second.pid}\)"
     with pytest.raises(StateError, match=named), lock_home_exclusively(home):
         pytest.fail("it was let in")
     for process in (first, second):

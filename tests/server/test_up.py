@@ -76,7 +76,7 @@ def test_a_home_is_up_once(serving: Serving) -> None:
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2
     # The command and Dagster's three parts: if one of them ends, all end.
-    held = r"is up already \(processes \d+( \d+){3}\); end that one, or choose another home"
+    held = r"is already running \(processes \d+( \d+){3}\); stop it, or choose another home"
     assert re.fullmatch(f"error: home {serving.home} {held} \\[[a-z-]+\\]", said.strip())
 
 

@@ -36,12 +36,12 @@ def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: 
     try:
         assert Path(here.start()["token_file"]).is_relative_to(tmp_path / "state")
         _, said = here.command("up", "--port", "0").communicate(timeout=120)
-        assert said.startswith(f"error: home {address} is up already (processes "), said
+        assert said.startswith(f"error: home {address} is already running (processes "), said
         monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
         refused = there.command("up", "--port", "0")
         _, said = refused.communicate(timeout=120)
         assert (refused.returncode, len(said.splitlines())) == (2, 1), said
-        assert f"{address} is up already" in said
+        assert f"{address} is already running" in said
         assert run("--home", address, "bootstrap", node).exit_code == 0
         await_true(lambda: published(address) == 1, 120, "a published generation")
         assert told_of(SECRET, tmp_path, parse_path(address)) == []

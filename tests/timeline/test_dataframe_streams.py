@@ -85,8 +85,8 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_made(spark: SparkSess
         (writes.withColumn("a b", F.lit(1)), NAME, "^Delta has no column 'a b'"),
         (writes, "carts", "^writes are appended to keyspace.table, not to 'carts'"),
         (writes, "shop/x.carts", "^writes are appended to keyspace.table"),
-        (writes, "platform.generations", "^platform.generations is for what the platform itself keeps"),
-        (writes, "shop.carts_scylla_cdc_log", "^shop.carts_scylla_cdc_log is for what the platform itself keeps"),
+        (writes, "platform.generations", "^platform.generations is reserved for the platform's own tables"),
+        (writes, "shop.carts_scylla_cdc_log", "^shop.carts_scylla_cdc_log is reserved for the platform's own tables"),
     ):
         with pytest.raises(InputError, match=told) as refused:
             append_with_streams(lake, bad, name)
