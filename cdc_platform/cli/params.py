@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from math import isfinite
 from typing import Any
-from uuid import UUID
 
 import click
 
@@ -28,17 +27,14 @@ from cdc_platform.clock import (
 )
 from cdc_platform.cql import parse_table_name
 from cdc_platform.errors import InputError
+from cdc_platform.home import parse_generation_name
 
 # The same as in cdc_platform.ring, repeated here so that the command line starts without loading numpy.
 FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
 MAX_SHARD_COUNT = 4096
 MAX_IGNORE_MSB = 31
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-LATEST, OPERATING, NOW = "latest", "operating", "now"
-# The begin of a UUID. A text that looks like a year and a month is a time instead.
-_UUID_PREFIX = re.compile(r"(?=.{4,35}$)(?!\d{4}-\d{2}(-|$))[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.I)
-_TIME_PREFIX = re.compile(r"\d{4}-\d{2}(-\d{2}(T\d{2}(:\d{2}(:\d{2}(\.\d{0,2})?)?)?)?)?", re.I)
+OPERATING, NOW = "operating", "now"
 _EPOCH_NUMBER = re.compile(r"([+-]?\d{1,30})(s|ms|us)?", re.ASCII)
 # Longer than the first group of a UUID, or with a unit.
 _LONG_NUMBER = re.compile(r"\d{9,30}(s|ms|us)?|\d{1,30}(s|ms|us)", re.ASCII)
@@ -134,22 +130,7 @@ class _GenerationParam(ValidatedParam):
     name = "generation"
 
     def read(self, text: str) -> str | int:
-        if _UUID.fullmatch(text):
-            return str(UUID(text))
-        if text.lower() in (LATEST, OPERATING):
-            return text.lower()
-        if _UUID_PREFIX.fullmatch(text):
-            return text.lower()
-        if _LONG_NUMBER.fullmatch(text):
-            return _parse_ms(text)
-        if not text[:4].isdigit() or "-" not in text:
-            raise InputError(
-                f"{text!r} is neither a generation's UUID nor its time, as in 2026-01-31T12:00:00.000Z, nor the begin "
-                f"of one, nor {LATEST} or {OPERATING}"
-            )
-        if _TIME_PREFIX.fullmatch(text):
-            return text.upper()
-        return parse_time_ms(text)
+        return _parse_ms(text) if _LONG_NUMBER.fullmatch(text) else parse_generation_name(text)
 
 
 class _TokenParam(ValidatedParam):
