@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -368,11 +368,14 @@ class Home:
             UnknownGeneration: as `generation`.
             NotFound: there is nothing to check.
         """
+        from cdc_platform.delta import CommitAuthor, commit_as
         from cdc_platform.home import checking
 
         named = None if generation is None else self.resolve_generation(generation)
         record_as = entry_point if record else None
-        return checking.check_home(self.lake, self.clock, self.settings, named, deep=deep, record_as=record_as)
+        author = commit_as(CommitAuthor(_PYTHON_ENTRY_POINT, "Home.check"))
+        with author if entry_point == _PYTHON_ENTRY_POINT else nullcontext():
+            return checking.check_home(self.lake, self.clock, self.settings, named, deep=deep, record_as=record_as)
 
     def status(self) -> HomeStatus:
         """Return a summary of the home: ring, generations, joins, tables, consumers, checks, and what needs attention.

@@ -43,6 +43,7 @@ from cdc_platform.home import (
     parse_generation_name,
 )
 from cdc_platform.ring import tokens_from_keys
+from cdc_platform.tables import TABLES
 from cdc_platform.timeline import VnodeExplanation
 
 BETWEEN = "2026-02-01T00:00:00Z"
@@ -298,6 +299,9 @@ def test_a_check_is_recorded_unless_declined(copied: Path) -> None:
     assert home.status().sections["checks"]["judged"] == 0
     assert home.check().passed
     assert home.read("platform.judgements")["door"].unique().to_pylist() == ["Python"]
+    author = home.lake.envelopes(TABLES["platform.judgements"])[0].envelope
+    assert author is not None
+    assert (author.speaker.door, author.speaker.command) == ("Python", "Home.check")
     assert home.status().sections["checks"]["judged"] > 0
 
 
