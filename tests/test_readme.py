@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,8 +34,9 @@ def text_of(name: str) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    """The fenced blocks of a language, also those within the steps of a list."""
+    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
 
 
 def checks_of(invariants: Sequence[str]) -> dict[str, Any]:

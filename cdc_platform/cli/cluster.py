@@ -128,7 +128,7 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
+        raise InputError(f"{registry.get_connection_option(str(first['loc'][0]))}: {first['msg']}") from None
     added = registry.add_cluster(session.open_home(create=True), name, connection)
     facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
     next_steps = [build_next_step("cluster", "test", name)]

@@ -246,7 +246,7 @@ def _write_commands_to_try(home: str | None) -> None:
         (f"{program} expire --dry-run", "when they can go, and what keeps them"),
         (f"{program} tablets show {'.'.join(demo_acts.SESSIONS)}", "the stream sets of the table with tablets"),
         (
-            f"{program} log {_relative_path(demo_acts.get_script_path(demo_acts.CARTS_SCRIPTS[1]))}",
+            f"{program} cql run {_relative_path(demo_acts.get_script_path(demo_acts.CARTS_SCRIPTS[1]))}",
             "the same writes as they would go now",
         ),
         (f"{bare} --home {old} rewrite --force --dry-run", "what is left of the old cluster"),

@@ -418,16 +418,22 @@ def get_machine_local_options(connection: Connection) -> list[str]:
     return [name for name in MACHINE_LOCAL_FIELDS if getattr(connection, name) is not None]
 
 
+_OPTIONS_BY_FIELD = {"page_rows": "--page-size", "tls_host_names": "--no-tls-hostname-check"}
+"""The options of `cluster add` that are not named after their field of `Connection`."""
+
+
+def get_connection_option(field: str) -> str:
+    """Return the option of `cluster add` for a field of `Connection`."""
+    return _OPTIONS_BY_FIELD.get(field, f"--{field.replace('_', '-')}")
+
+
 def connection_options(connection: Connection) -> Iterator[str]:
     """Yield the options of `cluster add` that describe a connection."""
     for contact in connection.contacts:
         yield from ("--contact", contact)
     for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts"}).items():
-        option = f"--{name.replace('_', '-')}"
-        if name == "tls_host_names":
-            yield "--no-tls-hostname-check"
-        else:
-            yield from (option,) if value is True else (option, f"{value}")
+        option = get_connection_option(name)
+        yield from (option,) if isinstance(value, bool) else (option, f"{value}")
 
 
 def _machine_local_homes(home: HomeLocation) -> list[StoragePath]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.command_line import run
 
+from cdc_platform.cli.cluster import cluster
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound
 from cdc_platform.home_location import open_home_location
@@ -127,3 +128,10 @@ def test_rows_count_when_two_reads_agree() -> None:
     number = iter(range(100))
     with pytest.raises(InputError, match="changes while it is read"):
         read_until_stable(lambda: [{"a": next(number)}], "it")
+
+
+def test_every_field_of_a_connection_has_its_option() -> None:
+    """Advice and errors name options of `cluster add` that exist."""
+    options = {option for parameter in cluster.commands["add"].params for option in parameter.opts}
+    fields = Connection.model_fields.keys() - {"contacts"}
+    assert {registry.get_connection_option(name) for name in fields} <= options

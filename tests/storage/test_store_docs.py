@@ -41,10 +41,10 @@ def commands(page: str) -> list[str]:
     Also commands of the platform that are quoted without its name, if they have an option.
     """
     text = (_DOCS / page).read_text(encoding="utf-8")
-    found, either = [], r"^```((sh|console)\n.*?)^```$|(?<!`)`([^`\n]+)`(?!`)"
+    found, either = [], r"^ *```((sh|console)\n.*?)^ *```$|(?<!`)`([^`\n]+)`(?!`)"
     for block, language, quoted in re.findall(either, text, flags=re.MULTILINE | re.DOTALL):
         if language:
-            lines = block.splitlines()[1:]
+            lines = [line.strip() for line in block.splitlines()[1:]]
             found += [line.removeprefix("$ ") for line in lines if language == "sh" or line.startswith("$ ")]
         elif quoted.split()[0] in _PROGRAMS and " " in quoted:
             found.append(quoted)
