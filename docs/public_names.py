@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from griffe import Alias, Extension, Function, Module
+from griffe import Alias, Class, Extension, Module
 
 
 class PublicNames(Extension):
     """Export the aliases of each package, and hide special methods."""
 
-    def on_function(self, *, func: Function, **_: Any) -> None:
-        """Hide a special method: its meaning is Python's."""
-        if func.name.startswith("__"):
-            func.public = False
+    def on_class(self, *, cls: Class, **_: Any) -> None:
+        """Hide special methods, whose meaning is Python's."""
+        for name in [name for name in cls.members if name.startswith("__") and name != "__init__"]:
+            del cls.members[name]
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         """Set the exports of all subpackages of a package that was just loaded."""
