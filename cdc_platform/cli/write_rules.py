@@ -139,7 +139,7 @@ def find_write_refusal(program: click.Group, words: Sequence[str]) -> PlatformEr
     `words` are those after the program's name. The command is parsed and not run.
     """
     command: click.Command = program
-    ctx = click.Context(program)
+    ctx = click.Context(program, **program.context_settings)
     options, rest, _ = program.make_parser(ctx).parse_args(list(words))
     home = options.get("home")
     while isinstance(command, click.Group) and rest:

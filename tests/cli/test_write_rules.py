@@ -227,6 +227,13 @@ def test_a_command_line_is_judged_without_running_it(observed: Path, words: tupl
     assert isinstance(refusal, HomeIsObserved) is is_refused
 
 
+def test_judging_a_command_line_leaves_the_command_as_it_is(observed: Path) -> None:
+    """Click remembers the names of the help option from the first context: they are those of the program."""
+    assert isinstance(program, click.Group)
+    assert find_write_refusal(program, ["--home", str(observed), "tablets", "merge", "ks.t", "--count", "2"])
+    assert run("tablets", "merge", "-h").exit_code == 0
+
+
 def test_steps_that_would_be_refused_are_replaced(observed: Path) -> None:
     """By one check; commands of other programs and commands that only read stay."""
     line = f"cdc-platform --home {observed}"
