@@ -109,7 +109,7 @@ def build_partition_event(
     `due` returns the version that each input had then; without it the current versions count. `shared` are the inputs
     that are partitioned in another way than this asset.
     """
-    commit_info = None if change is None else change.commit.envelope
+    commit_info = None if change is None else change.commit.info
     # This version's code may compute a different result than the version that wrote the content.
     other_version = commit_info is not None and commit_info.program != __version__
     code = f"cdc-platform {commit_info.program}" if commit_info is not None and other_version else spec.code_version
@@ -141,17 +141,17 @@ def build_content_metadata(content: PartitionContent, change: PartChange | None)
     }
     if change is None:
         return metadata | {"delta_version": MetadataValue.int(-1), "written_by": "unknown"}
-    commit, commit_info = change.commit, change.commit.envelope
+    commit, commit_info = change.commit, change.commit.info
     metadata["delta_version"] = MetadataValue.int(commit.version)
     if commit.at_ms is not None:
         metadata["committed_at"] = MetadataValue.timestamp(datetime_from_ms(commit.at_ms))
     if commit_info is None:
         return metadata | {"written_by": f"unknown, by {commit.engine}"}
     metadata |= {"commit": commit_info.id, "program": commit_info.program}
-    by = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
+    by = " ".join(filter(None, (commit_info.author.entry_point, commit_info.author.command)))
     metadata["written_by"] = f"{commit_info.user}, {by}" if by else commit_info.user
-    if commit_info.speaker.run:
-        metadata["written_in_run"] = MetadataValue.dagster_run(commit_info.speaker.run)
+    if commit_info.author.run:
+        metadata["written_in_run"] = MetadataValue.dagster_run(commit_info.author.run)
     return metadata
 
 

@@ -40,7 +40,7 @@ def create_report_page(joining: JoinContext, log: Logger) -> dict[str, Any]:
     page = ui_files.report_file(local_state_folder(lake.place.folder), names.key)
     if page is None or names.time_ms is None:
         return {}
-    size = sum(partition.bytes for part in names.parts() for partition in lake.slices(part.table))
+    size = sum(partition.bytes for part in names.parts() for partition in lake.partitions(part.table))
     if size <= MAX_REPORT_BYTES and not page.file.exists():
         try:
             _, text = make_page(ReportSource(lake, joining.clock, joining.settings), [names])

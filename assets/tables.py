@@ -80,7 +80,7 @@ def _read_sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
     for keyspace, name in list_stored_tables(lake):
         table = Table(keyspace, name, pa.schema([]), (), "")
         try:
-            slices, version = lake.slices(table), lake.version(table)
+            slices, version = lake.partitions(table), lake.version(table)
         except PlatformError:
             continue
         yield table.full_name, version or 0, sum(part.rows for part in slices), sum(part.bytes for part in slices)

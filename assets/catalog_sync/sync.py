@@ -150,8 +150,8 @@ def _report_partition(
     if content is None or known.version(stored.asset, stored.partition) == content.version:
         return
     change = find_last_write(lake, stored.part)
-    commit_info = None if change is None else change.commit.envelope
-    if commit_info is not None and unfinished.is_under_way(commit_info.speaker.run):
+    commit_info = None if change is None else change.commit.info
+    if commit_info is not None and unfinished.is_under_way(commit_info.author.run):
         summary.left = True
         return
     node = graph.get(stored.asset)

@@ -27,7 +27,7 @@ from cdc_platform.cql import (
     get_log_columns,
     quote_name,
 )
-from cdc_platform.delta import Lake, read_stored_schema
+from cdc_platform.delta import Lake
 from cdc_platform.importing import CsvTable
 from cdc_platform.metastore import read_cdc_tables
 
@@ -61,7 +61,7 @@ class StoredLog:
     @property
     def left_out(self) -> list[str]:
         """Return the retyped columns, which no server has: they were dropped, and added with another type."""
-        return [field.name for _, field in find_retyped_columns(read_stored_schema(self.lake, log_table(self.schema)))]
+        return [field.name for _, field in find_retyped_columns(self.lake.stored_schema(log_table(self.schema)))]
 
     def values(self) -> Iterator[list[Value | None]]:
         """Yield the values of each row in the order of `columns`, oldest first."""

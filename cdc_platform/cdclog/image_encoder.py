@@ -42,7 +42,7 @@ from cdc_platform.cql import (
     make_timeuuid,
     merge_mutations,
 )
-from cdc_platform.delta import Lake, compute, group_batches_by_key, read_stored_schema
+from cdc_platform.delta import Lake, compute, group_batches_by_key
 from cdc_platform.ring import tokens_from_keys
 from cdc_platform.spark import arrow_to_spark_schema, quote_spark_name
 from cdc_platform.timeline import StreamFinder
@@ -246,4 +246,4 @@ def _cached_state(root: str, schema: TableSchema, version: int | None) -> Stored
 
 
 def _has_exact(lake: Lake, schema: TableSchema) -> bool:
-    return lake.exists(log_table(schema)) and EXACT in read_stored_schema(lake, log_table(schema)).names
+    return lake.exists(log_table(schema)) and EXACT in lake.stored_schema(log_table(schema)).names

@@ -139,7 +139,7 @@ def read_representative_inventory(lake: Lake, but_for: Collection[str] = ()) -> 
 
     Of the generations `but_for` (UUIDs) no rows are read.
     """
-    with lake.open_tables.pin_versions():  # the timeline selects what to read, then describes it
+    with lake.table_cache.pin_versions():  # the timeline selects what to read, then describes it
         inserted = _read_rows_except(lake, GENERATION_DESCRIPTIONS_V2, but_for)
         described = _read_rows_except(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
         described_ids = {*inserted, *described, *but_for}
@@ -261,7 +261,7 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 def _read_rows(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, StoredGenerationRows]:
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else {_stored_key(table, key) for key in keys}
-    rows, data_files = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
+    rows, data_files = lake.read_partitions(table, ["range_end", *wanted], chosen)
     files = _files_by_key(table, data_files)
     by_key = {_key_from_stored(table, value): part for value, part in rows.items() if part.num_rows}
     unordered = _unordered(lake, table, keys) if by_key else {}

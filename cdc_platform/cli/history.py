@@ -132,8 +132,8 @@ def _run_writes(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
 
     has_commits = False
     for table in TABLES.values():
-        for commit in lake.envelopes(table):
-            if commit.envelope is not None and commit.envelope.speaker.run == run:
+        for commit in lake.commits(table):
+            if commit.info is not None and commit.info.author.run == run:
                 has_commits = True
                 yield _write_with_partitions(table, commit)
     if not has_commits:
@@ -152,7 +152,7 @@ def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
 
     schema = read_table_schema(lake, keyspace, name)
     tables = (log_table(schema), current_table(schema))
-    writes = [_write_with_partitions(table, commit) for table in tables for commit in lake.envelopes(table)]
+    writes = [_write_with_partitions(table, commit) for table in tables for commit in lake.commits(table)]
     if not writes:
         raise NotFound(
             f"{schema.full_name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest"
@@ -163,7 +163,7 @@ def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
 def _write_with_partitions(table: Table, commit: Commit) -> dict[str, Any]:
     from cdc_platform.reporting import commit_facts
 
-    digests = () if commit.envelope is None else commit.envelope.digests
+    digests = () if commit.info is None else commit.info.digests
     return commit_facts(table, commit, None, 0) | {"slices": sorted(filter(None, digests))}
 
 

@@ -50,7 +50,7 @@ class CliSession:
             EnvironmentProblem: as `open_home_location`.
         """
         lake = self.lake() if home is None else self._lake_at(home.lake)
-        click.get_current_context().with_resource(lake.open_tables.pin_versions())
+        click.get_current_context().with_resource(lake.table_cache.pin_versions())
         return lake
 
     def _lake_at(self, address: Path | str) -> Lake:

@@ -64,7 +64,7 @@ def _write_status(session: CliSession, as_json: bool) -> int:
 
     home = session.open_home()
     lake = Lake(home.lake)
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         home_status = read_home_status(lake, session.clock, home.settings)
     if as_json:
         write_json({"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)})

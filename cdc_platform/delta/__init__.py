@@ -142,7 +142,6 @@ __getattr__ = lazy_exports(
             "read_changes_since",
             "read_newest_versions",
             "read_stored_file",
-            "read_stored_schema",
         ),
         "writer": (
             "NO_TRANSACTION_NUMBERS",

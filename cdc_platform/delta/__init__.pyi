@@ -109,7 +109,6 @@ from cdc_platform.delta.versions import list_stored_tables as list_stored_tables
 from cdc_platform.delta.versions import read_changes_since as read_changes_since
 from cdc_platform.delta.versions import read_newest_versions as read_newest_versions
 from cdc_platform.delta.versions import read_stored_file as read_stored_file
-from cdc_platform.delta.versions import read_stored_schema as read_stored_schema
 from cdc_platform.delta.writer import NO_TRANSACTION_NUMBERS as NO_TRANSACTION_NUMBERS
 from cdc_platform.delta.writer import PartialReplacement as PartialReplacement
 from cdc_platform.delta.writer import TransactionNumbers as TransactionNumbers

@@ -28,12 +28,12 @@ UNKNOWN_USER = "unknown"
 
 @dataclass(frozen=True)
 class CommitAuthor:
-    """The author of commits: entry point (`door`: command line, Dagster), `command`, Dagster's `run`; empty if not set.
+    """The author of commits: `entry_point` (command line, Dagster), `command`, Dagster's `run`; empty if not set.
 
     `user` is the user of the entry point if it differs from the machine's user, or UNKNOWN_USER.
     """
 
-    door: str = ""
+    entry_point: str = ""
     command: str = ""
     run: str = ""
     user: str = ""
@@ -43,12 +43,12 @@ class CommitAuthor:
 class CommitInfo:
     """The CommitInfo of a commit: its random `id`, author, numbers of consumers, and digests of the changed partitions.
 
-    `user` is the speaker's or the machine's, `program` the platform's version; `digests` are those after the commit.
+    `user` is the author's or the machine's, `program` the platform's version; `digests` are those after the commit.
     `accepts` gives the reason for accepting each foreign commit, by version.
     """
 
     id: str
-    speaker: CommitAuthor
+    author: CommitAuthor
     user: str
     program: str
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -59,9 +59,9 @@ class CommitInfo:
         """Return the entries for the commit's metadata."""
         fields: dict[str, Any] = {
             "id": self.id,
-            "door": self.speaker.door,
-            "command": self.speaker.command,
-            "run": self.speaker.run,
+            "door": self.author.entry_point,
+            "command": self.author.command,
+            "run": self.author.run,
             "user": self.user,
             "program": self.program,
             "numbers": dict(self.numbers),
@@ -71,12 +71,12 @@ class CommitInfo:
         return {COMMIT_INFO_KEY: json.dumps({name: value for name, value in fields.items() if value})}
 
 
-_block_author: ContextVar[CommitAuthor | None] = ContextVar("speaker", default=None)
+_block_author: ContextVar[CommitAuthor | None] = ContextVar("commit author", default=None)
 
 
-def commit_as(speaker: CommitAuthor) -> AbstractContextManager[None]:
+def commit_as(author: CommitAuthor) -> AbstractContextManager[None]:
     """Set the author of a block's commits, in its thread."""
-    return set_for_block(_block_author, speaker)
+    return set_for_block(_block_author, author)
 
 
 def new_commit_info(
@@ -85,11 +85,11 @@ def new_commit_info(
     accepts: Mapping[int, str] | None = None,
 ) -> CommitInfo:
     """Return a CommitInfo with a new ID for the next commit."""
-    speaker = _block_author.get() or CommitAuthor()
+    author = _block_author.get() or CommitAuthor()
     return CommitInfo(
         str(uuid.uuid4()),
-        speaker,
-        speaker.user or _get_machine_user(),
+        author,
+        author.user or _get_machine_user(),
         __version__,
         numbers or {},
         digests or {},

@@ -97,7 +97,7 @@ def get_known_digests(opened: OpenTable, wanted: Collection[str]) -> dict[str, i
     digests: dict[str, int] = {}
     for version in range(opened.version(), -1, -1):
         try:
-            info = opened.commit(version).envelope
+            info = opened.commit(version).info
         except FileNotFoundError:
             return digests
         if info is not None:
@@ -114,7 +114,7 @@ def _is_committed(folder: str, after: int, identity: str) -> bool:
     version = after + 1
     while True:
         try:
-            info = read_commit(get_entry_path(folder, version), version).envelope
+            info = read_commit(get_entry_path(folder, version), version).info
         except (FileNotFoundError, ValueError):  # another writer is still writing it
             return False
         if info is not None and info.id == identity:

@@ -177,9 +177,9 @@ def _assert_restorable(folder: str, name: str, version: int) -> None:
 
 def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -> None:
     first = entries[version]
-    if first is not None and first.envelope is not None:
+    if first is not None and first.info is not None:
         raise InputError(f"version {version} of {name} is the platform's own; only foreign commits are taken back")
-    own = [number for number, commit in entries.items() if commit is not None and commit.envelope and commit.changes]
+    own = [number for number, commit in entries.items() if commit is not None and commit.info and commit.changes]
     if own:
         raise StateError(
             f"the platform has written version {own[0]} of {name} since, which would go as well; accept version "
@@ -219,9 +219,7 @@ def _accept_once(lake: Lake, table: Table, version: int, because: str) -> Accept
     folder, name = lake.path(table), table.full_name
     opened = open_table(folder)
     history = list(transaction_log.iter_commits(folder, opened.version()))
-    acceptances = {
-        number: commit.version for commit in history if commit.envelope for number in commit.envelope.accepts
-    }
+    acceptances = {number: commit.version for commit in history if commit.info for number in commit.info.accepts}
     if version in acceptances:
         return AcceptedCommit(name, version, acceptances[version], (), is_new=False)
     foreign = verification.list_foreign_commits(history)
@@ -245,7 +243,7 @@ def _refuse_unless_foreign(name: str, version: int, history: Sequence[Commit], f
     existing = next((commit for commit in history if commit.version == version), None)
     if existing is None:
         raise NotFound(f"{name} has no commit {version} in its log; its newest is {history[0].version}")
-    why = "is the platform's own" if existing.envelope else "changes nothing, or is from before commits had envelopes"
+    why = "is the platform's own" if existing.info else "changes nothing, or is from before commits had envelopes"
     raise InputError(f"version {version} of {name} {why}: there is nothing to accept; check names foreign commits")
 
 

@@ -47,11 +47,23 @@ _Result = TypeVar("_Result")
 
 
 class Lake:
-    """The Delta tables under one root: a folder of a local or shared file system, or a prefix of an object store."""
+    """The Delta tables under one root: a folder of a local or shared file system, or a prefix of an object store.
+
+    To read rows, use the method that returns what you need:
+
+    * rows in memory, filtered and in the declared schema: `read`; of an old version, in its schema: `read_version`;
+    * rows by partition, with the files that have them: `read_partitions`;
+    * rows in batches, for tasks: `data_files`, then `tasks.rows_from_files` or `tasks.read_file_batches`;
+      `verification.get_verified_rows` compares them with their commits as they are read;
+    * rows that were added between two versions: `versions.read_changes_since`;
+    * a dataset for another query engine: `snapshot.read_newest_snapshot`, `..._at_version` and `..._at_time`.
+
+    `data_files`, `partitions`, `file_bounds` and `bounded_files` read the log alone.
+    """
 
     def __init__(self, root: Path | str) -> None:
         self.place = parse_root(root)
-        self.open_tables = TableCache()
+        self.table_cache = TableCache()
 
     @property
     def root(self) -> Path:
@@ -70,7 +82,7 @@ class Lake:
     def exists(self, table: Table) -> bool:
         """Return True if the table was ever created here."""
         with translate_errors(f"looking for {table.full_name}"):
-            return self.open_tables.exists(self.path(table))
+            return self.table_cache.exists(self.path(table))
 
     def version(self, table: Table) -> int | None:
         """Return the newest version of the table; None if the table does not exist."""
@@ -88,7 +100,7 @@ class Lake:
         if existing is None:
             with translate_errors(f"creating {table.full_name}"):
                 create.create_table(table, parse_path(self.path(table)))
-            self.open_tables.revalidate(self.path(table))
+            self.table_cache.revalidate(self.path(table))
             existing = self._open(table)
         columns = [] if existing is None else existing.schema().names
         if columns != table.schema.names:
@@ -101,10 +113,10 @@ class Lake:
         """Return the table's digest rule; that of new tables if it does not exist."""
         return NEWEST_DIGEST_RULE if (opened := self._open(table)) is None else commits.get_digest_rule(opened)
 
-    def columns(self, table: Table) -> list[str]:
-        """Return the stored table's columns, in order; empty if it does not exist."""
+    def stored_schema(self, table: Table) -> pa.Schema:
+        """Return the stored table's columns, in order, and their types; no columns if it does not exist."""
         opened = self._open(table)
-        return [] if opened is None else opened.schema().names
+        return pa.schema([]) if opened is None else opened.schema().remove_metadata()
 
     def widen(self, table: Table) -> Table:
         """Create the table, or add the columns that it lacks; return the table's resulting declaration.
@@ -319,13 +331,19 @@ class Lake:
 
         return self._write(table, change, source.nbytes + (parted.rows.nbytes if parted else 0))
 
-    def data_files(self, table: Table) -> list[DataFile]:
-        """List every data file of a table, from Delta's log alone."""
-        return self._files(table, ())
+    def data_files(self, table: Table, filters: Sequence[Filter] = ()) -> list[DataFile]:
+        """List the data files that can hold rows which pass `filters`, from Delta's log alone.
 
-    def slices(self, table: Table) -> list[TablePartition]:
+        Only filters on partition columns are compared.
+        """
+        normal = normalize_filters(table, filters)
+        opened = self._open(table)
+        with translate_read_errors(table.full_name):
+            return [] if opened is None else files.list_data_files(opened, table, normal)
+
+    def partitions(self, table: Table) -> list[TablePartition]:
         """List a table's partitions from Delta's log alone; a table without partition columns is one partition."""
-        return files.partitions_from_files(self._files(table, ()))
+        return files.partitions_from_files(self.data_files(table))
 
     def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:
         """Return the least and the greatest value of a column in each data file, and the file's rows.
@@ -351,11 +369,7 @@ class Lake:
         )
         return len(files)
 
-    def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the table's commits, newest first, as in Delta's log: version, timestamp (ms), operation, metrics."""
-        return [] if (opened := self._open(table)) is None else opened.with_data_files().history(limit)
-
-    def envelopes(self, table: Table) -> list[Commit]:
+    def commits(self, table: Table) -> list[Commit]:
         """Return the commits that are still in Delta's log, newest first, each with its CommitInfo if it has one.
 
         Raises:
@@ -365,15 +379,7 @@ class Lake:
         with translate_read_errors(f"the log of {table.full_name}"):
             return [] if opened is None else list(transaction_log.iter_commits(self.path(table), opened.version()))
 
-    def files(self, table: Table, filters: Sequence[Filter]) -> list[str]:
-        """Return the paths of the data files that can hold rows which pass `filters`.
-
-        Only filters on partition columns are compared. Use it to read one partition's Parquet files without Delta's
-        whole log.
-        """
-        return [file.path for file in self._files(table, normalize_filters(table, filters))]
-
-    def rows_by_slice(
+    def read_partitions(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
         """Return columns of the rows by the value of the one partition column, and the files that have these rows.
@@ -393,20 +399,15 @@ class Lake:
             chosen = data_files if keys is None else [file for file in data_files if file.partition[0] in keys]
             return table_rows.read_partitions(opened, table, columns, chosen, are_all=keys is None), chosen
 
-    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
-        """Return a context with the table at its newest version, for one commit; other reads do not move it forward."""
+    def open_for_write(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
+        """Return a context with the table at its newest version, for one commit; see `TableCache.open_for_write`."""
         assert_table_writable(self, f"writing {table.full_name}", table, size)
-        return self.open_tables.open_for_write(self.path(table))
-
-    def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
-        opened = self._open(table)
-        with translate_read_errors(table.full_name):
-            return [] if opened is None else files.list_data_files(opened, table, filters)
+        return self.table_cache.open_for_write(self.path(table))
 
     def _open(self, table: Table) -> OpenTable | None:
         with translate_errors(f"opening {table.full_name}"):
             try:
-                return self.open_tables.get_newest(self.path(table))
+                return self.table_cache.get_newest(self.path(table))
             except TableNotFoundError:
                 return None
 
@@ -417,7 +418,7 @@ class Lake:
         """
 
         def write() -> _Result:
-            with self.taken(table, size) as opened:
+            with self.open_for_write(table, size) as opened:
                 before = opened.version()
                 result = change(opened)
                 compaction.compact_small_files(opened, table, before)

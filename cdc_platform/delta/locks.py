@@ -59,7 +59,7 @@ def lake_lock(lake: Lake, name: str) -> Iterator[None]:
     lock = _acquire(path, name)
     held_paths.add(str(path))
     try:
-        lake.open_tables.revalidate()  # the previous holder may have written
+        lake.table_cache.revalidate()  # the previous holder may have written
         yield
     finally:
         held_paths.discard(str(path))

@@ -73,7 +73,7 @@ class PartitionDigests:
         for entry in _iter_entries(lake, table):
             if self._files.keys() <= self._said.keys():
                 break
-            recorded = {} if entry.commit.envelope is None else entry.commit.envelope.digests
+            recorded = {} if entry.commit.info is None else entry.commit.info.digests
             self._said = {name: digest for name, digest in recorded.items() if name in self._files} | self._said
 
     @property
@@ -133,7 +133,7 @@ def get_recorded_digest(lake: Lake, table: Table, where: PartSelector, at_ms: in
     """Return a partition's digest at a time (ms by its writers' clocks) from the commits; None if none records it."""
     name = row_hash.partition_name_from_values(tuple(where), where)
     for entry in _iter_entries(lake, table):
-        info = entry.commit.envelope
+        info = entry.commit.info
         if info is not None and (entry.commit.at_ms or 0) <= at_ms and name in info.digests:
             return info.digests[name]
     return None

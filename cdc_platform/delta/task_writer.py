@@ -169,7 +169,7 @@ def commit_few_rows(
     Raises:
         ConflictError: the partition no longer has the files `in_place_of`.
     """
-    with lake.taken(table) as opened:
+    with lake.open_for_write(table) as opened:
         filters = normalize_filters(table, [(name, "=", value) for name, value in where.items()])
         # Look up the replaced files in the log alone; without any, deltalake need not search.
         existing = list_data_files(opened, table, filters)
@@ -210,12 +210,12 @@ def commit_draft(lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str
     Raises:
         EnvironmentProblem: a file is not where Spark's worker reported it; nothing was committed.
     """
-    with lake.taken(table) as opened:
+    with lake.open_for_write(table) as opened:
         return _commit_opened(opened, lake, table, draft, where)
 
 
 def _commit_opened(opened: OpenTable, lake: Lake, table: Table, draft: WriteDraft, where: Mapping[str, Any]) -> int:
-    if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
+    if not draft.files and not lake.data_files(table, [(name, "=", value) for name, value in where.items()]):
         return opened.version()
     placed = _place_draft(lake, table, draft)
     name = row_hash.partition_name_from_values(table.partition_by, where)
@@ -256,7 +256,7 @@ def commit_draft_once(
         EnvironmentProblem: as `commit_draft`.
         ConflictError: the table is no longer at version `of`.
     """
-    with lake.taken(table) as opened:
+    with lake.open_for_write(table) as opened:
         if of is not None and opened.version() != of:
             raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
         numbers = {} if transaction is None else dict([transaction]) | dict(beside or {})
@@ -282,7 +282,7 @@ def _commit_opened_once(
     if append:
         after = row_hash.update_digests(writer.get_digests_before(opened, table, added), added, {})
     else:
-        existing = [row_hash.format_partition_name(table.partition_by, part.key) for part in lake.slices(table)]
+        existing = [row_hash.format_partition_name(table.partition_by, part.key) for part in lake.partitions(table)]
         after = dict.fromkeys(existing if table.partition_by else [""], 0) | added
     commits.make_commit(
         opened,

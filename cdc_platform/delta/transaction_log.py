@@ -25,7 +25,7 @@ _FILE_ACTIONS = ("add", "remove")
 class Commit:
     """One entry of Delta's log.
 
-    `at_ms` is by its writer's clock. `envelope` is None if the platform did not make the commit, or made it before
+    `at_ms` is by its writer's clock. `info` is None if the platform did not make the commit, or made it before
     CommitInfo existed. `changes` is True if it changed rows, columns or rules of the table. `added` and `removed` are
     the data files that it adds and removes, by their paths below the table.
     """
@@ -34,7 +34,7 @@ class Commit:
     at_ms: Milliseconds | None
     operation: str
     engine: str
-    envelope: CommitInfo | None
+    info: CommitInfo | None
     changes: bool
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()

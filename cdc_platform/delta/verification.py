@@ -172,7 +172,7 @@ def verify_table_log(lake: Lake, table: Table) -> TableVerification:
 
 def list_foreign_commits(history: Sequence[Commit]) -> list[Commit]:
     """List the foreign commits of a log (newest first) that changed the table, since the first CommitInfo."""
-    return [commit for commit in _since_first_commit_info(history) if commit.envelope is None and commit.changes]
+    return [commit for commit in _since_first_commit_info(history) if commit.info is None and commit.changes]
 
 
 def list_stray_checkpoint_pointers(lake: Lake) -> list[StoragePath]:
@@ -223,7 +223,7 @@ def _describe_stray_pointer(log: StoragePath, names: Collection[str]) -> str | N
 
 def _since_first_commit_info(history: Sequence[Commit]) -> Sequence[Commit]:
     """Return the commits since the first one with a CommitInfo, including that one."""
-    known = [index for index, commit in enumerate(history) if commit.envelope is not None]
+    known = [index for index, commit in enumerate(history) if commit.info is not None]
     return history[: known[-1] + 1] if known else []
 
 
@@ -356,13 +356,13 @@ class _TableExamination:
         self.found.commits = len(since)
         self._born_known = bool(since) and since[-1].version == 0
         for commit in since:
-            if commit.envelope is not None:
-                self._digests = dict(commit.envelope.digests) | self._digests
+            if commit.info is not None:
+                self._digests = dict(commit.info.digests) | self._digests
         accepted = {
-            version: f"accepted {_format_commit_time(commit)} by {commit.envelope.user}: {because}"
+            version: f"accepted {_format_commit_time(commit)} by {commit.info.user}: {because}"
             for commit in since
-            if commit.envelope is not None
-            for version, because in commit.envelope.accepts.items()
+            if commit.info is not None
+            for version, because in commit.info.accepts.items()
         }
         for commit in list_foreign_commits(history):
             message = (
@@ -547,14 +547,14 @@ class VerifiedRows:
 
 def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
     """Return the rows of the partition whose partition columns have their values in `where`."""
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         version = lake.version(table)
         name = row_hash.partition_name_from_values(table.partition_by, where)
         digests = (
-            None if version is None else commits.get_digests(lake.open_tables.get_newest(lake.path(table)), [name])
+            None if version is None else commits.get_digests(lake.table_cache.get_newest(lake.path(table)), [name])
         )
         columns = [column for column in table.schema.names if column not in table.partition_by]
-        files = lake.files(table, [(key, "=", value) for key, value in where.items()])
+        files = [file.path for file in lake.data_files(table, [(key, "=", value) for key, value in where.items()])]
         rule = lake.digest_rule(table)
     of = f" where {name}" if name else ""
     refusal = (
@@ -608,8 +608,8 @@ def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> Non
         StoreFailure: a file has other rows, or is damaged.
     """
     folder = lake.path(table)
-    with lake.open_tables.pin_versions(), translate_errors(f"reading {table.full_name}"):
-        opened = lake.open_tables.get_newest(folder)
+    with lake.table_cache.pin_versions(), translate_errors(f"reading {table.full_name}"):
+        opened = lake.table_cache.get_newest(folder)
         names = {path.removeprefix(f"{parse_path(folder)}/") for path in paths}
         for commit, before in _find_adding_commits(opened, names):
             if commit.version in opened.verified_versions:
@@ -640,7 +640,7 @@ def _find_adding_commits(opened: OpenTable, names: set[str]) -> Iterator[tuple[C
             remaining -= commit.added
             waiting.append(commit)
         if version == 0:
-            yield from ((later, None if commit.envelope is None else 0) for later in waiting)
+            yield from ((later, None if commit.info is None else 0) for later in waiting)
             waiting = []
         if not remaining and not waiting:
             return
@@ -649,12 +649,12 @@ def _find_adding_commits(opened: OpenTable, names: set[str]) -> Iterator[tuple[C
 
 def _get_recorded_digest(commit: Commit) -> int | None:
     """Return the digest of all rows of a table without partitions after a commit; None if it is not recorded."""
-    return None if commit.envelope is None else commit.envelope.digests.get(_WHOLE_TABLE)
+    return None if commit.info is None else commit.info.digests.get(_WHOLE_TABLE)
 
 
 def _get_expected_digest(folder: str, commit: Commit, before: int | None) -> tuple[Collection[str], int | None]:
     """Return files with the expected digest of their rows; None if it is unknown."""
-    if commit.envelope is None or before is None:
+    if commit.info is None or before is None:
         return (), None
     recorded = _get_recorded_digest(commit)
     after = before if recorded is None else recorded

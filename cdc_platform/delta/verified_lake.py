@@ -1,7 +1,7 @@
 """A `Lake` for irreversible steps, which verifies rows against their commits before it returns them.
 
 A removal decides by what tables contain, so no decision may rest on damaged or foreign rows. Each read verifies the
-partitions that it touches, once per version; `slices` counts from the log and costs nothing.
+partitions that it touches, once per version; `partitions` counts from the log and costs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VerifiedLake(Lake):
     """
 
     def __init__(self, lake: Lake, step: str) -> None:
-        self.place, self.open_tables, self.step = lake.place, lake.open_tables, step
+        self.place, self.table_cache, self.step = lake.place, lake.table_cache, step
         self._verified: dict[tuple[str, int], set[str]] = {}
 
     def verify(self, *tables: Table) -> None:
@@ -51,24 +51,24 @@ class VerifiedLake(Lake):
             self._verify(table, opened, self._partitions(table, opened, filters or ()))
         return super().read(table, columns, filters)
 
-    def rows_by_slice(
+    def read_partitions(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
-        """Read as `Lake.rows_by_slice`, from verified partitions."""
+        """Read as `Lake.read_partitions`, from verified partitions."""
         opened = self._open(table)
         if opened is not None:
             (name,) = table.partition_by
             filters = () if keys is None else [(name, "in", list(keys))]
             self._verify(table, opened, self._partitions(table, opened, filters))
-        return super().rows_by_slice(table, columns, keys)
+        return super().read_partitions(table, columns, keys)
 
-    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
-        """Open as `Lake.taken`; rules that decide by the rows of the version that they change get verified rows."""
-        return self._taken(table, size)
+    def open_for_write(self, table: Table, size: int = 0) -> AbstractContextManager[OpenTable]:
+        """Open as `Lake.open_for_write`, so that rules decide by verified rows of the version that they change."""
+        return self._open_verified(table, size)
 
     @contextmanager
-    def _taken(self, table: Table, size: int) -> Iterator[OpenTable]:
-        with super().taken(table, size) as opened:
+    def _open_verified(self, table: Table, size: int) -> Iterator[OpenTable]:
+        with super().open_for_write(table, size) as opened:
             if not table.partition_by:
                 self._verify(table, opened, _WHOLE_TABLE)
             yield opened

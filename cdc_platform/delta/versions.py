@@ -81,7 +81,7 @@ def read_changes_since(lake: Lake, table: Table, after: int, upto: int) -> list[
     paths = list_files_added_since(lake, table, after, upto)
     if paths is None:
         return None
-    types = read_stored_schema(lake, table)
+    types = lake.stored_schema(table)
     try:
         return [read_stored_file(path, types) for path in paths]
     except FileNotFoundError:
@@ -121,12 +121,6 @@ def count_file_rows(path: str) -> int:
     """Return the number of a file's rows; raise FileNotFoundError if the file is gone."""
     with translate_errors(f"opening {path}"), files.open_parquet(parse_path(path)) as parquet:
         return parquet.metadata.num_rows
-
-
-def read_stored_schema(lake: Lake, table: Table) -> pa.Schema:
-    """Return the stored columns and types of a table, without reading a row; the table must exist."""
-    with translate_errors(f"opening {table.full_name}"):
-        return open_table(lake.path(table)).schema().remove_metadata()
 
 
 def read_stored_file(path: str, types: pa.Schema) -> pa.Table:

@@ -115,7 +115,7 @@ class Home:
     @contextmanager
     def one_version(self) -> Iterator[Lake]:
         """Yield the lake, whose tables keep one version within the block, so that all reads are consistent."""
-        with self.lake.open_tables.pin_versions():
+        with self.lake.table_cache.pin_versions():
             yield self.lake
 
     def tables(self) -> list[str]:

@@ -155,7 +155,7 @@ def partition_filters(lake: Lake, table: Table) -> Iterable[list[tuple[str, str,
     if not table.partition_by:
         return [[]]
     (column,) = table.partition_by
-    return [[(column, "=", value)] for value in sorted(part.key[0] for part in lake.slices(table))]
+    return [[(column, "=", value)] for value in sorted(part.key[0] for part in lake.partitions(table))]
 
 
 def _cell_formatter(table: Table, name: str) -> _CellFormatter:

@@ -482,7 +482,7 @@ def _plan_committed(plan: ImportPlan, lake: Lake, exports: CqlshExports, ledger:
 
     A committed generation without rows is recorded as known, so that a later import can add its description.
     """
-    described_ids = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows}
+    described_ids = {part.key[0] for part in lake.partitions(GENERATION_DESCRIPTIONS_V2) if part.rows}
     bare: dict[Milliseconds, str] = {}
     for time, id_ in sorted((read_committed_elsewhere(lake) | exports.topology.committed).items()):
         if id_ in ledger or id_ in plan.ids.values():

@@ -441,7 +441,7 @@ def _merge_rows(
 ) -> int:
     def as_judged() -> pa.Table:
         version = seen[table.full_name]
-        if lake.files(table, ()) if version is None else lake.version(table) != version:
+        if lake.data_files(table) if version is None else lake.version(table) != version:
             raise _ChangedMeanwhile
         return rows
 

@@ -257,7 +257,7 @@ class ClusterLogSource:
             if self.lake.transaction(sink, name) != expected:
                 return None
             tasks = self._reader.query().task_rows(plan.tasks())
-            before = sum(part.rows for part in self.lake.slices(sink))
+            before = sum(part.rows for part in self.lake.partitions(sink))
             failpoints.kill_if_selected(failpoints.BEFORE_SINK)
             try:
                 done = frames.append_to_table(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
@@ -268,7 +268,7 @@ class ClusterLogSource:
                 if self.schema == known:
                     raise
                 continue
-            return sum(part.rows for part in self.lake.slices(sink)) - before if done else None
+            return sum(part.rows for part in self.lake.partitions(sink)) - before if done else None
 
     def _with_gaps(self, window: Window, marks: Mapping[str, int], new: list[LogGap]) -> Mapping[str, int]:
         """Record the gaps that a window reveals, before its commit; return the marks, with the time of expired rows.

@@ -209,14 +209,14 @@ def read_generation_sizes(lake: Lake) -> Mapping[object, RowsAndBytes]:
     """Return rows and bytes of generations, by time (ms) in tables keyed by time and by UUID in those keyed by UUID."""
     sizes: dict[object, RowsAndBytes] = {}
     for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS):
-        for part in lake.slices(table):
+        for part in lake.partitions(table):
             (value,) = part.key
             key = ms_from_datetime(value) if table is STREAMS_DESCRIPTIONS_V2 else value
             sizes[key] = sizes.get(key, RowsAndBytes()) + RowsAndBytes(part.rows, part.bytes)
     for table in (STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS):
         # These tables are not partitioned, so that each row gets an equal share of the files' bytes.
         times = _read_row_times(lake, table)
-        share = sum(part.bytes for part in lake.slices(table)) // max(len(times), 1)
+        share = sum(part.bytes for part in lake.partitions(table)) // max(len(times), 1)
         for time in times:
             sizes[time] = sizes.get(time, RowsAndBytes()) + RowsAndBytes(1, share)
     return sizes
@@ -435,7 +435,7 @@ def generate_purge_statements(lake: Lake, plan: Sequence[PlannedGeneration]) -> 
         table: generations.read_row_times(lake, table)
         for table in (STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)
     }
-    by_id = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2)}
+    by_id = {part.key[0] for part in lake.partitions(GENERATION_DESCRIPTIONS_V2)}
     return [
         PurgeStatements(generation, tuple(_generation_statements(generation, by_time, by_id))) for generation in due
     ]
@@ -672,7 +672,7 @@ def _generation_values(
 def _present_values(lake: Lake, table: Table, column: str) -> set[Any]:
     """Return the values of that column in a table, from Delta's log if the table is partitioned by it."""
     if table.partition_by == (column,):
-        values = [part.key[0] for part in lake.slices(table)]
+        values = [part.key[0] for part in lake.partitions(table)]
     else:
         values = lake.read(table, [column])[column].to_pylist()
     return {datetime_from_us(us_from_datetime(value)) if isinstance(value, datetime) else value for value in values}

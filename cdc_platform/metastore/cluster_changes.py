@@ -122,11 +122,11 @@ def record_cluster_changes(
         # The times of changes never go back, even if the clock does.
         at_us = max([clock.now_us(), *(change_before.at_us for change_before in before[-1:])])
         commit_info = new_commit_info()
-        entry_point = " ".join(filter(None, (commit_info.speaker.door, commit_info.speaker.command)))
+        entry_point = " ".join(filter(None, (commit_info.author.entry_point, commit_info.author.command)))
         changes = judge(_state_after(before))
         recorded.extend(
             RecordedClusterChange(
-                number + index, at_us, change, commit_info.user, entry_point, commit_info.speaker.run or None
+                number + index, at_us, change, commit_info.user, entry_point, commit_info.author.run or None
             )
             for index, change in enumerate(changes)
         )

@@ -102,7 +102,7 @@ def read_unordered_ranges(lake: Lake, id: GenerationId) -> list[int]:
 
 def read_published_times(lake: Lake) -> set[Milliseconds]:
     """Return the times (ms) that have rows of streams, from Delta's log alone."""
-    return {ms_from_datetime(part.key[0]) for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
+    return {ms_from_datetime(part.key[0]) for part in lake.partitions(STREAMS_DESCRIPTIONS_V2) if part.rows}
 
 
 def read_listed_times(lake: Lake) -> set[Milliseconds]:

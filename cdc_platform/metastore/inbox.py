@@ -461,4 +461,4 @@ class _JoinTables:
 
 
 def _partition_values(lake: Lake, table: Table) -> set[object]:
-    return {part.key[0] for part in lake.slices(table) if part.rows}
+    return {part.key[0] for part in lake.partitions(table) if part.rows}

@@ -126,8 +126,8 @@ def read_generation_writes(lake: Lake, names: GenerationNames) -> list[dict[str,
 
 def commit_facts(table: Table, commit: Commit, written: int | None, removed: int) -> dict[str, Any]:
     """Return a commit and the number of rows that it wrote or removed, as plain values."""
-    info = commit.envelope
-    door, command = ("", "") if info is None else (info.speaker.door, info.speaker.command)
+    info = commit.info
+    door, command = ("", "") if info is None else (info.author.entry_point, info.author.command)
     return {
         "at": None if commit.at_ms is None else format_ms(commit.at_ms),
         "table": table.full_name,
@@ -136,7 +136,7 @@ def commit_facts(table: Table, commit: Commit, written: int | None, removed: int
         "rows": removed if removed and not written else written,
         "who": "unknown" if info is None else info.user,
         "by": " ".join(filter(None, (door, command))) or commit.engine,
-        "run": None if info is None else info.speaker.run or None,
+        "run": None if info is None else info.author.run or None,
         "commit": None if info is None else info.id,
         "program": None if info is None else info.program,
     }
@@ -148,7 +148,7 @@ def write_sort_key(row: dict[str, Any]) -> tuple[str, str, int]:
 
 
 def _digest_in_commit(commit: Commit, table: Table, where: PartSelector) -> str | None:
-    digests = {} if commit.envelope is None else commit.envelope.digests
+    digests = {} if commit.info is None else commit.info.digests
     columns = tuple(where) if set(where) == set(table.partition_by) else ()
     digest = digests.get(row_hash.partition_name_from_values(columns, where))
     return None if digest is None else f"{digest:032x}"

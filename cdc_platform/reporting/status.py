@@ -477,7 +477,7 @@ def read_table_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[lis
     sources = StreamSources(lake, settings)
     facts = []
     for table in cdc_tables.read_cdc_tables(lake):
-        parts = lake.slices(Table(table.keyspace_name, table.table_name + LOG_SUFFIX, pa.schema([]), (), ""))
+        parts = lake.partitions(Table(table.keyspace_name, table.table_name + LOG_SUFFIX, pa.schema([]), (), ""))
         facts.append(
             {
                 "table": table.full_name,
@@ -519,7 +519,7 @@ def _replica_facts(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -
     if as_of is None:
         return None
     return {
-        "rows": sum(part.rows for part in lake.slices(table)),
+        "rows": sum(part.rows for part in lake.partitions(table)),
         "inexact_rows": lake.transaction(table, INEXACT_APPLICATION) or 0,
         "as_of": format_us(Microseconds(as_of)),
         "behind_seconds": round(seconds_from_us(Microseconds(max(now_us - as_of, 0))), 3),

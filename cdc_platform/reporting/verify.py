@@ -175,7 +175,7 @@ def _check_rows(lake: Lake, names: GenerationNames, said: Mapping[str, Any], las
         return PageCheck(
             about, ChainStatus.DIFFERS, "they are not what they were, and no commit since has changed them"
         )
-    version, by = change.commit.version, change.commit.envelope
+    version, by = change.commit.version, change.commit.info
     if by is None:
         message = f"version {version} has changed them, which {change.commit.engine} made and not the platform"
         return PageCheck(about, ChainStatus.DIFFERS, message)
@@ -197,7 +197,7 @@ def _check_history(lake: Lake, names: GenerationNames, told: Mapping[str, Any], 
         commit = next(
             (
                 candidate
-                for candidate in lake.envelopes(_find_table(line["table"]))
+                for candidate in lake.commits(_find_table(line["table"]))
                 if candidate.version == line["version"]
             ),
             None,

@@ -119,7 +119,9 @@ def get_partition_rows(lake: Lake, table: Table, where: Mapping[str, Any], colum
         InputError: `where` does not name exactly the partition columns.
     """
     _check_partition(table, where)
-    return rows_from_files(lake.files(table, [(name, "=", value) for name, value in where.items()]), columns)
+    return rows_from_files(
+        [file.path for file in lake.data_files(table, [(name, "=", value) for name, value in where.items()])], columns
+    )
 
 
 def get_verified_partition_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
@@ -143,7 +145,7 @@ def assert_partition_as_committed(workers: TaskRunner, lake: Lake, table: Table,
     Raises:
         StateError: the rows differ, or a file of the partition is damaged.
     """
-    with lake.open_tables.pin_versions(), translate_errors(f"reading {table.full_name}"):
+    with lake.table_cache.pin_versions(), translate_errors(f"reading {table.full_name}"):
         get_verified_partition_rows(lake, table, where).hold(workers.of_arrays())
 
 

@@ -427,7 +427,7 @@ class _LakeDescriptions:
 
     @cached_property
     def _described_ids(self) -> frozenset[object]:
-        return frozenset(part.key[0] for part in self._lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows)
+        return frozenset(part.key[0] for part in self._lake.partitions(GENERATION_DESCRIPTIONS_V2) if part.rows)
 
 
 def _read_node_generation_ids(lake: Lake) -> dict[Milliseconds, GenerationId]:

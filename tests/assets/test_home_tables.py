@@ -79,7 +79,7 @@ def test_what_a_stranger_did_is_found(home: Path) -> None:
 def test_a_damaged_file_is_found(home: Path) -> None:
     """Named by table and file; the others are judged all the same."""
     lake = Lake(home / "lake")
-    Path(lake.files(NODES, [])[0]).write_bytes(b"PAR1")
+    Path(lake.data_files(NODES)[0].path).write_bytes(b"PAR1")
     found = failed(audited())
     assert NODES.full_name in found["files_whole"]
     assert "rows_as_committed" not in found
@@ -88,8 +88,8 @@ def test_a_damaged_file_is_found(home: Path) -> None:
 def test_what_follows_is_not_judged_where_it_cannot_be_read(home: Path) -> None:
     """A damaged ledger: its family says so, instead of an error of a reader."""
     lake = Lake(home / "lake")
-    for file in lake.files(GENERATION_TIMESTAMPS, []):
-        Path(file).write_bytes(b"PAR1")
+    for file in lake.data_files(GENERATION_TIMESTAMPS):
+        Path(file.path).write_bytes(b"PAR1")
     found = failed(audited())
     assert {"files_whole", *DERIVED_TABLE_FAMILY.invariants} <= set(found)
     assert all("not judged" in found[name] for name in DERIVED_TABLE_FAMILY.invariants)

@@ -114,7 +114,7 @@ def _tells_what_it_did(result: ExecuteInProcessResult, lake: Lake) -> None:
         NODES.full_name: 2,
         GENERATION_TIMESTAMPS.full_name: 1,
     }
-    versions = {int(commit["version"]) for commit in lake.history(TOPOLOGY_DESCRIPTIONS)}
+    versions = {commit.version for commit in lake.commits(TOPOLOGY_DESCRIPTIONS)}
     assert told(result, TOPOLOGY_DESCRIPTIONS)["delta_version"].value in versions
     pictures = 0
     for table in OF_A_GENERATION:

@@ -31,7 +31,7 @@ START_US = Microseconds(1_767_225_600_000_000)
 def others_unread(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Which files of generations are read from now on, by the generations of a look."""
     looks: list[tuple[str, ...]] = []
-    reading = Lake.rows_by_slice
+    reading = Lake.read_partitions
 
     def noted(lake: Lake, table: Table, columns: list[str], keys: Collection[Any] | None = None) -> object:
         rows, files = reading(lake, table, columns, keys)
@@ -39,7 +39,7 @@ def others_unread(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             looks.append(tuple(sorted(rows)))
         return rows, files
 
-    monkeypatch.setattr(Lake, "rows_by_slice", noted)
+    monkeypatch.setattr(Lake, "read_partitions", noted)
     return looks
 
 
@@ -140,7 +140,7 @@ def test_a_join_keeps_them_and_the_next_reads_none(tmp_path: Path, monkeypatch: 
         run_join(TaskRunner.alone(), lake, clock, Settings(), made)
         read = {each for look in looks for each in look} - {made}
         assert len(read) == {1: 0, 2: 1, 3: 2, 4: 3, 5: 1}[number]
-    assert [commit.operation for commit in lake.envelopes(STREAM_FINGERPRINTS) if commit.operation == "WRITE"] == [
+    assert [commit.operation for commit in lake.commits(STREAM_FINGERPRINTS) if commit.operation == "WRITE"] == [
         "WRITE"
     ]
     assert len(inventory.read_representative_files(lake)) == 5

@@ -142,10 +142,10 @@ def filled(lake: Lake, rule: DigestRule) -> Lake:
 
 def assert_sealed(lake: Lake, table: Table) -> list[Commit]:
     """Every commit has an envelope of its own, and all slices hold what their newest ones say; the commits."""
-    found = lake.envelopes(table)
+    found = lake.commits(table)
     assert found
     assert [commit.version for commit in found] == list(range(lake.version(table) or 0, -1, -1))
-    seals = [commit.envelope for commit in found]
+    seals = [commit.info for commit in found]
     assert None not in seals
     # A vacuum is two commits of Delta.
     once = [seal.id for seal, commit in zip(seals, found, strict=True) if seal and commit.operation != "VACUUM END"]
@@ -171,26 +171,26 @@ def test_a_commit_has_its_envelope(filled: Lake, name: str) -> None:
     """Who, by which door, with which program; and the digests of all slices that it changes, and of no others."""
     table, write = METHODS[name]
     before = filled.version(table) if filled.exists(table) else -1
-    held = {each.key: each for each in filled.slices(table)} if table.partition_by else {}
+    held = {each.key: each for each in filled.partitions(table)} if table.partition_by else {}
     with commit_as(ME):
         write(filled)
     new = [commit for commit in assert_sealed(filled, table) if commit.version > (before or 0)]
     assert new
     for commit in new:
-        seal = commit.envelope
+        seal = commit.info
         assert seal is not None
-        assert (seal.speaker, seal.program, bool(seal.user)) == (ME, __version__, True)
+        assert (seal.author, seal.program, bool(seal.user)) == (ME, __version__, True)
     assert held.keys() or not table.partition_by
 
 
 def test_slices_that_a_write_does_not_touch_are_not_named(filled: Lake) -> None:
     """A commit names the slices whose content it changes; a column of nulls that a table gets changes none."""
     filled.merge(STREAMS_DESCRIPTIONS_V2, streams(1, 9), update=False)
-    seal = filled.envelopes(STREAMS_DESCRIPTIONS_V2)[0].envelope
+    seal = filled.commits(STREAMS_DESCRIPTIONS_V2)[0].info
     assert seal is not None
     assert set(seal.digests) == {"time=2021-11-02T20:45:26.384Z"}
     filled.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)])
-    seal = filled.envelopes(STREAMS_DESCRIPTIONS_V2)[0].envelope
+    seal = filled.commits(STREAMS_DESCRIPTIONS_V2)[0].info
     assert seal is not None
     assert seal.digests == {"time=2021-11-02T19:45:26.384Z": 0}
 
@@ -198,7 +198,7 @@ def test_slices_that_a_write_does_not_touch_are_not_named(filled: Lake) -> None:
 def test_numbers_of_consumers_are_told(filled: Lake) -> None:
     """Which window of which consumer a commit brought."""
     filled.append_once(CONSUMERS, consumer(3), {"audit": 7, "audit until": 99}, None)
-    seal = filled.envelopes(CONSUMERS)[0].envelope
+    seal = filled.commits(CONSUMERS)[0].info
     assert seal is not None
     assert seal.numbers == {"audit": 7, "audit until": 99}
 
@@ -305,7 +305,7 @@ def test_a_strange_envelope_is_none(filled: Lake) -> None:
     for said in ("", "[]", "{}", '{"id": 1, "digests": {"": "x"}}'):
         properties = CommitProperties(custom_metadata={COMMIT_INFO_KEY: said})
         write_deltalake(filled.path(CONSUMERS), consumer(1), mode="append", commit_properties=properties)
-        assert filled.envelopes(CONSUMERS)[0].envelope is None
+        assert filled.commits(CONSUMERS)[0].info is None
 
 
 def test_commands_are_named(tmp_path: Path) -> None:
@@ -319,10 +319,10 @@ def test_commands_are_named(tmp_path: Path) -> None:
     ]
     assert found == []
     told = {
-        commit.envelope.speaker
+        commit.info.author
         for table in ("bootstrap_events", "cdc_tables")
-        for commit in Lake(tmp_path / "home" / "lake").envelopes(Table("platform", table, pa.schema([]), (), ""))
-        if commit.envelope
+        for commit in Lake(tmp_path / "home" / "lake").commits(Table("platform", table, pa.schema([]), (), ""))
+        if commit.info
     }
     assert told == {CommitAuthor("command line", "bootstrap"), CommitAuthor("command line", "tables add")}
 
@@ -343,15 +343,15 @@ def test_runs_of_dagster_are_named(tmp_path: Path) -> None:
         Lake(tmp_path / "lake").merge(CONSUMERS, consumer(1), update=True)
         asked = {USER_TAG: "ada@example.com"}
         writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path / "clicked"))}, tags=asked)
-    clicked = Lake(tmp_path / "clicked" / "lake").envelopes(CONSUMERS)[0].envelope
+    clicked = Lake(tmp_path / "clicked" / "lake").commits(CONSUMERS)[0].info
     assert clicked is not None
     assert clicked.user == "ada@example.com"
-    mine, runs, *_ = [each.envelope for each in Lake(tmp_path / "lake").envelopes(CONSUMERS)]
+    mine, runs, *_ = [each.info for each in Lake(tmp_path / "lake").commits(CONSUMERS)]
     assert mine is not None
     assert runs is not None
-    assert mine.speaker == ME
+    assert mine.author == ME
     assert mine.user == runs.user == getpass.getuser()
-    assert runs.speaker == CommitAuthor("Dagster", "writing", done.run_id)
+    assert runs.author == CommitAuthor("Dagster", "writing", done.run_id)
 
 
 @pytest.mark.spark
@@ -368,9 +368,9 @@ def test_rows_in_volume_have_their_envelopes(spark: SparkSession, filled: Lake) 
         assert frames.append_to_table(
             TaskRunner(lambda: spark), filled, table, rows(streams(1, 77), streams(3, 1, 2)), ("app", 3)
         )
-        newest = assert_sealed(filled, table)[0].envelope
+        newest = assert_sealed(filled, table)[0].info
         assert newest is not None
-        assert (newest.speaker, newest.numbers, len(newest.digests)) == (ME, {"app": 3}, 2)
+        assert (newest.author, newest.numbers, len(newest.digests)) == (ME, {"app": 3}, 2)
         frames.replace_partition(TaskRunner(lambda: spark), filled, table, rows(streams(0, 1)).limit(0), where)
         assert_sealed(filled, table)
         assert frames.replace_all_rows(TaskRunner(lambda: spark), filled, table, rows(streams(5, 1)), ("app", 4))

@@ -165,13 +165,13 @@ def test_who_waits_too_long_is_told_for_whom(lake: Lake, monkeypatch: pytest.Mon
 def test_a_step_looks_at_each_table_once(lake: Lake) -> None:
     """In it stands what stood at its first look, and what it wrote itself; the next step sees what others wrote."""
     other = Lake(lake.root)
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert not lake.exists(CDC_TABLES)
         assert lake.read(CDC_TABLES).num_rows == 0
         lake.merge(CDC_TABLES, rows(first=1), update=False)
         other.merge(CDC_TABLES, rows(second=2), update=False)
         assert ttls(lake) == {"first": 1}
-        lake.open_tables.revalidate(lake.path(CDC_TABLES))
+        lake.table_cache.revalidate(lake.path(CDC_TABLES))
         assert ttls(lake) == {"first": 1, "second": 2}
         other.delete(CDC_TABLES, [("table_name", "=", "first")])
     assert lake.exists(CDC_TABLES)
@@ -188,7 +188,7 @@ def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
         asked.append((known.num_rows, lake.read(CDC_TABLE_CHANGES).num_rows))
         return rows(second=sum(known["ttl_seconds"].to_pylist()))
 
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert lake.read(CDC_TABLE_CHANGES).num_rows == 0
         assert ttls(lake) == {"first": 1}
         other.merge(CDC_TABLES, rows(third=3), update=False)
@@ -214,7 +214,7 @@ def test_a_turn_is_a_new_look(lake: Lake) -> None:
     """Who had the turn before has written: what was seen before it is not built on."""
     other = Lake(lake.root)
     lake.merge(CDC_TABLES, rows(first=1), update=False)
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert ttls(lake) == {"first": 1}
         other.merge(CDC_TABLES, rows(second=2), update=False)
         with locks.lake_lock(lake, locks.TABLES_LOCK):

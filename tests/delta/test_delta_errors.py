@@ -81,7 +81,7 @@ def test_a_file_that_is_gone_is_a_failure_of_the_store(tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     row = {"key": "timestamps", "time": datetime(2026, 1, 1, tzinfo=UTC)}
     lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([row]), update=False)
-    Path(lake.files(GENERATION_TIMESTAMPS, [])[0]).unlink()
+    Path(lake.data_files(GENERATION_TIMESTAMPS)[0].path).unlink()
     with pytest.raises(StoreFailure, match=r"reading system_distributed\.cdc_generation_timestamps"):
         lake.read(GENERATION_TIMESTAMPS)
 

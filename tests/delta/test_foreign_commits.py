@@ -71,7 +71,7 @@ def test_an_accepted_commit_is_told_and_no_complaint(lake: Lake) -> None:
     found = of(lake, NODES)
     assert (found.damage, found.strange, found.foreign) == ([], [], [])
     (told,) = found.accepted
-    envelope = lake.envelopes(NODES)[0].envelope
+    envelope = lake.commits(NODES)[0].info
     assert envelope is not None
     assert told.startswith(f"{NODES.full_name} version {version}: DELETE by ")
     assert told.endswith(f" by {envelope.user}: the node is scrap")
@@ -121,7 +121,7 @@ def test_only_the_slices_that_it_changed_are_taken(lake: Lake) -> None:
     """What somebody has done to files of another slice, past Delta's log, is found still."""
     table = STREAMS_DESCRIPTIONS_V2
     times = sorted(set(lake.read(table)["time"].to_pylist()))
-    tampered, removed = lake.files(table, [("time", "=", times[0])])[0], times[1]
+    tampered, removed = lake.data_files(table, [("time", "=", times[0])])[0].path, times[1]
     literal = f"arrow_cast('{removed.isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     version = change(lake, table, f"time = {literal}")
     Path(tampered).write_bytes(Path(tampered).read_bytes()[:-1])
@@ -136,7 +136,7 @@ def test_a_damaged_table_is_not_accepted(lake: Lake) -> None:
     """Nothing can be said of rows that cannot be read; nothing is written."""
     row = lake.read(NODES).slice(0, 1)
     version = put(lake, NODES, row)
-    Path(lake.files(NODES, [])[0]).write_bytes(b"PAR1")
+    Path(lake.data_files(NODES)[0].path).write_bytes(b"PAR1")
     with pytest.raises(StateError, match="damaged table cannot be accepted"):
         accept_commit(lake, NODES.full_name, version, "meant")
     assert DeltaTable(lake.path(NODES)).version() == version

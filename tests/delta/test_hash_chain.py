@@ -67,10 +67,10 @@ def test_a_log_that_goes_on_still_begins_so(lake: Lake) -> None:
 def test_a_changed_commit_is_named(lake: Lake) -> None:
     """Whoever rewrites an old envelope changes that link and every later one; the first is named."""
     before = kept(lake)
-    (sealed,) = (each for each in lake.envelopes(TABLE) if each.version == 2)
-    assert sealed.envelope is not None
+    (sealed,) = (each for each in lake.commits(TABLE) if each.version == 2)
+    assert sealed.info is not None
     text = entry(lake, 2).read_text(encoding="utf-8")
-    entry(lake, 2).write_text(text.replace(sealed.envelope.id, "0" * 36), encoding="utf-8")
+    entry(lake, 2).write_text(text.replace(sealed.info.id, "0" * 36), encoding="utf-8")
     assert entry(lake, 2).read_text(encoding="utf-8") != text
     found = hash_chain.compare_hash_chain(lake, TABLE, before)
     assert (found.answer, found.said) == (ChainStatus.DIFFERS, "version 2 is not the commit that it was")

@@ -68,7 +68,7 @@ def test_a_missing_table_reads_as_an_empty_one(lake: Lake) -> None:
     """Before the first write there is nothing, and that is no error."""
     assert not lake.exists(NODES)
     assert lake.version(NODES) is None
-    assert lake.history(NODES) == []
+    assert lake.commits(NODES) == []
     assert lake.delete(NODES, [("host_id", "=", "x")]) == 0
     rows = lake.read(NODES, ["tokens", "host_id"])
     assert (rows.num_rows, rows.schema.names) == (0, ["tokens", "host_id"])
@@ -164,9 +164,9 @@ def test_deleting_nothing_is_no_commit(lake: Lake) -> None:
 def test_the_history_tells_the_newest_commit_first(lake: Lake) -> None:
     """What Delta's log says of each version, for people and lineage."""
     version = lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False).version
-    newest, *_ = lake.history(GENERATION_TIMESTAMPS, 2)
-    assert (newest["version"], newest["operation"]) == (version, "WRITE")
-    assert lake.history(GENERATION_TIMESTAMPS)[-1]["operation"] == "CREATE TABLE"
+    newest, *_ = lake.commits(GENERATION_TIMESTAMPS)
+    assert (newest.version, newest.operation) == (version, "WRITE")
+    assert lake.commits(GENERATION_TIMESTAMPS)[-1].operation == "CREATE TABLE"
 
 
 def _wrong(**changes: Any) -> Callable[[Lake], object]:
@@ -320,20 +320,22 @@ def test_processes_that_write_the_same_leave_one_result(lake: Lake) -> None:
     assert [racer.returncode for racer in racers] == [0] * PROCESSES, answers
     assert sum(int(inserted) for inserted, _ in answers) == 4
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 4
-    operations = [commit["operation"] for commit in lake.history(NODES)]
+    operations = [commit.operation for commit in lake.commits(NODES)]
     assert operations == ["CREATE TABLE"]
-    assert [commit["operation"] for commit in lake.history(GENERATION_TIMESTAMPS)].count("WRITE") == 4
+    assert [commit.operation for commit in lake.commits(GENERATION_TIMESTAMPS)].count("WRITE") == 4
     assert not list(lake.root.glob("*/.*"))
 
 
 def test_the_files_of_a_slice(lake: Lake) -> None:
     """The files of one partition are found without reading any, under the names that they have on disk."""
-    assert lake.files(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)]) == []
+    assert lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)]) == []
     for hour in range(3):
         lake.merge(STREAMS_DESCRIPTIONS_V2, streams(TIME + hour * HOUR, range(2)), update=False)
-    every = lake.files(STREAMS_DESCRIPTIONS_V2, [])
-    one = lake.files(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME), ("range_end", "=", 1)])
-    later = lake.files(STREAMS_DESCRIPTIONS_V2, [("time", "in", [TIME + HOUR, TIME + 2 * HOUR])])
+    every = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2)]
+    one = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME), ("range_end", "=", 1)])]
+    later = [
+        file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "in", [TIME + HOUR, TIME + 2 * HOUR])])
+    ]
     assert (len(every), len(one), len(later)) == (3, 1, 2)
     assert set(every) == {*one, *later}
     assert all(Path(path).is_file() for path in every)

@@ -100,25 +100,25 @@ def test_a_column_that_is_raised_never_falls(lake: Lake) -> None:
 
 def test_slices_are_measured_in_the_log(lake: Lake) -> None:
     """Rows and bytes by partition, of the files that are there; a table without partitions is one slice."""
-    assert lake.slices(STREAMS_DESCRIPTIONS_V2) == []
+    assert lake.partitions(STREAMS_DESCRIPTIONS_V2) == []
     for hour, count in ((0, 3), (1, 1), (0, 2)):
         ends = range(hour * 100 + count * 10, hour * 100 + count * 10 + count)
         rows = [{"time": TIME + hour * HOUR, "range_end": end, "streams": [b"0" * 16]} for end in ends]
         made = pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
         lake.merge(STREAMS_DESCRIPTIONS_V2, made, update=False)
-    found = {part.key[0]: part for part in lake.slices(STREAMS_DESCRIPTIONS_V2)}
+    found = {part.key[0]: part for part in lake.partitions(STREAMS_DESCRIPTIONS_V2)}
     assert {key: part.rows for key, part in found.items()} == {TIME: 5, TIME + HOUR: 1}
     for key, part in found.items():
-        files = lake.files(STREAMS_DESCRIPTIONS_V2, [("time", "=", key)])
+        files = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "=", key)])]
         assert part.bytes == sum(Path(file).stat().st_size for file in files)
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)])
-    assert [part.key for part in lake.slices(STREAMS_DESCRIPTIONS_V2)] == [(TIME + HOUR,)]
+    assert [part.key for part in lake.partitions(STREAMS_DESCRIPTIONS_V2)] == [(TIME + HOUR,)]
     row = {"time": TIME, "streams": [b"0" * 16], "expired": None}
     lake.merge(STREAMS_DESCRIPTIONS, pa.Table.from_pylist([row], schema=STREAMS_DESCRIPTIONS.schema), update=False)
-    (whole,) = lake.slices(STREAMS_DESCRIPTIONS)
+    (whole,) = lake.partitions(STREAMS_DESCRIPTIONS)
     assert (whole.key, whole.rows) == ((), 1)
     lake.delete(STREAMS_DESCRIPTIONS, [("time", "=", TIME)])
-    assert lake.slices(STREAMS_DESCRIPTIONS) == []
+    assert lake.partitions(STREAMS_DESCRIPTIONS) == []
 
 
 def test_the_vacuum_takes_only_what_no_version_of_the_week_needs(lake: Lake) -> None:
@@ -144,10 +144,10 @@ def test_small_files_are_put_together_now_and_then(lake: Lake) -> None:
     for number in range(40):
         lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * (number + 1)), update=False)
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 40
-    assert len(lake.files(GENERATION_TIMESTAMPS, ())) < 16
-    gathered = [commit for commit in lake.envelopes(GENERATION_TIMESTAMPS) if commit.operation == "OPTIMIZE"]
+    assert len(lake.data_files(GENERATION_TIMESTAMPS)) < 16
+    gathered = [commit for commit in lake.commits(GENERATION_TIMESTAMPS) if commit.operation == "OPTIMIZE"]
     assert len(gathered) == 2
-    assert all(commit.envelope is not None and not commit.envelope.digests for commit in gathered)
+    assert all(commit.info is not None and not commit.info.digests for commit in gathered)
     assert not any(commit.changes for commit in gathered)
     [found] = verify_tables(lake, deep=True)
     assert (found.damage, found.strange, found.foreign) == ([], [], [])
@@ -161,7 +161,7 @@ def test_a_write_that_changes_nothing_puts_no_files_together(lake: Lake) -> None
         write_deltalake(lake.path(GENERATION_TIMESTAMPS), rows.slice(number, 1), mode="append")
     assert lake.merge(GENERATION_TIMESTAMPS, rows.slice(31, 1), update=True).version == 32
     assert lake.version(GENERATION_TIMESTAMPS) == 32
-    assert len(lake.files(GENERATION_TIMESTAMPS, ())) > 16
+    assert len(lake.data_files(GENERATION_TIMESTAMPS)) > 16
 
 
 def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.
         number += 1
         lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * number), update=False)
     assert (number, len(expired(lake))) == (before[0], number - 1)
-    assert not any(commit.operation == "OPTIMIZE" for commit in lake.envelopes(GENERATION_TIMESTAMPS))
+    assert not any(commit.operation == "OPTIMIZE" for commit in lake.commits(GENERATION_TIMESTAMPS))
     lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * number), update=False)
     assert len(expired(lake)) == number
 
@@ -209,7 +209,7 @@ def test_a_table_is_widened_behind_its_columns(lake: Lake) -> None:
     first = lake.widen(shaped(k=pa.int32(), old=pa.string()))
     lake.merge(first, pa.table({"k": pa.array([1], pa.int32()), "old": ["x"]}), update=False)
     wide = lake.widen(shaped(new=array_type(pa.string()), k=pa.int32()))
-    assert lake.columns(wide) == wide.schema.names == ["k", "old", "new"]
+    assert lake.stored_schema(wide).names == wide.schema.names == ["k", "old", "new"]
     assert lake.read(wide).to_pylist() == [{"k": 1, "old": "x", "new": None}]
     version = lake.version(wide)
     assert lake.widen(shaped(new=array_type(pa.string()), k=pa.int32())).schema.equals(wide.schema)

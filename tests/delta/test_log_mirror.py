@@ -70,7 +70,7 @@ def test_an_entry_is_fetched_once_and_a_commit_is_put_by_two_requests(s3: S3, la
     fresh = Lake(str(lake.place))
     entries = len(log_of(lake).names())
     assert requests(s3, lambda: fresh.version(COUNTS)) == {"LIST GET": 1, "GET": entries}
-    with fresh.open_tables.pin_versions():
+    with fresh.table_cache.pin_versions():
         assert keys(fresh) == [0, 1, 2, 3]
         assert requests(s3, lambda: fresh.merge(COUNTS, counts(4), update=False)) == {"PUT": 2}
         assert requests(s3, lambda: keys(fresh)) == {}
@@ -83,7 +83,7 @@ def test_a_block_looks_at_all_logs_by_one_request(s3: S3, lake: Lake) -> None:
     lake.merge(OTHERS, counts(7), update=False)
     both = {COUNTS: [0, 1, 2, 3], OTHERS: [7]}
     for number in range(3):
-        with lake.open_tables.pin_versions():
+        with lake.table_cache.pin_versions():
             assert {table: keys(lake, table) for table in both} == both
         assert requests(s3, lambda: look(lake)) == {"LIST GET": 1}
         for table, there in both.items():
@@ -93,7 +93,7 @@ def test_a_block_looks_at_all_logs_by_one_request(s3: S3, lake: Lake) -> None:
 
 def look(lake: Lake) -> None:
     """A step that asks for two tables, and one that is not there."""
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert None not in (lake.version(COUNTS), lake.version(OTHERS))
         assert not lake.exists(Table("ks", "none", COLUMNS, ("k",), ""))
 
@@ -102,7 +102,7 @@ def test_a_commit_that_another_was_before_is_not_put(lake: Lake) -> None:
     """Neither its entry nor what stands in its mirror is taken for one; the next is made behind the other's."""
 
     def late() -> None:
-        with lake.taken(COUNTS) as opened:
+        with lake.open_for_write(COUNTS) as opened:
             foreign(lake, 8)
             write_deltalake(opened.delta, counts(9), mode="append")
             opened.publish(opened.version())
@@ -116,10 +116,10 @@ def test_a_commit_that_another_was_before_is_not_put(lake: Lake) -> None:
 
 def test_a_file_in_anothers_place_is_read_in_the_next_block(s3: S3, lake: Lake, tmp_path: Path) -> None:
     """What is kept of a file holds as long as the store lists the same; of one that is gone nothing is known."""
-    files = [parse_path(path) for path in sorted(lake.files(COUNTS, []))]
+    files = [parse_path(path) for path in sorted(file.path for file in lake.data_files(COUNTS))]
 
     def read() -> list[bytes]:
-        with lake.open_tables.pin_versions():
+        with lake.table_cache.pin_versions():
             lake.version(COUNTS)
             return [bytes(file.source().read()) for file in files]
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_
         file.remove()
     fresh = Lake(str(lake.place))
     assert keys(fresh) == [0, 1, 2, 3]
-    assert fresh.open_tables.get_newest(path).mirror is None
+    assert fresh.table_cache.get_newest(path).mirror is None
     fresh.merge(COUNTS, counts(4), update=False)
     assert keys(lake) == [0, 1, 2, 3, 4]
 
@@ -185,18 +185,18 @@ def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_
 def test_a_process_that_was_forked_has_mirrors_of_its_own(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens tables anew, and leaves the folders of the other alone; each goes with the table that it is of."""
     path = lake.path(COUNTS)
-    mine = lake.open_tables.get_newest(path)
+    mine = lake.table_cache.get_newest(path)
     folder = folder_of(mine)
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
-        theirs = lake.open_tables.get_newest(path)
+        theirs = lake.table_cache.get_newest(path)
         assert (theirs is mine, folder_of(theirs).parent == folder.parent) == (False, False)
         del mine
     other = folder_of(theirs)
     assert folder.exists()
     assert other.exists()
     del theirs
-    lake.open_tables.get_newest(path)
+    lake.table_cache.get_newest(path)
     assert other.exists()
     log_mirror._discard_folder(other.parent, os.getpid())
 
@@ -236,7 +236,7 @@ def test_a_data_file_that_cannot_be_read_is_one_line(
 ) -> None:
     """Which file, and what is wrong with it, where the rows are more than are read as a whole."""
     monkeypatch.setattr(table_rows, "_SMALL_BYTES", 0)
-    file = parse_path(lake.files(COUNTS, [])[0])
+    file = parse_path(lake.data_files(COUNTS)[0].path)
     assert isinstance(file, ObjectStorePath)
     content = file.read()
     file.remove() if harm == "remove" else file.put(content[: len(content) // 2])
@@ -253,5 +253,5 @@ def test_a_log_that_is_damaged_is_told_as_it_lies_there(lake: Lake) -> None:
     entry.remove()
     entry.create(b"{")
     with pytest.raises(DeltaError) as told:
-        Lake(str(lake.place)).open_tables.get_newest(lake.path(COUNTS))
+        Lake(str(lake.place)).table_cache.get_newest(lake.path(COUNTS))
     assert "/tmp" not in str(told.value)

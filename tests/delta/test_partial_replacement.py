@@ -30,7 +30,7 @@ def rows(table: Table, *keys: int, value: str = "old") -> pa.Table:
 
 def said(lake: Lake, table: Table) -> dict[str, int]:
     """What the newest commit says that its slices hold."""
-    envelope = lake.envelopes(table)[0].envelope
+    envelope = lake.commits(table)[0].info
     assert envelope is not None
     return dict(envelope.digests)
 

@@ -118,10 +118,10 @@ def test_old_and_new_values_name_one_partition(twins: tuple[Lake, Lake], name: s
     WRITES[name](zoned)
     assert rows_of(mixed) == rows_of(zoned)
     assert all(map(ZONED.fullmatch, [*values(mixed)[known:], *values(zoned)]))
-    slices = [sorted((part.key, part.rows) for part in lake.slices(TABLE)) for lake in twins]
+    slices = [sorted((part.key, part.rows) for part in lake.partitions(TABLE)) for lake in twins]
     assert slices[0] == slices[1]
     assert mixed.version(TABLE) == zoned.version(TABLE)
-    said = [[each.envelope.digests for each in lake.envelopes(TABLE) if each.envelope] for lake in twins]
+    said = [[each.info.digests for each in lake.commits(TABLE) if each.info] for lake in twins]
     assert said[0][0] == said[1][0]
     for lake in twins:
         (found,) = verify_tables(lake, deep=True, names=[TABLE.full_name])
@@ -143,14 +143,8 @@ def test_filters_find_both_kinds(twins: tuple[Lake, Lake], where: list[Any]) -> 
     """Rows and files that a filter lets through are those that the time decides."""
     mixed, zoned = twins
     assert rows_of(mixed, *where) == rows_of(zoned, *where)
-    rows = [sum(file[1].rows for file in _files(lake, where)) for lake in twins]
+    rows = [sum(file.rows for file in lake.data_files(TABLE, where)) for lake in twins]
     assert rows[0] == rows[1]
-
-
-def _files(lake: Lake, where: list[Any]) -> list[tuple[str, Any]]:
-    names = set(lake.files(TABLE, where))
-    listed = lake._files(TABLE, ())
-    return [(file.path, file) for file in listed if file.path in names]
 
 
 def test_every_reader_reads_the_same_time(twins: tuple[Lake, Lake]) -> None:

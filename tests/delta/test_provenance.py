@@ -38,9 +38,9 @@ def by(command: str, work: Any) -> None:
 def told(lake: Lake, table: Any, where: provenance.PartSelector) -> list[tuple[int, str, int, int]]:
     """Each change of a part: version, command, rows written and removed."""
     return [
-        (each.commit.version, each.commit.envelope.speaker.command, each.written, each.removed)
+        (each.commit.version, each.commit.info.author.command, each.written, each.removed)
         for each in provenance.iter_changes(lake, table, where)
-        if each.commit.envelope is not None
+        if each.commit.info is not None
     ]
 
 

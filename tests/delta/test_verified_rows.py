@@ -96,7 +96,7 @@ def test_nothing_is_made_of_others(either: TaskRunner, lake: Lake, in_parts: boo
     lake.ensure(GENERATION_DESCRIPTIONS_V2)
     folder = Path(lake.path(GENERATION_DESCRIPTIONS_V2)).parent
     before = lake.version(GENERATION_DESCRIPTIONS_V2), sorted(folder.rglob("*.parquet"))
-    damage(Path(lake.files(TOPOLOGY_DESCRIPTIONS, [])[0]))
+    damage(Path(lake.data_files(TOPOLOGY_DESCRIPTIONS)[0].path))
     for ask in (
         insert,
         lambda workers, lake: frames.assert_partition_as_committed(workers, lake, TOPOLOGY_DESCRIPTIONS, DESCRIBED),
@@ -124,7 +124,7 @@ def test_rows_of_which_commits_say_nothing_are_taken_as_they_are(workers: TaskRu
         lines = entry.read_text().splitlines()
         entry.write_text("\n".join(line for line in lines if "commitInfo" not in line) + "\n")
     old = Lake(lake.root)
-    with_value(Path(old.files(TOPOLOGY_DESCRIPTIONS, [])[0]), "owner", str(uuid.UUID(int=8)))
+    with_value(Path(old.data_files(TOPOLOGY_DESCRIPTIONS)[0].path), "owner", str(uuid.UUID(int=8)))
     assert frames.get_verified_partition_rows(old, TOPOLOGY_DESCRIPTIONS, DESCRIBED).due is None
     insert(workers, old)
     assert old.read(GENERATION_DESCRIPTIONS_V2).num_rows == 3
@@ -140,7 +140,7 @@ def test_each_file_is_read_once(workers: TaskRunner, lake: Lake, monkeypatch: py
 
     monkeypatch.setattr(tasks, "read_file_batches", counted)
     insert(workers, lake)
-    assert sorted(read) == sorted(lake.files(TOPOLOGY_DESCRIPTIONS, []))
+    assert sorted(read) == sorted(file.path for file in lake.data_files(TOPOLOGY_DESCRIPTIONS))
     inserted = frames.get_verified_partition_rows(lake, GENERATION_DESCRIPTIONS_V2, INSERTED)
     read.clear()
 
@@ -149,4 +149,4 @@ def test_each_file_is_read_once(workers: TaskRunner, lake: Lake, monkeypatch: py
         return pa.RecordBatch.from_pydict({"time": times, "range_end": batch["range_end"], "streams": batch["streams"]})
 
     frames.replace_partition(workers, lake, STREAMS_DESCRIPTIONS_V2, inserted.changed(published), {"time": TIME})
-    assert sorted(read) == sorted(lake.files(GENERATION_DESCRIPTIONS_V2, []))
+    assert sorted(read) == sorted(file.path for file in lake.data_files(GENERATION_DESCRIPTIONS_V2))

@@ -373,7 +373,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Healthy
 def recorded(patch: pytest.MonkeyPatch) -> set[str]:
     """The names of the tables from which rows are read from now on, or that are changed."""
     seen: set[str] = set()
-    for method in ("read", "rows_by_slice", "taken"):
+    for method in ("read", "read_partitions", "open_for_write"):
         own = getattr(Lake, method)
 
         def record(self: Lake, table: Table, *args: Any, own: Any = own, **options: Any) -> Any:

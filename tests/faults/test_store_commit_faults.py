@@ -191,8 +191,8 @@ def value(rows: pa.Table) -> int:
 def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
     """So many commits since, each with an envelope of its own, and tables hold what they say."""
     assert before is not None
-    found = [each for each in lake.envelopes(table) if each.version > before and each.changes]
-    identities = {each.envelope.id for each in found if each.envelope is not None}
+    found = [each for each in lake.commits(table) if each.version > before and each.changes]
+    identities = {each.info.id for each in found if each.info is not None}
     assert (len(found), len(identities)) == (commits, commits)
     for each in verify_tables(lake, deep=True):
         assert (each.damage, each.strange, each.foreign, each.left) == ([], [], [], 0), each.name
@@ -226,8 +226,8 @@ def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as writers:
         list(writers.map(lambda _: Lake(address).ensure(GENERATION_TIMESTAMPS), range(4)))
     lake = Lake(address)
-    (commit,) = lake.envelopes(GENERATION_TIMESTAMPS)
-    assert commit.envelope is not None
+    (commit,) = lake.commits(GENERATION_TIMESTAMPS)
+    assert commit.info is not None
     wrong = {"key": "x", "time": TIME, "expired": None}
     with pytest.raises(Exception, match="constraint"):
         lake.merge(

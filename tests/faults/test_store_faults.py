@@ -316,7 +316,7 @@ def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
 
 def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
     """Let a byte of a stream be another one in the file in which it is, whose rows can be read all the same."""
-    path = path or next(iter(lake.files(table, [])))
+    path = path or lake.data_files(table)[0].path
     content = parse_path(path).read()
     before = pq.read_table(pa.BufferReader(content))
     for at in (content.find(stream[start : start + 4]) for start in range(12)):
@@ -408,7 +408,7 @@ def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> No
     for number in range(40):
         write(lake, [Microseconds(READ_US + number)])
     log, window = log_table(schema(lake)), Window(1, LOGGED_US, Microseconds(READ_US - 1), Microseconds(READ_US + 50))
-    assert any(each.operation == "OPTIMIZE" for each in lake.envelopes(log))
+    assert any(each.operation == "OPTIMIZE" for each in lake.commits(log))
     assert read_window(Lake(lake.root), schema(lake), window).num_rows == 40
     largest = max(lake.data_files(log), key=lambda file: file.rows)
     assert largest.rows > 1
@@ -423,7 +423,7 @@ def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
     address = f"{s3.bucket()}/home"
     put(home, address)
     lake = Lake(f"{address}/lake")
-    (path,) = lake.files(STREAMS_DESCRIPTIONS_V2, [])
+    (path,) = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2)]
     spoil(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
     refused = run("--home", address, "export", tmp_path / "exported")
     assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused

@@ -59,7 +59,7 @@ class Imported:
 
     def file(self, table: Table) -> ObjectStorePath:
         """A data file of a table."""
-        place = parse_path(min(Lake(f"{self.address}/lake").files(table, [])))
+        place = parse_path(min(file.path for file in Lake(f"{self.address}/lake").data_files(table)))
         assert isinstance(place, ObjectStorePath)
         return place
 
@@ -104,9 +104,9 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     assert {each["table"] for each in mended.json["made"]} == {table.full_name for table, _, _ in places}
     assert imported.rows() == before
     assert passed(imported) == clean
-    newest = Lake(f"{imported.address}/lake").envelopes(GENERATION_TIMESTAMPS)[0]
-    assert newest.envelope is not None
-    assert (newest.envelope.speaker.door, newest.envelope.speaker.command) == ("command line", "import")
+    newest = Lake(f"{imported.address}/lake").commits(GENERATION_TIMESTAMPS)[0]
+    assert newest.info is not None
+    assert (newest.info.author.entry_point, newest.info.author.command) == ("command line", "import")
     again = imported.run("import", "--repair", *imported.files, "--json")
     assert (again.exit_code, again.json["made"]) == (0, [])
 
@@ -135,8 +135,8 @@ def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> N
     assert run("--home", address, "import", *first).exit_code == 0
     home = Imported(address, tmp_path)
     before = home.rows()
-    for path in Lake(f"{address}/lake").files(GENERATIONS, []):
-        parse_path(path).remove()
+    for file in Lake(f"{address}/lake").data_files(GENERATIONS):
+        parse_path(file.path).remove()
     mended = home.run("import", "--repair", *home.files, "--json")
     assert (mended.exit_code, mended.json["left"]) == (0, []), mended
     assert home.rows() == before

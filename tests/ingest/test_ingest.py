@@ -162,8 +162,8 @@ def test_an_altered_table_goes_on(standin: StandIn, cluster: ScyllaCluster, log:
     found = Lake(cluster.open_home().lake).read(table, ["key", "v", "x"])
     assert sorted(found["key"].to_pylist()) == [0, 0, 3]
     assert sorted(found["v"].to_pylist()) == [7, 8, 10]
-    assert {"w", "x", "key"} <= set(lake_of(cluster).columns(table))
-    assert "k" not in lake_of(cluster).columns(table)
+    assert {"w", "x", "key"} <= set(lake_of(cluster).stored_schema(table).names)
+    assert "k" not in lake_of(cluster).stored_schema(table).names
 
 
 def test_a_column_that_comes_back_with_another_type_stands_beside_the_old_one(
@@ -179,7 +179,7 @@ def test_a_column_that_comes_back_with_another_type_stands_beside_the_old_one(
     log.make()
     log.write([SWITCH_US + 1], v=[2**40])
     bring(cluster, workers)
-    names = lake_of(cluster).columns(log_table(log.schema))
+    names = lake_of(cluster).stored_schema(log_table(log.schema)).names
     (old,) = [name for name in names if name.startswith("v$until_")]
     rows = lake_of(cluster).read_version(log_table(log.schema), lake_of(cluster).version(log_table(log.schema)) or 0)
     assert sorted(rows.select([old, "v"]).to_pylist(), key=str) == [{old: 7, "v": None}, {old: None, "v": 2**40}]

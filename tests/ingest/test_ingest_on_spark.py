@@ -82,7 +82,7 @@ def test_tasks_read_and_one_commit_has_their_rows(
     assert keys_of(lake.read(table)) == log.written_keys()
     before = lake.version(table) or 0
     assert ingest_table(cluster, Clock(), "shop", "t", workers, way="ranges").rows == 0
-    newest = lake.envelopes(table)[0].envelope
+    newest = lake.commits(table)[0].info
     assert newest is not None
     assert newest.numbers["ingest"] == 3
     # Both generations are due to be read a second time by then: a commit each, and one for the new window.

@@ -259,7 +259,7 @@ def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
     keep_id(world)
     table.schema = replace(table.schema, columns=tuple(each for each in table.schema.columns if each.name != "m"))
     assert brought(cluster, workers).copied_now
-    assert "m" not in Lake(cluster.open_home().lake).columns(current_table(table.schema))
+    assert "m" not in Lake(cluster.open_home().lake).stored_schema(current_table(table.schema)).names
 
 
 @pytest.mark.grid("kills of a replicated table", 1)
@@ -303,7 +303,7 @@ def test_the_command_tells_how_the_table_stands(cluster: ScyllaCluster, table: L
     lake = Lake(cluster.open_home().lake)
     for name in (log_table(table.schema), current_table(table.schema)):
         mine = [row["version"] for row in told if row["table"] == name.full_name]
-        assert mine == [commit.version for commit in reversed(lake.envelopes(name))]
+        assert mine == [commit.version for commit in reversed(lake.commits(name))]
     assert [row["slices"] for row in told if row["table"] == "shop.t"][-1] == []
     assert {row["by"] for row in told} == {"command line ingest"}
     assert run("--home", cluster.home, "history", "--table", "shop.u").exit_code == 2

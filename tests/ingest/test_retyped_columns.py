@@ -23,7 +23,7 @@ from cdc_platform.cdclog.consumer import hourly
 from cdc_platform.cdclog.consumer.reader import BY_HOUR, sink_table
 from cdc_platform.cdclog.consumer.retyped import rewrite_columns
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds
-from cdc_platform.delta import Lake, TaskRunner, read_stored_schema
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.scylla import ScyllaCluster
 from cdc_platform.spark import frames
 from cdc_platform.tables import Table
@@ -88,15 +88,15 @@ def test_copies_have_the_columns_of_their_log(
         consume(cluster, name)
     copy_hours(lake, log, FIRST_US, SWITCH_US)
     table = log_table(log.schema)
-    old = sorted(name for name in lake.columns(table) if name.startswith("v$until_"))
+    old = sorted(name for name in lake.stored_schema(table).names if name.startswith("v$until_"))
     assert len(old) == several
     expected = [7, 8, b"\x01", 9][: 2 + several]
     for copy in (table, *(sink_table(log.schema, name) for name in ("before", "later", BY_HOUR))):
         found = rows_of(lake, copy)
         values = [[row[name] for name in (*old, "v") if row[name] is not None] for row in found]
         assert values == [[value] for value in expected], copy.full_name
-        assert {field.name: field.type for field in read_stored_schema(lake, copy) if field.name in old} == {
-            field.name: field.type for field in read_stored_schema(lake, table) if field.name in old
+        assert {field.name: field.type for field in lake.stored_schema(copy) if field.name in old} == {
+            field.name: field.type for field in lake.stored_schema(table) if field.name in old
         }
     checked = run("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z", "check", "--json")
     assert checked.exit_code == 0, checked.stdout
@@ -119,7 +119,9 @@ def test_a_table_that_is_rebuilt_has_the_values_of_the_new_type_alone(
     shown = answer.json["tables"]["shop.t"]
     assert sorted((row["p"], row["v"]) for row in shown["base"]) == [(0, "0x01"), (1, "0x03")]
     assert shown["replayed"] == shown["base"]
-    (old,) = [name for name in lake_of(cluster).columns(log_table(log.schema)) if name.startswith("v$until_")]
+    (old,) = [
+        name for name in lake_of(cluster).stored_schema(log_table(log.schema)).names if name.startswith("v$until_")
+    ]
     asked = run(*at, "sql", f'SELECT "{old}", v FROM {LOG} ORDER BY "cdc$time"', "--json").json
     assert [tuple(row.values()) for row in asked] == [(7, None), (None, "0x01"), (None, "0x02")]
 
@@ -219,7 +221,7 @@ def test_a_user_type_that_grew_is_the_same_column(
         found = rows_of(lake, copy)
         assert [row["v"] for row in found] == expected, copy.full_name
         assert [row["l"][0]["z"] for row in found] == [0, 1, 2, 3]
-        assert not [name for name in lake.columns(copy) if "$until_" in name]
+        assert not [name for name in lake.stored_schema(copy).names if "$until_" in name]
     at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
     exported = run(*at, "export", tmp_path / "exported")
     assert exported.exit_code == 0, exported.stderr
@@ -247,7 +249,7 @@ def test_types_that_are_stored_alike_are_told_apart(
     lake = lake_of(cluster)
     for copy in (log_table(log.schema), sink_table(log.schema, "before")):
         found = rows_of(lake, copy)
-        (aside,) = [name for name in lake.columns(copy) if name.startswith("v$until_")]
+        (aside,) = [name for name in lake.stored_schema(copy).names if name.startswith("v$until_")]
         assert (found[0][aside], found[0]["v"]) == (str(values[old]), None)
         assert {row["v"] for row in found[1:]} == {str(values[new])}
     at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
@@ -271,7 +273,7 @@ def test_deletions_of_a_dropped_column_are_not_those_of_the_new_one(
     for copy in (log_table(log.schema), *(sink_table(log.schema, name) for name in ("before", "later"))):
         found = rows_of(lake, copy)
         assert [row["cdc$deleted_v"] for row in found] == [None, None, True], copy.full_name
-        (old,) = [name for name in lake.columns(copy) if name.startswith("cdc$deleted_v$until_")]
+        (old,) = [name for name in lake.stored_schema(copy).names if name.startswith("cdc$deleted_v$until_")]
         assert [row[old] for row in found] == [None, True, None]
     at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
     exported = run(*at, "export", tmp_path / "exported")

@@ -115,7 +115,7 @@ def test_the_plan_names_every_generation_and_when_it_expires(lake: Lake) -> None
         assert (each.expired_ms, each.removable_ms) == (gone + HOUR_MS, FAR_MS - DAY_MS + GRACE_MS)
         assert (each.blocked_by, each.action, each.marked_ms) == ((), "remove", each.expired_ms)
         assert each.rows == 2 * RANGES + 1
-        slices = {part.key[0]: part.bytes for part in lake.slices(GENERATION_DESCRIPTIONS_V2)}
+        slices = {part.key[0]: part.bytes for part in lake.partitions(GENERATION_DESCRIPTIONS_V2)}
         assert each.bytes > slices[each.id] > 500
     newest = plan[3]
     assert (newest.expired_ms, newest.removable_ms, newest.blocked_by) == (None, None, ("operates",))
@@ -457,7 +457,7 @@ def test_the_forecast_is_what_joins_then_keep(lake: Lake) -> None:
     published = [20 * step.streams + 4 * count for step, count in zip(found, ranges, strict=True)]
     assert [step.published_bytes for step in found] == published
     size = sum(
-        part.bytes for table in (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2) for part in lake.slices(table)
+        part.bytes for table in (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2) for part in lake.partitions(table)
     )
     assert (found[0].bytes, found[3].bytes) == (size, round(size * (4 * streams + 72) / (4 * streams)))
     add_table(lake, 3600)

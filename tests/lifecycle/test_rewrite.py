@@ -236,7 +236,7 @@ def test_a_damaged_description_is_missing_data(lake: Lake) -> None:
 def test_a_failing_read_is_tried_again(lake: Lake) -> None:
     """The file of the descriptions is away at the first two attempts, as on a disk that comes back: then it works."""
     made = old_cluster(lake, times(1))
-    path = Path(lake.files(GENERATION_DESCRIPTIONS, [])[0])
+    path = Path(lake.data_files(GENERATION_DESCRIPTIONS)[0].path)
     away = path.with_suffix(".away")
     waited: list[float] = []
 
@@ -262,7 +262,7 @@ def test_what_cannot_be_read_leaves_the_node_unmarked(lake: Lake) -> None:
     files = []
     for time_ms in times(2):
         write_v1(lake, {time_ms: made[time_ms]})
-        files.append(next(path for path in lake.files(GENERATION_DESCRIPTIONS, []) if path not in files))
+        files.append(next(file.path for file in lake.data_files(GENERATION_DESCRIPTIONS) if file.path not in files))
     path = Path(files[0])
     whole = path.read_bytes()
     _spoil(path, "description")
@@ -285,7 +285,7 @@ def test_the_scan_reads_no_streams(lake: Lake) -> None:
     for table, rows in zip((STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS), template, strict=True):
         many = rows.take(pa.array([0] * count)).set_column(0, table.schema.field("time"), moments)
         lake.merge(table, many, update=False)
-        for path in lake.files(table, []):
+        for path in (file.path for file in lake.data_files(table)):
             _spoil(Path(path), "streams" if table is STREAMS_DESCRIPTIONS else "description")
         with pytest.raises(StateError):
             lake.read(table)

@@ -172,7 +172,7 @@ def aged(lake: Lake) -> tuple[Lake, list[int]]:
     for key in ("a", "b"):
         row = {"host_id": key, "key": "cdc_local", "streams_timestamp": None, "uuid": None}
         lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=False)
-    return lake, [us_from_ms(entry["timestamp"]) for entry in reversed(lake.history(CDC_LOCAL))]
+    return lake, [us_from_ms(commit.at_ms) for commit in reversed(lake.commits(CDC_LOCAL)) if commit.at_ms is not None]
 
 
 def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -> None:
@@ -221,7 +221,7 @@ def test_a_past_that_is_gone_is_said_to_be(aged: tuple[Lake, list[int]]) -> None
 def test_a_damaged_file_is_named(aged: tuple[Lake, list[int]], harm: str) -> None:
     """One line with the table and the file; queries of other tables, and of older versions without it, answer."""
     lake, _ = aged
-    bad = Path(lake.files(CDC_LOCAL, [])[0])
+    bad = Path(lake.data_files(CDC_LOCAL)[0].path)
     content = bad.read_bytes()
     if harm == "missing":
         bad.unlink()

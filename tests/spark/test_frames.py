@@ -117,8 +117,8 @@ def test_rows_are_appended_once_a_transaction(spark: SparkSession, lake: Lake) -
     assert lake.transaction(table, "one") == 2
     assert frames.append_to_table(TaskRunner(lambda: spark), lake, table, streams(spark, TIME, 2))
     assert ends(lake, TIME) == [0, 0, 1, 1]
-    newest, *_ = lake.history(table)
-    assert newest["operation"] == "WRITE"
+    newest, *_ = lake.commits(table)
+    assert newest.operation == "WRITE"
 
 
 def test_all_rows_are_replaced_with_their_columns(spark: SparkSession, lake: Lake) -> None:
@@ -303,9 +303,9 @@ def test_a_slice_that_another_writer_replaced_meanwhile_is_replaced_again(
         lambda: frames.replace_partition(TaskRunner(lambda: spark), lake, table, rows, SLICE),
     )
     assert ends(lake, TIME) == [0, 1, 2, 3]
-    newest, before, *_ = lake.history(table)
-    assert (newest["operation"], before["operation"]) == ("WRITE", "WRITE")
-    assert first.result() == newest["version"]
+    newest, before, *_ = lake.commits(table)
+    assert (newest.operation, before.operation) == ("WRITE", "WRITE")
+    assert first.result() == newest.version
 
 
 def overtake(monkeypatch: pytest.MonkeyPatch, second: Callable[[], Any]) -> None:
@@ -388,7 +388,7 @@ def test_rows_that_tasks_make_are_a_slice_like_any_other(spark: SparkSession, la
     rows = tasks.TaskRows(3, part)
     frames.replace_partition(TaskRunner(lambda: spark), lake, table, rows, SLICE)
     assert ends(lake, TIME) == [10, 11, 20, 21, 22, 23]
-    assert len(lake.files(table, [("time", "=", TIME)])) == 2
+    assert len(lake.data_files(table, [("time", "=", TIME)])) == 2
 
     def later(batch: pa.RecordBatch) -> pa.RecordBatch:
         times = pa.repeat(pa.scalar(TIME + HOUR, table.schema.field("time").type), batch.num_rows)

@@ -262,7 +262,7 @@ def test_a_file_of_the_same_length_is_not_taken_for_the_same(s3: S3, tmp_path: P
 def test_what_is_damaged_is_not_taken_for_a_copy(s3: S3, tmp_path: Path) -> None:
     """One line names table and file, and says that FROM is to be mended, where the same is found."""
     home, target = joined(tmp_path), f"{s3.bucket()}/copy"
-    damaged = Path(min(Lake(f"{home}/lake").files(NODES, [])))
+    damaged = Path(min(file.path for file in Lake(f"{home}/lake").data_files(NODES)))
     damaged.write_bytes(damaged.read_bytes()[:-8])
     done = run("home", "copy", home, target)
     assert (done.exit_code, done.stderr.count("error: ")) == (2, 1), done

@@ -64,7 +64,7 @@ def test_a_join_of_a_clock_that_is_ahead(s3: S3, ahead: Ahead, tmp_path: Path) -
     assert made.exit_code == 0, made
     checked = run("--home", address, "check", "--deep")
     assert checked.exit_code == 0, checked
-    at_ms = Lake(f"{address}/lake").envelopes(GENERATION_TIMESTAMPS)[0].at_ms
+    at_ms = Lake(f"{address}/lake").commits(GENERATION_TIMESTAMPS)[0].at_ms
     assert at_ms is not None
     off = us_from_ms(at_ms) / 1e6 - time.time()
     assert AHEAD_SECONDS - 300 < off <= AHEAD_SECONDS

@@ -95,7 +95,7 @@ def test_a_check_looks_for_all_files_of_a_table_by_one_list(s3: S3, home: str) -
     before = s3.counts()["HEAD"]
     assert [line for each in verify_tables(lake) for line in each.damage] == []
     assert s3.counts()["HEAD"] - before <= alone
-    cut, gone, *_ = map(stored, lake.files(GENERATION_DESCRIPTIONS_V2, []))
+    cut, gone, *_ = (stored(file.path) for file in lake.data_files(GENERATION_DESCRIPTIONS_V2))
     cut.put(cut.read()[:-1])
     gone.remove()
     told = [line for each in verify_tables(lake) for line in each.damage]
@@ -112,7 +112,7 @@ def test_the_files_of_other_generations_are_fetched_once(s3: S3, home: str) -> N
     one, *_ = inventory.read_inventory(lake)  # opens the tables
     files = [file for table in inventory.INVENTORY_TABLES if table.partition_by for file in lake.data_files(table)]
     before = s3.counts()["GET"]
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert len(inventory.read_inventory(lake)) == 3
         assert audit_across(TaskRunner.alone(), lake, one.name)[0].violations == 0
     assert s3.counts()["GET"] - before == len(files)
@@ -131,7 +131,7 @@ def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
     missing = [table for table in TABLES.values() if table.keyspace == "platform" and not lake.exists(table)]
     assert len(missing) > 3
     before = s3.counts()
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         assert [lake.version(table) for table in missing] == [None] * len(missing)
         assert more(s3.counts(), before) == 1
         lake.ensure(missing[1])
@@ -151,7 +151,7 @@ def test_what_is_listed_does_not_grow_with_data_files(s3: S3, home: str) -> None
             put_data(lake.path(table), part)
         for _ in range(3):
             before = (more(s3.counts(), {}), s3.names())
-            with lake.open_tables.pin_versions():
+            with lake.table_cache.pin_versions():
                 held(lake)
             found.append((more(s3.counts(), {}) - before[0], s3.names() - before[1]))
     assert found[1:3] + found[4:] == [(2, PAGE + own)] * 4
@@ -172,7 +172,7 @@ def stored(address: str) -> ObjectStorePath:
 
 def test_a_small_file_is_fetched_once_in_a_block(s3: S3, lake: Lake) -> None:
     """Whoever reads it; behind the block it is looked at anew."""
-    files = [parse_path(path) for path in lake.files(NODES, [])]
+    files = [parse_path(file.path) for file in lake.data_files(NODES)]
     with cache_fetches():
         contents = [bytes(file.source().read()) for file in files]
         before = s3.counts()

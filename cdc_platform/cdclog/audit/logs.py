@@ -535,7 +535,7 @@ def count_log_contents(lake: Lake, schema: TableSchema, workers: TaskRunner) -> 
         by_operation[item["operation"]] += item["rows"]
     return LogContents(
         sum(by_period.values()),
-        sum(item.bytes for item in lake.slices(log_table(schema))),
+        sum(item.bytes for item in lake.partitions(log_table(schema))),
         max((item["newest_us"] for item in counts if item["newest_us"] is not None), default=None),
         {None if index < 0 else begins[index]: by_period[index] for index in sorted(by_period)},
         {_operation_name(code): by_operation[code] for code in sorted(by_operation)},

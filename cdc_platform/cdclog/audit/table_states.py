@@ -63,7 +63,7 @@ def _has_stored_state(lake: Lake, schema: TableSchema) -> bool:
 
 
 def _too_large(lake: Lake, schema: TableSchema) -> str:
-    rows = sum(part.rows for part in lake.slices(log_table(schema)))
+    rows = sum(part.rows for part in lake.partitions(log_table(schema)))
     return f"its log has {rows} rows, more than {MAX_ROWS_IN_MEMORY}" if rows > MAX_ROWS_IN_MEMORY else ""
 
 
@@ -124,7 +124,7 @@ def check_base_table(lake: Lake, clock: Clock, schema: TableSchema, source: str,
         StateError: the log holds only keys.
         NotFound: there is no log.
     """
-    count = sum(part.rows for part in lake.slices(get_log_table(lake, schema)))
+    count = sum(part.rows for part in lake.partitions(get_log_table(lake, schema)))
     if count > MAX_ROWS_IN_MEMORY:
         raise InputError(
             f"the log of {schema.full_name} has {count} rows, more than {MAX_ROWS_IN_MEMORY} to replay in "

@@ -35,7 +35,6 @@ from cdc_platform.delta import (
     choose_remedy,
     compute,
     conform_rows,
-    read_stored_schema,
     verify_added_files_between,
 )
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
@@ -373,7 +372,7 @@ def read_between(
     """
     low, high = datetime_from_us(after_us), datetime_from_us(until_us)
     # The log has a column that ALTER TABLE added from the first rows with that column.
-    stored = read_stored_schema(lake, get_log_table(lake, schema))
+    stored = lake.stored_schema(get_log_table(lake, schema))
     log = log_table(schema, exact=EXACT in stored.names)
     if with_aside:
         log = _with_retyped_columns(log, stored)
@@ -416,7 +415,7 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
 
 def prepare_sink(lake: Lake, schema: TableSchema, name: str) -> Table:
     """Return the table of a consumer after adding the columns of the log that it lacks."""
-    log = read_stored_schema(lake, get_log_table(lake, schema))
+    log = lake.stored_schema(get_log_table(lake, schema))
     sink = sink_table(schema, name, exact=EXACT in log.names)
     if lake.exists(sink):
         retype_sink_columns(lake, sink, log, schema)

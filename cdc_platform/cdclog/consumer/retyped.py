@@ -27,7 +27,7 @@ from cdc_platform.cdclog.schema import (
 from cdc_platform.cdclog.schema_evolution import convert_values, has_new_fields, is_compatible_type
 from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cql import Column, TableSchema, strip_comments
-from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, compute, read_file_batches, read_stored_schema
+from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, compute, read_file_batches
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.spark import frames
@@ -58,7 +58,7 @@ def retype_sink_columns(lake: Lake, sink: Table, log: pa.Schema, schema: TableSc
     Raises:
         ConflictError: another process writes to it.
     """
-    stored, names = read_stored_schema(lake, sink), dict[str, str]()
+    stored, names = lake.stored_schema(sink), dict[str, str]()
     for name, field in find_retyped_columns(log):
         known = stored.field(name) if name in stored.names else None
         if field.name not in stored.names and name not in names and known is not None and known.type == field.type:
@@ -118,8 +118,8 @@ def _rewrite_columns_once(
     types: Mapping[str, pa.DataType],
     beside: Mapping[str, int] | None,
 ) -> None:
-    version, files = lake.version(table) or 0, lake.files(table, [])
-    stored = read_stored_schema(lake, table)
+    version, files = lake.version(table) or 0, [file.path for file in lake.data_files(table)]
+    stored = lake.stored_schema(table)
     changed_types = {
         name: kind for name, kind in types.items() if name in stored.names and stored.field(name).type != kind
     }
@@ -170,7 +170,7 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
     The caller must hold the lock of the log, because rows that are appended during a rewrite would be lost.
     """
     table = log_table(schema, exact=exact)
-    existing = lake.columns(table)
+    existing = lake.stored_schema(table).names
     if existing:
         names = _renamed(lake, schema, existing)
         if names:
@@ -181,7 +181,7 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
     try:
         return lake.widen(table)
     except StateError:
-        grown, clash = compare_column_types(schema, read_stored_schema(lake, table))
+        grown, clash = compare_column_types(schema, lake.stored_schema(table))
         if not grown and not clash:
             raise
         names = {name: retyped_column_name(name, clock.now_us()) for name in clash}

@@ -37,7 +37,7 @@ from cdc_platform.cdclog.values import log_rows_from_arrow, log_rows_to_arrow
 from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us, ms_from_us, us_from_datetime
 from cdc_platform.cql import Catalog, TableSchema, apply_definition, format_ddl, parse_statements
 from cdc_platform.cql import ast as s
-from cdc_platform.delta import SCRIPTS_LOCK, Lake, lake_lock, read_stored_schema
+from cdc_platform.delta import SCRIPTS_LOCK, Lake, lake_lock
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
 from cdc_platform.generations import uniform_tablet_ends
 from cdc_platform.lifecycle import tablets
@@ -380,7 +380,7 @@ def _rename_log_columns(lake: Lake, noted: _RecordedScript, schema: TableSchema,
 
 def _append_rows(lake: Lake, noted: _RecordedScript, schema: TableSchema, rows: SpooledLogRows) -> None:
     _migrate_log_columns(lake, noted, schema)
-    has_exact = EXACT in read_stored_schema(lake, log_table(schema)).names
+    has_exact = EXACT in lake.stored_schema(log_table(schema)).names
     exact = has_exact or any(EXACT in rows.table(schema, number).column_names for number in range(rows.blocks))
     if exact and not has_exact:
         lake.widen(log_table(schema, exact=True))
@@ -401,7 +401,7 @@ def _migrate_log_columns(lake: Lake, noted: _RecordedScript, schema: TableSchema
     version = lake.version(table)
     if version is None:
         return
-    columns = read_stored_schema(lake, table)
+    columns = lake.stored_schema(table)
     exact = EXACT in columns.names
     if columns.equals(_without_metadata(log_table(schema, exact=exact))):
         return

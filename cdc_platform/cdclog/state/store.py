@@ -32,7 +32,6 @@ from cdc_platform.delta import (
     list_files_at_version,
     read_changes_since,
     read_stored_file,
-    read_stored_schema,
     to_single_array,
     tokens_from_keys,
     translate_errors,
@@ -288,7 +287,7 @@ def _file_sources(lake: Lake, log: Table, paths: list[str] | None) -> TableSourc
     """Return the files of a log; None if they are unknown or one of them is missing."""
     if paths is None:
         return None
-    types = read_stored_schema(lake, log)
+    types = lake.stored_schema(log)
     try:
         return [(count_file_rows(path), partial(read_stored_file, path, types)) for path in paths]
     except FileNotFoundError:

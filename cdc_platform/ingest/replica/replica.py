@@ -124,7 +124,7 @@ class TableReplicator:
 
     def _lost_columns(self) -> bool:
         """Return True if the table has lost columns or changed their types: no log has the values that they had."""
-        existing = self._lake.columns(self._current)
+        existing = self._lake.stored_schema(self._current).names
         if set(existing) - set(self._current.schema.names):
             return True
         try:
@@ -237,7 +237,7 @@ class TableReplicator:
 
     def _groups(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         """Yield the token ranges in groups that fit into memory."""
-        sizes = {int(part.key[0]): part.rows for part in self._lake.slices(self._cells)}
+        sizes = {int(part.key[0]): part.rows for part in self._lake.partitions(self._cells)}
         group, rows = list[int](), 0
         for number in numbers:
             if group and rows + sizes.get(number, 0) > ROWS_AT_ONCE:
@@ -268,4 +268,4 @@ class TableReplicator:
 
 
 def _count_rows(lake: Lake, table: Table) -> int:
-    return sum(part.rows for part in lake.slices(table))
+    return sum(part.rows for part in lake.partitions(table))

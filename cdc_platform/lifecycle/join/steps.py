@@ -140,7 +140,7 @@ def run_step(joining: JoinContext, steps: JoinSteps, step: JoinStep) -> Any:
     Raises:
         StateError: rows on which it relies are missing or failed their audit.
     """
-    with joining.lake.open_tables.pin_versions():
+    with joining.lake.table_cache.pin_versions():
         for table in step.relies_on:
             before = find_step(steps, table)
             if before.audit is not None:
@@ -151,7 +151,7 @@ def run_step(joining: JoinContext, steps: JoinSteps, step: JoinStep) -> Any:
 def judge_step(joining: JoinContext, step: JoinStep) -> list[CheckResult]:
     """Judge the rows of a step, one result per invariant, and store the verdict."""
     assert step.audit is not None
-    with joining.lake.open_tables.pin_versions():
+    with joining.lake.table_cache.pin_versions():
         return _judge_and_store(joining, step, step.audit)[0]
 
 
@@ -178,7 +178,7 @@ def _judge_and_store(joining: JoinContext, step: JoinStep, audit: StepAudit) -> 
         joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.entry_point
     )
     # A concurrent write may have been read in part, so store the verdict only if the content is still the same.
-    lake.open_tables.revalidate(*(lake.path(table) for table, _ in slices))
+    lake.table_cache.revalidate(*(lake.path(table) for table, _ in slices))
     if verdicts.content_name(lake, audit.parts(joining)) == content:
         joining.record_verdict(verdict)
     return judgements, verdict
@@ -392,7 +392,7 @@ def run_join(
         InputError: the node cannot join the current ring.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
-    with lake.open_tables.pin_versions():
+    with lake.table_cache.pin_versions():
         steps = select_steps(lake, generation_id)
     results = {}
     with verdicts.collect_verdicts(lake, clock) as book:

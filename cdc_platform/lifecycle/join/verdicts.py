@@ -48,7 +48,9 @@ def content_name(lake: Lake, parts: TableParts) -> str:
     name. Rewriting the same rows changes the identifier. Judging again is then cheaper than reading every stream for a
     hash.
     """
-    return _content_name_of_files([(table, lake.files(table, filters)) for table, filters in parts])
+    return _content_name_of_files(
+        [(table, [file.path for file in lake.data_files(table, filters)]) for table, filters in parts]
+    )
 
 
 def _content_name_of_files(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
@@ -108,7 +110,7 @@ class VerdictBook:
     def flush(self) -> None:
         """Store the verdicts added since the last call, if any."""
         if self._added:
-            with self.lake.open_tables.pin_versions():
+            with self.lake.table_cache.pin_versions():
                 _store_rows(self.lake, [row for _, row in self._added.values()])
             self._added.clear()
 

@@ -83,4 +83,4 @@ def files_of(address: str, table: Table) -> tuple[int, int]:
     found, are_all = folder.page("")
     assert are_all
     written = [path for path, _ in found if path.endswith(".parquet") and f"/{LOG_FOLDER}/" not in path]
-    return len(written), len(lake.files(table, []))
+    return len(written), len(lake.data_files(table))
