@@ -62,7 +62,7 @@ def build_materialize_result(
 
 def build_plot_metadata(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:
     """Store a plot in the home and return Markdown that shows it in the UI of `cdc-platform up` and names its file."""
-    stored = ui_files.store_plot(local_state_folder(lake.place.folder), png)
+    stored = ui_files.store_plot(local_state_folder(lake.location.folder), png)
     return MetadataValue.md(f"![{title}]({stored.address})\n\n`{stored.file}`")
 
 

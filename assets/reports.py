@@ -23,7 +23,7 @@ MAX_REPORT_BYTES = 8 << 20
 
 def build_report_link(lake: Lake, key: str) -> dict[str, Any]:
     """Return metadata that links a generation's page in the UI of `cdc-platform up`, which makes the page if needed."""
-    page = ui_files.report_file(local_state_folder(lake.place.folder), key)
+    page = ui_files.report_file(local_state_folder(lake.location.folder), key)
     if page is None:
         return {}
     return {"report": MetadataValue.url(page.address), "report_file": MetadataValue.path(str(page.file))}
@@ -37,7 +37,7 @@ def create_report_page(joining: JoinContext, log: Logger) -> dict[str, Any]:
     lake = joining.lake
     keys = GenerationKeys.read(lake)
     names = get_generation_names(lake, keys, joining.generation_id)
-    page = ui_files.report_file(local_state_folder(lake.place.folder), names.key)
+    page = ui_files.report_file(local_state_folder(lake.location.folder), names.key)
     if page is None or names.time_ms is None:
         return {}
     size = sum(partition.bytes for part in names.parts() for partition in lake.partitions(part.table))

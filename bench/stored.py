@@ -39,7 +39,7 @@ def requests(bench: Bench) -> list[Result]:
         joins, address = _joined(f"{s3.bucket()}/home")
         joins.prepare()
         versions = _versions(joins.lake)
-        joins.lake = Lake(str(joins.lake.place))
+        joins.lake = Lake(str(joins.lake.location))
         joined = _requests(s3, joins.run)
         commits = sum(_versions(joins.lake).values()) - sum(versions.values())
         looked = _requests(s3, lambda: run(_command(address, ("generations",))))
@@ -70,7 +70,7 @@ def _second_join(s3: S3, home: HomeLocation) -> tuple[float, dict[str, int]]:
     joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     joins.seconds()
     joins.prepare()
-    joins.lake = Lake(str(joins.lake.place))
+    joins.lake = Lake(str(joins.lake.location))
     return _requests(s3, joins.run)
 
 

@@ -416,7 +416,7 @@ def test_times_of_partitions_stay_valid(release: str, cluster: Path) -> None:
     assert set(_partition_times(lake)) == old | {spelt}
     assert (spelt in old) == (release != OLDEST)
     assert rows_of(cluster) == before
-    assert not [each for each in verify_tables(lake, deep=True) if each.damage or each.strange]
+    assert not [each for each in verify_tables(lake, deep=True) if each.damage or each.unexpected]
 
 
 def _partition_times(lake: Lake) -> list[str]:

@@ -201,7 +201,7 @@ def encode_dataframe_with_images(
     """
     from pyspark.sql import functions as F
 
-    root, version, exact = str(lake.place), lake.version(log_table(schema)), _has_exact(lake, schema)
+    root, version, exact = str(lake.location), lake.version(log_table(schema)), _has_exact(lake, schema)
     columns = log_table(schema, exact=exact).schema
 
     def keys(*of_key: pa.Array) -> pa.Array:

@@ -519,7 +519,7 @@ class _ScanTask:
 
 def run_scan(workers: TaskRunner, readings: Sequence[ScanRequest]) -> ScanResult:
     """Read the rows of all `readings` once, in at most one Spark job."""
-    result, workers = ScanResult(), workers.of_arrays()
+    result, workers = ScanResult(), workers.for_arrays()
     if not readings:
         return result
     tasks = [_scan_task(number, reading) for number, reading in enumerate(readings)]

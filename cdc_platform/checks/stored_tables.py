@@ -23,7 +23,7 @@ def audit_stored(verifications: Sequence[TableVerification]) -> list[Finding]:
         (verification.foreign for verification in verifications),
     )
     unread, unknown = (
-        sum(verification.left for verification in verifications),
+        sum(verification.unread for verification in verifications),
         sum(verification.unknown for verification in verifications),
     )
     notes = [f"{unread} large slices were not read, --deep reads them"] * bool(unread)
@@ -36,8 +36,8 @@ def audit_stored(verifications: Sequence[TableVerification]) -> list[Finding]:
         ),
         Finding(
             ROWS_AS_COMMITTED,
-            sum(verification.slices for verification in verifications),
-            *_summarize((verification.strange for verification in verifications), notes),
+            sum(verification.partitions for verification in verifications),
+            *_summarize((verification.unexpected for verification in verifications), notes),
         ),
         Finding(
             COMMITS_KNOWN,
@@ -101,7 +101,7 @@ def _foreign_tables(tables: Sequence[TableVerification], error: Exception) -> se
     if isinstance(error, EnvironmentProblem):
         return set()
     is_missing = isinstance(error, NotFound)
-    return {table.name for table in tables if table.strange or table.foreign or (table.accepted and not is_missing)}
+    return {table.name for table in tables if table.unexpected or table.foreign or (table.accepted and not is_missing)}
 
 
 def _error_text(error: Exception) -> str:

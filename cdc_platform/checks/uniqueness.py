@@ -482,7 +482,7 @@ def _fingerprint_pass(workers: TaskRunner, sides: Mapping[StoredGenerationRows, 
     If each stream of the first generation is known to lie in its range, its fingerprints also count its streams.
     """
     (first, one), *_ = sides.items()
-    workers, files = workers.of_arrays(), tuple(first.paths)
+    workers, files = workers.for_arrays(), tuple(first.paths)
     sides_to_read = {holding: side for holding, side in sides.items() if side is not one or not one.in_order}
     shares = _distribute_sides(workers, sides_to_read) or [[]]
 
@@ -515,7 +515,7 @@ def _distribute_sides(
 
 def _search(workers: TaskRunner, sides: Mapping[StoredGenerationRows, _SearchSide], limit: int | None) -> _SearchResult:
     """Bring equal streams together and count them, see `count_repeated_streams`."""
-    workers = workers.of_arrays()
+    workers = workers.for_arrays()
     parts, shares = _parts(sides), _distribute_sides(workers, sides)
     emitted = TaskRows(
         len(shares), lambda share: chain.from_iterable(_emit_file(*file, parts) for file in shares[share])
@@ -533,7 +533,7 @@ def _compare_parts(
     workers: TaskRunner, emitted: TaskRows, parts: int, compare: Callable[[Batches], Batches]
 ) -> pa.Table:
     """Return the results of `compare` for each of the `parts` of all emitted rows."""
-    if workers.work_here(max(emitted.tasks, parts)):
+    if workers.runs_in_process(max(emitted.tasks, parts)):
         everything = TaskRows(1, lambda _: chain.from_iterable(map(emitted.batches, range(emitted.tasks))))
         return workers.table(everything.through(compare), _SEARCH_SCHEMA)
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -626,7 +626,7 @@ def _make_comparison(limit: int | None) -> Callable[[Batches], Batches]:
 
 def _count_streams(workers: TaskRunner, holding: StoredGenerationRows) -> int:
     """Return the number of streams of a generation."""
-    workers = workers.of_arrays()
+    workers = workers.for_arrays()
     shares = distribute_files(workers, [(None, file) for file in holding.files])
 
     def count(share: int) -> Iterator[pa.RecordBatch]:

@@ -232,9 +232,9 @@ def _accept_commit(session: CliSession, accepted: str, reason: str, as_json: boo
     facts = {
         "table": done.table,
         "version": done.version,
-        "said_in_version": done.said_in,
+        "said_in_version": done.recorded_in,
         "accepted": "now" if done.is_new else "before",
-        "slices": list(done.slices),
+        "slices": list(done.partitions),
     }
     next_steps = [build_next_step("check", why="judged by what is accepted now")]
     write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
@@ -248,7 +248,7 @@ def _undo_commit(session: CliSession, undone: str, reason: str, as_json: bool) -
         "table": done.table,
         "version": done.version,
         "restored_version": done.restored,
-        "said_in_version": done.said_in,
+        "said_in_version": done.recorded_in,
         "moved": list(done.moved),
     }
     next_steps = [build_next_step("check", why="judged by what the table holds again")]

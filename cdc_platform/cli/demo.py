@@ -108,7 +108,7 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
     }
     ledger = lake.read(GENERATIONS, ["time"]).num_rows
     if others or lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows > ledger:
-        raise InputError(f"{lake.place.folder} holds another ring; give the demo a home of its own: --home DIR demo")
+        raise InputError(f"{lake.location.folder} holds another ring; give the demo a home of its own: --home DIR demo")
 
 
 def _run_joins(

@@ -59,7 +59,7 @@ def build_observe_step(lake: Lake, why: str) -> NextStep | None:
     return (
         None
         if name is None
-        else build_next_step("observe", name, why=why, home=get_registering_home(lake.place.folder))
+        else build_next_step("observe", name, why=why, home=get_registering_home(lake.location.folder))
     )
 
 

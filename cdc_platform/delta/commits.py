@@ -36,26 +36,26 @@ def make_commit(
     may have done what it reported as failed. If a store refuses a file, a thread of deltalake may print a panic on
     standard error, next to the exception that it raises.
     """
-    seal = commit_info.new_commit_info(digests, numbers, accepts)
+    info = commit_info.new_commit_info(digests, numbers, accepts)
     read_version = opened.version()
     try:
-        commit(properties_from_commit_info(seal))
+        commit(properties_from_commit_info(info))
         opened.publish(read_version + 1)
     except Exception:
-        if not _is_committed(opened.folder, read_version, seal.id):
+        if not _is_committed(opened.folder, read_version, info.id):
             raise
     record_commit(opened.folder)
     if opened.version() == read_version:
         opened.update()
 
 
-def properties_from_commit_info(seal: CommitInfo) -> DeltaCommitProperties:
+def properties_from_commit_info(info: CommitInfo) -> DeltaCommitProperties:
     """Return deltalake's properties for a commit with this CommitInfo.
 
     The commit is never retried, since its digests would be wrong on top of another commit.
     """
-    marks = [Transaction(*number) for number in seal.numbers.items()] or None
-    return CommitProperties(custom_metadata=dict(seal.metadata()), max_commit_retries=0, app_transactions=marks)
+    marks = [Transaction(*number) for number in info.numbers.items()] or None
+    return CommitProperties(custom_metadata=dict(info.metadata()), max_commit_retries=0, app_transactions=marks)
 
 
 def get_post_commit_hooks(opened: OpenTable) -> PostCommitHookProperties:

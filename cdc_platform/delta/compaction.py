@@ -59,8 +59,10 @@ def vacuum_files(opened: OpenTable | None, retention: timedelta) -> list[str]:
     files = list_unneeded_files(opened, retention)
     if not files:
         return []
-    seal = commits.properties_from_commit_info(commit_info.new_commit_info())
-    opened.with_data_files().vacuum(_round_up_to_hours(retention), dry_run=False, full=True, commit_properties=seal)
+    properties = commits.properties_from_commit_info(commit_info.new_commit_info())
+    opened.with_data_files().vacuum(
+        _round_up_to_hours(retention), dry_run=False, full=True, commit_properties=properties
+    )
     return files
 
 

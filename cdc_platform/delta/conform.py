@@ -76,7 +76,7 @@ def refuse_append_only(table: Table) -> None:
         StateError: it is.
     """
     if table.is_append_only:
-        raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
+        raise StateError(f"{table.full_name} is append-only; existing rows are never changed or removed")
 
 
 def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
@@ -93,7 +93,7 @@ def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
         return
     first = counted.sort_by([("count_all", "descending")]).slice(0, 1).to_pylist()[0]
     count = first.pop("count_all")
-    raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
+    raise InputError(f"{table.full_name}: key {first} appears {count} times in one write; keys must be unique")
 
 
 def fill_columns(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, values: Mapping[str, Any]) -> list[Any]:
@@ -111,31 +111,31 @@ def fill_columns(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, values: Map
     return [of(field) for field in schema]
 
 
-def read_file_rows(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:
+def read_file_rows(table: Table, columns: Sequence[str], data_files: Sequence[DataFile]) -> pa.Table:
     """Return columns of the rows of files, including partition columns, which are only in the files' paths."""
-    return _concat_parts(table, columns, held, _read_parts(table, columns, held))
+    return _concat_parts(table, columns, data_files, _read_parts(table, columns, data_files))
 
 
-def read_rows_by_partition(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> dict[Any, pa.Table]:
+def read_rows_by_partition(table: Table, columns: Sequence[str], data_files: Sequence[DataFile]) -> dict[Any, pa.Table]:
     """Return the rows of files by the value of the one partition column, without merging and splitting them."""
     by_value: dict[Any, tuple[list[DataFile], list[pa.Table]]] = {}
     # Read all files together: in a store each read waits.
-    for file, part in zip(held, _read_parts(table, columns, held), strict=True):
+    for file, part in zip(data_files, _read_parts(table, columns, data_files), strict=True):
         files, parts = by_value.setdefault(file.partition[0], ([], []))
         files.append(file)
         parts.append(part)
     return {value: _concat_parts(table, columns, files, parts) for value, (files, parts) in by_value.items()}
 
 
-def _read_parts(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> list[pa.Table]:
+def _read_parts(table: Table, columns: Sequence[str], data_files: Sequence[DataFile]) -> list[pa.Table]:
     """Return the rows of each file, in those of the columns that are in it."""
     return file_cache.read_files(
-        [file.path for file in held], [name for name in columns if name not in table.partition_by]
+        [file.path for file in data_files], [name for name in columns if name not in table.partition_by]
     )
 
 
 def _concat_parts(
-    table: Table, columns: Sequence[str], held: Sequence[DataFile], parts: Sequence[pa.Table]
+    table: Table, columns: Sequence[str], data_files: Sequence[DataFile], parts: Sequence[pa.Table]
 ) -> pa.Table:
     schema = pa.schema([table.schema.field(name).with_nullable(True) for name in columns])
     stored = [name for name in columns if name not in table.partition_by]
@@ -146,7 +146,7 @@ def _concat_parts(
     rows = pa.concat_tables([part if part.schema.equals(kinds) else part.cast(kinds) for part in parts])
     of_file = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
     for index, name in enumerate(table.partition_by):
-        values = pa.array([file.partition[index] for file in held], table.schema.field(name).type)
+        values = pa.array([file.partition[index] for file in data_files], table.schema.field(name).type)
         rows = rows.append_column(name, values.take(pa.array(of_file)))
     return rows.select(list(columns)).cast(schema)
 

@@ -63,7 +63,7 @@ def write_log(folder: Path, log: InitialLog) -> None:
 _FIRST_ENTRY = f"{0:020d}.json"
 
 
-def _make_first_commit(table: Table, place: str) -> bytes:
+def _make_first_commit(table: Table, location: str) -> bytes:
     """Return the commit that creates a table at a path, with a new table ID and a CommitInfo."""
     now_ms, template = Clock().now_ms(), _make_template_actions(table)
     configuration = {
@@ -73,12 +73,12 @@ def _make_first_commit(table: Table, place: str) -> bytes:
     metadata = {**template["metaData"], "id": str(uuid.uuid4()), "createdTime": now_ms, "configuration": configuration}
     about = {
         "mode": "ErrorIfExists",
-        "location": place,
+        "location": location,
         "metadata": json.dumps(metadata),
         "protocol": json.dumps(template["protocol"]),
     }
-    seal = commit_info.new_commit_info({} if table.partition_by else {"": 0}).metadata()
-    info = {**template["commitInfo"], "timestamp": now_ms, "operationParameters": about, **seal}
+    own_info = commit_info.new_commit_info({} if table.partition_by else {"": 0}).metadata()
+    info = {**template["commitInfo"], "timestamp": now_ms, "operationParameters": about, **own_info}
     actions = [("commitInfo", info), ("metaData", metadata), ("protocol", template["protocol"])]
     return "".join(f"{json.dumps({kind: action})}\n" for kind, action in actions).encode()
 
@@ -121,7 +121,7 @@ def add_missing_columns(opened: OpenTable, table: Table) -> Table:
         if declared[name].type != stored[name].type:
             raise StateError(
                 f"{table.full_name}.{name} holds {kinds.field(name).type} where {table.schema.field(name).type}"
-                " is to go in; a column was dropped and made anew: move the table away, or write under another"
+                " is expected; a column was dropped and added again: move the table away, or write under another"
                 " name"
             )
     missing = [declared[name] for name in declared if name not in stored]
@@ -140,4 +140,4 @@ def _move_into_place(draft: Path, target: Path) -> None:
         draft.rename(target)
     except OSError:
         if not DeltaTable.is_deltatable(str(target)):
-            raise StateError(f"{target} is in the way of a table and is none itself; move it elsewhere") from None
+            raise StateError(f"{target} is not a table, but is at the path of one; move it elsewhere") from None

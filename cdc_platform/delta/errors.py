@@ -28,7 +28,7 @@ from cdc_platform.errors import (
 from cdc_platform.spark_server import list_variables_to_unset
 from cdc_platform.storage import clean_message, object_store
 
-OUTSIDE_PARTITION = "rows lie outside that slice"
+OUTSIDE_PARTITION = "rows lie outside that partition"
 
 # Messages of file systems about temporary failures: deltalake passes on only the text. Names in paths do not match.
 _TRANSIENT = re.compile(
@@ -162,13 +162,13 @@ def error_from_task_trace(error: Exception) -> PlatformError | None:
     return error_from_task_report(*raised[-1])
 
 
-def error_from_task_report(name: str, said: str) -> PlatformError:
+def error_from_task_report(name: str, message: str) -> PlatformError:
     """Return the platform's error of the class that a task reports by name.
 
     `WriteRefused` becomes a `StateError`, since the verdict of a write is not part of the report.
     """
     kind = getattr(errors, name, PlatformError)
-    return (StateError if kind is errors.WriteRefused else kind)(said)
+    return (StateError if kind is errors.WriteRefused else kind)(message)
 
 
 def _get_spark_conflict_errors() -> tuple[type[Exception], ...]:
@@ -285,7 +285,7 @@ def _translate_spark_failure(error: Exception, text: str, what: str) -> Platform
 
 def _conflict_error(text: str, what: str) -> PlatformError:
     return ConflictError(
-        f"{what}: other writers came first every time; run it again when they are done ({_shorten(text)})"
+        f"{what}: other writers committed first every time; run it again when they are done ({_shorten(text)})"
     )
 
 

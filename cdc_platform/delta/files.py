@@ -301,7 +301,7 @@ def _column_or_nulls(added: pa.Table, column: str) -> list[Any]:
 
 
 def list_unsupported_features(opened: OpenTable) -> list[str]:
-    """List the reader features that need more than the data files; the platform never turns them on."""
+    """List the reader features that need more than the data files; the platform never enables them."""
     return sorted(set(opened.delta.protocol().reader_features or ()) - ALLOWED_FEATURES)
 
 
@@ -313,7 +313,7 @@ def refuse_unsupported_features(table: Table, opened: OpenTable) -> None:
     foreign = list_unsupported_features(opened)
     if foreign:
         raise StateError(
-            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(foreign)}; "
+            f"{table.full_name} has Delta features that the platform never enables: {', '.join(foreign)}; "
             "drop them with ALTER TABLE ... DROP FEATURE"
         )
 
@@ -333,15 +333,15 @@ _ROUNDING_BY_UNIT = {"us": MILLISECOND_US, "ns": MILLISECOND_NS}
 class BoundsCheck:
     """Compare the rows of one file with the log: the least and greatest value and the null count of each column.
 
-    `said` is the file's row in deltalake's flat columns.
+    `statistics` is the file's row in deltalake's flat columns.
     """
 
-    def __init__(self, said: pa.Table) -> None:
-        self._said = {name: said[name][0] for name in said.schema.names}
+    def __init__(self, statistics: pa.Table) -> None:
+        self._statistics = {name: statistics[name][0] for name in statistics.schema.names}
         self._outside: dict[str, str] = {}
         self._nulls: dict[str, int] = {}
 
-    def see(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """Add some of the file's rows to the check."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if pat.is_nested(column.type):
@@ -357,16 +357,16 @@ class BoundsCheck:
             if (low is not None and least < low) or (high is not None and greatest > high + _get_rounding(column.type)):
                 self._outside[name] = f"{name} has values outside the bounds"
 
-    def wrong(self) -> str | None:
+    def describe_mismatch(self) -> str | None:
         """Return a description of the first mismatch among the rows seen so far; None if there is none."""
         for name, count in self._nulls.items():
-            due = self._said.get(f"null_count.{name}")
-            if due is not None and due.is_valid and due.as_py() != count:
-                self._outside.setdefault(name, f"{name} has {count} nulls, not the {due.as_py()}")
+            expected = self._statistics.get(f"null_count.{name}")
+            if expected is not None and expected.is_valid and expected.as_py() != count:
+                self._outside.setdefault(name, f"{name} has {count} nulls, not the {expected.as_py()}")
         return next((self._outside[name] for name in sorted(self._outside)), None)
 
     def _bound(self, name: str, kind: pa.DataType) -> Any:
-        bound = self._said.get(name)
+        bound = self._statistics.get(name)
         return None if bound is None or not bound.is_valid else _to_comparable(bound.cast(kind))
 
 

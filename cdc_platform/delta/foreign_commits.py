@@ -32,16 +32,16 @@ MAX_REASON_LENGTH = 500
 
 @dataclass(frozen=True)
 class AcceptedCommit:
-    """An accepted foreign commit: the version that records it (`said_in`), and the partitions accepted as they are."""
+    """An accepted foreign commit: the version that records the acceptance, and the partitions accepted as they are."""
 
     table: str
     version: int
-    said_in: int
-    slices: tuple[str, ...]
+    recorded_in: int
+    partitions: tuple[str, ...]
     is_new: bool
 
 
-def accept_commit(lake: Lake, name: str, version: int, because: str) -> AcceptedCommit:
+def accept_commit(lake: Lake, name: str, version: int, reason: str) -> AcceptedCommit:
     """Accept a foreign commit of a table; an earlier acceptance stays unchanged.
 
     Partitions that another foreign commit without acceptance has changed as well are left to that commit.
@@ -53,9 +53,9 @@ def accept_commit(lake: Lake, name: str, version: int, because: str) -> Accepted
         StateError: a file of the table is damaged.
         ConflictError: other writers kept winning.
     """
-    table = _find_table(lake, name, because)
+    table = _find_table(lake, name, reason)
     return retry_on_conflict(
-        f"accepting version {version} of {name}", lambda: _accept_once(lake, table, version, because)
+        f"accepting version {version} of {name}", lambda: _accept_once(lake, table, version, reason)
     )
 
 
@@ -69,11 +69,11 @@ class UndoneCommit:
     table: str
     version: int
     restored: int
-    said_in: int
+    recorded_in: int
     moved: tuple[str, ...]
 
 
-def undo_commit(lake: Lake, name: str, version: int, because: str) -> UndoneCommit:
+def undo_commit(lake: Lake, name: str, version: int, reason: str) -> UndoneCommit:
     """Undo a foreign commit of a table, with all later commits: restore the version before it.
 
     Entries of the log that no reader understands, so that the table cannot be opened, are moved into the folder
@@ -85,15 +85,15 @@ def undo_commit(lake: Lake, name: str, version: int, because: str) -> UndoneComm
         StateError: the platform has written since, or files of the version before are gone.
         ConflictError: other writers kept winning.
     """
-    table = _find_table(lake, name, because)
+    table = _find_table(lake, name, reason)
     return retry_on_conflict(
-        f"taking back version {version} of {name}", lambda: _undo_once(lake, table, version, because)
+        f"taking back version {version} of {name}", lambda: _undo_once(lake, table, version, reason)
     )
 
 
-def _find_table(lake: Lake, name: str, because: str) -> Table:
+def _find_table(lake: Lake, name: str, reason: str) -> Table:
     """Return the table of this name; refuse a reason that cannot be recorded."""
-    if not because.strip() or len(because) > MAX_REASON_LENGTH or not because.isprintable():
+    if not reason.strip() or len(reason) > MAX_REASON_LENGTH or not reason.isprintable():
         raise InputError(
             f"a reason is one line of 1 to {MAX_REASON_LENGTH} characters; say with --reason why {name} is as it is"
         )
@@ -103,7 +103,7 @@ def _find_table(lake: Lake, name: str, because: str) -> Table:
     return Table(keyspace, short, pa.schema([]), (), "")
 
 
-def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCommit:
+def _undo_once(lake: Lake, table: Table, version: int, reason: str) -> UndoneCommit:
     folder, name = lake.path(table), table.full_name
     log = transaction_log.get_log_folder(folder)
     newest = max(
@@ -111,7 +111,7 @@ def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCo
     )
     if 0 < version == newest + 1 and (moved := _list_moved_entries(lake, name, version)):
         # A process that died between the move and its record.
-        return _record_undo(folder, name, version, because, moved)
+        return _record_undo(folder, name, version, reason, moved)
     if not 0 < version <= newest:
         raise NotFound(f"{name} has no commit {version} that could be taken back; its newest is {newest}")
     entries: dict[int, Commit | None] = {}
@@ -121,23 +121,23 @@ def _undo_once(lake: Lake, table: Table, version: int, because: str) -> UndoneCo
         except ValueError:
             entries[number] = None
         except OSError as error:
-            raise StateError(f"version {number} of {name} cannot be read: {error}; bring it back first") from None
+            raise StateError(f"version {number} of {name} cannot be read: {error}; restore it first") from None
     _refuse_own(name, version, entries)
     before = version - 1
     _assert_restorable(folder, name, before)
     changing = [number for number, commit in entries.items() if commit is None or commit.changes]
     with translate_errors(f"taking back version {version} of {name}"):
-        if None not in entries.values() and _try_restore(folder, before, dict.fromkeys(changing, because)):
+        if None not in entries.values() and _try_restore(folder, before, dict.fromkeys(changing, reason)):
             return UndoneCommit(name, version, before, newest + 1, ())
-    return _record_undo(folder, name, version, because, _move_entries(lake, name, log, version))
+    return _record_undo(folder, name, version, reason, _move_entries(lake, name, log, version))
 
 
-def _record_undo(folder: str, name: str, version: int, because: str, moved: tuple[str, ...]) -> UndoneCommit:
+def _record_undo(folder: str, name: str, version: int, reason: str, moved: tuple[str, ...]) -> UndoneCommit:
     """Record in a commit that the entries from `version` on were moved out of the log."""
     with translate_errors(f"opening version {version - 1} of {name}"):
         opened = open_table(folder)
         commits.make_commit(
-            opened, lambda properties: _make_empty_commit(opened, properties), digests={}, accepts={version: because}
+            opened, lambda properties: _make_empty_commit(opened, properties), digests={}, accepts={version: reason}
         )
     return UndoneCommit(name, version, version - 1, opened.version(), moved)
 
@@ -172,7 +172,7 @@ def _assert_restorable(folder: str, name: str, version: int) -> None:
         paths = files.list_paths(open_table(folder, version))
     missing = next((path for path in paths if parse_path(path).stat() is None), None)
     if missing is not None:
-        raise StateError(f"version {version} of {name} cannot be restored: {missing} is gone; bring it back first")
+        raise StateError(f"version {version} of {name} cannot be restored: {missing} is gone; restore it first")
 
 
 def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -> None:
@@ -193,7 +193,7 @@ def _move_entries(lake: Lake, name: str, log: StoragePath, version: int) -> tupl
     for file in sorted(log.names(), reverse=True):
         if file == LAST_CHECKPOINT_FILE or (file[:20].isdigit() and int(file[:20]) >= version):
             content = (log / file).read()
-            target = lake.place.folder / f"damaged/{name}/{file}.{hashlib.sha256(content).hexdigest()[:16]}"
+            target = lake.location.folder / f"damaged/{name}/{file}.{hashlib.sha256(content).hexdigest()[:16]}"
             put_file(target, content)
             (log / file).remove()
             moved.append(str(target))
@@ -202,7 +202,7 @@ def _move_entries(lake: Lake, name: str, log: StoragePath, version: int) -> tupl
 
 def _list_moved_entries(lake: Lake, name: str, version: int) -> tuple[str, ...]:
     """List the entries of a version and later ones that were moved out of a log earlier, by their new paths."""
-    folder = lake.place.folder / f"damaged/{name}"
+    folder = lake.location.folder / f"damaged/{name}"
     return tuple(
         str(folder / file) for file in sorted(folder.names()) if file[:20].isdigit() and int(file[:20]) >= version
     )
@@ -215,7 +215,7 @@ def _make_empty_commit(opened: OpenTable, properties: commits.DeltaCommitPropert
     )
 
 
-def _accept_once(lake: Lake, table: Table, version: int, because: str) -> AcceptedCommit:
+def _accept_once(lake: Lake, table: Table, version: int, reason: str) -> AcceptedCommit:
     folder, name = lake.path(table), table.full_name
     opened = open_table(folder)
     history = list(transaction_log.iter_commits(folder, opened.version()))
@@ -232,7 +232,7 @@ def _accept_once(lake: Lake, table: Table, version: int, because: str) -> Accept
     digests = verification.digest_partitions(name, folder, opened.version(), partitions)
     recorded_in = opened.version() + 1
     commits.make_commit(
-        opened, lambda properties: _make_empty_commit(opened, properties), digests=digests, accepts={version: because}
+        opened, lambda properties: _make_empty_commit(opened, properties), digests=digests, accepts={version: reason}
     )
     return AcceptedCommit(name, version, recorded_in, tuple(sorted(digests)), is_new=True)
 
@@ -243,7 +243,7 @@ def _refuse_unless_foreign(name: str, version: int, history: Sequence[Commit], f
     existing = next((commit for commit in history if commit.version == version), None)
     if existing is None:
         raise NotFound(f"{name} has no commit {version} in its log; its newest is {history[0].version}")
-    why = "is the platform's own" if existing.info else "changes nothing, or is from before commits had envelopes"
+    why = "is the platform's own" if existing.info else "changes nothing, or is older than CommitInfo"
     raise InputError(f"version {version} of {name} {why}: there is nothing to accept; check names foreign commits")
 
 

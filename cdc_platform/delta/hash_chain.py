@@ -50,7 +50,7 @@ class ChainComparison:
     """The result of a comparison, and its description."""
 
     answer: ChainStatus
-    said: str
+    message: str
 
 
 def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
@@ -75,65 +75,73 @@ def read_hash_chain(lake: Lake, table: Table) -> HashChain | None:
     return HashChain(first, last, links)
 
 
-def compare_hash_chain(lake: Lake, table: Table, kept: HashChain) -> ChainComparison:
+def compare_hash_chain(lake: Lake, table: Table, recorded: HashChain) -> ChainComparison:
     """Compare a table's log with a recorded hash chain.
 
     Raises:
         StoreFailure: an entry cannot be read.
     """
     newest = lake.version(table)
-    if newest is None or newest < kept.last:
+    if newest is None or newest < recorded.last:
         ends = "is gone" if newest is None else f"ends with version {newest}"
-        return ChainComparison(ChainStatus.DIFFERS, f"the log {ends}, it had version {kept.last}")
+        return ChainComparison(ChainStatus.DIFFERS, f"the log {ends}, it had version {recorded.last}")
     folder = lake.path(table)
     with translate_errors(f"reading the log of {table.full_name}"):
         versions = [
             version
-            for version in range(kept.first, kept.last + 1)
+            for version in range(recorded.first, recorded.last + 1)
             if transaction_log.get_entry_path(folder, version).stat()
         ]
         if not versions:
-            return ChainComparison(ChainStatus.UNKNOWN, f"versions {kept.first} to {kept.last} are in the log no more")
-        if versions[-1] != kept.last or len(versions) != kept.last - versions[0] + 1:
-            missing = min(set(range(versions[0], kept.last + 1)) - set(versions))
+            return ChainComparison(
+                ChainStatus.UNKNOWN, f"versions {recorded.first} to {recorded.last} are no longer in the log"
+            )
+        if versions[-1] != recorded.last or len(versions) != recorded.last - versions[0] + 1:
+            missing = min(set(range(versions[0], recorded.last + 1)) - set(versions))
             return ChainComparison(ChainStatus.DIFFERS, f"version {missing} is missing between others")
-        begins = _find_start(kept, versions[0])
+        begins = _find_start(recorded, versions[0])
         if begins is None:
             return ChainComparison(
-                ChainStatus.UNKNOWN, f"of versions {kept.first} to {kept.last} too few are in the log to tell"
+                ChainStatus.UNKNOWN,
+                f"of versions {recorded.first} to {recorded.last} too few are in the log to compare",
             )
         begin, prior = begins
         sound = begin - 1
-        for version, link in _iter_links(folder, begin, kept.last, prior):
-            if kept.links.get(version, link) != link:
+        for version, link in _iter_links(folder, begin, recorded.last, prior):
+            if recorded.links.get(version, link) != link:
                 where = f"version {version}" if sound == version - 1 else f"a version from {sound + 1} to {version}"
                 return ChainComparison(ChainStatus.DIFFERS, f"{where} is not the commit that it was")
-            sound = version if version in kept.links else sound
-    if begin > kept.first:
+            sound = version if version in recorded.links else sound
+    if begin > recorded.first:
         message = (
-            f"versions {begin} to {kept.last} are what they were; {kept.first} to {begin - 1} are in the log no more"
+            f"versions {begin} to {recorded.last} are unchanged; "
+            f"{recorded.first} to {begin - 1} are no longer in the log"
         )
         return ChainComparison(ChainStatus.UNKNOWN, message)
-    if newest > kept.last:
+    if newest > recorded.last:
         return ChainComparison(
-            ChainStatus.NEWER, f"{_describe_versions(kept)} what they were; {newest - kept.last} came since"
+            ChainStatus.NEWER, f"{_describe_versions(recorded)} unchanged; {newest - recorded.last} newer ones follow"
         )
-    return ChainComparison(ChainStatus.HOLDS, f"{_describe_versions(kept)} what they were")
+    return ChainComparison(ChainStatus.HOLDS, f"{_describe_versions(recorded)} unchanged")
 
 
-def _describe_versions(kept: HashChain) -> str:
-    return f"version {kept.last} is" if kept.first == kept.last else f"versions {kept.first} to {kept.last} are"
+def _describe_versions(recorded: HashChain) -> str:
+    return (
+        f"version {recorded.last} is"
+        if recorded.first == recorded.last
+        else f"versions {recorded.first} to {recorded.last} are"
+    )
 
 
-def _find_start(kept: HashChain, there: int) -> tuple[int, str] | None:
+def _find_start(recorded: HashChain, start: int) -> tuple[int, str] | None:
     """Return the first version that can be compared with a recorded chain, and the link before it.
 
-    `there` is the first version still in the log. Return None if no recorded link can be used.
+    `start` is the first version that is still in the log. Return None if no recorded link can be used.
     """
-    if there == kept.first:
-        return there, GENESIS_LINK
-    known = min((version for version in kept.links if there - 1 <= version < kept.last), default=None)
-    return None if known is None else (known + 1, kept.links[known])
+    if start == recorded.first:
+        return start, GENESIS_LINK
+    known = min((version for version in recorded.links if start - 1 <= version < recorded.last), default=None)
+    return None if known is None else (known + 1, recorded.links[known])
 
 
 def _iter_links(folder: str, first: int, last: int, prior: str) -> Iterator[tuple[int, str]]:

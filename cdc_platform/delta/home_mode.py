@@ -158,7 +158,7 @@ _mirrored_clusters: WeakKeyDictionary[Lake, str | None] = WeakKeyDictionary()
 
 def get_home_mode(lake: Lake) -> HomeMode:
     """Return the mode of the home of a lake. Whether it is only observed takes one lookup, if it never was."""
-    home, cluster = lake.place.folder, get_mirrored_cluster(lake)
+    home, cluster = lake.location.folder, get_mirrored_cluster(lake)
     if cluster is not None:
         return HomeMode(str(home), cluster)
     from cdc_platform.delta.observed_home import read_observed_status
@@ -180,7 +180,7 @@ def read_home_mode(home: StoragePath) -> HomeMode:
 def get_mirrored_cluster(lake: Lake) -> str | None:
     """Return the name of the cluster that a lake mirrors; None if it is no mirror. Cached per lake."""
     if lake not in _mirrored_clusters:
-        _mirrored_clusters[lake] = read_mirrored_cluster(lake.place.folder)
+        _mirrored_clusters[lake] = read_mirrored_cluster(lake.location.folder)
     return _mirrored_clusters[lake]
 
 
@@ -224,7 +224,7 @@ def assert_table_writable(lake: Lake, what: str, table: Table, size: int = 0) ->
     from cdc_platform.storage import write_check
 
     get_home_mode(lake).check_write(table, what)
-    write_check.assert_storage_writable(lake.place, size, what)
+    write_check.assert_storage_writable(lake.location, size, what)
 
 
 def _cluster_from_folder(home: StoragePath) -> str:

@@ -62,22 +62,22 @@ class Lake:
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.place = parse_root(root)
+        self.location = parse_root(root)
         self.table_cache = TableCache()
 
     @property
     def root(self) -> Path:
         """The folder of a lake on a file system; a lake in a store has none."""
-        assert self.place.local_path is not None, f"{self.place} is no folder"
-        return self.place.local_path
+        assert self.location.local_path is not None, f"{self.location} is no folder"
+        return self.location.local_path
 
     def __repr__(self) -> str:
-        return f"Lake({str(self.place)!r})"
+        return f"Lake({str(self.location)!r})"
 
     def path(self, table: Table) -> str:
         """Return the folder of the table's files, and record a read of the table (see `table_usage`)."""
         record_read(table.full_name)
-        return get_table_folder(self.place, table.keyspace, table.name)
+        return get_table_folder(self.location, table.keyspace, table.name)
 
     def exists(self, table: Table) -> bool:
         """Return True if the table was ever created here."""
@@ -305,13 +305,13 @@ class Lake:
         rows: pa.Table,
         filters: Sequence[Filter],
         version: int | None,
-        parted: PartialReplacement | None = None,
+        partial: PartialReplacement | None = None,
         **numbers: int,
     ) -> bool:
         """Replace the rows that pass all `filters` by `rows`, which pass them too; return True if the commit was made.
 
         The commit is made only as the version after `version`, from which `rows` were derived, with applications'
-        `numbers`. `parted` has that version's rows that pass filters on partition columns; those that stay are not read
+        `numbers`. `partial` has that version's rows that pass filters on partition columns, so that they are not read
         again.
 
         Raises:
@@ -326,10 +326,10 @@ class Lake:
         def change(opened: OpenTable) -> bool:
             if opened.version() != version:
                 return False
-            writer.replace_rows(opened, table, source, chosen, numbers, parted)
+            writer.replace_rows(opened, table, source, chosen, numbers, partial)
             return True
 
-        return self._write(table, change, source.nbytes + (parted.rows.nbytes if parted else 0))
+        return self._write(table, change, source.nbytes + (partial.rows.nbytes if partial else 0))
 
     def data_files(self, table: Table, filters: Sequence[Filter] = ()) -> list[DataFile]:
         """List the data files that can hold rows which pass `filters`, from Delta's log alone.

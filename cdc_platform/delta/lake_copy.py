@@ -53,7 +53,7 @@ def read_settled_versions(*lakes: Lake) -> list[dict[str, int]]:
         if current == previous:
             return previous
         previous = current
-    raise ConflictError(f"{lakes[0].place} is written to all the time; copy it when less is going on")
+    raise ConflictError(f"{lakes[0].location} is changed continuously; copy it at a quieter time")
 
 
 def assert_can_copy_to(target: Lake) -> None:
@@ -62,14 +62,14 @@ def assert_can_copy_to(target: Lake) -> None:
     Raises:
         Unavailable, NoConditionalWrites: the disk is full, or the store does not support the platform's writes.
     """
-    write_check.assert_storage_writable(target.place, 0, f"copying to {target.place.folder}")
+    write_check.assert_storage_writable(target.location, 0, f"copying to {target.location.folder}")
 
 
-def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str], None]) -> LakeCopyResult:
+def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], on_table: Callable[[str], None]) -> LakeCopyResult:
     """Copy the tables at these versions, and verify the copy.
 
     Every copied file is read again at the target and compared with the bytes read at the source; an identical file is
-    not copied again. The rows of these versions are compared with the digests of their commits as well. `told` is
+    not copied again. The rows of these versions are compared with the digests of their commits as well. `on_table` is
     called with the name of each table.
 
     Raises:
@@ -78,11 +78,11 @@ def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callabl
     assert_can_copy_to(target)
     done = LakeCopyResult()
     # In a folder, drafts are renamed to their final paths.
-    with atomic.temporary_folder("copy", local_state_folder(target.place.folder)) as folder:
+    with atomic.temporary_folder("copy", local_state_folder(target.location.folder)) as folder:
         for name, version in at.items():
-            told(name)
+            on_table(name)
             keyspace, _, short = name.partition(".")
-            source_path, target_path = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
+            source_path, target_path = (lake.location / f"{keyspace}/{short}" for lake in (source, target))
             done += LakeCopyResult(tables=1)
             # Copy the log last and in order, so that a table appears at once, or grows version by version.
             with translate_read_errors(f"the log of {name}"):
@@ -90,18 +90,20 @@ def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], told: Callabl
             done += _copy_all(source_path, target_path, data, folder, at_once=_THREADS)
             done += _copy_all(source_path, target_path, log, folder, at_once=1)
     wrong = [
-        line for result in verify_tables(target, deep=True, names=at) for line in (*result.damage, *result.strange)
+        line for result in verify_tables(target, deep=True, names=at) for line in (*result.damage, *result.unexpected)
     ]
     if wrong:
-        source_path, target_path = source.place.folder, target.place.folder
+        source_path, target_path = source.location.folder, target.location.folder
         raise StateError(
-            f"the copy at {target.place} is not what was copied: {wrong[0]}; where cdc-platform check --deep finds "
-            f"that in {source_path} as well, mend it there, remove what lies at {target_path}, and copy it anew"
+            f"the copy at {target.location} is not what was copied: {wrong[0]}; where cdc-platform check --deep finds "
+            f"that in {source_path} as well, repair it there, remove {target_path}, and copy again"
         )
     newest = read_newest_versions(target)
     other = next((name for name, version in at.items() if newest.get(name) != version), None)
     if other is not None:
-        raise StateError(f"{other} at {target.place} is at version {newest.get(other)}, not {at[other]}: it is another")
+        raise StateError(
+            f"{other} at {target.location} is at version {newest.get(other)}, not {at[other]}: it is another"
+        )
     return done
 
 
@@ -123,9 +125,9 @@ def _list_table_files(table: StoragePath, version: int) -> tuple[list[str], list
 
 
 def _copy_all(
-    here: StoragePath, there: StoragePath, paths: Sequence[str], folder: Path, *, at_once: int
+    source: StoragePath, target: StoragePath, paths: Sequence[str], folder: Path, *, at_once: int
 ) -> LakeCopyResult:
-    results = map_in_threads(lambda path: _copy_file(here / path, there / path, folder), paths, at_once)
+    results = map_in_threads(lambda path: _copy_file(source / path, target / path, folder), paths, at_once)
     return LakeCopyResult(
         files=sum(result is not None for result in results), found=sum(result is True for result in results)
     )
@@ -156,7 +158,7 @@ def _copy_file(source: StoragePath, target: StoragePath, folder: Path) -> bool |
     target.receive(draft)
     draft.unlink(missing_ok=True)
     if _hash_file(target) != due:
-        raise StateError(f"{target} has other bytes than {source}, of which it was copied; run it again")
+        raise StateError(f"{target} differs from {source}, from which it was copied; run it again")
     return False
 
 
@@ -200,14 +202,14 @@ def get_copy_note_path(home: str) -> StoragePath:
     return parse_path(home) / ".copying.json"
 
 
-def put_file(place: StoragePath, content: bytes) -> None:
+def put_file(path: StoragePath, content: bytes) -> None:
     """Write a file atomically, at the source or the target."""
-    if isinstance(place, ObjectStorePath):
-        place.put(content)
+    if isinstance(path, ObjectStorePath):
+        path.put(content)
         return
-    assert place.local_path is not None
-    place.local_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    atomic.write_bytes_atomically(place.local_path, content)
+    assert path.local_path is not None
+    path.local_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    atomic.write_bytes_atomically(path.local_path, content)
 
 
 def copy_named_files(source: StoragePath, target: StoragePath, names: Sequence[str]) -> None:

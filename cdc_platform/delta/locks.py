@@ -128,7 +128,7 @@ def exclusive(
 
 def _get_lock_path(lake: Lake, name: str) -> StoragePath:
     """Return the lock file next to the lake; in a store the lease."""
-    return lake.place.folder / f".{lake.place.name}.turns/{name}"
+    return lake.location.folder / f".{lake.location.name}.turns/{name}"
 
 
 def _make_lock(path: StoragePath, *, shared: bool = False) -> Lock:

@@ -43,13 +43,13 @@ def is_delta_log(names: _LogFileNames) -> bool:
 class LogMirror:
     """The files of a log that a reader of its newest version needs, in a local folder."""
 
-    def __init__(self, place: ObjectStorePath) -> None:
-        self.place = place
-        self.folder = _make_mirror_folder(place)
+    def __init__(self, address: ObjectStorePath) -> None:
+        self.address = address
+        self.folder = _make_mirror_folder(address)
         self._oldest = time.time()
         weakref.finalize(self, _discard_folder, self.folder, os.getpid())
 
-    def begin(self, names: _LogFileNames) -> bool:
+    def fetch_newest(self, names: _LogFileNames) -> bool:
         """Fetch the files of the newest version; return False if a multi-part checkpoint makes that impossible."""
         checkpoints = [name for name in names if _CHECKPOINT_NAME.fullmatch(name)]
         last = max(checkpoints, default="")
@@ -59,14 +59,14 @@ class LogMirror:
         # A checkpoint has the whole state of its version, but deltalake needs an entry to write the next one.
         newer = since[1:] if last and len(since) > 1 and since[0][:20] == last[:20] else since
         self._oldest = min(stat.modified_at for stat in names.values())
-        self._bring({name: names[name] for name in [*newer, *filter(None, [last])]})
+        self._fetch({name: names[name] for name in [*newer, *filter(None, [last])]})
         return True
 
-    def go_on(self, version: int) -> None:
+    def fetch_newer(self, version: int) -> None:
         """Fetch the commits after a version, unless the next one was made here."""
         if self.entry(version + 1) is None:
-            stats = dict((self.place / LOG_FOLDER).files(after=f"{version:020d}.json"))
-            self._bring({name: stat for name, stat in stats.items() if _COMMIT_NAME.fullmatch(name)})
+            stats = dict((self.address / LOG_FOLDER).files(after=f"{version:020d}.json"))
+            self._fetch({name: stat for name, stat in stats.items() if _COMMIT_NAME.fullmatch(name)})
 
     def entry(self, version: int) -> Path | None:
         """Return the mirrored entry of a version; None if it is not here."""
@@ -86,8 +86,8 @@ class LogMirror:
         paths = [decode_path(action["add"]["path"]) for action in actions if "add" in action]
         written = [path for path in paths if (self.folder / path).exists()]
         map_in_threads(self._put_file, written, _THREADS) if len(written) > 1 else list(map(self._put_file, written))
-        if (self.place / LOG_FOLDER / entry.name).create(entry.read_bytes()) is None:
-            raise CommitFailedError(f"version {version} of {self.place} is another writer's")
+        if (self.address / LOG_FOLDER / entry.name).create(entry.read_bytes()) is None:
+            raise CommitFailedError(f"version {version} of {self.address} is another writer's")
         self._put_checkpoint(version)
 
     def has_expired(self, configuration: Mapping[str, str]) -> bool:
@@ -101,22 +101,22 @@ class LogMirror:
         return (self.folder / LOG_FOLDER / f"{version:020d}.checkpoint.parquet").exists()
 
     def _put_file(self, path: str) -> None:
-        (self.place / path).receive(self.folder / path)
+        (self.address / path).receive(self.folder / path)
         (self.folder / path).unlink()
 
     def _put_checkpoint(self, version: int) -> None:
         if self.has_checkpoint(version):
             for name in (f"{version:020d}.checkpoint.parquet", _LAST_CHECKPOINT_FILE):
-                (self.place / LOG_FOLDER / name).receive(self.folder / LOG_FOLDER / name)
+                (self.address / LOG_FOLDER / name).receive(self.folder / LOG_FOLDER / name)
 
-    def _bring(self, names: _LogFileNames) -> None:
+    def _fetch(self, names: _LogFileNames) -> None:
         log = self.folder / LOG_FOLDER
         log.mkdir(exist_ok=True)
 
-        def bring(name: str) -> None:
-            (log / name).write_bytes((self.place / LOG_FOLDER / name).fetch(names[name].mark))
+        def fetch(name: str) -> None:
+            (log / name).write_bytes((self.address / LOG_FOLDER / name).fetch(names[name].mark))
 
-        map_in_threads(bring, names, _THREADS) if len(names) > 1 else list(map(bring, names))
+        map_in_threads(fetch, names, _THREADS) if len(names) > 1 else list(map(fetch, names))
 
 
 _folder_numbers = count()
@@ -124,12 +124,12 @@ _mirror_roots: dict[tuple[int, Path], Path] = {}
 """The folder of mirrors by process, since a fork needs its own, and by this machine's local state of a home."""
 
 
-def _make_mirror_folder(place: ObjectStorePath) -> Path:
-    own, beside = os.getpid(), get_draft_folder(place)
-    if (own, beside) not in _mirror_roots:
-        root = _mirror_roots[own, beside] = atomic.make_draft_folder(beside, "logs", mode=0o700)
-        atexit.register(_discard_folder, root, own)
-    folder = _mirror_roots[own, beside] / str(next(_folder_numbers))
+def _make_mirror_folder(address: ObjectStorePath) -> Path:
+    process, local_folder = os.getpid(), get_draft_folder(address)
+    if (process, local_folder) not in _mirror_roots:
+        root = _mirror_roots[process, local_folder] = atomic.make_draft_folder(local_folder, "logs", mode=0o700)
+        atexit.register(_discard_folder, root, process)
+    folder = _mirror_roots[process, local_folder] / str(next(_folder_numbers))
     folder.mkdir()
     return folder
 

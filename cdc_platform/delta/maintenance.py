@@ -46,7 +46,7 @@ def preview_vacuum(lake: Lake) -> list[VacuumResult]:
     """Return the deletions that `vacuum_lake` would make, without writing."""
     return [
         *_apply_to_each_table(lake, lambda table: _count_removable_files(lake, table)),
-        *_make_probe_results(write_check.list_leftover_probes(lake.place, VERSION_RETENTION)),
+        *_make_probe_results(write_check.list_leftover_probes(lake.location, VERSION_RETENTION)),
     ]
 
 
@@ -55,7 +55,7 @@ def vacuum_lake(lake: Lake) -> list[VacuumResult]:
     """Delete unneeded files of a lake's tables; skip damaged tables and those whose store fails."""
     done, probes = (
         _apply_to_each_table(lake, lambda table: vacuum_table(lake, table)),
-        write_check.list_leftover_probes(lake.place, VERSION_RETENTION),
+        write_check.list_leftover_probes(lake.location, VERSION_RETENTION),
     )
     for probe in probes:
         probe.remove()

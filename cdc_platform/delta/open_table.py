@@ -75,7 +75,7 @@ class OpenTable:
     def update(self) -> None:
         """Move forward to the newest version."""
         if self.mirror is not None:
-            self.mirror.go_on(self.version())
+            self.mirror.fetch_newer(self.version())
         self.delta.update_incremental()
 
     def reopen_past_checkpoint(self) -> None:

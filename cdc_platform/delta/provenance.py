@@ -69,12 +69,12 @@ class PartitionDigests:
         self._files: dict[str, list[DataFile]] = {}
         for file in lake.data_files(table):
             self._files.setdefault(row_hash.format_partition_name(table.partition_by, file.partition), []).append(file)
-        self._said: dict[str, int] = {}
+        self._recorded: dict[str, int] = {}
         for entry in _iter_entries(lake, table):
-            if self._files.keys() <= self._said.keys():
+            if self._files.keys() <= self._recorded.keys():
                 break
             recorded = {} if entry.commit.info is None else entry.commit.info.digests
-            self._said = {name: digest for name, digest in recorded.items() if name in self._files} | self._said
+            self._recorded = {name: digest for name, digest in recorded.items() if name in self._files} | self._recorded
 
     @property
     def names(self) -> list[str]:
@@ -89,11 +89,11 @@ class PartitionDigests:
         files = [file for file in self._files.get(name, ()) if file.rows]
         if not files:
             return None
-        if name not in self._said:
+        if name not in self._recorded:
             if most_bytes is not None and sum(file.bytes for file in files) > most_bytes:
                 return None
             return sum(_digest_file(file.path, self._rule) for file in files) % row_hash.DIGEST_MODULUS
-        return self._said[name]
+        return self._recorded[name]
 
 
 def get_part_digest(lake: Lake, table: Table, where: PartSelector) -> int | None:
@@ -118,8 +118,8 @@ def get_table_digest(lake: Lake, table: Table, *, most_bytes: int | None = None)
     None as well if no commit records a partition's digest and computing it would read more than `most_bytes` bytes.
     """
     with translate_errors(f"reading {table.full_name}"):
-        slices = PartitionDigests(lake, table)
-        digests = {name: slices.digest(name, most_bytes=most_bytes) for name in slices.names}
+        partitions = PartitionDigests(lake, table)
+        digests = {name: partitions.digest(name, most_bytes=most_bytes) for name in partitions.names}
     known = {name: digest for name, digest in digests.items() if digest is not None}
     if not known or len(known) < len(digests):
         return None
@@ -152,11 +152,11 @@ def iter_changes(lake: Lake, table: Table, where: PartSelector) -> Iterator[Part
     Raises:
         StoreFailure: an entry of the log cannot be read.
     """
-    slices = {name: value for name, value in where.items() if name in table.partition_by}
+    partitions = {name: value for name, value in where.items() if name in table.partition_by}
     rest = {name: value for name, value in where.items() if name not in table.partition_by}
     for entry in _iter_entries(lake, table):
-        added = [file for file in entry.added if _can_contain(file, slices, rest)]
-        removed = [file for file in entry.removed if _can_contain(file, slices, rest)]
+        added = [file for file in entry.added if _can_contain(file, partitions, rest)]
+        removed = [file for file in entry.removed if _can_contain(file, partitions, rest)]
         if not added and not removed:
             continue
         if not rest:
@@ -209,10 +209,10 @@ def _read_entry(file: str, version: int, _mark: str) -> _LogEntry:
     )
 
 
-def _can_contain(file: _LogFile, slices: PartSelector, rest: PartSelector) -> bool:
+def _can_contain(file: _LogFile, partitions: PartSelector, rest: PartSelector) -> bool:
     """Return True if a file can hold rows of a part, by its partition values and its statistics."""
     _, partition, stats = file
-    if any(not _equals_partition_value(partition.get(name), value) for name, value in slices.items()):
+    if any(not _equals_partition_value(partition.get(name), value) for name, value in partitions.items()):
         return False
     lows, highs = stats.get("minValues") or {}, stats.get("maxValues") or {}
     return all(_is_between(value, lows.get(name), highs.get(name)) for name, value in rest.items())

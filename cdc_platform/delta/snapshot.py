@@ -52,15 +52,15 @@ class SnapshotFile(NamedTuple):
 class Snapshot:
     """A version of a table: its columns, its files.
 
-    `beyond` are the Delta features that need more than the data files to read the rows.
+    `unreadable_features` are the Delta features that need more than the data files to read the rows.
     """
 
     table: Table
     version: int
     folder: StoragePath
     schema: pa.Schema
-    parts: tuple[SnapshotFile, ...]
-    beyond: tuple[str, ...] = ()
+    files: tuple[SnapshotFile, ...]
+    unreadable_features: tuple[str, ...] = ()
 
     def dataset(self) -> arrow_dataset.Dataset:
         """Return the rows as a dataset that can be scanned any number of times.
@@ -70,33 +70,33 @@ class Snapshot:
         Raises:
             StateError: the table has a feature that takes more than its files to read.
         """
-        if self.beyond:
+        if self.unreadable_features:
             raise StateError(
-                f"{self.table.full_name} has the Delta feature {', '.join(self.beyond)}, which this reader does not"
-                " know; read it on Spark (--spark), or with another Delta reader"
+                f"{self.table.full_name} has the Delta feature {', '.join(self.unreadable_features)}, which this "
+                "reader does not know; read it on Spark (--spark), or with another Delta reader"
             )
         arrow = _import_dataset()
         system, folder = _file_system(self.folder)
         # Spark writes INT96 times, which pyarrow would read as nanoseconds.
         reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
         fragments = [
-            reading.make_fragment(f"{folder}{part.path}", system, partition_expression=self._holds(part))
-            for part in self.parts
+            reading.make_fragment(f"{folder}{part.path}", system, partition_expression=self._partition_expression(part))
+            for part in self.files
         ]
         return _get_bounded_dataset_class()(fragments, self.schema, reading, system)
 
-    def damage(self) -> str | None:
+    def find_damage(self) -> str | None:
         """Describe the first file that is missing or cannot be read to its end; None if all is well.
 
         This reads every file, so call it only after a query has failed.
         """
-        for part in self.parts:
+        for part in self.files:
             message = _find_damage(self.folder / part.path)
             if message is not None:
                 return f"{self.table.full_name}: {self.folder / part.path} {message}"
         return None
 
-    def _holds(self, part: SnapshotFile) -> arrow_dataset.Expression | None:
+    def _partition_expression(self, part: SnapshotFile) -> arrow_dataset.Expression | None:
         """Return an expression that holds for every row of a file."""
         field = _import_dataset().field
         conditions = [
@@ -171,7 +171,7 @@ def _read_at_version(lake: Lake, table: Table, opened: OpenTable, version: int) 
         with translate_errors(f"opening version {version} of {table.full_name}"):
             opened = open_table(lake.path(table), version)
     snapshot = _make_snapshot(lake, table, opened)
-    missing = next((part.path for part in snapshot.parts if (snapshot.folder / part.path).stat() is None), None)
+    missing = next((part.path for part in snapshot.files if (snapshot.folder / part.path).stat() is None), None)
     if missing is not None:
         raise NotFound(
             f"version {version} of {table.full_name} cannot be read any more: {snapshot.folder / missing} is gone"

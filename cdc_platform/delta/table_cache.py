@@ -200,7 +200,7 @@ def _open_mirrored(folder: str, list_files: transaction_log.FileLister) -> _Entr
         raise TableNotFoundError(f"no table at {folder}")
     mirror = LogMirror(log.folder)
     try:
-        if not mirror.begin(names):
+        if not mirror.fetch_newest(names):
             return None
         opened = OpenTable(folder, mirror)
     except (DeltaError, OSError):

@@ -45,7 +45,7 @@ from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, P
 from cdc_platform.storage import atomic, parse_path
 from cdc_platform.tables import Table
 
-_REPORT_SCHEMA = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string(), "read": pa.string()})
+_REPORT_SCHEMA = pa.schema({"file": pa.string(), "refused": pa.string(), "message": pa.string(), "read": pa.string()})
 """A task's report.
 
 It has a row for each file, with the action that adds it, and one with the digest of the rows that it read; or one row
@@ -89,14 +89,14 @@ def write_draft(
     """
     assert_table_writable(lake, what, table)
     target = parse_path(lake.path(table))
-    beside = get_draft_folder(target)
-    folder = None if target.local_path is None else atomic.make_draft_folder(beside, table.name)
+    draft_folder = get_draft_folder(target)
+    folder = None if target.local_path is None else atomic.make_draft_folder(draft_folder, table.name)
     if folder is not None:
-        atomic.sweep_legacy_drafts(beside)
+        atomic.sweep_legacy_drafts(draft_folder)
     rule = lake.digest_rule(table)
     source = rows if isinstance(rows, VerifiedRows) else None
     part = _TaskWriter(
-        table, str(folder or ""), make_empty_log(table), dict(where), what, rule, str(target), str(beside), source
+        table, str(folder or ""), make_empty_log(table), dict(where), what, rule, str(target), str(draft_folder), source
     )
     try:
         if isinstance(rows, TaskRows | VerifiedRows):
@@ -107,9 +107,9 @@ def write_draft(
         lines = answers.to_pylist()
         for line in lines:
             if line["refused"]:
-                raise error_from_task_report(line["refused"], line["said"])
+                raise error_from_task_report(line["refused"], line["message"])
         if source is not None:
-            source.accept(int(line["read"], 16) for line in lines if line["read"])
+            source.verify_digests(int(line["read"], 16) for line in lines if line["read"])
     except BaseException:
         if folder is not None:
             atomic.discard_draft(folder)
@@ -128,7 +128,7 @@ def collect_if_few(workers: TaskRunner, table: Table, rows: FrameRows | Writable
     if isinstance(rows, FrameRows):
         return None
     tasks = rows if isinstance(rows, TaskRows) else rows.rows
-    if tasks.tasks != 1 or not workers.work_here(1) or writer.has_time_partitions(table):
+    if tasks.tasks != 1 or not workers.runs_in_process(1) or writer.has_time_partitions(table):
         return None
     collected: list[pa.RecordBatch] = []
     read: list[int] = []
@@ -139,7 +139,7 @@ def collect_if_few(workers: TaskRunner, table: Table, rows: FrameRows | Writable
             return None
         collected += [batch] if batch.num_rows else []
     if isinstance(rows, VerifiedRows):
-        rows.accept(read)
+        rows.verify_digests(read)
     return pa.Table.from_batches(collected) if collected else None
 
 
@@ -160,21 +160,21 @@ def commit_few_rows(
     table: Table,
     rows: pa.Table,
     where: Mapping[str, Any],
-    in_place_of: Collection[DataFile] | None = None,
+    replaced_files: Collection[DataFile] | None = None,
 ) -> int:
     """Replace a partition's rows by checked rows in one commit, without a draft; return the new version.
 
     For few rows this takes a third of the time. Conflicts are raised as in `commit_draft`.
 
     Raises:
-        ConflictError: the partition no longer has the files `in_place_of`.
+        ConflictError: the partition no longer has the files `replaced_files`.
     """
     with lake.open_for_write(table) as opened:
         filters = normalize_filters(table, [(name, "=", value) for name, value in where.items()])
         # Look up the replaced files in the log alone; without any, deltalake need not search.
         existing = list_data_files(opened, table, filters)
-        if in_place_of is not None and set(existing) != set(in_place_of):
-            raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
+        if replaced_files is not None and set(existing) != set(replaced_files):
+            raise ConflictError(f"{table.full_name} was changed in the meantime; run it again")
         replaced = filters_sql(filters) if filters else None
         name = row_hash.partition_name_from_values(table.partition_by, where)
         read_version = opened.version()
@@ -243,23 +243,23 @@ def commit_draft_once(
     transaction: tuple[str, int] | None,
     *,
     append: bool,
-    beside: Mapping[str, int] | None = None,
-    of: int | None = None,
+    other_numbers: Mapping[str, int] | None = None,
+    read_version: int | None = None,
 ) -> bool:
     """Append the files of a draft, or replace all rows of the table in the declared columns; return True if it did.
 
-    With a `transaction` (application and its number), do nothing if the table has that number or a higher one. `beside`
-    are numbers of other applications to record in the same commit, also if there is no file. `of` is the version of the
-    table from which the rows were derived.
+    With a `transaction` (application and its number), do nothing if the table has that number or a higher one.
+    `other_numbers` are numbers of other applications to record in the same commit, also if there is no file. The rows
+    were derived from `read_version` of the table.
 
     Raises:
         EnvironmentProblem: as `commit_draft`.
-        ConflictError: the table is no longer at version `of`.
+        ConflictError: the table is no longer at that version.
     """
     with lake.open_for_write(table) as opened:
-        if of is not None and opened.version() != of:
-            raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
-        numbers = {} if transaction is None else dict([transaction]) | dict(beside or {})
+        if read_version is not None and opened.version() != read_version:
+            raise ConflictError(f"{table.full_name} was changed in the meantime; run it again")
+        numbers = {} if transaction is None else dict([transaction]) | dict(other_numbers or {})
         return _commit_opened_once(opened, lake, table, draft, transaction, numbers, append=append)
 
 
@@ -311,8 +311,8 @@ class _TaskWriter:
     """One task's part of a write; pickled to the executors, which see the lake at the driver's path.
 
     `folder` is the draft folder, next to `target`; empty for a store, where no reader sees files before a commit names
-    them. For a store, a task first writes to `here`, the driver's local state of the home, or to its temporary folder
-    if the executor does not see `here`. `source` verifies the rows that the task receives, see `VerifiedRows`.
+    them. For a store, a task first writes to `local_folder`, the driver's local state of the home, or to its temporary
+    folder if the executor does not see that. `source` verifies the rows that the task receives, see `VerifiedRows`.
     """
 
     table: Table
@@ -322,7 +322,7 @@ class _TaskWriter:
     what: str
     rule: row_hash.DigestRule
     target: str = ""
-    here: str = ""
+    local_folder: str = ""
     source: VerifiedRows | None = None
 
     def write(self, batches: Batches) -> Batches:
@@ -343,7 +343,7 @@ class _TaskWriter:
                 for error_class in type(translated).__mro__
                 if getattr(errors, error_class.__name__, None) is error_class
             )
-            lines = [{"refused": class_name, "said": str(translated)}]
+            lines = [{"refused": class_name, "message": str(translated)}]
         columns = [pa.array([line.get(name) for line in lines], pa.string()) for name in _REPORT_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, schema=_REPORT_SCHEMA)
 
@@ -371,7 +371,7 @@ class _TaskWriter:
         how = writer.get_bulk_writer_properties(self.table)
         if self.folder:
             return writer.write_draft_files(self.blank, Path(self.folder, uuid.uuid4().hex), rows, how)
-        with atomic.temporary_folder(self.table.name, get_writable_folder(Path(self.here))) as folder:
+        with atomic.temporary_folder(self.table.name, get_writable_folder(Path(self.local_folder))) as folder:
             added = writer.write_draft_files(self.blank, folder / "rows", rows, how)
             for file in added:
                 path = decode_path(file["path"])

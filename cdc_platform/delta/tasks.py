@@ -121,7 +121,7 @@ class TaskRunner:
         """Return a runner that always uses this process: for rows that are already in its memory."""
 
         def no_session() -> SparkSession:
-            raise AssertionError("what is in the memory of a process is written by it")
+            raise AssertionError("rows in the memory of a process need no Spark session")
 
         return cls(no_session, sys.maxsize)
 
@@ -129,11 +129,11 @@ class TaskRunner:
         """Return this runner with at least so many tasks in process; they must take less time than a JVM start."""
         return replace(self, in_process=max(self.in_process, tasks)) if self.in_process else self
 
-    def of_arrays(self) -> TaskRunner:
+    def for_arrays(self) -> TaskRunner:
         """Return this runner for numpy and Arrow work: more tasks run here, on as many threads as there are cores."""
         return replace(self.at_least(_ARRAY_TASKS_IN_PROCESS), threads=os.cpu_count() or 1)
 
-    def work_here(self, tasks: int) -> bool:
+    def runs_in_process(self, tasks: int) -> bool:
         """Return True if this process runs so many tasks itself."""
         return tasks <= self.in_process
 
@@ -142,14 +142,14 @@ class TaskRunner:
 
         Each thread gets the same number of parts, so that none waits at the end for another's last one.
         """
-        if not self.work_here(tasks):
+        if not self.runs_in_process(tasks):
             return tasks
         used = max(1, min(threads, self.threads, self.in_process))
         return min(-(-tasks // used), self.in_process // used) * used
 
     def table(self, rows: TaskRows, schema: pa.Schema) -> pa.Table:
         """Return the rows of all parts as one table; meant for results, not for large volumes."""
-        if self.work_here(rows.tasks):
+        if self.runs_in_process(rows.tasks):
             batches = list(self._made_here(rows))
             return pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
         from pyspark.sql.pandas.types import from_arrow_schema

@@ -55,24 +55,24 @@ _MAX_NAMED_FILES = 3
 class TableVerification:
     """The complaints about one table, in words, and how much of it was verified.
 
-    Complaints are `damage` (damaged files), `strange` (partitions with other rows than their commits record) and
+    Complaints are `damage` (damaged files), `unexpected` (partitions with other rows than their commits record) and
     `foreign` (commits that the platform did not make). `accepted` foreign commits and `unnamed` files, which no commit
-    names, are no complaints. `files`, `slices` and `commits` count what was verified; `left` partitions were not read,
-    `unknown` ones have no digest. `broken` are the partitions that cannot be read or have unexpected rows, each with
-    the expected digest, or None if no commit records it. `is_unreadable` means that the log is damaged, so that no
-    partition can be read.
+    names, are no complaints. `files`, `partitions` and `commits` count what was verified; `unread` and `unknown` count
+    the partitions that were not read and those without a digest. `broken` are the partitions that cannot be read or
+    have unexpected rows, each with the expected digest, or None if no commit records it. `is_unreadable` means that the
+    log is damaged, so that no partition can be read.
     """
 
     name: str
     damage: list[str] = field(default_factory=list)
-    strange: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     files: int = 0
-    slices: int = 0
+    partitions: int = 0
     commits: int = 0
-    left: int = 0
+    unread: int = 0
     unknown: int = 0
     broken: dict[str, int | None] = field(default_factory=dict)
     is_unreadable: bool = False
@@ -86,30 +86,30 @@ def verify_tables(lake: Lake, *, deep: bool = False, names: Collection[str] | No
     """
     examinations = [
         _TableExamination(name, folder)
-        for name, folder in (*iter_table_folders(lake.place), *iter_state_folders(lake.place))
+        for name, folder in (*iter_table_folders(lake.location), *iter_state_folders(lake.location))
         if names is None or name in names
     ]
-    slices = sorted(
+    partitions = sorted(
         (
             (sum(file.bytes for file in partition_files), examination, name)
             for examination in examinations
-            for name, partition_files in examination.slices.items()
+            for name, partition_files in examination.partitions.items()
         ),
         key=lambda each: each[0],
     )
     read_bytes = read_files = 0
-    for size, examination, name in slices:
-        read_bytes, read_files = read_bytes + size, read_files + len(examination.slices[name])
+    for size, examination, name in partitions:
+        read_bytes, read_files = read_bytes + size, read_files + len(examination.partitions[name])
         if deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ):
             examination.read(name)
         else:
-            examination.look_for(name)
-            examination.found.left += 1
-    probes = [] if names is not None else write_check.list_leftover_probes(lake.place)
-    why = "left by a try of the store that was killed, or is under way"
+            examination.check_files(name)
+            examination.result.unread += 1
+    probes = [] if names is not None else write_check.list_leftover_probes(lake.location)
+    why = "left by a store probe that was killed or is still running"
     unnamed = [f"{write_check.PROBE_FOLDER}/{probe.name} is {why}" for probe in probes]
     return [
-        *(examination.found for examination in examinations),
+        *(examination.result for examination in examinations),
         *([TableVerification(write_check.PROBE_FOLDER, unnamed=unnamed)] if unnamed else []),
     ]
 
@@ -122,7 +122,7 @@ class ReadFailureCause:
     complaint: str
 
     def __str__(self) -> str:
-        return f"{self.complaint}; what brings it back is said by: cdc-platform check"
+        return f"{self.complaint}; to see the remedy, run: cdc-platform check"
 
 
 def find_first_cause(lake: Lake, names: Collection[str]) -> ReadFailureCause | None:
@@ -131,7 +131,7 @@ def find_first_cause(lake: Lake, names: Collection[str]) -> ReadFailureCause | N
     Accepted commits count as well: the platform may still be unable to work with their rows.
     """
     results = verify_tables(lake, names=names)
-    for complaints in ("damage", "strange", "foreign", "accepted"):
+    for complaints in ("damage", "unexpected", "foreign", "accepted"):
         for result in results:
             if lines := getattr(result, complaints):
                 return ReadFailureCause(result.name, lines[0])
@@ -147,11 +147,11 @@ def assert_tables_as_committed(lake: Lake, names: Collection[str], what: str) ->
         StateError: a partition has other rows, or one of its files is damaged.
     """
     wrong = [
-        line for result in verify_tables(lake, deep=True, names=names) for line in (*result.damage, *result.strange)
+        line for result in verify_tables(lake, deep=True, names=names) for line in (*result.damage, *result.unexpected)
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
-        raise StateError(f"{wrong[0]}{more}: {what} is not made of it; cdc-platform check --deep names every file")
+        raise StateError(f"{wrong[0]}{more}: {what} is not derived from it; cdc-platform check --deep names every file")
 
 
 def verify_partitions(name: str, folder: str, opened: OpenTable, partitions: Collection[str]) -> TableVerification:
@@ -162,12 +162,12 @@ def verify_partitions(name: str, folder: str, opened: OpenTable, partitions: Col
     examination = _PartitionExamination(name, folder, opened, partitions)
     for partition in partitions:
         examination.read(partition)
-    return examination.found
+    return examination.result
 
 
 def verify_table_log(lake: Lake, table: Table) -> TableVerification:
     """Verify the log of a table: its completeness and the authors of its commits. No row is read."""
-    return _TableExamination(table.full_name, lake.path(table)).found
+    return _TableExamination(table.full_name, lake.path(table)).result
 
 
 def list_foreign_commits(history: Sequence[Commit]) -> list[Commit]:
@@ -180,11 +180,11 @@ def list_stray_checkpoint_pointers(lake: Lake) -> list[StoragePath]:
 
     Without such a file, readers read the log itself.
     """
-    logs = [parse_path(folder) / LOG_FOLDER for _, folder in iter_table_folders(lake.place)]
+    logs = [parse_path(folder) / LOG_FOLDER for _, folder in iter_table_folders(lake.location)]
     return [log / LAST_CHECKPOINT_FILE for log in logs if _describe_stray_pointer(log, log.names()) is not None]
 
 
-def digest_partitions(name: str, folder: str, version: int, slices: Collection[str]) -> dict[str, int]:
+def digest_partitions(name: str, folder: str, version: int, partitions: Collection[str]) -> dict[str, int]:
     """Compute the digests of a table's partitions from its files, in a version that must be the newest.
 
     Raises:
@@ -195,13 +195,11 @@ def digest_partitions(name: str, folder: str, version: int, slices: Collection[s
     if examination.version not in (version, None):
         raise CommitFailedError(f"{name} has a version {examination.version} by now")
     digests = {
-        slice_: [examination.digest_of(file) for file in examination.slices.get(slice_, [])] for slice_ in slices
+        name: [examination.digest_of(file) for file in examination.partitions.get(name, [])] for name in partitions
     }
-    if examination.found.damage:
-        raise StateError(
-            f"{examination.found.damage[0]}; a damaged table cannot be accepted: bring its files back first"
-        )
-    return {slice_: sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS for slice_, parts in digests.items()}
+    if examination.result.damage:
+        raise StateError(f"{examination.result.damage[0]}; a damaged table cannot be accepted: restore its files first")
+    return {name: sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS for name, parts in digests.items()}
 
 
 def _describe_stray_pointer(log: StoragePath, names: Collection[str]) -> str | None:
@@ -238,43 +236,48 @@ class _TableExamination:
         self._begin(name, folder)
         try:
             history = self._history()
-            if not self.found.damage:
+            if not self.result.damage:
                 self._judge_commits(history)
                 self._open(history)
         except Exception as error:  # noqa: BLE001 whatever a log holds, the other tables are examined
             self._note_damage(f"its log cannot be read ({_describe_error(error)})")
-        self.found.is_unreadable = bool(self.found.damage)
+        self.result.is_unreadable = bool(self.result.damage)
 
     def _begin(self, name: str, folder: str) -> None:
         """Initialize the attributes."""
-        self.found = TableVerification(name)
-        self.slices: dict[str, list[DataFile]] = {}
+        self.result = TableVerification(name)
+        self.partitions: dict[str, list[DataFile]] = {}
         self.version: int | None = None
         self._folder = folder
         # A state table derives from its log, and can be rebuilt.
-        self._remedy = f"; remove {folder}: the next script that is kept makes it anew" if is_state_table(name) else ""
+        self._remedy = f"; remove {folder}: the next script that is applied rebuilds it" if is_state_table(name) else ""
         self._digests: dict[str, int] = {}
         self._born_known = False
         self._rule = row_hash.NEWEST_DIGEST_RULE
-        self._said: dict[str, pa.Table] = {}
+        self._statistics: dict[str, pa.Table] = {}
         self._unbound: list[str] = []
 
     def read(self, name: str) -> None:
         """Read a whole partition; compare it with its digest, and each of its files with the statistics in the log."""
         self._unbound.clear()
-        parts = [self._examined(file) for file in self.slices[name]]
-        due = self._digests.get(name, 0 if self._born_known else None)
+        parts = [self._examined(file) for file in self.partitions[name]]
+        expected = self._digests.get(name, 0 if self._born_known else None)
         if None in parts:
-            self.found.broken[name] = due
+            self.result.broken[name] = expected
             return
         actual = sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS
-        self.found.slices += 1
-        self.found.unknown += due is None
-        if due is not None and actual != due:
-            file_names = ", ".join([self._name(file) for file in self.slices[name]][:_MAX_NAMED_FILES]) or "no file"
-            self._note_slice(name, due, "holds other rows than its commits put there", file_names)
+        self.result.partitions += 1
+        self.result.unknown += expected is None
+        if expected is not None and actual != expected:
+            file_names = ", ".join([self._name(file) for file in self.partitions[name]][:_MAX_NAMED_FILES]) or "no file"
+            self._note_partition(name, expected, "has other rows than its commits recorded", file_names)
         elif self._unbound:
-            self._note_slice(name, due, "is not what its log says, by which readers leave files out", self._unbound[0])
+            self._note_partition(
+                name,
+                expected,
+                "does not match the statistics in its log, by which readers skip files",
+                self._unbound[0],
+            )
 
     def _examined(self, file: DataFile) -> int | None:
         """Return a file's digest as `digest_of`; note damage and return None on any other error as well."""
@@ -284,11 +287,11 @@ class _TableExamination:
             self._note_file(file, f"cannot be examined ({_describe_error(error)})")
             return None
 
-    def look_for(self, name: str) -> None:
+    def check_files(self, name: str) -> None:
         """Check that the files of a partition exist with their recorded sizes."""
-        for file in self.slices[name]:
-            self.found.files += 1
-            self._is_there(file)
+        for file in self.partitions[name]:
+            self.result.files += 1
+            self._is_complete(file)
 
     def _history(self) -> list[Commit]:
         """Return the commits of the log, newest first, and note missing or unreadable entries."""
@@ -300,7 +303,7 @@ class _TableExamination:
             child.name for child in log.folders() if transaction_log.version_from_name(child.name) is not None
         ]
         for name in in_the_way:
-            self._note_damage(f"{LOG_FOLDER}/{name} is a directory where an entry of the log is due")
+            self._note_damage(f"{LOG_FOLDER}/{name} is a directory where an entry of the log belongs")
         if not versions and not starts:
             self._note_damage(f"its log is gone ({log})")
             return []
@@ -320,11 +323,11 @@ class _TableExamination:
                 commits.append(transaction_log.read_commit(file, version))
             except (ValueError, OSError) as error:
                 message = _format_error_line(error).removeprefix(f"{file.name} is damaged (").removesuffix(")")
-                way = f"; check --undo {self.found.name}@{version} takes it out of the log" * (
+                way = f"; check --undo {self.result.name}@{version} removes it from the log" * (
                     version == versions[-1] > 0
                 )
                 self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({message}){way}")
-        self.found.files += len(versions)
+        self.result.files += len(versions)
         return commits
 
     def _note_gap(self, first: int, last: int) -> None:
@@ -339,11 +342,11 @@ class _TableExamination:
             self.version = opened.version()
             foreign = files.list_unsupported_features(opened)
             if foreign:
-                self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
+                self._note_damage(f"it has features that the platform never enables: {', '.join(foreign)}")
                 return
             files.list_paths(opened)
             with translate_errors("opening it"):
-                self._list_slices(opened)
+                self._list_partitions(opened)
                 self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_format_error_line(error)})")
@@ -353,7 +356,7 @@ class _TableExamination:
 
     def _judge_commits(self, history: Sequence[Commit]) -> None:
         since = _since_first_commit_info(history)
-        self.found.commits = len(since)
+        self.result.commits = len(since)
         self._born_known = bool(since) and since[-1].version == 0
         for commit in since:
             if commit.info is not None:
@@ -366,53 +369,55 @@ class _TableExamination:
         }
         for commit in list_foreign_commits(history):
             message = (
-                f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} "
+                f"{self.result.name} version {commit.version}: {commit.operation} by {commit.engine} "
                 f"{_format_commit_time(commit)}"
             )
             if commit.version in accepted:
-                self.found.accepted.append(f"{message}, {accepted[commit.version]}")
+                self.result.accepted.append(f"{message}, {accepted[commit.version]}")
             else:
-                self.found.foreign.append(message + self._remedy)
+                self.result.foreign.append(message + self._remedy)
 
-    def _list_slices(self, opened: OpenTable) -> None:
+    def _list_partitions(self, opened: OpenTable) -> None:
         partition_by = tuple(opened.partition_columns())
         self._rule = commits.get_digest_rule(opened)
-        self._said = files.read_file_statistics(opened)
+        self._statistics = files.read_file_statistics(opened)
         # A partition without files has no rows, and its commits may have recorded that.
-        self.slices = {name: [] for name in self._digests}
+        self.partitions = {name: [] for name in self._digests}
         for file in files.list_partition_files(opened, partition_by):
-            self.slices.setdefault(row_hash.format_partition_name(partition_by, file.partition), []).append(file)
+            self.partitions.setdefault(row_hash.format_partition_name(partition_by, file.partition), []).append(file)
 
     def _list_unnamed(self, opened: OpenTable, history: Sequence[Commit]) -> None:
         """List the data files that no commit names: a log can lose its last commit without a gap."""
         unnamed = set(opened.delta.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
         unnamed = unnamed.difference(*(commit.files for commit in history))
-        why = "its writer was killed or is at it, or the newest commit is lost"
-        self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(unnamed)]
+        why = "its writer was killed or is still writing, or the newest commit is lost"
+        self.result.unnamed += [f"{self.result.name}: {path} is named by no commit: {why}" for path in sorted(unnamed)]
 
     def digest_of(self, file: DataFile) -> int | None:
         """Return the sum of the digests of a file's rows; None, with a note, if it is damaged."""
-        self.found.files += 1
-        if not self._is_there(file):
+        self.result.files += 1
+        if not self._is_complete(file):
             return None
-        rows, digest, bounds = 0, 0, BoundsCheck(self._said[file.path])
+        rows, digest, bounds = 0, 0, BoundsCheck(self._statistics[file.path])
         try:
             with bypass_fetch_cache():
                 for batch in read_file_batches(file.path):
                     rows += batch.num_rows
-                    bounds.see(batch)
+                    bounds.add(batch)
                     digest += sum(row_hash.digest_rows(pa.Table.from_batches([batch]), (), self._rule).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_format_error_line(error)})")
         else:
             if rows == file.rows or not file.rows:  # a log need not have the count
-                wrong = bounds.wrong()
-                self._unbound += [] if wrong is None else [f"{self._name(file)}, where {wrong} that it gives"]
+                mismatch = bounds.describe_mismatch()
+                self._unbound += (
+                    [] if mismatch is None else [f"{self._name(file)}, where {mismatch} that the log gives"]
+                )
                 return digest
             self._note_file(file, f"is damaged (it has {rows} rows, and had {file.rows})")
         return None
 
-    def _is_there(self, file: DataFile) -> bool:
+    def _is_complete(self, file: DataFile) -> bool:
         path = parse_path(file.path)
         size = self._sizes.get(path.path) if isinstance(path, ObjectStorePath) else None
         if size is None:
@@ -430,14 +435,14 @@ class _TableExamination:
     def _sizes(self) -> Mapping[str, int]:
         """The bytes of each file by path, from one listing of a store if there are several files; else empty."""
         path = parse_path(self._folder)
-        is_many = sum(map(len, self.slices.values())) > 1
+        is_many = sum(map(len, self.partitions.values())) > 1
         return path.sizes() if isinstance(path, ObjectStorePath) and is_many else {}
 
-    def _note_slice(self, name: str, due: int | None, what: str, where: str) -> None:
+    def _note_partition(self, name: str, expected: int | None, what: str, where: str) -> None:
         """Note a complaint about a partition's rows."""
-        self.found.broken[name] = due
-        self.found.strange.append(
-            f"{self.found.name}{_describe_partition(name)} {what}, in version {self.version}: {where}{self._remedy}"
+        self.result.broken[name] = expected
+        self.result.unexpected.append(
+            f"{self.result.name}{_describe_partition(name)} {what}, in version {self.version}: {where}{self._remedy}"
         )
 
     def _note_file(self, file: DataFile, what: str) -> None:
@@ -449,7 +454,7 @@ class _TableExamination:
         return file.path.removeprefix(self._folder).lstrip("/")
 
     def _note_damage(self, what: str) -> None:
-        self.found.damage.append(f"{self.found.name}: {what}{self._remedy}")
+        self.result.damage.append(f"{self.result.name}: {what}{self._remedy}")
 
 
 class _PartitionExamination(_TableExamination):
@@ -460,13 +465,13 @@ class _PartitionExamination(_TableExamination):
         self.version = opened.version()
         self._rule = commits.get_digest_rule(opened)
         self._digests = commits.get_known_digests(opened, partitions)
-        self.slices = {partition: [] for partition in partitions}
+        self.partitions = {partition: [] for partition in partitions}
         partition_by = tuple(opened.partition_columns())
         for file in files.list_partition_files(opened, partition_by):
             partition = row_hash.format_partition_name(partition_by, file.partition)
-            if partition in self.slices:
-                self.slices[partition].append(file)
-        self._said = files.read_file_statistics(opened)
+            if partition in self.partitions:
+                self.partitions[partition].append(file)
+        self._statistics = files.read_file_statistics(opened)
 
 
 def _describe_partition(name: str) -> str:
@@ -488,15 +493,15 @@ _BatchChange = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 @dataclass(frozen=True, eq=False)
 class VerifiedRows:
-    """The rows of a partition, in all columns except its partition columns, and their expected digest `due`.
+    """The rows of a partition, in all columns except its partition columns, and their `expected` digest.
 
-    `due` is None if no commit records it; the rows are then not verified. `rule` is the digest rule of their table.
+    `expected` is None if no commit records it; the rows are then not verified. `rule` is their table's digest rule.
     `refusal` is the message for unexpected rows or a damaged file. `change` derives other rows from them.
     """
 
     rows: TaskRows
     rule: row_hash.DigestRule
-    due: int | None
+    expected: int | None
     refusal: str
     change: _BatchChange | None = None
 
@@ -512,37 +517,37 @@ class VerifiedRows:
         """
         try:
             for batch in batches:
-                if self.due is not None:
+                if self.expected is not None:
                     digests = row_hash.digest_rows(pa.Table.from_batches([batch]), (), self.rule)
                     seen.append(digests.get("", 0))
                 yield batch if self.change is None else self.change(batch)
         except (OSError, pa.ArrowException) as error:
-            if self.due is None or not is_content_error(error):
+            if self.expected is None or not is_content_error(error):
                 raise
             raise StateError(self.refusal) from None
 
-    def accept(self, seen: Iterable[int]) -> None:
+    def verify_digests(self, seen: Iterable[int]) -> None:
         """Raise StateError unless the digests of all parts together are the expected digest.
 
         Raises:
             StateError: they differ.
         """
-        if self.due is not None and sum(seen) % row_hash.DIGEST_MODULUS != self.due:
+        if self.expected is not None and sum(seen) % row_hash.DIGEST_MODULUS != self.expected:
             raise StateError(self.refusal)
 
-    def hold(self, workers: TaskRunner) -> None:
+    def verify(self, workers: TaskRunner) -> None:
         """Read the rows only to verify their digest.
 
         Raises:
             StateError: they are unexpected rows, or one of their files is damaged.
         """
-        if self.due is None:
+        if self.expected is None:
             return
         answer = workers.table(self.rows.through(partial(_digest_batches, replace(self, change=None))), _DIGEST_SCHEMA)
         lines = answer["digest"].to_pylist()
         if None in lines:
             raise StateError(self.refusal)
-        self.accept(int(digest, 16) for digest in lines)
+        self.verify_digests(int(digest, 16) for digest in lines)
 
 
 def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> VerifiedRows:
@@ -558,8 +563,8 @@ def get_verified_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> Ver
         rule = lake.digest_rule(table)
     of = f" where {name}" if name else ""
     refusal = (
-        f"{table.full_name}{of} holds other rows than its commits put there, in version {version}: nothing is made of"
-        " it; cdc-platform check --deep names the file, repair --from-description makes anew what can be"
+        f"{table.full_name}{of} has other rows than its commits recorded, in version {version}: nothing is derived"
+        " from it; cdc-platform check --deep names the file, repair --from-description rebuilds what it can"
     )
     return VerifiedRows(rows_from_files(files, columns), rule, None if digests is None else digests[name], refusal)
 
@@ -614,11 +619,11 @@ def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> Non
         for commit, before in _find_adding_commits(opened, names):
             if commit.version in opened.verified_versions:
                 continue
-            added, due = _get_expected_digest(folder, commit, before)
-            if due is not None and _digest_files(opened, folder, added) != due % row_hash.DIGEST_MODULUS:
+            added, expected = _get_expected_digest(folder, commit, before)
+            if expected is not None and _digest_files(opened, folder, added) != expected % row_hash.DIGEST_MODULUS:
                 raise StoreFailure(
-                    f"{table.full_name} holds other rows than its commits put there, in a file of version "
-                    f"{commit.version}: nothing is made of it; cdc-platform check --deep names the file"
+                    f"{table.full_name} has other rows than its commits recorded, in a file of version "
+                    f"{commit.version}: nothing is derived from it; cdc-platform check --deep names the file"
                 )
             opened.verified_versions.add(commit.version)
 

@@ -34,7 +34,7 @@ class VerifiedLake(Lake):
     """
 
     def __init__(self, lake: Lake, step: str) -> None:
-        self.place, self.table_cache, self.step = lake.place, lake.table_cache, step
+        self.location, self.table_cache, self.step = lake.location, lake.table_cache, step
         self._verified: dict[tuple[str, int], set[str]] = {}
 
     def verify(self, *tables: Table) -> None:
@@ -116,9 +116,12 @@ class VerifiedLake(Lake):
         self._refuse(table, results)
         verified.update(missing)
 
-    def _refuse(self, table: Table, found: Sequence[TableVerification]) -> None:
+    def _refuse(self, table: Table, results: Sequence[TableVerification]) -> None:
         lines = [
-            line for result in found if result.name == table.full_name for line in (*result.damage, *result.strange)
+            line
+            for result in results
+            if result.name == table.full_name
+            for line in (*result.damage, *result.unexpected)
         ]
         if lines:
             raise NotAsCommitted(format_verification_refusal(lines, self.step))
@@ -128,8 +131,8 @@ def format_verification_refusal(lines: Sequence[str], step: str) -> str:
     """Format the refusal of a step: the first complaint of `check` in full, and the number of the others."""
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return (
-        f"{lines[0]}{more}: {step} is refused, since it cannot be undone and would decide by that; cdc-platform check"
-        " --deep names everything that is wrong"
+        f"{lines[0]}{more}: {step} is refused, since it cannot be undone and would rely on these rows; run:"
+        " cdc-platform check --deep"
     )
 
 

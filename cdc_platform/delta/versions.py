@@ -33,7 +33,7 @@ def read_newest_versions(lake: Lake) -> dict[str, int]:
     """
     return {
         name: newest
-        for name, folder in iter_table_folders(lake.place)
+        for name, folder in iter_table_folders(lake.location)
         if (newest := _find_newest_version(parse_path(folder))) is not None
     }
 
@@ -41,7 +41,9 @@ def read_newest_versions(lake: Lake) -> dict[str, int]:
 def list_stored_tables(lake: Lake) -> list[tuple[str, str]]:
     """List (keyspace, name) of every table that has a log in the lake, declared or not, by name."""
     return [
-        (folder.folder.name, folder.name) for folder in _iter_folders(lake.place) if (folder / LOG_FOLDER).is_folder()
+        (folder.folder.name, folder.name)
+        for folder in _iter_folders(lake.location)
+        if (folder / LOG_FOLDER).is_folder()
     ]
 
 

@@ -89,33 +89,33 @@ def _make_bulk_properties(
 
 @dataclass(frozen=True, eq=False)
 class PartialReplacement:
-    """All rows that pass some filters, and a mask `go` (bool) of the rows to remove; the others stay."""
+    """All rows that pass some filters, and a mask `is_removed` (bool) of the rows to remove; the others stay."""
 
     rows: pa.Table
-    go: np.ndarray
+    is_removed: np.ndarray
 
     @cached_property
-    def gone(self) -> pa.Table:
+    def removed(self) -> pa.Table:
         """The removed rows."""
-        return self.rows if self.go.all() else self.rows.filter(pa.array(self.go))
+        return self.rows if self.is_removed.all() else self.rows.filter(pa.array(self.is_removed))
 
-    def after(self, table: Table, came: pa.Table) -> pa.Table:
-        """Return the rows after `came` replaces the removed ones.
+    def apply(self, table: Table, new_rows: pa.Table) -> pa.Table:
+        """Return the rows after `new_rows` replaces the removed ones.
 
         The first new row with the key of a removed row takes its position; the rest follow at the end. This preserves
         the order of a file, in which it is smaller.
         """
-        if self.go.all():
-            return came
-        known, new_keys = (encode_rows(part, table.keys) for part in (self.gone, came))
-        met = np.asarray(compute.fill_null(compute.index_in(new_keys, value_set=known), -1))
-        partners, first = np.unique(met, return_index=True)
+        if self.is_removed.all():
+            return new_rows
+        known, new_keys = (encode_rows(part, table.keys) for part in (self.removed, new_rows))
+        matched = np.asarray(compute.fill_null(compute.index_in(new_keys, value_set=known), -1))
+        partners, first = np.unique(matched, return_index=True)
         partners, first = partners[partners >= 0], first[partners >= 0]
-        order = np.where(self.go, -1, np.arange(len(self.go)))
-        order[np.flatnonzero(self.go)[partners]] = len(self.go) + first
-        behind = np.setdiff1d(np.arange(came.num_rows), first, assume_unique=True)
-        order = np.concatenate([order[order >= 0], len(self.go) + behind])
-        return pa.concat_tables([self.rows, came]).take(pa.array(order))
+        order = np.where(self.is_removed, -1, np.arange(len(self.is_removed)))
+        order[np.flatnonzero(self.is_removed)[partners]] = len(self.is_removed) + first
+        behind = np.setdiff1d(np.arange(new_rows.num_rows), first, assume_unique=True)
+        order = np.concatenate([order[order >= 0], len(self.is_removed) + behind])
+        return pa.concat_tables([self.rows, new_rows]).take(pa.array(order))
 
 
 _AddedFile = dict[str, Any]
@@ -165,11 +165,11 @@ def place_files(
         written, final_path = draft and draft / file["draft"] / path, parse_path(target) / path
         if written is not None and _is_whole(parse_path(written), file["size"]):
             moves.append((written, final_path))
-        elif not _is_whole(final_path, file["size"]):  # an attempt that met a conflict may have moved it there
+        elif not _is_whole(final_path, file["size"]):  # an earlier attempt that hit a conflict may have moved it
             missing.append(str(written or final_path))
     if missing:
         raise EnvironmentProblem(
-            f"{table.full_name} stays as it was: {len(missing)} of {len(files)} new files are not whole; "
+            f"{table.full_name} is unchanged: {len(missing)} of {len(files)} new files are missing or incomplete; "
             + unseen.format(missing[0])
         )
     for written, final_path in moves:
@@ -196,7 +196,7 @@ def _rewrite_partitions(
     draft = atomic.make_draft_folder(get_draft_folder(target), table.name)
     try:
         files = write_draft_files(make_empty_log(table), draft / "rows", rows, writing) if rows.num_rows else []
-        added = place_files(table, str(target), draft, files, "somebody has removed {}")
+        added = place_files(table, str(target), draft, files, "{} was removed")
     finally:
         atomic.discard_draft(draft)
     opened.delta.create_write_transaction(
@@ -281,7 +281,7 @@ def transact_rows(opened: OpenTable, table: Table, rule: RowsRule, *, whole: boo
     source = conform_rows(table, result)
     refuse_repeated_keys(table, source)
     update = not table.is_append_only
-    merge_rows(opened, table, source, update, there=existing, whole=whole, numbers=numbers)
+    merge_rows(opened, table, source, update, existing=existing, whole=whole, numbers=numbers)
 
 
 def merge_judged_rows(
@@ -302,56 +302,57 @@ def merge_rows(
     rows: pa.Table,
     update: bool,
     only: _ReplaceCondition | None = None,
-    there: pa.Table | None = None,
+    existing: pa.Table | None = None,
     whole: bool = False,
     numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
 ) -> MergeResult:
     """Merge rows by key.
 
-    With `only`, no row is inserted. `there` are rows of the table that include all with keys of `rows`. With `whole`,
-    `there` is the whole table, and rows whose keys are not in `rows` are removed.
+    With `only`, no row is inserted. `existing`, if given, has all rows of the table with keys of `rows`. With
+    `whole`, it has all rows of the table, and those whose keys are not in `rows` are removed.
     """
     if not rows.num_rows and not whole:
         return MergeResult(0, 0, opened.version())
-    existing = _read_declared_rows(opened, table, _make_key_filters(table, rows)) if there is None else there
+    if existing is None:
+        existing = _read_declared_rows(opened, table, _make_key_filters(table, rows))
     if rows.num_rows and not existing.num_rows and only is None:
         done = MergeResult(rows.num_rows, 0, opened.version() + 1)
         append_rows(opened, table, rows, numbers)
         return done
     index_by_key = {key: index for index, key in enumerate(hash_keys(rows, table.keys))}
-    keys_there = hash_keys(existing, table.keys)
-    met = [index for index, key in enumerate(keys_there) if key in index_by_key]
-    partners = [index_by_key[keys_there[index]] for index in met]
-    old, new = existing.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
-    changing = np.zeros(len(met), dtype=bool)
-    if met and only is not None:
+    existing_keys = hash_keys(existing, table.keys)
+    matched = [index for index, key in enumerate(existing_keys) if key in index_by_key]
+    partners = [index_by_key[existing_keys[index]] for index in matched]
+    old, new = existing.take(pa.array(matched, pa.int64())), rows.take(pa.array(partners, pa.int64()))
+    changing = np.zeros(len(matched), dtype=bool)
+    if matched and only is not None:
         changing = np.asarray(compute.fill_null(only(old, new), False))
-    elif met and update:
+    elif matched and update:
         changing = (hash_rows_blake2b(old) != hash_rows_blake2b(new)).any(axis=1)
     inserted = np.ones(rows.num_rows, dtype=bool)
     inserted[partners] = False
-    fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
-    removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
-    lost = [index for index, key in enumerate(keys_there) if whole and key not in index_by_key]
-    deleted = existing.take(pa.array(lost, pa.int64()))
-    done = MergeResult(fresh.num_rows, removed.num_rows, opened.version() + 1)
-    if not done.inserted and not done.updated and not lost:
+    inserted_rows = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
+    removed, replacing = old.filter(pa.array(changing)), new.filter(pa.array(changing))
+    dropped = [index for index, key in enumerate(existing_keys) if whole and key not in index_by_key]
+    deleted = existing.take(pa.array(dropped, pa.int64()))
+    done = MergeResult(inserted_rows.num_rows, removed.num_rows, opened.version() + 1)
+    if not done.inserted and not done.updated and not dropped:
         return MergeResult(0, 0, opened.version())
     # If a foreign writer duplicated a row, pass its replacement once; it replaces both.
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
     moved = [index in changed or (only is None and new) for index, new in enumerate(inserted)]
-    source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
-    added, removed_rows = pa.concat_tables([fresh, put]), pa.concat_tables([removed, deleted])
+    source = rows if dropped else rows.filter(pa.array(moved, pa.bool_()))
+    added, removed_rows = pa.concat_tables([inserted_rows, replacing]), pa.concat_tables([removed, deleted])
 
     def commit(properties: commits.DeltaCommitProperties) -> None:
-        append = not (done.updated or lost)
+        append = not (done.updated or dropped)
         all_rows = None if append or table.partition_by else _read_all_if_few(opened, table)
         if has_time_partitions(table):
             _write_exchange(opened, table, added, removed_rows, properties)
         elif all_rows is not None:
             _write_overwrite(opened, table, _exchange_rows(all_rows, table, added, removed_rows), properties)
         else:
-            _write_merge(opened, table, source, properties, append=append, whole=bool(lost))
+            _write_merge(opened, table, source, properties, append=append, whole=bool(dropped))
 
     commits.make_commit(
         opened, commit, digests=_compute_digests_after(opened, table, added, removed_rows), numbers=numbers
@@ -412,19 +413,19 @@ def replace_rows(
     rows: pa.Table,
     filters: Sequence[Filter],
     numbers: TransactionNumbers = NO_TRANSACTION_NUMBERS,
-    parted: PartialReplacement | None = None,
+    partial: PartialReplacement | None = None,
 ) -> None:
     """Replace the rows that pass all (normal) filters by rows that pass them, with transaction numbers of applications.
 
-    `parted` has the rows that pass, which are in files of their own; only its removed rows are replaced.
+    `partial` has the rows that pass, which are in files of their own; only its removed rows are replaced.
     """
     predicate = filters_sql(filters)
-    if parted is None:
+    if partial is None:
         removed = _read_declared_rows(opened, table, filters)
-        due = _compute_digests_after(opened, table, rows, removed)
+        expected = _compute_digests_after(opened, table, rows, removed)
     else:
-        due = _compute_digests_after_replacement(opened, table, rows, filters, parted)
-        rows, removed = parted.after(table, rows), parted.rows
+        expected = _compute_digests_after_replacement(opened, table, rows, filters, partial)
+        rows, removed = partial.apply(table, rows), partial.rows
 
     def commit(properties: commits.DeltaCommitProperties) -> None:
         if has_time_partitions(table):
@@ -440,7 +441,7 @@ def replace_rows(
                 writer_properties=get_writer_properties(table, rows),
             )
 
-    commits.make_commit(opened, commit, digests=due, numbers=numbers)
+    commits.make_commit(opened, commit, digests=expected, numbers=numbers)
 
 
 def _compute_digests_after(
@@ -463,38 +464,36 @@ def _compute_digests_after(
 
 
 def _compute_digests_after_replacement(
-    opened: OpenTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: PartialReplacement
+    opened: OpenTable, table: Table, new_rows: pa.Table, filters: Sequence[Filter], partial: PartialReplacement
 ) -> dict[str, int]:
     """Return the resulting digests of the partitions of the files that pass."""
     assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
     existing = files.list_data_files(opened, table, filters)
-    due, read_count = sum(file.rows for file in existing), parted.rows.num_rows
-    if due != read_count:
-        raise StateError(
-            f"{table.full_name} has {due} rows where {read_count} were read: nothing is put in their place"
-        )
+    expected, read_count = sum(file.rows for file in existing), partial.rows.num_rows
+    if expected != read_count:
+        raise StateError(f"{table.full_name} has {expected} rows where {read_count} were read: nothing was replaced")
     written = {row_hash.format_partition_name(table.partition_by, file.partition): None for file in existing}
-    return _compute_digests_after(opened, table, came, parted.gone, written)
+    return _compute_digests_after(opened, table, new_rows, partial.removed, written)
 
 
-def get_digests_before(opened: OpenTable, table: Table, slices: Collection[str]) -> dict[str, int]:
+def get_digests_before(opened: OpenTable, table: Table, partitions: Collection[str]) -> dict[str, int]:
     """Return the digests of partitions in an opened version: the recorded ones or, without those, from the rows."""
     if table.partition_by:
         existing = {
             row_hash.format_partition_name(table.partition_by, file.partition): file.partition
             for file in files.list_data_files(opened, table)
         }
-        slices = [name for name in slices if name in existing]
+        partitions = [name for name in partitions if name in existing]
     else:
         existing = {"": ()}
-    if not slices:
+    if not partitions:
         return {}
     with translate_read_errors(f"the log of {table.full_name}"):
-        recorded = commits.get_digests(opened, slices)
+        recorded = commits.get_digests(opened, partitions)
     if recorded is not None:
         return recorded
     digests: dict[str, int] = {}
-    for name in slices:
+    for name in partitions:
         own = normalize_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, existing[name], strict=True)])
         with translate_read_errors(table.full_name):
             rows = read_rows(opened, opened.schema(), own)
@@ -570,11 +569,11 @@ def _write_exchange(
     _rewrite_partitions(opened, table, added, partitions, (properties, get_writer_properties(table, added)))
 
 
-def _exchange_rows(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
+def _exchange_rows(existing: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
     """Return rows without the removed and with the added ones, ordered by key."""
     removed_keys = set(hash_keys(removed, table.schema.names))
-    stays = [row not in removed_keys for row in hash_keys(held, table.schema.names)]
-    remaining = held.filter(pa.array(stays, pa.bool_()))
+    stays = [row not in removed_keys for row in hash_keys(existing, table.schema.names)]
+    remaining = existing.filter(pa.array(stays, pa.bool_()))
     return pa.concat_tables([remaining, added]).sort_by([(key, "ascending") for key in table.keys])
 
 

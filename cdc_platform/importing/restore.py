@@ -164,7 +164,7 @@ def _restore_partition(lake: Lake, alone: Lake, table: Table, name: str, due: in
     where, what = dict(zip(table.partition_by, key, strict=True)), f"making rows of {table.full_name} anew"
     with write_as(WriteSource.STATED):
         version = retry_on_conflict(
-            what, lambda: task_writer.commit_few_rows(lake, table, rows, where, in_place_of=existing)
+            what, lambda: task_writer.commit_few_rows(lake, table, rows, where, replaced_files=existing)
         )
     return RestoredPartition(table.full_name, name, version)
 
@@ -234,5 +234,5 @@ def _row_keys(table: Table, rows: pa.Table) -> Iterator[tuple[object, ...]]:
 
 def _damage_lines(found: TableVerification, name: str) -> list[str]:
     """Return the damage of a partition, or of the whole table if no message names the partition."""
-    wrong = [*found.damage, *found.strange]
+    wrong = [*found.damage, *found.unexpected]
     return [line for line in wrong if name and name in line] or wrong

@@ -247,7 +247,7 @@ class ClusterLogSource:
             self.on_message(str(gap))
 
     def _work_here(self, plan: Plan) -> bool:
-        return self.workers.work_here(plan.task_count)
+        return self.workers.runs_in_process(plan.task_count)
 
     def _append_in_tasks(self, plan: Plan, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Let tasks read rows and write files; one commit appends the files to the log, with the marks."""

@@ -226,7 +226,7 @@ def _translated_errors(sources: Iterable[QuerySource]) -> Iterator[None]:
             raise
         raise KeyboardInterrupt from None
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        damaged = next(filter(None, (source.snapshot and source.snapshot.damage() for source in sources)), None)
+        damaged = next(filter(None, (source.snapshot and source.snapshot.find_damage() for source in sources)), None)
         if damaged is not None:
             raise StateError(f"{damaged}; restore it, or read an older version with --at") from None
         raise InputError(f"the query: {engine_message(error)}") from None

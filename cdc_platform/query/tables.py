@@ -50,7 +50,7 @@ def read_table(
     try:
         return dataset.to_table(None if columns is None else list(columns), filter=row_filter)
     except (pa.ArrowException, OSError) as error:
-        damage = source.snapshot.damage()
+        damage = source.snapshot.find_damage()
         if damage is not None:
             raise StateError(f"{damage}; restore it, or read an older version") from None
         raise InputError(f"{table.full_name} cannot be read with this filter: {error}") from None

@@ -121,7 +121,7 @@ def _check_home(lake: Lake, settings: Settings, record: ReportRecord) -> Iterato
             raise InputError(f"its record has no chain of {table_record['table']}; it was altered")
         last[table_record["table"]] = chain.last
         comparison = compare_hash_chain(lake, _find_table(table_record["table"]), chain)
-        yield PageCheck(f"commits of {table_record['table']}", comparison.answer, comparison.said)
+        yield PageCheck(f"commits of {table_record['table']}", comparison.answer, comparison.message)
     home = ReportSource(lake, Clock(parse_time_us(record["made_at"])), settings)
     keys = GenerationKeys.read(lake)
     for generation in record["generations"]:

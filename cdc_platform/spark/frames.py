@@ -49,14 +49,14 @@ def _frame_from_snapshot(spark: SparkSession, snapshot: Snapshot, columns: Colle
     Raises:
         StateError: the version uses a Delta feature, so its files alone do not determine its rows.
     """
-    if snapshot.beyond:
+    if snapshot.unreadable_features:
         raise StateError(
-            f"{snapshot.table.full_name} has the Delta feature {', '.join(snapshot.beyond)}, which is not read from a"
-            " store; drop it with ALTER TABLE ... DROP FEATURE"
+            f"{snapshot.table.full_name} has the Delta feature {', '.join(snapshot.unreadable_features)}, which is not "
+            "read from a store; drop it with ALTER TABLE ... DROP FEATURE"
         )
     chosen = [field for field in snapshot.schema if columns is None or field.name.lower() in columns]
     schema = pa.schema(chosen or [snapshot.schema.field(0)])
-    folder, parts = str(snapshot.folder), snapshot.parts
+    folder, parts = str(snapshot.folder), snapshot.files
     task_parts = [parts[first::_MAX_TASKS] for first in range(min(len(parts), _MAX_TASKS))]
 
     def batches(number: int) -> Batches:
@@ -94,7 +94,7 @@ def read_table_frame(
     """
     if not lake.exists(table):
         return spark.createDataFrame([], table_to_spark_schema(table))
-    if lake.place.local_path is None:
+    if lake.location.local_path is None:
         current = (
             snapshot.read_newest_snapshot(lake, table)
             if version is None
@@ -146,7 +146,7 @@ def assert_partition_as_committed(workers: TaskRunner, lake: Lake, table: Table,
         StateError: the rows differ, or a file of the partition is damaged.
     """
     with lake.table_cache.pin_versions(), translate_errors(f"reading {table.full_name}"):
-        get_verified_partition_rows(lake, table, where).hold(workers.of_arrays())
+        get_verified_partition_rows(lake, table, where).verify(workers.for_arrays())
 
 
 def replace_partition(
@@ -178,10 +178,10 @@ def replace_partition(
             if few is not None:
                 fit = task_writer.check_rows(table, few, where, what)
                 return retry_on_conflict(what, lambda: task_writer.commit_few_rows(lake, table, fit, where))
-            draft = task_writer.write_draft(workers.of_arrays(), lake, table, selected, where, what)
+            draft = task_writer.write_draft(workers.for_arrays(), lake, table, selected, where, what)
         except InputError:
             if isinstance(selected, VerifiedRows):  # damaged rows may not fit either: report damage first
-                selected.hold(workers.of_arrays())
+                selected.verify(workers.for_arrays())
             raise
     try:
         if due is not None and draft.digests != due:
@@ -258,7 +258,9 @@ def _write_rows(
     try:
         return _commit_with_retries(
             what,
-            lambda: task_writer.commit_draft_once(lake, table, draft, transaction, append=append, beside=beside, of=of),
+            lambda: task_writer.commit_draft_once(
+                lake, table, draft, transaction, append=append, other_numbers=beside, read_version=of
+            ),
         )
     finally:
         task_writer.discard_write_draft(draft)

@@ -160,7 +160,7 @@ class VnodeStreams:
                 f"{len(nameless)} generations are known by their timestamp alone; import their V2 descriptions first"
             )
         ids = [None if generation.is_removed else generation.generation_id for generation in generations]
-        return partial(_find_streams, str(self.lake.place), self.timeline.times_us, ids, self.timeline.undecided)
+        return partial(_find_streams, str(self.lake.location), self.timeline.times_us, ids, self.timeline.undecided)
 
     def periods(self) -> list[StreamPeriod]:
         """See `StreamSource`. Returns all generations that ever existed."""
@@ -170,7 +170,7 @@ class VnodeStreams:
         return chain_periods(
             generation_period(
                 us_from_ms(item.time_ms),
-                _make_period_reader(str(self.lake.place), item, versions),
+                _make_period_reader(str(self.lake.location), item, versions),
                 published=item.published or self._is_read_in_first_format(item),
                 removed=item.is_removed,
                 empty=item.time_ms in empty,

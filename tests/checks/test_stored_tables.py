@@ -113,7 +113,7 @@ def test_every_table_has_rows_and_nothing_is_wrong(home: Path) -> None:
     found = verify_tables(Lake(home / "lake"), deep=True)
     assert complaints(found) == {}
     assert {each.name for each in found} >= {*EVERY}
-    assert [each.name for each in found if each.unknown or each.left or not each.commits] == []
+    assert [each.name for each in found if each.unknown or each.unread or not each.commits] == []
     lake = Lake(home / "lake")
     assert [name for name, table in TABLES.items() if not lake.read(table).num_rows] == []
 
@@ -159,7 +159,7 @@ def test_a_change_that_is_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -
         text = log.read_text(encoding="utf-8")
         log.write_text(text.replace(f'"size":{size}', f'"size":{path.stat().st_size}'), encoding="utf-8")
     found = complaints(verify_tables(Lake(tmp_path)))
-    said = f"{NODES.full_name} holds other rows than its commits put there, in version {DeltaTable(one).version()}: "
+    said = f"{NODES.full_name} has other rows than its commits recorded, in version {DeltaTable(one).version()}: "
     assert found.keys() == {ROWS_AS_COMMITTED}
     assert found[ROWS_AS_COMMITTED].startswith(said)
     assert path.name in found[ROWS_AS_COMMITTED]
@@ -179,11 +179,11 @@ def test_large_slices_are_left_to_a_deep_look(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("cdc_platform.delta.verification.FILES_READ", 5)
     lake = Lake(home / "lake")
     found = verify_tables(lake)
-    assert sum(each.left for each in found) > 20
-    assert sum(each.slices for each in found) <= 5
+    assert sum(each.unread for each in found) > 20
+    assert sum(each.partitions for each in found) <= 5
     [line] = [line for line in audit_stored(found) if line.invariant == ROWS_AS_COMMITTED]
     assert "--deep reads them" in line.sample
-    assert sum(each.left for each in verify_tables(lake, deep=True)) == 0
+    assert sum(each.unread for each in verify_tables(lake, deep=True)) == 0
 
 
 @pytest.mark.parametrize("one", [NODES.full_name], indirect=True)

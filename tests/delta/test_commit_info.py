@@ -151,7 +151,7 @@ def assert_sealed(lake: Lake, table: Table) -> list[Commit]:
     once = [seal.id for seal, commit in zip(seals, found, strict=True) if seal and commit.operation != "VACUUM END"]
     assert len(set(once)) == len(once)
     for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.strange, each.foreign, each.unknown, each.left) == ([], [], [], 0, 0), each.name
+        assert (each.damage, each.unexpected, each.foreign, each.unknown, each.unread) == ([], [], [], 0, 0), each.name
     return found
 
 
@@ -209,8 +209,8 @@ def test_a_merge_of_rows_that_are_there_twice_keeps_count(filled: Lake) -> None:
     filled.merge(GENERATION_TIMESTAMPS, stamps(1, expired=TIME), update=True)
     [found] = [each for each in verify_tables(filled) if each.name == GENERATION_TIMESTAMPS.full_name]
     assert len(found.foreign) == 1
-    [line] = found.strange
-    assert line.startswith(f"{found.name} holds other rows than its commits put there, in version ")
+    [line] = found.unexpected
+    assert line.startswith(f"{found.name} has other rows than its commits recorded, in version ")
 
 
 def test_racing_writers_leave_right_digests(filled: Lake) -> None:
@@ -265,7 +265,7 @@ def test_who_really_lost_is_told_so(filled: Lake, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(writer, "write_deltalake", overtaken)
     monkeypatch.setattr("cdc_platform.delta.commit_retry.ATTEMPTS", 3)
-    with pytest.raises(ConflictError, match="other writers came first"):
+    with pytest.raises(ConflictError, match="other writers committed first"):
         filled.append_once(CONSUMERS, consumer(1), {"reader": 1}, None)
     assert filled.read(CONSUMERS).num_rows == 1
 
@@ -280,10 +280,10 @@ def test_a_table_of_before_is_unknown_until_the_platform_writes(lake: Lake) -> N
         entry.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     write_deltalake(lake.path(GENERATION_TIMESTAMPS), stamps(0, 1), mode="append")
     [found] = verify_tables(lake)
-    assert (found.strange, found.foreign, found.unknown, found.commits) == ([], [], 1, 0)
+    assert (found.unexpected, found.foreign, found.unknown, found.commits) == ([], [], 1, 0)
     lake.merge(GENERATION_TIMESTAMPS, stamps(1, 2), update=False)
     [found] = verify_tables(lake)
-    assert (found.strange, found.foreign, found.unknown, found.commits) == ([], [], 0, 1)
+    assert (found.unexpected, found.foreign, found.unknown, found.commits) == ([], [], 0, 1)
 
 
 def test_a_rule_of_a_later_version_is_refused_in_one_line(lake: Lake) -> None:
@@ -315,7 +315,9 @@ def test_commands_are_named(tmp_path: Path) -> None:
     assert run("--home", tmp_path / "home", "bootstrap", node).exit_code == 0
     assert run("--home", tmp_path / "home", "tables", "add", "ks.t", "--ttl", "0").exit_code == 0
     found = [
-        each for each in verify_tables(Lake(tmp_path / "home" / "lake")) if each.damage or each.strange or each.foreign
+        each
+        for each in verify_tables(Lake(tmp_path / "home" / "lake"))
+        if each.damage or each.unexpected or each.foreign
     ]
     assert found == []
     told = {

@@ -91,7 +91,7 @@ def test_a_rule_of_an_append_only_table_adds(lake: Lake) -> None:
     assert [(row["changed_at"], row["ttl_seconds"]) for row in found] == [
         (datetime_from_us(Microseconds(at)), 1) for at in (1, 3, 5, 7)
     ]
-    with pytest.raises(StateError, match="only takes new rows"):
+    with pytest.raises(StateError, match="is append-only"):
         lake.transact(CDC_TABLE_CHANGES, rule, whole=True)
 
 

@@ -62,7 +62,7 @@ def verified(tmp_path: Path, change: _Change | None = None) -> TableVerification
 def test_bounds_that_hold_are_no_complaint(tmp_path: Path, change: _Change | None) -> None:
     """Exact ones at the edges of each type, wider ones, Spark's, and none at all."""
     found = verified(tmp_path, change)
-    assert (found.damage, found.strange, found.broken, found.slices) == ([], [], {}, 1)
+    assert (found.damage, found.unexpected, found.broken, found.partitions) == ([], [], {}, 1)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,8 @@ def test_bounds_that_do_not_hold_are_named(tmp_path: Path, column: str, change: 
     """With the table, the version, the file and the column, though every row is the one that was written."""
     found = verified(tmp_path, change)
     assert (found.damage, list(found.broken)) == ([], [""])
-    (said,) = found.strange
-    assert said.startswith("ks.t is not what its log says, by which readers leave files out, in version 0: part-")
+    (said,) = found.unexpected
+    assert said.startswith(
+        "ks.t does not match the statistics in its log, by which readers skip files, in version 0: part-"
+    )
     assert f".parquet, where {column} has " in said

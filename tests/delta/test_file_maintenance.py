@@ -119,7 +119,7 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
     assert [each["files"] for each in again.json] == [0] * len(due)
     for lake in open_lakes(open_home_location(aged.home)).values():
         for each in verify_tables(lake, deep=True):
-            assert (each.damage, each.strange, each.foreign) == ([], [], [])
+            assert (each.damage, each.unexpected, each.foreign) == ([], [], [])
             assert len(each.unnamed) == 1
 
 
@@ -185,7 +185,7 @@ def assert_cleared(home: Path, strange: list[StoragePath]) -> None:
     """They are gone, and the home is well."""
     assert not any(there(strange))
     for each in verify_tables(Lake(home / "lake"), deep=True):
-        assert (each.damage, each.strange, each.foreign, each.unnamed) == ([], [], [], [])
+        assert (each.damage, each.unexpected, each.foreign, each.unnamed) == ([], [], [], [])
 
 
 @pytest.mark.long("tables of every kind, of which most are written to twice")
@@ -263,7 +263,7 @@ def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3, monkeypatch: pyte
     found = verify_tables(Lake(f"{home}/lake"))
     assert [len(each.unnamed) for each in found if each.name == write_check.PROBE_FOLDER] == [len(left)]
     (told,) = (line for line in audit_stored(found) if line.invariant == "files_whole")
-    assert (told.violations, "is left by a try" in told.sample) == (0, True)
+    assert (told.violations, "is left by a store probe" in told.sample) == (0, True)
     assert of_tries(home, "--dry-run") == []
     for place in left:
         s3.is_old(str(place), OLD.total_seconds())

@@ -63,13 +63,13 @@ def one_node(lake: Lake) -> str:
 def test_an_accepted_commit_is_told_and_no_complaint(lake: Lake) -> None:
     """Rows, files and commits are content again; the line says what, who, when and why; no row has changed by it."""
     version = change(lake, NODES, one_node(lake))
-    assert len(of(lake, NODES).foreign) == len(of(lake, NODES).strange) == 1
+    assert len(of(lake, NODES).foreign) == len(of(lake, NODES).unexpected) == 1
     rows = lake.read(NODES)
     done = accept_commit(lake, NODES.full_name, version, "the node is scrap")
-    assert (done.version, done.said_in, done.slices, done.is_new) == (version, version + 1, ("",), True)
+    assert (done.version, done.recorded_in, done.partitions, done.is_new) == (version, version + 1, ("",), True)
     assert lake.read(NODES).sort_by("host_id") == rows.sort_by("host_id")
     found = of(lake, NODES)
-    assert (found.damage, found.strange, found.foreign) == ([], [], [])
+    assert (found.damage, found.unexpected, found.foreign) == ([], [], [])
     (told,) = found.accepted
     envelope = lake.commits(NODES)[0].info
     assert envelope is not None
@@ -85,10 +85,10 @@ def test_what_comes_after_is_judged_as_ever(lake: Lake) -> None:
     row = lake.read(NODES).slice(0, 1).to_pylist()[0] | {"rack": "another"}
     lake.merge(NODES, pa.Table.from_pylist([row], schema=NODES.schema), update=True)
     found = of(lake, NODES)
-    assert (found.strange, found.foreign, len(found.accepted)) == ([], [], 1)
+    assert (found.unexpected, found.foreign, len(found.accepted)) == ([], [], 1)
     change(lake, NODES, one_node(lake))
     found = of(lake, NODES)
-    assert (len(found.strange), len(found.foreign), len(found.accepted)) == (1, 1, 1)
+    assert (len(found.unexpected), len(found.foreign), len(found.accepted)) == (1, 1, 1)
 
 
 def test_twice_is_once(lake: Lake) -> None:
@@ -97,7 +97,7 @@ def test_twice_is_once(lake: Lake) -> None:
     accept_commit(lake, NODES.full_name, version, "first")
     newest = lake.version(NODES)
     again = accept_commit(lake, NODES.full_name, version, "second")
-    assert (again.is_new, again.said_in, lake.version(NODES)) == (False, newest, newest)
+    assert (again.is_new, again.recorded_in, lake.version(NODES)) == (False, newest, newest)
     assert of(lake, NODES).accepted[0].endswith("first")
 
 
@@ -110,11 +110,11 @@ def test_one_of_two_leaves_the_other(lake: Lake) -> None:
     lake.merge(NODES, row, update=False)
     version = change(lake, NODES, one_node(lake))
     found = of(lake, NODES)
-    assert (len(found.foreign), len(found.accepted), len(found.strange)) == (2, 1, 1)
+    assert (len(found.foreign), len(found.accepted), len(found.unexpected)) == (2, 1, 1)
     accept_commit(lake, NODES.full_name, second, "meant too")
     accept_commit(lake, NODES.full_name, version, "and this")
     found = of(lake, NODES)
-    assert (found.foreign, len(found.accepted), found.strange) == ([], 3, [])
+    assert (found.foreign, len(found.accepted), found.unexpected) == ([], 3, [])
 
 
 def test_only_the_slices_that_it_changed_are_taken(lake: Lake) -> None:
@@ -126,7 +126,7 @@ def test_only_the_slices_that_it_changed_are_taken(lake: Lake) -> None:
     version = change(lake, table, f"time = {literal}")
     Path(tampered).write_bytes(Path(tampered).read_bytes()[:-1])
     done = accept_commit(lake, table.full_name, version, "a test of the cluster's")
-    assert len(done.slices) == 1
+    assert len(done.partitions) == 1
     found = of(lake, table)
     assert (found.foreign, len(found.damage)) == ([], 1)
     assert Path(tampered).name in found.damage[0]

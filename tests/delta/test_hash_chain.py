@@ -61,7 +61,7 @@ def test_a_log_that_goes_on_still_begins_so(lake: Lake) -> None:
     assert hash_chain.compare_hash_chain(lake, TABLE, before).answer is ChainStatus.HOLDS
     lake.merge(TABLE, stamp(7), update=False)
     found = hash_chain.compare_hash_chain(lake, TABLE, before)
-    assert (found.answer, "1 came since" in found.said) == (ChainStatus.NEWER, True)
+    assert (found.answer, "1 newer ones follow" in found.message) == (ChainStatus.NEWER, True)
 
 
 def test_a_changed_commit_is_named(lake: Lake) -> None:
@@ -73,7 +73,7 @@ def test_a_changed_commit_is_named(lake: Lake) -> None:
     entry(lake, 2).write_text(text.replace(sealed.info.id, "0" * 36), encoding="utf-8")
     assert entry(lake, 2).read_text(encoding="utf-8") != text
     found = hash_chain.compare_hash_chain(lake, TABLE, before)
-    assert (found.answer, found.said) == (ChainStatus.DIFFERS, "version 2 is not the commit that it was")
+    assert (found.answer, found.message) == (ChainStatus.DIFFERS, "version 2 is not the commit that it was")
 
 
 def test_a_change_between_kept_links_is_found(lake: Lake) -> None:
@@ -82,19 +82,19 @@ def test_a_change_between_kept_links_is_found(lake: Lake) -> None:
     sparse = HashChain(before.first, before.last, {each: before.links[each] for each in (1, NEWEST)})
     entry(lake, 3).write_text(entry(lake, 3).read_text(encoding="utf-8") + "\n", encoding="utf-8")
     found = hash_chain.compare_hash_chain(lake, TABLE, sparse)
-    assert (found.answer, found.said) == (
+    assert (found.answer, found.message) == (
         ChainStatus.DIFFERS,
         f"a version from 2 to {NEWEST} is not the commit that it was",
     )
 
 
 def test_a_log_without_its_end_differs(lake: Lake) -> None:
-    """A log whose newest entries are gone, and a table that is gone, are not what they were."""
+    """A log whose newest entries are gone, and a table that is gone, are not unchanged."""
     before = kept(lake)
     assert hash_chain.compare_hash_chain(Lake(lake.path(TABLE)), TABLE, before).answer is ChainStatus.DIFFERS
     entry(lake, NEWEST).unlink()
     found = hash_chain.compare_hash_chain(Lake(Path(lake.path(TABLE)).parents[1]), TABLE, before)
-    assert (found.answer, found.said) == (
+    assert (found.answer, found.message) == (
         ChainStatus.DIFFERS,
         f"the log ends with version {NEWEST - 1}, it had version {NEWEST}",
     )
@@ -113,7 +113,7 @@ def test_what_was_cleaned_up_is_unknown(lake: Lake) -> None:
     for version in (0, 1):
         entry(lake, version).unlink()
     found = hash_chain.compare_hash_chain(lake, TABLE, before)
-    assert (found.answer, "0 to 1 are in the log no more" in found.said) == (ChainStatus.UNKNOWN, True)
+    assert (found.answer, "0 to 1 are no longer in the log" in found.message) == (ChainStatus.UNKNOWN, True)
     again = kept(lake)
     assert again.first == 2
     assert hash_chain.compare_hash_chain(lake, TABLE, again).answer is ChainStatus.HOLDS

@@ -194,13 +194,13 @@ def _wrong(**changes: Any) -> Callable[[Lake], object]:
         (_wrong(colour="red"), "no column colour; it has generation_id"),
         (
             lambda lake: lake.merge(GENERATION_TIMESTAMPS, stamps(TIME, TIME), update=False),
-            "comes 2 times in one write",
+            "appears 2 times in one write",
         ),
         (
             lambda lake: lake.merge(
                 GENERATION_TIMESTAMPS, stamps(*(TIME + timedelta(hours=n) for n in range(100)), TIME), update=False
             ),
-            "comes 2 times in one write",
+            "appears 2 times in one write",
         ),
         (lambda lake: lake.merge(NODES, pa.table({"tokens": [[1, None]]}), update=True), "may not be null"),
         (lambda lake: lake.read(NODES, filters=[("color", "=", 1)]), "no column color"),
@@ -221,9 +221,9 @@ def test_the_inbox_only_takes_new_rows(lake: Lake) -> None:
     assert lake.merge(BOOTSTRAP_EVENTS, event(1), update=False).inserted == 1
     assert lake.merge(BOOTSTRAP_EVENTS, event(1), update=False).inserted == 0
     assert lake.merge(BOOTSTRAP_EVENTS, event(2), update=False).inserted == 1
-    with pytest.raises(StateError, match="only takes new rows"):
+    with pytest.raises(StateError, match="is append-only"):
         lake.merge(BOOTSTRAP_EVENTS, event(1), update=True)
-    with pytest.raises(StateError, match="only takes new rows"):
+    with pytest.raises(StateError, match="is append-only"):
         lake.delete(BOOTSTRAP_EVENTS, [("kind", "=", "join")])
 
 
@@ -232,7 +232,7 @@ def test_a_folder_in_the_way_of_a_table_is_named(lake: Lake) -> None:
     folder = Path(lake.path(NODES))
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(StateError, match="in the way of a table"):
+    with pytest.raises(StateError, match="is not a table, but is at the path of one"):
         lake.ensure(NODES)
     assert [path.name for path in folder.parent.iterdir()] == ["nodes"]
 

@@ -67,7 +67,7 @@ def foreign(lake: Lake, k: int, table: Table = COUNTS) -> None:
 
 def test_an_entry_is_fetched_once_and_a_commit_is_put_by_two_requests(s3: S3, lake: Lake) -> None:
     """A table is opened by a list and its entries; a commit by who has it open is its file and its entry."""
-    fresh = Lake(str(lake.place))
+    fresh = Lake(str(lake.location))
     entries = len(log_of(lake).names())
     assert requests(s3, lambda: fresh.version(COUNTS)) == {"LIST GET": 1, "GET": entries}
     with fresh.table_cache.pin_versions():
@@ -111,7 +111,7 @@ def test_a_commit_that_another_was_before_is_not_put(lake: Lake) -> None:
         late()
     assert keys(lake) == [0, 1, 2, 3, 8]
     lake.merge(COUNTS, counts(9), update=False)
-    assert keys(Lake(str(lake.place))) == [0, 1, 2, 3, 8, 9]
+    assert keys(Lake(str(lake.location))) == [0, 1, 2, 3, 8, 9]
 
 
 def test_a_file_in_anothers_place_is_read_in_the_next_block(s3: S3, lake: Lake, tmp_path: Path) -> None:
@@ -140,12 +140,12 @@ def test_a_checkpoint_is_put_and_opened_at(s3: S3, lake: Lake, versions: int) ->
         lake.merge(COUNTS, counts(0, newest), update=True)
     checkpoint = f"{EVERY - 1:020d}.checkpoint.parquet"
     assert {checkpoint, "_last_checkpoint"} <= set(log_of(lake).names())
-    fresh = Lake(str(lake.place))
+    fresh = Lake(str(lake.location))
     behind = max(versions - (EVERY - 1), 1)
     assert requests(s3, lambda: fresh.version(COUNTS)) == {"LIST GET": 1, "GET": 1 + behind}
     fresh.merge(COUNTS, counts(5), update=False)
     (found,) = verify_tables(lake, deep=True)
-    assert (found.damage, found.strange, found.left) == ([], [], 0)
+    assert (found.damage, found.unexpected, found.unread) == ([], [], 0)
     foreign(lake, 6)
     assert keys(lake) == [0, 1, 2, 3, 5, 6]
 
@@ -160,7 +160,7 @@ def test_what_has_expired_goes_from_the_log_where_a_checkpoint_is_made(lake: Lak
         lake.merge(COUNTS, counts(0, newest), update=True)
     left = [name for name in log_of(lake).names() if name.endswith(".json")]
     assert left == [f"{version:020d}.json" for version in (EVERY - 1, EVERY)]
-    assert keys(Lake(str(lake.place))) == [0, 1, 2, 3]
+    assert keys(Lake(str(lake.location))) == [0, 1, 2, 3]
 
 
 def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_
     (log / f"{newest:020d}.checkpoint.{1:010d}.{1:010d}.parquet").receive(tmp_path / "part")
     for file in (whole, log / "_last_checkpoint"):
         file.remove()
-    fresh = Lake(str(lake.place))
+    fresh = Lake(str(lake.location))
     assert keys(fresh) == [0, 1, 2, 3]
     assert fresh.table_cache.get_newest(path).mirror is None
     fresh.merge(COUNTS, counts(4), update=False)
@@ -227,7 +227,7 @@ def test_a_log_with_a_gap_is_one_line(lake: Lake, gone: list[int], due: str) -> 
     for version in gone:
         (log_of(lake) / f"{version:020d}.json").remove()
     with pytest.raises(StoreFailure, match=rf"^opening ks.counts: {due}; cdc-platform check --deep [^\n]*$"):
-        Lake(str(lake.place)).read(COUNTS)
+        Lake(str(lake.location)).read(COUNTS)
 
 
 @pytest.mark.parametrize(("harm", "due"), [("remove", "gone"), ("cut", "cut off")])
@@ -241,7 +241,7 @@ def test_a_data_file_that_cannot_be_read_is_one_line(
     content = file.read()
     file.remove() if harm == "remove" else file.put(content[: len(content) // 2])
     with pytest.raises(StoreFailure) as told:
-        Lake(str(lake.place)).read(COUNTS)
+        Lake(str(lake.location)).read(COUNTS)
     assert "\n" not in str(told.value)
     assert str(told.value).startswith("reading ks.counts: ")
     assert f"{file.name} is {due}; cdc-platform check --deep names what else is" in str(told.value)
@@ -253,5 +253,5 @@ def test_a_log_that_is_damaged_is_told_as_it_lies_there(lake: Lake) -> None:
     entry.remove()
     entry.create(b"{")
     with pytest.raises(DeltaError) as told:
-        Lake(str(lake.place)).table_cache.get_newest(lake.path(COUNTS))
+        Lake(str(lake.location)).table_cache.get_newest(lake.path(COUNTS))
     assert "/tmp" not in str(told.value)

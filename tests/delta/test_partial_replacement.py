@@ -96,7 +96,9 @@ def test_rows_that_are_not_all_that_pass_are_refused(lake: Lake) -> None:
     lake.merge(table, rows(table, *range(30)), update=False)
     found, version = read(lake, table, go=5), lake.version(table)
     with pytest.raises(StateError, match="has 20 rows where 19 were read"):
-        lake.replace_once(table, rows(table, 0), INSIDE, version, PartialReplacement(found.rows.slice(1), found.go[1:]))
+        lake.replace_once(
+            table, rows(table, 0), INSIDE, version, PartialReplacement(found.rows.slice(1), found.is_removed[1:])
+        )
     assert lake.version(table) == version
 
 
@@ -105,12 +107,12 @@ def test_what_has_the_key_of_a_row_that_goes_takes_its_place() -> None:
     table = parts()
     held, came = rows(table, 1, 4, 7, 10, 13), rows(table, 16, 10, 4, 4, value="new")
     go = np.isin(np.arange(5), [1, 2, 3])
-    found = PartialReplacement(held, go).after(table, came)
+    found = PartialReplacement(held, go).apply(table, came)
     assert found.select(["k", "v"]).to_pylist() == [
         {"k": key, "v": value}
         for key, value in ((1, "old"), (4, "new"), (10, "new"), (13, "old"), (16, "new"), (4, "new"))
     ]
-    assert PartialReplacement(held, np.ones(5, bool)).after(table, came) is came
+    assert PartialReplacement(held, np.ones(5, bool)).apply(table, came) is came
 
 
 def test_parts_do_not_fit_a_table_that_they_are_not_of(lake: Lake) -> None:

@@ -125,7 +125,7 @@ def test_old_and_new_values_name_one_partition(twins: tuple[Lake, Lake], name: s
     assert said[0][0] == said[1][0]
     for lake in twins:
         (found,) = verify_tables(lake, deep=True, names=[TABLE.full_name])
-        assert (found.damage, found.strange, found.foreign, found.unknown) == ([], [], [], 0)
+        assert (found.damage, found.unexpected, found.foreign, found.unknown) == ([], [], [], 0)
 
 
 @pytest.mark.parametrize(

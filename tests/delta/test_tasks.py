@@ -90,9 +90,9 @@ def test_a_few_tasks_of_arrays_are_done_here_side_by_side(monkeypatch: pytest.Mo
     """In the order of the tasks, on threads; of other work, and by who gives Spark everything, Spark is asked."""
     monkeypatch.setattr(delta_tasks.os, "cpu_count", lambda: 2)
     workers = delta_tasks.TaskRunner(asked, in_process=1)
-    found = workers.of_arrays().table(one_each(Barrier(2)), NUMBERS)
+    found = workers.for_arrays().table(one_each(Barrier(2)), NUMBERS)
     assert found["number"].to_pylist() == [0, 1, 2, 3]
-    for left in (workers, delta_tasks.TaskRunner(asked, in_process=0).of_arrays()):
+    for left in (workers, delta_tasks.TaskRunner(asked, in_process=0).for_arrays()):
         with pytest.raises(AssertionError, match="Spark was asked"):
             left.table(one_each(), NUMBERS)
 
@@ -106,7 +106,7 @@ def test_what_one_of_several_threads_raises_is_raised() -> None:
         yield pa.record_batch([pa.array([number])], schema=NUMBERS)
 
     with pytest.raises(ValueError, match="the third"):
-        delta_tasks.TaskRunner(asked).of_arrays().table(delta_tasks.TaskRows(4, batches), NUMBERS)
+        delta_tasks.TaskRunner(asked).for_arrays().table(delta_tasks.TaskRows(4, batches), NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_work_is_shared_out_as_far_as_threads_can_do_it(
 ) -> None:
     """Into as many parts as there are cores, but never so many that Spark would have to be asked for it."""
     monkeypatch.setattr(delta_tasks.os, "cpu_count", lambda: 8)
-    workers = delta_tasks.TaskRunner(asked, in_process=in_process).of_arrays()
+    workers = delta_tasks.TaskRunner(asked, in_process=in_process).for_arrays()
     assert workers.parts(tasks, threads) == parts
-    assert workers.work_here(parts) == workers.work_here(tasks)
+    assert workers.runs_in_process(parts) == workers.runs_in_process(tasks)
 
 
 def test_rows_are_put_together_up_to_a_size() -> None:

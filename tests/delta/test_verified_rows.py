@@ -101,7 +101,7 @@ def test_nothing_is_made_of_others(either: TaskRunner, lake: Lake, in_parts: boo
         insert,
         lambda workers, lake: frames.assert_partition_as_committed(workers, lake, TOPOLOGY_DESCRIPTIONS, DESCRIBED),
     ):
-        with pytest.raises(StateError, match=r"topology_descriptions .* holds other rows than its commits") as told:
+        with pytest.raises(StateError, match=r"topology_descriptions .* has other rows than its commits") as told:
             ask(either, Lake(lake.root))
         assert "\n" not in str(told.value)
     assert (Lake(lake.root).version(GENERATION_DESCRIPTIONS_V2), sorted(folder.rglob("*.parquet"))) == before
@@ -125,7 +125,7 @@ def test_rows_of_which_commits_say_nothing_are_taken_as_they_are(workers: TaskRu
         entry.write_text("\n".join(line for line in lines if "commitInfo" not in line) + "\n")
     old = Lake(lake.root)
     with_value(Path(old.data_files(TOPOLOGY_DESCRIPTIONS)[0].path), "owner", str(uuid.UUID(int=8)))
-    assert frames.get_verified_partition_rows(old, TOPOLOGY_DESCRIPTIONS, DESCRIBED).due is None
+    assert frames.get_verified_partition_rows(old, TOPOLOGY_DESCRIPTIONS, DESCRIBED).expected is None
     insert(workers, old)
     assert old.read(GENERATION_DESCRIPTIONS_V2).num_rows == 3
 

@@ -83,7 +83,7 @@ def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pyt
 
 def raced(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
     """What writers are told who all do the same at once, round by round."""
-    lakes = [Lake(str(lake.place)) for _ in range(WRITERS)]
+    lakes = [Lake(str(lake.location)) for _ in range(WRITERS)]
     together = threading.Barrier(WRITERS, timeout=60)
 
     def work(mine: Lake) -> list[int]:
@@ -178,7 +178,7 @@ def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.Monke
 
     before = lake.version(COUNTS)
     with ThreadPoolExecutor(WRITERS) as writers:
-        list(writers.map(grow, [Lake(str(lake.place)) for _ in range(WRITERS)]))
+        list(writers.map(grow, [Lake(str(lake.location)) for _ in range(WRITERS)]))
     assert value(lake.read(COUNTS)) == 2 * WRITERS * ROUNDS
     assert_whole(lake, before, 2 * WRITERS * ROUNDS)
 
@@ -195,7 +195,7 @@ def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = CO
     identities = {each.info.id for each in found if each.info is not None}
     assert (len(found), len(identities)) == (commits, commits)
     for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.strange, each.foreign, each.left) == ([], [], [], 0), each.name
+        assert (each.damage, each.unexpected, each.foreign, each.unread) == ([], [], [], 0), each.name
 
 
 def test_slices_are_put_where_they_are_to_be(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +213,10 @@ def test_slices_are_put_where_they_are_to_be(lake: Lake, s3: S3, monkeypatch: py
 
     for number in (1, 2):
         frames.replace_partition(workers, lake, table, rows(number), {"time": TIME})
-    with pytest.raises(Exception, match="outside that slice"):
+    with pytest.raises(Exception, match="outside that partition"):
         frames.replace_partition(workers, lake, table, rows(3, hour=1), {"time": TIME})
     assert sorted(lake.read(table)["range_end"].to_pylist()) == [2, 12]
-    assert [each.damage + each.strange for each in verify_tables(lake, deep=True)] == [[], []]
+    assert [each.damage + each.unexpected for each in verify_tables(lake, deep=True)] == [[], []]
 
 
 def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,19 +245,19 @@ def test_a_store_without_conditions_is_only_looked_at(s3: S3, monkeypatch: pytes
         assert "\n" not in str(told.value)
     assert lake.read(CONSUMERS).num_rows == 0
     assert not lake.exists(CONSUMERS)
-    assert json.loads((lake.place.folder / ".lake.contract.json").read()) == {"put_if_absent": "broken"}
+    assert json.loads((lake.location.folder / ".lake.contract.json").read()) == {"put_if_absent": "broken"}
 
 
 def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
     """Thirty objects, two writers each; what came of it stays beside the lake, and nothing else does."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.ensure(COUNTS)
-    home = lake.place.folder
+    home = lake.location.folder
     assert isinstance(home, ObjectStorePath)
     assert write_check.count_put_winners(home) == [1] * write_check.PROBE_KEYS
-    assert lake.place.folder.names() == [".lake.contract.json"]
+    assert lake.location.folder.names() == [".lake.contract.json"]
     before = s3.counts()["PUT"]
-    Lake(str(lake.place)).ensure(CONSUMERS)
+    Lake(str(lake.location)).ensure(CONSUMERS)
     assert s3.counts()["PUT"] - before <= 2
 
 
@@ -283,7 +283,7 @@ def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest
     """A lease that nobody puts anew is free after a while, and not before; who has it is told."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
-    left = lake.place.folder / f".lake.turns/{locks.TABLES_LOCK}"
+    left = lake.location.folder / f".lake.turns/{locks.TABLES_LOCK}"
     assert isinstance(left, ObjectStorePath)
     assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
     assert leases.StoreLock(left).read_holder() == "7 on another machine"
@@ -321,7 +321,7 @@ def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
     with locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK), locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK):
         assert locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
-    folder: Any = lake.place.folder / f".lake.turns/{locks.JOIN_COMMANDS_LOCK}"
+    folder: Any = lake.location.folder / f".lake.turns/{locks.JOIN_COMMANDS_LOCK}"
     (folder / "left").create(b"{}")
     assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
     assert folder.names() == []

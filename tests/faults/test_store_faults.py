@@ -207,7 +207,7 @@ def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shi
     found = found_in(s3, home)
     assert len(due) > 2 * len(faults)
     for name, (file, version) in due.items():
-        lines = [*found[name].damage, *found[name].strange]
+        lines = [*found[name].damage, *found[name].unexpected]
         assert [line for line in lines if line.startswith(name) and file in line], (name, file, lines)
         assert "\n" not in "".join(lines)
         if file.endswith(".parquet"):
@@ -240,8 +240,8 @@ def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: 
         for version in range(int(path.name[:20])):
             entry(folder, version).unlink()
     found = found_in(s3, home)
-    assert [line for each in found.values() for line in (*each.damage, *each.strange, *each.foreign)] == []
-    assert sum(each.slices for each in found.values()) > len(found)
+    assert [line for each in found.values() for line in (*each.damage, *each.unexpected, *each.foreign)] == []
+    assert sum(each.partitions for each in found.values()) > len(found)
 
 
 def joined(tmp_path: Path, generations: int) -> Path:
@@ -308,8 +308,8 @@ def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
             judge_step(joining, before)
     spoil(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
     after = V2_STEPS[step]
-    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
-        run_step(replace(joining, lake=Lake(str(lake.place))), V2_STEPS, after)
+    with pytest.raises(StateError, match="has other rows than its commits recorded") as told:
+        run_step(replace(joining, lake=Lake(str(lake.location))), V2_STEPS, after)
     assert table.full_name in str(told.value)
     assert not Lake(f"{address}/lake").read(after.table).num_rows
 
@@ -341,10 +341,10 @@ def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, st
             judge_step(joining, before)
     described = lake.read(TOPOLOGY_DESCRIPTIONS)["streams"][0].as_py()
     spoil(lake, table, described[0])
-    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
-        run_step(replace(joining, lake=Lake(str(lake.place))), V1_STEPS, V1_STEPS[step])
+    with pytest.raises(StateError, match="has other rows than its commits recorded") as told:
+        run_step(replace(joining, lake=Lake(str(lake.location))), V1_STEPS, V1_STEPS[step])
     assert table.full_name in str(told.value)
-    assert not Lake(str(lake.place)).read(V1_STEPS[step].table if step == 4 else GENERATION_DESCRIPTIONS).num_rows
+    assert not Lake(str(lake.location)).read(V1_STEPS[step].table if step == 4 else GENERATION_DESCRIPTIONS).num_rows
 
 
 def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
@@ -356,7 +356,7 @@ def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]
     spoil(lake, GENERATION_DESCRIPTIONS, cell)
     refused = run("--home", address, "--clock", format_ms(Milliseconds(times(4)[3])), "rewrite")
-    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
     assert [after.read(each).num_rows for each in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
     assert run("--home", address, "rewrite", "--dry-run").exit_code in (0, 1)
@@ -370,7 +370,7 @@ def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
     lake = Lake(f"{address}/lake")
     spoil(lake, TABLET_STREAMS, lake.read(TABLET_STREAMS)["stream_id"][0].as_py())
     refused = run(*at, "2026-01-01T01:00:00Z", "tablets", "split", "ks.t", "--count", "4")
-    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
     assert after.read(TABLET_TIMESTAMPS).num_rows == 1
     assert after.read(TABLET_STREAMS, ["timestamp"])["timestamp"].unique().to_pylist() == [
@@ -394,7 +394,7 @@ def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
     # The first run exits with 1, since it has committed what lies before the damage. The second one commits nothing.
     for exit_code in (1, 2):
         refused = run(*at, "consume", "ks.t", "--name", "audit")
-        found = (refused.exit_code, "holds other rows than its commits put there" in refused.stderr)
+        found = (refused.exit_code, "has other rows than its commits recorded" in refused.stderr)
         assert found == (exit_code, True), refused
         after = Lake(f"{address}/lake")
         assert after.read(sink, ["cdc$stream_id"]).num_rows == 1
@@ -413,7 +413,7 @@ def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> No
     largest = max(lake.data_files(log), key=lambda file: file.rows)
     assert largest.rows > 1
     spoil(lake, log, lake.read(log)["cdc$stream_id"][0].as_py(), largest.path)
-    with pytest.raises(StateError, match="holds other rows than its commits put there"):
+    with pytest.raises(StateError, match="has other rows than its commits recorded"):
         read_window(Lake(lake.root), schema(lake), window)
 
 
@@ -426,6 +426,6 @@ def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
     (path,) = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2)]
     spoil(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
     refused = run("--home", address, "export", tmp_path / "exported")
-    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     assert (STREAMS_DESCRIPTIONS_V2.full_name in refused.stderr, Path(path).name in refused.stderr) == (True, True)
     assert not (tmp_path / "exported").exists()

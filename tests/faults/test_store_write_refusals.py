@@ -109,7 +109,7 @@ def test_a_write_that_is_refused_is_one_line(
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
     try:
         with pytest.raises(PlatformError) as told:
-            Lake(str(lake.place)).merge(COUNTS, counts(2), update=False)
+            Lake(str(lake.location)).merge(COUNTS, counts(2), update=False)
     finally:
         s3.has_room(None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment()["AWS_ENDPOINT_URL"])
@@ -117,5 +117,5 @@ def test_a_write_that_is_refused_is_one_line(
     assert ("no space left on" if door == "full" else NOT_LET_IN) in str(told.value)
     assert [word for word in ("\x1b", "\n", "http:", "Error performing", SECRET) if word in str(told.value)] == []
     assert PANIC.sub("", capfd.readouterr().err) == ""
-    assert Lake(str(lake.place)).read(COUNTS)["k"].to_pylist() == [1]
-    assert [each.damage + each.strange for each in verify_tables(lake, deep=True)] == [[]]
+    assert Lake(str(lake.location)).read(COUNTS)["k"].to_pylist() == [1]
+    assert [each.damage + each.unexpected for each in verify_tables(lake, deep=True)] == [[]]

@@ -299,9 +299,9 @@ def test_a_check_is_recorded_unless_declined(copied: Path) -> None:
     assert home.status().sections["checks"]["judged"] == 0
     assert home.check().passed
     assert home.read("platform.judgements")["door"].unique().to_pylist() == ["Python"]
-    author = home.lake.envelopes(TABLES["platform.judgements"])[0].envelope
-    assert author is not None
-    assert (author.speaker.door, author.speaker.command) == ("Python", "Home.check")
+    info = home.lake.commits(TABLES["platform.judgements"])[0].info
+    assert info is not None
+    assert (info.author.entry_point, info.author.command) == ("Python", "Home.check")
     assert home.status().sections["checks"]["judged"] > 0
 
 

@@ -275,7 +275,7 @@ CREATE TABLE shop.orders (
     AND compaction = {'class': 'IncrementalCompactionStrategy'}
     AND default_time_to_live = 60 AND tombstone_gc = {'mode': 'timeout', 'propagation_delay_in_seconds': '3600'};
 
-CREATE TABLE shop.strange (p int PRIMARY KEY, v frozen<nobody>) WITH cdc = {'enabled': 'true'};
+CREATE TABLE shop.unexpected (p int PRIMARY KEY, v frozen<nobody>) WITH cdc = {'enabled': 'true'};
 """
 
 
@@ -288,7 +288,7 @@ def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("schema.cql", "t.csv", "s.csv")]
     answer = run("--home", home, "import", *files)
     assert answer.exit_code == 0
-    assert "shop.strange: its definition is left out" in answer.stderr
+    assert "shop.unexpected: its definition is left out" in answer.stderr
     schema = read_table_schema(lake, "shop", "orders")
     assert [key.name for key in schema.partition_key] == ["Name", "day"]
     assert (schema.cdc.preimage, schema.cdc.ttl, schema.default_ttl) == ("full", 3600, 60)
@@ -298,7 +298,7 @@ def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
     assert int(told["token"]) == tokens_from_keys([key])[0]
     assert {each["table"] for each in run("--home", home, "status", "--json").json["tables"]} == {
         "shop.orders",
-        "shop.strange",
+        "shop.unexpected",
     }
     versions = {name: lake.version(table) for name, table in TABLES.items()}
     assert run("--home", home, "import", *files).exit_code == 0

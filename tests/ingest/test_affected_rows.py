@@ -118,10 +118,10 @@ def test_what_is_reached_is_all_that_becomes_another(
 
     reach = find_affected(schema, cells, old.rows, changes, passed, sure_us)
     of_cells, of_rows = PartialReplacement(cells, reach.cells), PartialReplacement(old.rows, reach.rows)
-    part = merge_states(schema, [of_cells.gone, changes])
+    part = merge_states(schema, [of_cells.removed, changes])
     new = made(schema, part, sure_us, now_us)
-    assert told(of_cells.after(cells_table(schema), new.cells)) == told(whole.cells)
-    assert told(of_rows.after(current_table(schema), new.rows)) == told(whole.rows)
+    assert told(of_cells.apply(cells_table(schema), new.cells)) == told(whole.cells)
+    assert told(of_rows.apply(current_table(schema), new.rows)) == told(whole.rows)
     ask, asked = (
         find_doubtful_rows(schema, part, changes, new.found, passed),
         find_doubtful_rows(schema, state, changes, whole.found, passed),
@@ -204,5 +204,5 @@ def test_a_range_reaches_all_rows_of_its_partition_and_later_ones_are_held_again
         changed = merge_states(schema, changes)
         found = find_affected(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
         of_cells, of_rows = PartialReplacement(kept.cells, found.cells), PartialReplacement(kept.rows, found.rows)
-        new = made(schema, merge_states(schema, [of_cells.gone, changed]), never, NOW)
-        assert sorted(of_rows.after(current_table(schema), new.rows)["k"].to_pylist()) == due
+        new = made(schema, merge_states(schema, [of_cells.removed, changed]), never, NOW)
+        assert sorted(of_rows.apply(current_table(schema), new.rows)["k"].to_pylist()) == due

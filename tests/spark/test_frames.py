@@ -192,7 +192,7 @@ def _v2_with(column: str, expression: str) -> Callable[[SparkSession], DataFrame
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (lambda spark: streams(spark, TIME + HOUR, 2), "rows lie outside that slice"),
+        (lambda spark: streams(spark, TIME + HOUR, 2), "rows lie outside that partition"),
         (_v2_with("range_end", "cast(null as bigint)"), "range_end may not be null, and is in 2 of 2 rows"),
         (
             _v2_with("streams", "cast(array() as array<binary>)"),
@@ -350,7 +350,7 @@ def test_without_the_retry_the_same_race_is_a_conflict(
         monkeypatch,
         lambda: frames.replace_partition(TaskRunner(lambda: spark), lake, table, streams(spark, TIME, 3), SLICE),
     )
-    with pytest.raises(ConflictError, match="other writers came first"):
+    with pytest.raises(ConflictError, match="other writers committed first"):
         frames.replace_partition(TaskRunner(lambda: spark), lake, table, streams(spark, TIME, 4), SLICE)
     assert ends(lake, TIME) == [0, 1, 2]
 
@@ -398,7 +398,7 @@ def test_rows_that_tasks_make_are_a_slice_like_any_other(spark: SparkSession, la
     frames.replace_partition(TaskRunner(lambda: spark), lake, table, copied, {"time": TIME + HOUR})
     columns = [lake.read(table, ["range_end", "streams"], [("time", "=", time)]) for time in (TIME, TIME + HOUR)]
     assert columns[0].sort_by("range_end") == columns[1].sort_by("range_end")
-    with pytest.raises(InputError, match=r"rows lie outside that slice \(time : 2021-11-02 20:45"):
+    with pytest.raises(InputError, match=r"rows lie outside that partition \(time : 2021-11-02 20:45"):
         frames.replace_partition(TaskRunner(lambda: spark), lake, table, copied, SLICE)
     frames.replace_partition(TaskRunner(lambda: spark), lake, table, tasks.TaskRows(0, part), SLICE)
     assert ends(lake, TIME) == []

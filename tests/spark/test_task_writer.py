@@ -77,7 +77,9 @@ def test_a_commit_names_no_file_that_is_not_whole(lake: Lake, commit: Any, damag
     """One of three files is missing or shorter than it was: the table and its folder stay as they were, in one line."""
     made, before = draft(lake, rows(5), rows(6), rows(7)), state(lake)
     damage(written(made, 2))
-    told = r"_v2 stays as it was: 1 of 3 new files are not whole; Spark's workers do not see the home .* mount it at"
+    told = (
+        r"_v2 is unchanged: 1 of 3 new files are missing or incomplete; Spark's workers do not see the home .* mount it"
+    )
     with pytest.raises(EnvironmentProblem, match=told):
         commit(lake, made)
     assert state(lake) == before

@@ -100,7 +100,7 @@ def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
         identity(number).host_ids for number in (1, 10)
     }
     looked = [verify_tables(Lake(str(place / "lake")), deep=True) for place in (parse_path(target), *aside)]
-    assert [(len(some), [each for each in some if each.damage or each.strange]) for some in looked] == [(2, [])] * 3
+    assert [(len(some), [each for each in some if each.damage or each.unexpected]) for some in looked] == [(2, [])] * 3
 
 
 def test_a_way_that_names_what_is_of_this_machine_stays_here(s3: S3, tmp_path: Path) -> None:

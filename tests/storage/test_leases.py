@@ -132,7 +132,7 @@ def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pyte
     """A process that was stopped in it goes on to the block's end, and fails there; the other's turn is its own."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 2.0)
     lake = Lake(f"{s3.bucket()}/home/lake")
-    with running(_IN_TURN, str(lake.place)) as first:
+    with running(_IN_TURN, str(lake.location)) as first:
         first.send_signal(signal.SIGSTOP)
         with locks.lake_lock(lake, "joins"):
             first.send_signal(signal.SIGCONT)
@@ -141,8 +141,8 @@ def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pyte
                 1,
                 True,
             )
-            assert not is_free(lake.place.folder / ".lake.turns/joins")
-    assert is_free(lake.place.folder / ".lake.turns/joins")
+            assert not is_free(lake.location.folder / ".lake.turns/joins")
+    assert is_free(lake.location.folder / ".lake.turns/joins")
 
 
 @pytest.mark.parametrize("takers", [0, 1, 3])

@@ -212,7 +212,7 @@ def test_a_scheme_in_capitals_is_the_same_one(s3: S3, tmp_path: Path, monkeypatc
         run("--home", f"{bucket}/h", "generations", "--json").json
         == run("--home", f"{capitals}/h", "generations", "--json").json
     )
-    assert (str(parse_path(capitals)), str(Lake(f"{capitals}/h/lake").place)) == (bucket, f"{bucket}/h/lake")
+    assert (str(parse_path(capitals)), str(Lake(f"{capitals}/h/lake").location)) == (bucket, f"{bucket}/h/lake")
     for name in ("s3:/b/x", "S3:b/x", "abfss:/b"):
         refused = run("--home", name, "bootstrap", "node1.json")
         assert (refused.exit_code, f"{name} is no address: a store is named as " in refused.stderr) == (2, True), (

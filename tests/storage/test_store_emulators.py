@@ -96,7 +96,7 @@ def test_writers_in_a_store_count_up_together(container: str) -> None:
         list(writers.map(grow, [Lake(address) for _ in range(3)]))
     assert Lake(address).read(COUNTS)["v"].to_pylist() == [6]
     [found] = verify_tables(Lake(address), deep=True)
-    assert (found.damage, found.strange, found.foreign, found.commits) == ([], [], [], 8)
+    assert (found.damage, found.unexpected, found.foreign, found.commits) == ([], [], [], 8)
 
 
 def test_a_folder_of_a_large_place_is_listed_as_it_is(container: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) 
     assert (after[LOOKS] - before[LOOKS], more(after, before) <= A_TABLE * tables) == (1, True)
     lake, clock = Lake(open_home_location(home).lake), Clock(Microseconds(START_US + HOUR_US * 4))
     made = inbox.queue_join(lake, clock, join_request(4)).generation_id
-    versions, fresh, before = held(lake), Lake(str(lake.place)), s3.counts()
+    versions, fresh, before = held(lake), Lake(str(lake.location)), s3.counts()
     run_join(TaskRunner.alone(), fresh, clock, Settings(), made)
     after = s3.counts()
     commits = more(held(lake), versions)
@@ -136,7 +136,7 @@ def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
         assert more(s3.counts(), before) == 1
         lake.ensure(missing[1])
         assert (lake.version(missing[1]), lake.exists(missing[2])) == (0, False)
-    Lake(str(lake.place)).ensure(missing[2])
+    Lake(str(lake.location)).ensure(missing[2])
     assert lake.exists(missing[2])
 
 

@@ -94,7 +94,7 @@ def through(s3: S3, door: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> L
     """That lake as another process meets it, by another door."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
     write_check.has_conditional_writes.cache_clear()
-    return Lake(str(lake.place))
+    return Lake(str(lake.location))
 
 
 def held(folder: ObjectStorePath) -> list[str]:
@@ -128,20 +128,20 @@ def test_no_method_writes_into_a_store_that_lets_two_writers_win(
     s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch, was: str
 ) -> None:
     """Whatever was noted of it before: every method is refused in one line, and not one object is another."""
-    note = filled.place.folder / ".lake.contract.json"
+    note = filled.location.folder / ".lake.contract.json"
     if was != "kept":
         note.remove()
     if was == "broken":
         assert isinstance(note, ObjectStorePath)
         note.create(b'{"put_if_absent": "broken"}')
     lake = through(s3, "careless", filled, monkeypatch)
-    assert isinstance(lake.place, ObjectStorePath)
-    before = held(lake.place)
+    assert isinstance(lake.location, ObjectStorePath)
+    before = held(lake.location)
     for name, write in (OF_LAKE | OF_FRAMES).items():
         with pytest.raises(NoConditionalWrites, match="can be looked at and not written to") as told:
             write(lake)
         assert "\n" not in str(told.value), name
-        assert held(lake.place) == before, name
+        assert held(lake.location) == before, name
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 3
     assert json.loads(note.read()) == {"put_if_absent": "broken"}
 
@@ -149,13 +149,13 @@ def test_no_method_writes_into_a_store_that_lets_two_writers_win(
 def test_each_of_these_writes_where_it_may(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: by the same lists, in a store that keeps the contract, every method leaves something."""
     lake = through(s3, "plain", filled, monkeypatch)
-    assert isinstance(lake.place, ObjectStorePath)
+    assert isinstance(lake.location, ObjectStorePath)
     for name, write in (OF_LAKE | OF_FRAMES).items():
         if name == "vacuum":  # files are too young for it here
             continue
-        before = held(lake.place)
+        before = held(lake.location)
         write(lake)
-        assert held(lake.place) != before, name
+        assert held(lake.location) != before, name
 
 
 @pytest.mark.parametrize("door", ["careless", "hasty"])
@@ -175,7 +175,7 @@ def test_a_store_in_which_two_writers_win_is_found_out(s3: S3, monkeypatch: pyte
 def test_a_damaged_note_is_made_anew(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no note says nothing of the store, which is tried out again."""
     for content in (b"", b"[]", b"{}", b"\xff"):
-        note = filled.place.folder / ".lake.contract.json"
+        note = filled.location.folder / ".lake.contract.json"
         note.remove()
         assert isinstance(note, ObjectStorePath)
         note.create(content)

@@ -48,7 +48,7 @@ def counted(rows: list[dict[str, Any]]) -> Counter[str]:
 
 def kept(lake: Lake, name: str = NAME) -> list[dict[str, Any]]:
     """What the table holds, as deltalake alone reads it."""
-    rows = DeltaTable(f"{lake.place}/{name.replace('.', '/')}").to_pyarrow_table().to_pylist()
+    rows = DeltaTable(f"{lake.location}/{name.replace('.', '/')}").to_pyarrow_table().to_pylist()
     return [row | {"seen": row["seen"].replace(tzinfo=None)} for row in rows]
 
 
@@ -58,7 +58,7 @@ def test_the_table_has_what_the_frame_has(spark: SparkSession, lake: Lake) -> No
     assert {row["stream_id"] is None for row in due} == {True, False}
     assert append_with_streams(lake, writes_of(spark), NAME)
     assert counted(kept(lake)) == counted(due)
-    table = DeltaTable(f"{lake.place}/shop/cart_writes")
+    table = DeltaTable(f"{lake.location}/shop/cart_writes")
     assert (table.version(), len(table.file_uris())) == (1, 3)
     assert append_with_streams(lake, writes_of(spark, 5), NAME)
     assert len(kept(lake)) == 305
@@ -107,12 +107,12 @@ def test_a_write_that_waits_for_a_decision_keeps_all_out(spark: SparkSession, tm
     writes = spark.createDataFrame(rows, "key binary, timestamp bigint").repartition(2)
     with pytest.raises(StateError, match=r"^[^\n]*undecided since[^\n]*$"):
         append_with_streams(lake, writes, NAME)
-    assert DeltaTable(f"{lake.place}/shop/cart_writes").to_pyarrow_table().num_rows == 0
+    assert DeltaTable(f"{lake.location}/shop/cart_writes").to_pyarrow_table().num_rows == 0
 
 
 def test_a_home_with_such_a_table_is_sound(spark: SparkSession, lake: Lake) -> None:
     """It is looked at, and copied, as every other table is."""
-    home = Path(str(lake.place)).parent
+    home = Path(str(lake.location)).parent
 
     def judged() -> dict[str, tuple[bool, int]]:
         found = run("--home", home, "check", "--deep", "--json").json

@@ -372,7 +372,7 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
             rows = [row.asDict() for row in assign_streams(lake, writes).collect()]
             assert {row["timestamp"]: row["stream_id"] for row in rows} == given
             append_with_streams(lake, writes, "ks.writes")
-            assert DeltaTable(f"{lake.place}/ks/writes").to_pyarrow_table().to_pylist() == rows
+            assert DeltaTable(f"{lake.location}/ks/writes").to_pyarrow_table().to_pylist() == rows
 
 
 def test_a_kept_script_waits_for_the_decision_as_well(workers: TaskRunner, tmp_path: Path) -> None:

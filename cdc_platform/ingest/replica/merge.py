@@ -70,7 +70,7 @@ class RangeMerger:
         )
         merged = self._merge(ranges, PartialReplacement(cells, affected.cells), cells_version)
         replaced = PartialReplacement(rows, affected.rows)
-        added = int(merged.selected.inexact.sum()) - int(compute.sum(replaced.gone[INEXACT]).as_py() or 0)
+        added = int(merged.selected.inexact.sum()) - int(compute.sum(replaced.removed[INEXACT]).as_py() or 0)
         new_rows = for_readers(self.schema, merged.selected, self.replica.ranges)
         numbers = {INEXACT_APPLICATION: inexact + added}
         self._replace(current, replaced, new_rows, ranges, current_version, numbers)
@@ -91,7 +91,7 @@ class RangeMerger:
     def _merge(self, ranges: Sequence[int], cells: PartialReplacement, version: int | None) -> MergedRanges:
         """Merge changes and reread rows into the replaced cells of a version, and return the rows that they show."""
         schema, late, changes = self.schema, self.changes.late, self.changes.in_ranges(ranges)
-        known = late.without_reread(cells.gone.drop_columns([RANGE]))
+        known = late.without_reread(cells.removed.drop_columns([RANGE]))
         state = merge_states(schema, [known, changes]) if changes.num_rows else known.combine_chunks()
         selected = select_with_details(schema, state, self.as_of_us)
         new = changes if self.replica.log is not None else _written_after(changes, self.replica.copied_us)

@@ -154,7 +154,7 @@ class TableReplicator:
         }
         if not lake.exists(self._cells):
             lake.ensure(self._cells)
-        rows = query.cells(ranges, one_by_one=self._workers.work_here(ranges))
+        rows = query.cells(ranges, one_by_one=self._workers.runs_in_process(ranges))
         number = (lake.transaction(self._cells, _COMMITS) or 0) + 1
         frames.replace_all_rows(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
         failpoints.kill_if_selected(failpoints.AFTER_COPY)

@@ -69,7 +69,10 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
     missing: list[DamagedPartition] = []
     restorable = {table.full_name for table in RESTORABLE_TABLES}
     rest = [
-        line for item in verifications.values() if item.name not in restorable for line in (*item.damage, *item.strange)
+        line
+        for item in verifications.values()
+        if item.name not in restorable
+        for line in (*item.damage, *item.unexpected)
     ]
     for table in RESTORABLE_TABLES:
         imported = [DamagedPartition(table, entry, None).name for entry in entries if _is_source(table, entry)]
@@ -105,7 +108,7 @@ def _is_source(table: Table, entry: generations.LedgerEntry) -> bool:
 
 def _imported_damage_text(verification: TableVerification, name: str) -> str:
     """Describe the damage of an imported partition and the command that restores it."""
-    wrong = [line for line in (*verification.damage, *verification.strange) if name in line]
+    wrong = [line for line in (*verification.damage, *verification.unexpected) if name in line]
     description = wrong[0] if wrong else f"{verification.name} where {name} is damaged"
     return f"{description}; it was imported: import --repair FILES makes it anew of the files that it came from"
 

@@ -52,7 +52,7 @@ def core(spark: SparkSession, lake: Lake) -> None:
     key = F.col("id").cast("string").cast("binary").alias("key")
     writes = spark.range(0, 5, 1, 2).select(key, F.col("id").alias("timestamp"))
     assert [append_with_streams(lake, writes, "ks.writes", ("core", 1)) for _ in range(2)] == [True, False]
-    kept = spark.read.format("delta").load(f"{lake.place}/ks/writes").where("stream_id IS NULL")
+    kept = spark.read.format("delta").load(f"{lake.location}/ks/writes").where("stream_id IS NULL")
     assert sorted(row["timestamp"] for row in kept.collect()) == list(range(5))
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
