@@ -18,7 +18,7 @@ import pytest
 from cdc_platform.checks import GENERATION_INVARIANTS, INVARIANT_FAMILIES
 from cdc_platform.checks.judge import summary_model
 from cdc_platform.cli import program
-from cdc_platform.cli.main import COMMANDS
+from cdc_platform.cli.commands import COMMANDS
 from cdc_platform.importing import parse_join_request
 from cdc_platform.settings import Settings
 from cdc_platform.spark import ConnectServer

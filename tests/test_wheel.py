@@ -50,7 +50,7 @@ def test_looking_works_from_any_folder(program: Path, tmp_path: Path) -> None:
     (tmp_path / "node.json").write_text(json.dumps(node), encoding="utf-8")
     assert run(program, tmp_path, "bootstrap", "node.json").returncode == 0
     told = json.loads(run(program, tmp_path, "status", "--json").stdout)
-    assert [each["code"] for each in told["next"]] == ["join-waiting"]
+    assert [each["code"] for each in told["alerts"]] == ["join-waiting"]
 
 
 @pytest.mark.spark
@@ -58,4 +58,4 @@ def test_looking_works_from_any_folder(program: Path, tmp_path: Path) -> None:
 def test_the_main_job_runs(program: Path, demonstrated: Path) -> None:
     """`demo`, with the real ring that came along, to its end."""
     listed = json.loads(run(program, demonstrated.parent, "--home", "home", "generations", "--json").stdout)
-    assert [each["state"] for each in listed] == ["published"] * 3
+    assert [each["state"] for each in listed["generations"]] == ["published"] * 3

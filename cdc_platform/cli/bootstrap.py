@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.cli.command_hints import add_home_option_in_json
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import json_option, write_facts, write_table
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import json_option
+from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import JOIN_TABLES, WritingCommand
 from cdc_platform.clock import DAY_US, Clock, datetime_from_us, format_ms, format_us
@@ -27,9 +28,9 @@ _MAX_START_DELAY_US = DAY_US
 @click.command(cls=WritingCommand, writes=JOIN_TABLES, unless=("listed",))
 @click.argument("file", required=False)
 @click.option("--run", is_flag=True, help="Make the node's generation at once: describe, audit, insert, publish.")
-@click.option("--list", "listed", is_flag=True, help="The inbox: every event, and how far its join has got.")
-@click.option("--finish", metavar="EVENT_ID", help="Take the join or repair of an event through to its end.")
-@click.option("--withdraw", metavar="EVENT_ID", help="Take a waiting join back instead of queueing one.")
+@click.option("--list", "listed", is_flag=True, help="List the inbox: every event and its progress.")
+@click.option("--finish", metavar="EVENT_ID", help="Finish the join or repair of an event.")
+@click.option("--withdraw", metavar="EVENT_ID", help="Withdraw a waiting join.")
 @json_option
 @pass_session
 def bootstrap(
@@ -41,10 +42,10 @@ def bootstrap(
     withdraw: str | None,
     as_json: bool,
 ) -> None:
-    """Queue the joining node that FILE describes; `-` reads standard input. The same file twice is one event.
+    """Queue the joining node that FILE describes (`-`: standard input). Queueing the same file twice is one event.
 
-    FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and features
-    where they are not ["CDC_GENERATIONS_V2"]. A zero-token node has num_tokens 0: it makes no generation, and joins at
+    FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and optionally
+    features (default ["CDC_GENERATIONS_V2"]). A zero-token node has num_tokens 0; it needs no generation and joins at
     once.
 
     \b
@@ -72,7 +73,7 @@ def bootstrap(
         result = _join_zero_token(session, request) if request.is_zero_token else _queue_join(session, request, run)
     is_queued = file is not None and not run and "event_id" in result
     next_steps = [build_next_step("bootstrap", "--finish", result["event_id"])] if is_queued else []
-    write_result(result, lambda: write_facts(result.items()), next_steps, as_json=as_json)
+    write_result(result, as_json=as_json, next_steps=next_steps)
 
 
 def _read_request(file: str) -> JoinRequest:
@@ -127,10 +128,9 @@ def _list_inbox(session: CliSession, as_json: bool) -> None:
 
     joins = read_join_progress(session.lake())
     rows = add_home_option_in_json([join_progress_facts(join) for join in joins], session.home)
-    columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
     next_steps = [build_next_step(*join.ends) for join in joins if join.is_next]
-    cells = [[row[name] for name in columns] for row in rows]
-    write_result(rows, lambda: write_table("Inbox", columns, cells), next_steps, as_json=as_json)
+    views = {"events": View("event_id kind state host_id queued_at time", "Inbox")}
+    write_result({"events": rows}, as_json=as_json, views=views, next_steps=next_steps)
 
 
 def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:

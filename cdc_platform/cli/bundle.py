@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform import __version__
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import json_option, to_json_value, write_facts
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import json_option, to_json_value
+from cdc_platform.cli.render import write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import SECOND_MS
 from cdc_platform.errors import PlatformError
@@ -45,10 +46,10 @@ _PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "panda
 @json_option
 @pass_session
 def bundle(session: CliSession, file: Path, as_json: bool) -> None:
-    """Pack status, findings, versions, settings and the ends of logs into FILE, a .tar.gz, for whoever is asked next.
+    """Pack status, check results, versions, settings and the ends of logs into FILE, a .tar.gz for support.
 
-    No rows of tables go in, no credentials and no tokens: what stands behind such a word in a log is blotted out, and
-    so are passwords of known clusters and texts of settings. Look into it before you pass it on.
+    It has no rows of tables, no credentials and no tokens. Secrets in logs and settings are redacted, and so are the
+    passwords of registered clusters. Review the file before you share it.
 
     \b
     Example:
@@ -60,10 +61,9 @@ def bundle(session: CliSession, file: Path, as_json: bool) -> None:
         size = draft.write_bytes(
             _build_archive(parts, file.name.partition(".")[0], session.clock.now_ms() // SECOND_MS)
         )
-    result = {"file": str(file), "bytes": size, "holds": list(parts)}
-    facts = [*((name, result[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
-    next_steps = [build_next_step("check", why=f"then pack anew: {stale}")] if stale else []
-    write_result(result, lambda: write_facts(facts), next_steps, as_json=as_json)
+    document = {"file": str(file), "bytes": size, "contents": list(parts)}
+    next_steps = [build_next_step("check", why=f"then create the bundle again: {stale}")] if stale else []
+    write_result(document, as_json=as_json, next_steps=next_steps)
 
 
 def _build_archive(parts: Mapping[str, str], folder: str, now: int) -> bytes:
@@ -108,7 +108,7 @@ def _collect_texts(session: CliSession, home: HomeLocation) -> tuple[dict[str, s
             if log.is_file():
                 texts[f"logs/{redactor.text(log.name)}"] = redactor.text(_read_tail(log))
     return texts, next(
-        (entry.said for entry in home_status.matters if entry.code in ("never-checked", "check-older")), None
+        (entry.message for entry in home_status.alerts if entry.code in ("never-checked", "check-older")), None
     )
 
 

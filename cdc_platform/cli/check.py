@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,9 +24,11 @@ from cdc_platform.checks import (
     TIMESTAMP_COMPLETE,
     is_judged,
 )
-from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe_step, write_result
-from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe_step
+from cdc_platform.cli.output import json_option, warn
 from cdc_platform.cli.params import GENERATION
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import WritingCommand
 from cdc_platform.clock import Milliseconds, format_ms, format_us
@@ -131,9 +133,9 @@ _MAX_VERSION_DIGITS = 18
 @click.command(cls=WritingCommand, writes=("platform.judgements", "platform.only_observed"))
 @click.argument("generation", type=GENERATION, required=False)
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
-@click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
-@click.option("--undo", metavar="TABLE@VERSION", help="Take a foreign commit back, and all behind it; judge nothing.")
-@click.option("--reason", metavar="TEXT", help="Why it is accepted or taken back: recorded, and shown from then on.")
+@click.option("--accept", metavar="TABLE@VERSION", help="Accept a foreign commit and its rows.")
+@click.option("--undo", metavar="TABLE@VERSION", help="Take back a foreign commit and all later ones.")
+@click.option("--reason", metavar="TEXT", help="Why it is accepted or taken back; recorded.")
 @json_option
 @pass_session
 @click.pass_context
@@ -147,15 +149,15 @@ def check(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
+    """Check every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
-    The exit code is 1 when one does not hold, when there was nothing to check, or when a part of it could not be judged
-    (`unjudged`). What takes tables that were never exported from a cluster is not judged, which is neither. What was
-    judged is kept, for status.
+    Failures come first; -v lists the passed checks, too. The exit code is 1 when a check fails, when there is nothing
+    to check, or when a check could not cover everything (`unchecked`). Checks that need tables which were never
+    exported from the cluster are skipped and do not fail. Results are stored for `status`.
 
-    A foreign commit that is meant to stay is accepted with --accept and --reason: that is kept beside it in the
-    table's log, with who and when, and shown by check from then on. Its rows are taken as they are now. One that is
-    not meant to stay is taken back with --undo, unless the platform has written to the table since.
+    --accept TABLE@VERSION --reason TEXT accepts a foreign commit and its rows. The table's log records who accepted it
+    and why, and later checks show that. --undo takes a foreign commit back, unless the platform has written to the
+    table since.
 
     \b
     Example:
@@ -180,37 +182,62 @@ def check(
     generation = None if generation is None else session.named(generation)
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     judging = CheckRun.begin(session.lake(), session.clock, "cdc-platform check", name or WHOLE_HOME)
-    judgements = _judge(session, generation, name, deep=deep)
+    with show_progress("checking"):
+        judgements = _judge(session, generation, name, deep=deep)
     failed = [line for line in judgements if line.failed]
     _store_judgements(judging, judgements)
     if name is None:
         _warn_of_gaps(session, good=not failed)
         _warn_of_observed_home(session, good=all(line.passed for line in judgements))
-    columns = ("invariant", ">checked", ">violations", "passed", "sample")
-    rows = [
-        (line.invariant, line.population, line.violations, "not judged" if line.unknown else line.passed, line.sample)
-        for line in judgements
-    ]
-    title = f"Invariants of {'all generations' if name is None else name}"
     next_steps, people = suggest_remedies(session.lake(), failed)
     for sentence in people:
         warn(sentence, code="needs-a-person")
-    documents = [_judgement_document(line) for line in judgements]
-    write_result(documents, lambda: write_table(title, columns, rows), next_steps, as_json=as_json)
+    document = {
+        "generation": name,
+        "checks": len(judgements),
+        "failed": len(failed),
+        "unchecked": sum(line.unknown for line in judgements),
+        "results": [_result_document(line) for line in judgements],
+    }
+    verbose = ctx.find_root().params["verbose"]
+    write_result(document, as_json=as_json, show=lambda: _show_results(document, verbose), next_steps=next_steps)
     if failed or not any(line.passed for line in judgements):
         ctx.exit(1)
 
 
-def _judgement_document(line: CheckResult) -> dict[str, object]:
+def _result_document(line: CheckResult) -> dict[str, object]:
     return {
         "invariant": line.invariant,
-        "population": line.population,
-        "violations": line.violations,
-        "unjudged": line.unjudged,
-        "sample": line.sample,
         "passed": None if line.unknown else line.passed,
+        "checked": line.population,
+        "violations": line.violations,
+        "unchecked": line.unjudged,
+        "sample": line.sample,
         "page": get_docs_page(line.invariant),
     }
+
+
+def _show_results(document: dict[str, Any], verbose: bool) -> None:
+    """Print the failures, then how many checks passed. With `verbose` print all results."""
+    checks, failed, unchecked = document["checks"], document["failed"], document["unchecked"]
+    passed = checks - failed - unchecked
+    of = f" of generation {document['generation']}" if document["generation"] else ""
+    if failed:
+        click.secho(f"{failed} of {checks} checks{of} failed", fg="red", bold=True)
+        rows = [row for row in document["results"] if row["passed"] is False]
+        show_rows(rows, View("invariant violations checked sample"))
+    elif passed:
+        click.secho(f"all {passed} checks{of} passed", fg="green")
+    else:
+        click.secho(f"no check{of} could run: there is no data to check", fg="red", bold=True)
+    if failed and passed and not verbose:
+        click.echo(f"{passed} passed (-v lists them)")
+    if verbose and passed:
+        rows = [row for row in document["results"] if row["passed"]]
+        show_rows(rows, View("invariant checked", f"{passed} passed"))
+    if unchecked:
+        names = ", ".join(row["invariant"] for row in document["results"] if row["passed"] is None)
+        click.echo(f"{unchecked} not checked, because the tables that they need were not imported: {names}")
 
 
 def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
@@ -222,37 +249,35 @@ def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
         judged = [line for line in judgements if not line.unknown]
         store_check_results(judging, judged, all_of_them=judging.asked_of == WHOLE_HOME)
     except (PlatformError, OSError) as error:
-        warn(f"what was judged is not kept, so status will not know of it: {error}", code="not-kept")
+        warn(f"the results could not be stored, so status will not show them: {error}", code="not-kept")
 
 
 def _accept_commit(session: CliSession, accepted: str, reason: str, as_json: bool) -> None:
     from cdc_platform.delta import accept_commit
 
     done = accept_commit(session.lake(), *_parse_commit("--accept", accepted), reason)
-    facts = {
+    document = {
         "table": done.table,
         "version": done.version,
-        "said_in_version": done.recorded_in,
+        "recorded_in_version": done.recorded_in,
         "accepted": "now" if done.is_new else "before",
-        "slices": list(done.partitions),
+        "partitions": list(done.partitions),
     }
-    next_steps = [build_next_step("check", why="judged by what is accepted now")]
-    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
+    write_result(document, as_json=as_json, next_steps=[build_next_step("check", why="with the accepted commit")])
 
 
 def _undo_commit(session: CliSession, undone: str, reason: str, as_json: bool) -> None:
     from cdc_platform.delta import undo_commit
 
     done = undo_commit(session.lake(), *_parse_commit("--undo", undone), reason)
-    facts = {
+    document = {
         "table": done.table,
         "version": done.version,
         "restored_version": done.restored,
-        "said_in_version": done.recorded_in,
+        "recorded_in_version": done.recorded_in,
         "moved": list(done.moved),
     }
-    next_steps = [build_next_step("check", why="judged by what the table holds again")]
-    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
+    write_result(document, as_json=as_json, next_steps=[build_next_step("check", why="with the restored table")])
 
 
 def _parse_commit(option: str, named: str) -> tuple[str, int]:

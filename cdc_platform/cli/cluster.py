@@ -6,26 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.importing import build_import_document, show_import
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import (
-    escape_unprintable,
-    format_optional_ms,
-    json_option,
-    warn,
-    write_facts,
-    write_json,
-    write_preflight_results,
-    write_table,
-)
+from cdc_platform.cli.importing import IMPORT_VIEWS, build_import_document
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import escape_unprintable, format_optional_ms, json_option, warn
 from cdc_platform.cli.params import SecondsRange
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, show_document, show_rows, write_preflight_results, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_ms, format_us
 
@@ -46,10 +39,10 @@ _CONNECT_SECONDS = SecondsRange(0, 120, min_open=True)
 @pass_session
 @click.pass_context
 def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
-    """List the live clusters that are known by name; `add` tells of one, `test` tries what of it can be read.
+    """List the registered clusters. `add` registers one, `test` checks what can be read.
 
-    Everything is read by SELECT, one request at a time. What is observed of a cluster goes into a home of its own,
-    HOME/clusters/NAME: look at it with --home.
+    The platform reads a cluster with SELECT, one request at a time. What it observes goes into a separate home,
+    HOME/clusters/NAME; pass that to --home.
 
     \b
     Example:
@@ -64,37 +57,27 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
     from cdc_platform.scylla import registry
 
     clusters = registry.list_clusters(session.open_home())
-    if as_json:
-        write_json([_cluster_document(entry) for entry in clusters])
-        return
+    view = View("name contacts tls cluster_name newest_generation home", "Clusters")
     rows = [
-        (
-            entry.name,
-            ", ".join(entry.connection.contacts),
-            "yes" if entry.connection.tls else "no",
-            None if entry.identity is None else entry.identity.cluster_name,
-            None if entry.identity is None else format_optional_ms(entry.identity.newest_ms),
-            entry.at,
-        )
+        _cluster_document(entry) | {"contacts": entry.connection.contacts, "tls": entry.connection.tls}
         for entry in clusters
     ]
-    write_table("Clusters", ("name", "contacts", "TLS", "calls itself", "newest generation", "home"), rows)
+    document = {"clusters": [_cluster_document(entry) for entry in clusters]}
+    write_result(document, as_json=as_json, show=lambda: show_rows(rows, view))
 
 
 @cluster.command()
 @_NAME_ARGUMENT
-@click.option(
-    "--contact", "contacts", metavar="HOST:PORT", multiple=True, required=True, help="A node; again for more."
-)
+@click.option("--contact", "contacts", metavar="HOST:PORT", multiple=True, required=True, help="A node. Repeatable.")
 @click.option("--user-env", metavar="VARIABLE", help="Environment variable that holds the user.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable that holds the password.")
 @click.option("--credentials-file", metavar="FILE", help="TOML with user and password, mode 0600.")
-@click.option("--tls", is_flag=True, help="Speak TLS.")
+@click.option("--tls", is_flag=True, help="Connect with TLS.")
 @click.option("--tls-ca", metavar="FILE", help="Certificates of the CA, PEM. [default: the system's]")
 @click.option("--tls-cert", metavar="FILE", help="Certificate of this client, PEM.")
 @click.option("--tls-key", metavar="FILE", help="Key of this client, PEM, without a passphrase.")
-@click.option("--no-tls-hostname-check", is_flag=True, help="Take certificates that do not name the host.")
-@click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are asked first.")
+@click.option("--no-tls-hostname-check", is_flag=True, help="Accept certificates that do not name the host.")
+@click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are queried first.")
 @click.option("--connect-timeout", type=_CONNECT_SECONDS, default=5.0, show_default=True, help="Seconds.")
 @click.option("--request-timeout", type=_REQUEST_SECONDS, default=10.0, show_default=True, help="Seconds.")
 @click.option(
@@ -103,7 +86,7 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
 @json_option
 @pass_session
 def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bool, **options: object) -> None:
-    """Tell of a cluster. Nothing is connected to; no secret is kept but the name of where it is.
+    """Register a cluster. Connects to nothing, and stores where secrets are found, never the secrets.
 
     \b
     Example:
@@ -131,8 +114,12 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
         raise InputError(f"{registry.get_connection_option(str(first['loc'][0]))}: {first['msg']}") from None
     added = registry.add_cluster(session.open_home(create=True), name, connection)
     facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
-    next_steps = [build_next_step("cluster", "test", name)]
-    write_result(_cluster_document(added), lambda: write_facts(facts.items()), next_steps, as_json=as_json)
+    write_result(
+        _cluster_document(added),
+        as_json=as_json,
+        show=lambda: show_document(facts, {}),
+        next_steps=[build_next_step("cluster", "test", name)],
+    )
 
 
 @cluster.command("test")
@@ -141,9 +128,9 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
 @pass_session
 @click.pass_context
 def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> None:
-    """Try what can be reached and read: nodes, clocks, tables, logs; each with a tick or the mend, GRANTs included.
+    """Check what can be reached and read: nodes, clocks, tables, logs. Failures name a remedy, GRANTs included.
 
-    The exit code is 1 when something has to be mended.
+    The exit code is 1 if a check fails.
 
     \b
     Example:
@@ -154,9 +141,8 @@ def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> 
 
     findings = examine(registry.find_cluster(session.open_home(), name))
     fit = all(finding.ok for finding in findings)
-    next_steps = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is mended")]
-    documents = [asdict(finding) for finding in findings]
-    write_result(documents, lambda: write_preflight_results(findings), next_steps, as_json=as_json)
+    next_steps = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is fixed")]
+    write_preflight_results(findings, as_json=as_json, next_steps=next_steps)
     if not fit:
         ctx.exit(1)
 
@@ -166,7 +152,7 @@ def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> 
 @json_option
 @pass_session
 def remove(session: CliSession, name: str, as_json: bool) -> None:
-    """Forget how a cluster is reached. What was observed of it stays in its home.
+    """Remove a cluster from the registry. Its observed home stays.
 
     \b
     Example:
@@ -175,10 +161,7 @@ def remove(session: CliSession, name: str, as_json: bool) -> None:
     from cdc_platform.scylla import registry
 
     removed = registry.remove_cluster(session.open_home(), name)
-    if as_json:
-        write_json({"removed": removed.name, "home": removed.at})
-    else:
-        write_facts([("removed", removed.name), ("what was observed stays in", removed.at)])
+    write_result({"removed": removed.name, "home": removed.at}, as_json=as_json)
 
 
 @cluster.command("replace")
@@ -186,7 +169,7 @@ def remove(session: CliSession, name: str, as_json: bool) -> None:
 @json_option
 @pass_session
 def replace_cluster(session: CliSession, name: str, as_json: bool) -> None:
-    """Say that another cluster goes by NAME now, restored or rebuilt: what was observed before is moved aside.
+    """Declare that NAME is another cluster now, restored or rebuilt. Its previous observed home is moved aside.
 
     \b
     Example:
@@ -195,9 +178,8 @@ def replace_cluster(session: CliSession, name: str, as_json: bool) -> None:
     from cdc_platform.scylla import registry
 
     moved_to = registry.renew_cluster(session.open_home(), name, session.clock)
-    document = {"renewed": name, "aside": moved_to}
-    facts = [("renewed", name), ("what was observed before", moved_to)]
-    write_result(document, lambda: write_facts(facts), [_observe_step(name)], as_json=as_json)
+    document = {"replaced": name, "previous_home": moved_to}
+    write_result(document, as_json=as_json, next_steps=[_observe_step(name)])
 
 
 def _observe_step(name: str) -> NextStep:
@@ -229,12 +211,11 @@ def _cluster_document(found: ScyllaCluster) -> dict[str, object]:
 @pass_session
 @click.pass_context
 def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> None:
-    """Look at the cluster NAME once: its nodes, its tables with a log, its generations and stream sets.
+    """Observe the cluster NAME once: its nodes, CDC-enabled tables, generations and stream sets.
 
-    They go into HOME/clusters/NAME, a home of its own, as an import would take them in; the same again changes
-    nothing. A generation goes in when two reads have answered alike, and one that is not whole is told of with exit
-    code 1. While the topology changes its nodes stay as they were, with a warning. Then every command works on that
-    home.
+    The result goes into HOME/clusters/NAME, a separate home. Observing an unchanged cluster changes nothing. A
+    generation is imported when two reads agree; an incomplete one is skipped with a warning and exit code 1. While the
+    topology changes, the nodes stay as they were, with a warning.
 
     \b
     Example:
@@ -247,7 +228,8 @@ def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -
     from cdc_platform.scylla import run_observation as look
 
     cluster = registry.find_cluster(session.open_home(), name)
-    observation = look(cluster, session.clock)
+    with show_progress("observing"):
+        observation = look(cluster, session.clock)
     observation.imported.generations = _with_stored_sizes(
         Lake(cluster.open_home().lake), observation.imported.generations
     )
@@ -262,18 +244,9 @@ def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -
     )
     next_steps.append(build_next_step("status", home=cluster.at))
 
-    def show() -> None:
-        show_import(observation.imported)
-        write_facts(
-            [
-                ("cluster", observation.cluster_name),
-                ("version", observation.version),
-                *(("table", line) for line in observation.tables_changed),
-                ("home", cluster.at),
-            ]
-        )
-
-    write_result(_observation_document(observation), show, next_steps, as_json=as_json)
+    document = _observation_document(observation, cluster.at)
+    views = {**IMPORT_VIEWS, "incomplete": None, "changing": None, "changes": None}
+    write_result(document, as_json=as_json, views=views, next_steps=next_steps)
     if observation.incomplete:
         ctx.exit(1)
 
@@ -300,9 +273,10 @@ def _with_stored_sizes(lake: Lake, seen: list[ImportedGeneration]) -> list[Impor
     return [with_size(generation) for generation in seen]
 
 
-def _observation_document(seen: Observation) -> dict[str, object]:
+def _observation_document(seen: Observation, home: str) -> dict[str, object]:
     return {
         "cluster_name": seen.cluster_name,
+        "home": home,
         "version": seen.version,
         **build_import_document(seen.imported),
         "tables_changed": seen.tables_changed,
@@ -326,12 +300,12 @@ _MAX_CHANGES = 12
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document a line for each change.")
 @pass_session
 def watch(session: CliSession, name: str, interval: float, polls: int | None, hook: str | None, as_json: bool) -> None:
-    """Watch the cluster NAME: nodes, generations, stream sets, tables with a log, and how far each log was brought in.
+    """Watch the cluster NAME: nodes, generations, stream sets, CDC-enabled tables, and how far each log is ingested.
 
-    A look is a few small queries, over one session; what changed is taken in as `observe` does. End it with Ctrl-C.
+    Each poll is a few small queries over one session, and imports changes as `observe` does. Stop it with Ctrl-C.
 
-    --hook PROGRAM is told of each change beside that: of all but what was there before the watch began. One that fails,
-    or takes longer than the setting cluster_hook_ms, is a warning.
+    --hook PROGRAM runs for each change that happens after the watch began. A hook that fails, or takes longer than the
+    setting cluster_hook_ms, is a warning.
 
     \b
     Example:
@@ -354,11 +328,11 @@ def _warn_of_hook(line: str) -> None:
     warn(line, code="hook-failed")
 
 
-def _alert_hook(seen: Iterable[Seen], told: AlertQueue | None) -> Iterator[Seen]:
-    """Yield the looks as they come, and pass their new changes to the queue of the hook (`told`)."""
+def _alert_hook(seen: Iterable[Seen], queue: AlertQueue | None) -> Iterator[Seen]:
+    """Yield the polls as they come, and pass their new changes to the queue of the hook."""
     for look, changes in seen:
-        if told is not None:
-            told.put([change.document() for change in changes if change.fresh])
+        if queue is not None:
+            queue.put([change.document() for change in changes if change.fresh])
         yield look, changes
 
 

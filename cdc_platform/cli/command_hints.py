@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from cdc_platform.cli.commands import COMMANDS, PROGRAM_NAME
 from cdc_platform.cli.session import CliSession
 
-PROGRAM_NAME = "cdc-platform"
 _CLUSTER_COMMANDS = frozenset({"cluster", "observe", "ingest", "watch"})
 """Commands that work on a registered cluster: they run in the home that holds the registration, never in a mirror."""
 
@@ -37,14 +37,14 @@ def add_home_option(text: str, home: str | None) -> str:
 
 
 def add_home_option_in_json(document: Any, home: str | None) -> Any:
-    """Return a JSON document with `add_home_option` applied to its advice (the values of `do`). Other text is data."""
+    """Return a JSON document with `add_home_option` applied to its commands and advice. Other text is data."""
     if isinstance(document, list):
         return [add_home_option_in_json(entry, home) for entry in document]
     if not isinstance(document, dict):
         return document
     return {
         name: add_home_option(value, home)
-        if name == "do" and isinstance(value, str)
+        if name in ("command", "advice") and isinstance(value, str)
         else add_home_option_in_json(value, home)
         for name, value in document.items()
     }
@@ -59,8 +59,6 @@ def get_home_option() -> str | None:
 
 @cache
 def _command_pattern() -> re.Pattern[str]:
-    from cdc_platform.cli.main import COMMANDS
-
     return re.compile(rf"(?<![\w./-]){PROGRAM_NAME} ({'|'.join(map(re.escape, COMMANDS))})(?![\w-])")
 
 

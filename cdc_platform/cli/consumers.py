@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import escape_unprintable, json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import json_option, warn
 from cdc_platform.cli.params import TABLE_NAME, TIME, TTL
+from cdc_platform.cli.render import View, format_seconds, show_document, show_mark, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import WritingCommand
 from cdc_platform.clock import DAY_SECONDS, ONE_US, Microseconds, format_us
@@ -68,10 +69,10 @@ def plan(
     as_json: bool,
     **settings: int | None,
 ) -> None:
-    """How many windows, requests and checkpoints a client makes that starts without a checkpoint, and then each day.
+    """Estimate the windows, requests and checkpoints of a client that starts without a checkpoint, and then each day.
 
-    Of TABLE, by the generations that its log can have rows of; or of a generation of --streams, or of the ring after
-    --add-nodes, that has operated for all of the TTL. Settings left out are the client's defaults.
+    The log is that of TABLE, of a generation of --streams, or of the ring after --add-nodes. Settings default to those
+    of the client.
 
     \b
     Example:
@@ -97,10 +98,7 @@ def plan(
         **asdict(read_plan),
         "refused_by_default": read_plan.is_refused,
     }
-    if as_json:
-        write_json(document)
-    else:
-        _show_plan(client, read_plan, document)
+    write_result(document, as_json=as_json, show=lambda: _show_plan(client, read_plan, document))
     if read_plan.is_refused and name != "alternator":
         warn(
             f"a query names {read_plan.streams_a_query} streams, and a server takes "
@@ -115,9 +113,9 @@ def plan(
 @_setting_options("confidence", "cycle", "poll", "flush")
 @json_option
 def lag(name: str | None, as_json: bool, **settings: int | None) -> None:
-    """How long after a generation has begun a client that has caught up sees its first rows, at most, and why.
+    """Estimate how long after the start of a generation a caught-up client sees its first rows, and why.
 
-    Settings left out are the client's defaults; for `java` and `connector` --cycle is the query window.
+    Settings default to those of the client; for `java` and `connector` --cycle is the query window.
 
     \b
     Example:
@@ -132,12 +130,10 @@ def lag(name: str | None, as_json: bool, **settings: int | None) -> None:
     rows = []
     for client in chosen:
         estimate = clients.estimate_switch_lag(client)
-        rows.append({"client": client.name, **asdict(estimate), "most_s": estimate.most_s})
-    if as_json:
-        write_json(rows)
-        return
-    columns = ("client", ">behind the clock", ">next read", ">sees the generation", ">writes checkpoints", ">at most")
-    write_table("Seconds from a generation's begin to its first row", columns, [list(row.values()) for row in rows])
+        rows.append({"client": client.name, **asdict(estimate), "total_s": estimate.most_s})
+    title = "Longest time from the start of a generation to its first row"
+    view = View("client total_s confidence_s cycle_s poll_s flush_s", title)
+    write_result({"clients": rows}, as_json=as_json, views={"clients": view})
 
 
 def _with_settings(client: CdcClient, settings: dict[str, int | None]) -> CdcClient:
@@ -173,23 +169,24 @@ def _plan_parts(
     return seconds, clients.estimate_backlog(streams, ranges or streams, seconds, client)
 
 
-def _show_plan(client: CdcClient, made: ClientReadPlan, told: dict[str, Any]) -> None:
+def _show_plan(client: CdcClient, read_plan: ClientReadPlan, document: dict[str, Any]) -> None:
     asks_by_shard = client.name == "alternator"
-    behind = f"{client.confidence_s} s behind the clock"
-    how = f"a shard each {client.cycle_s} s" if asks_by_shard else f"windows of {client.window_s} s"
-    back = f"TTL {told['ttl_seconds']} s" if client.starts_s is None else f"the last {client.starts_s} s"
-    sets = f"{told['generations']} generations or stream sets"
-    facts: list[tuple[str, object]] = [
-        ("client", f"{client.name}: {how}, {behind}"),
-        ("reads", f"{told['streams']:,} streams in {made.groups:,} groups, {sets}, {back}"),
-        ("cold start", f"{made.windows:,} windows of each group, {made.requests:,} requests in all"),
-        ("then", f"{made.requests_a_day:,} requests a day, {made.requests_a_day / DAY_SECONDS:,.1f} a second"),
-        ("checkpoints", f"{made.checkpoints:,} kept, at most {made.checkpoint_writes_a_day:,} written a day"),
-    ]
+    how = f"one shard every {client.cycle_s} s" if asks_by_shard else f"windows of {client.window_s} s"
+    back = f"the last {format_seconds(document['ttl_seconds'] if client.starts_s is None else client.starts_s)}"
+    facts = {
+        "client": f"{client.name}: {how}, {client.confidence_s} s behind the clock",
+        "reads": (
+            f"{document['streams']:,} streams in {read_plan.groups:,} groups, {document['generations']} generations or "
+            f"stream sets, {back}"
+        ),
+        "cold_start": f"{read_plan.windows:,} windows per group, {read_plan.requests:,} requests in total",
+        "then": f"{read_plan.requests_a_day:,} requests a day, {read_plan.requests_a_day / DAY_SECONDS:,.1f} a second",
+        "checkpoints": f"{read_plan.checkpoints:,}, at most {read_plan.checkpoint_writes_a_day:,} writes a day",
+    }
     if asks_by_shard:
-        facts[2] = ("cold start", f"{made.requests:,} shards, a request for each and more where it has many rows")
-        facts.append(("list of shards", f"{made.pages_of_streams:,} calls of DescribeStream each time"))
-    write_facts(facts)
+        facts["cold_start"] = f"{read_plan.requests:,} shards, at least one request for each"
+        facts["list_of_shards"] = f"{read_plan.pages_of_streams:,} calls of DescribeStream each time"
+    show_document(facts, {})
 
 
 @click.group(invoke_without_command=True)
@@ -197,11 +194,10 @@ def _show_plan(client: CdcClient, made: ClientReadPlan, told: dict[str, Any]) ->
 @pass_session
 @click.pass_context
 def consumers(ctx: click.Context, session: CliSession, as_json: bool) -> None:
-    """List the registered readers of CDC logs: the position of each, up to which every row is read.
+    """List the registered consumers of CDC logs with their positions, up to which they have read every row.
 
-    A generation, or a stream set of tablets, that a consumer has not read to its end is not removed. One that will
-    never come back holds it for ever: take it out with `consumers remove`. Gaps are those of the log that nobody has
-    accepted, see `consumers gaps`.
+    A generation or stream set that a consumer has not read to its end is not removed. `consumers remove` takes out a
+    consumer that will never return. Gaps are the open ones of the log, see `consumers gaps`.
 
     \b
     Example:
@@ -227,55 +223,33 @@ def consumers(ctx: click.Context, session: CliSession, as_json: bool) -> None:
             "position": format_us(consumer.position_us),
             "window_number": consumer.window_number,
             "updated_at": format_us(consumer.updated_at_us),
-            "passed_over": [format_us(time_us) for time_us in passed.get(consumer.key, ())],
+            "skipped": [format_us(time_us) for time_us in passed.get(consumer.key, ())],
             "gaps": gaps[f"{consumer.keyspace_name}.{consumer.table_name}"],
-            "goes_on_in": get_checkpoint_status(
+            "checkpoint": get_checkpoint_status(
                 consumer, sources.of(consumer.keyspace_name, consumer.table_name).periods()
             ),
         }
         for consumer in registered.read_consumers(lake)
     ]
-    if as_json:
-        write_json(rows)
-    else:
-        columns = (
-            "name",
-            "table",
-            "generation or set",
-            "position",
-            ">windows",
-            "updated_at",
-            "passed over",
-            ">gaps",
-            "goes on in",
-        )
-        write_table(
-            "Consumers",
-            columns,
-            [
-                (
-                    row["name"],
-                    f"{row['keyspace_name']}.{row['table_name']}",
-                    row["set_timestamp"],
-                    row["position"],
-                    row["window_number"],
-                    row["updated_at"],
-                    ", ".join(row["passed_over"]) or None,
-                    row["gaps"],
-                    _CHECKPOINT_TARGETS[row["goes_on_in"]],
-                )
-                for row in rows
-            ],
-        )
+    screen = [
+        row
+        | {
+            "table": f"{row['keyspace_name']}.{row['table_name']}",
+            "checkpoint": _CHECKPOINT_TARGETS[row["checkpoint"]],
+        }
+        for row in rows
+    ]
+    view = View("name table position gaps checkpoint set_timestamp window_number updated_at skipped", "Consumers")
+    write_result({"consumers": rows}, as_json=as_json, show=lambda: show_rows(screen, view))
 
 
 _CHECKPOINT_TARGETS = {
-    "there": None,
-    "removed": "a generation that was removed",
-    "gone": "one that is older than all that there are",
-    "unknown": "one that nobody knows of",
+    "there": "present",
+    "removed": "removed",
+    "gone": "older than all that exist",
+    "unknown": "unknown",
 }
-"""Text for a checkpoint whose generation or set is not here, by its status; None if it is."""
+"""Text for the state of a checkpoint's generation or stream set."""
 
 
 @consumers.command()
@@ -287,10 +261,10 @@ _CHECKPOINT_TARGETS = {
 def checkpoints(
     ctx: click.Context, session: CliSession, file: Path, table: tuple[str, str] | None, as_json: bool
 ) -> None:
-    """Which checkpoints of FILE lead to generations that are gone: the table of scylla-cdc-go or -rust, as cqlsh
-    exports it with its header.
+    """Show which checkpoints of FILE belong to generations that no longer exist.
 
-    The exit code is 1 where there are some.
+    FILE is the checkpoint table of scylla-cdc-go or -rust, exported by cqlsh with its header. The exit code is 1 if
+    there are such checkpoints.
 
     \b
     Example:
@@ -309,26 +283,27 @@ def checkpoints(
             "generation": format_us(group.begin_us),
             "checkpoints": group.streams,
             "current": group.is_current,
-            "leads_to": group.standing,
+            "state": group.standing,
         }
         for group in groups
     ]
-    if as_json:
-        write_json(rows)
-    else:
-        columns = ("generation", ">checkpoints", "a reader is in it", "leads to")
-        cells = [(*list(row.values())[:3], _CHECKPOINT_TARGETS[row["leads_to"]] or "it is there") for row in rows]
-        write_table("Checkpoints", columns, cells)
     dead = [group for group in groups if group.is_dead]
-    if dead and not as_json:
-        click.echo(f"{sum(group.streams for group in dead)} checkpoints lead to {len(dead)} generations that are gone")
+    screen = [row | {"state": _CHECKPOINT_TARGETS[row["state"]]} for row in rows]
+
+    def show() -> None:
+        show_rows(screen, View("generation checkpoints state current", "Checkpoints"))
+        if dead:
+            count = sum(group.streams for group in dead)
+            click.echo(f"{count} checkpoints point to {len(dead)} generations that no longer exist")
+
+    write_result({"generations": rows}, as_json=as_json, show=show)
     ctx.exit(int(bool(dead)))
 
 
 @consumers.command(cls=WritingCommand, writes=("platform.log_gaps",), only_with="accept")
 @click.argument("table", type=TABLE_NAME, required=False)
-@click.option("--accept", is_flag=True, help="Accept the open gaps of TABLE: no command fails for them any more.")
-@click.option("--reason", metavar="TEXT", help="Why they are accepted: is kept, and shown from then on.")
+@click.option("--accept", is_flag=True, help="Accept the open gaps of TABLE; commands then no longer fail.")
+@click.option("--reason", metavar="TEXT", help="Why they are accepted; recorded.")
 @json_option
 @pass_session
 @click.pass_context
@@ -340,10 +315,10 @@ def gaps(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """List the intervals of live clusters' logs of which rows may be missing for ever, of TABLE or of all tables.
+    """List the intervals of live clusters' logs whose rows may be lost, of TABLE or of all tables.
 
-    The exit code is 1 while any gap is not accepted. Accepted gaps stay recorded: `verify-interval` never proves an
-    interval that overlaps a gap.
+    The exit code is 1 if there are open gaps, which no person has accepted. Accepted gaps stay recorded, and
+    `verify-interval` never proves an interval that overlaps a gap.
 
     \b
     Example:
@@ -367,15 +342,9 @@ def gaps(
     listed = read_log_gaps(lake, None if table is None else [".".join(table)])
     rows = [gap.facts() for gap in listed]
     open_ = [gap for gap in listed if gap.is_open]
-    if as_json:
-        write_json(rows)
-    else:
-        columns = ("table", "reader", "what", "from", "until", "why", "found_at", "accepted")
-        cells = [
-            (*(row[name] for name in columns[:-1]), _gap_state(gap)) for row, gap in zip(rows, listed, strict=True)
-        ]
-        write_table("Gaps", columns, cells)
-        click.echo(f"{len(open_)} open")
+    view = View("table reader from until what why state found_at", f"Gaps, {len(open_)} of them open")
+    screen = [row | {"state": _gap_state(gap)} for row, gap in zip(rows, listed, strict=True)]
+    write_result({"gaps": rows}, as_json=as_json, show=lambda: show_rows(screen, view))
     ctx.exit(int(bool(open_)))
 
 
@@ -391,7 +360,7 @@ def _gap_state(gap: LogGap) -> str | None:
 @json_option
 @pass_session
 def remove(session: CliSession, name: str, table: tuple[str, str], as_json: bool) -> None:
-    """Take the consumer NAME of TABLE out: what it has not read may be removed from then on.
+    """Remove the consumer NAME of TABLE. What it has not read may then be removed.
 
     \b
     Example:
@@ -400,9 +369,9 @@ def remove(session: CliSession, name: str, table: tuple[str, str], as_json: bool
     from cdc_platform.metastore import consumers as registered
 
     registered.forget_consumer(session.lake(), name, *table)
-    result = {"name": name, "table": ".".join(table), "forgotten": True}
-    next_steps = [build_next_step("expire", "--dry-run", why="what nobody waits for any more")]
-    write_result(result, lambda: write_facts(result.items()), next_steps, as_json=as_json)
+    document = {"name": name, "table": ".".join(table), "removed": True}
+    next_steps = [build_next_step("expire", "--dry-run", why="lists what no consumer needs any more")]
+    write_result(document, as_json=as_json, next_steps=next_steps)
 
 
 consumers.add_command(plan)
@@ -418,10 +387,10 @@ consumers.add_command(lag)
 def consume(
     session: CliSession, table: tuple[str, str], name: str, until_us: Microseconds | None, as_json: bool
 ) -> None:
-    """Read what is new in the CDC log of TABLE, generation after generation, into KS.T_scylla_cdc_log_NAME.
+    """Copy new rows of the CDC log of TABLE, generation after generation, into KS.T_scylla_cdc_log_NAME.
 
-    Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Rows younger than 30
-    seconds wait for the next run. No JVM is started.
+    Each row is copied exactly once; an interrupted run resumes where it stopped. Rows younger than 30 seconds wait for
+    the next run. No JVM is started.
 
     \b
     Example:
@@ -446,23 +415,21 @@ def consume(
         "windows": consumer.window_number,
         "position": format_us(consumer.position_us),
     }
-    if as_json:
-        write_json({**facts, "gaps": [gap.facts() for gap in read_log_gaps(lake, [schema.full_name])]})
-    else:
-        write_facts(facts.items())
+    document = {**facts, "gaps": [gap.facts() for gap in read_log_gaps(lake, [schema.full_name])]}
+    write_result(document, as_json=as_json, views={"gaps": None})
 
 
 @click.command("verify-interval")
 @click.argument("since", metavar="A", type=TIME)
 @click.argument("until", metavar="B", type=TIME)
-@click.option("--consumer", "name", required=True, metavar="NAME", help="The reader, as `consumers` lists it.")
-@click.option("--table", type=TABLE_NAME, help="Whose log; needed where the reader reads several.")
-@click.option("--against", metavar="NAME", multiple=True, help="A second reader of the log, to be compared with.")
+@click.option("--consumer", "name", required=True, metavar="NAME", help="The consumer, as `consumers` lists it.")
+@click.option("--table", type=TABLE_NAME, help="The table; needed if the consumer reads several.")
+@click.option("--against", metavar="NAME", multiple=True, help="A second consumer to compare with. Repeatable.")
 @click.option(
     "--base",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What cqlsh prints of SELECT JSON * FROM the table now: compared with what the whole log amounts to.",
+    help="Output of SELECT JSON * FROM the table in cqlsh, to compare with the table rebuilt from the log.",
 )
 @json_option
 @pass_session
@@ -478,11 +445,11 @@ def verify_interval(
     base: Path | None,
     as_json: bool,
 ) -> None:
-    """Prove that the rows from A up to and without B were all read by a consumer, or say what speaks against it.
+    """Verify that a consumer has read every row from A up to but not including B.
 
-    Rows are compared one by one: what the log has against what the consumer has, and back, so that a batch which either
-    has lost as a whole is found. One that both have lost is found --against a second reader that has it, or by the
-    rows of the base table (--base). The exit code is 1 where something does not hold.
+    Compares the rows of the log with those of the consumer in both directions, so that a batch which either has lost
+    is found. To find one that both have lost, compare with a second consumer (--against) or the base table (--base).
+    The exit code is 1 if a check fails.
 
     \b
     Example:
@@ -503,19 +470,24 @@ def verify_interval(
 
         results.append(check_base_table(lake, session.clock, schema, str(base), read_user_text(base)))
     whole = all(entry.holds for entry in results)
-    document = {"consumer": name, "table": schema.full_name, "from": format_us(since), "until": format_us(until)}
-    checks = [{"check": entry.what, "holds": entry.holds, "found": entry.found} for entry in results]
-    answer = "everything was read" if whole else "it is not proved that everything was read"
+    document = {
+        "consumer": name,
+        "table": schema.full_name,
+        "from": format_us(since),
+        "until": format_us(until),
+        "verified": whole,
+        "checks": [{"check": entry.what, "passed": entry.holds, "detail": entry.found} for entry in results],
+    }
 
     def show() -> None:
         width = max(len(entry.what) for entry in results)
         for entry in results:
-            mark = click.style("✓", fg="green") if entry.holds else click.style("✗", fg="red")
-            click.echo(f"{mark} {entry.what:<{width}}  {escape_unprintable(entry.found)}")
+            show_mark(entry.holds, f"{entry.what:<{width}}  {entry.found}")
+        answer = "the consumer read every row" if whole else "not proved that the consumer read every row"
         click.echo(f"{answer}: {schema.full_name} from {format_us(since)} until {format_us(until)} by {name}")
 
     next_steps = _completeness_next_steps(consumer, until)
-    write_result({**document, "complete": whole, "checks": checks}, show, next_steps, as_json=as_json)
+    write_result(document, as_json=as_json, show=show, next_steps=next_steps)
     ctx.exit(0 if whole else 1)
 
 
@@ -529,7 +501,7 @@ def _completeness_next_steps(consumer: Consumer, until: Microseconds) -> list[Ne
     if consumer.position_us >= until - ONE_US or consumer.name == FROM_CLUSTER:
         return []
     table = format_table_name(*consumer.key[1:])
-    return [build_next_step("consume", table, "--name", consumer.name, why="it has not come that far")]
+    return [build_next_step("consume", table, "--name", consumer.name, why="the consumer has not read that far")]
 
 
 def _find_consumer(lake: Lake, name: str, table: tuple[str, str] | None) -> Consumer:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
+from cdc_platform.cli.next_steps import NextStep, build_next_step
 from cdc_platform.cli.output import SpooledList, escape_unprintable, json_option, to_json_value, warn, write_table
+from cdc_platform.cli.render import write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import CDC_LOG, CDC_TABLE_TABLES, WritingCommand
 from cdc_platform.errors import InputError
@@ -38,7 +39,7 @@ def cql() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--apply", "is_applied", is_flag=True, help="Store the tables and write their log rows.")
 @click.option("--values", type=click.Path(path_type=Path), metavar="FILE", help="JSON: the values of bind markers.")
-@click.option("--strict", is_flag=True, help="Refuse the file if a statement of it is not one that is done.")
+@click.option("--strict", is_flag=True, help="Refuse the file if it has a statement that would be skipped.")
 @json_option
 @pass_session
 @click.pass_context
@@ -56,11 +57,12 @@ def run(
     By default this is a dry run against the generations and stored tables of this home: nothing is written. With
     --apply, the tables and their log rows are written, unless a statement is wrong. No JVM is started.
 
-    Statements that cannot change a table with CDC are passed over: indexes, views, roles, cqlsh's own commands. The
-    exit code is 1 when one was, or when a write is refused; 2 when a statement is wrong. None stops those behind it.
+    Statements that cannot change a table with CDC are skipped: indexes, views, roles, cqlsh's own commands. The exit
+    code is 1 if a statement was skipped or a write was refused, and 2 if a statement is wrong. Later statements run in
+    any case.
 
-    Statements with bind markers are executed once for each of their rows of values. --values FILE has an entry for each
-    such statement: an array of executions, which are arrays of values for ? or objects of values for :name.
+    Statements with bind markers run once for each row of values. --values FILE has an entry for each such statement:
+    an array of executions, which are arrays of values for ? or objects of values for :name.
 
     \b
     Example:
@@ -97,9 +99,9 @@ def run(
             "summary": result.summary,
             "notes": [*notes, *result.warnings],
         }
-        write_result(document, lambda: None, next_steps, as_json=True)
+        write_result(document, as_json=True, next_steps=next_steps)
     elif result.wrong is None:
-        write_result(None, lambda: _show_result(outcomes, result), next_steps, as_json=False)
+        write_result({}, as_json=False, show=lambda: _show_result(outcomes, result), next_steps=next_steps)
     _exit_by_result(ctx, result, _file_name(file))
 
 
@@ -136,12 +138,12 @@ def _ttl_notes(result: ScriptResult) -> list[str]:
     """
     count = result.tally.expiring_rows
     cells = (
-        f"{count} log rows have a cdc$ttl: what they wrote leaves the table when that has passed, and no log row tells "
-        "of it; whoever rebuilds the table has to go by cdc$ttl"
+        f"{count} log {'row has' if count == 1 else 'rows have'} a TTL: the written values expire without a log entry; "
+        "consumers must honour cdc$ttl"
     )
     rows = [
-        f"rows of {table.name} expire by its column {table.row_ttl}: ScyllaDB deletes them some time after that, with "
-        "log rows of cdc$operation -3 or -4, of which there are none here"
+        f"rows of {table.name} expire by its column {table.row_ttl}: ScyllaDB deletes them later, with log rows of "
+        "cdc$operation -3 or -4, which a script cannot produce"
         for table in result.tables
         if table.row_ttl is not None
     ]
@@ -233,8 +235,8 @@ class _OutcomePreview:
             self.outcomes.append((self.count, outcome))
 
 
-def _show_result(told: _OutcomePreview, result: ScriptResult) -> None:
-    for number, outcome in told.outcomes:
+def _show_result(preview: _OutcomePreview, result: ScriptResult) -> None:
+    for number, outcome in preview.outcomes:
         click.echo(escape_unprintable(f"{number}  {_shorten(outcome.statement.text)}"))
         if outcome.reason is not None:
             click.echo(escape_unprintable(f"   {outcome.became}: {outcome.reason}"))
@@ -243,8 +245,9 @@ def _show_result(told: _OutcomePreview, result: ScriptResult) -> None:
             _show_answer(rows)
         if outcome.rows:
             _show_rows("", outcome.rows)
-    if told.count > len(told.outcomes):
-        warn(f"{told.count - len(told.outcomes)} more statements are not shown; --json has them all", code="more-rows")
+    if preview.count > len(preview.outcomes):
+        hidden = preview.count - len(preview.outcomes)
+        warn(f"{hidden} more statements are not shown; --json has them all", code="more-rows")
     for table in result.tables:
         _show_table(table)
     _show_summary(result)

@@ -225,8 +225,8 @@ def _execute(
     )
 
 
-def _population(told: Mapping[str, Any]) -> int:
-    return int(told["population"].value)
+def _population(metadata: Mapping[str, Any]) -> int:
+    return int(metadata["population"].value)
 
 
 def _first_failure(events: Sequence[Any]) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.cli.commands import PROGRAM_NAME
 from cdc_platform.cli.demo_acts import get_join_time_ms, get_log_switch_us
-from cdc_platform.cli.main import PROG_NAME
 from cdc_platform.cli.output import write_table
 from cdc_platform.clock import SECOND_US, Microseconds, format_ms, ms_from_datetime, ms_from_us, us_from_ms
 from cdc_platform.errors import StateError
@@ -126,7 +126,7 @@ def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> Non
 
     demo_log = demo_acts.read_demo_log(lake, settings, get_log_switch_us(lake, joins))
     if demo_log is None:
-        click.echo(f"The table {demo_acts.CARTS_TABLE} was dropped since; make it anew in another --home.\n")
+        click.echo(f"The table {demo_acts.CARTS_TABLE} was dropped; run the demo in another --home.\n")
         return
     streams = {
         stream.tobytes(): number
@@ -150,8 +150,8 @@ def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> Non
             f"the log of {demo_acts.CARTS_TABLE} does not amount to its base table; look at: cdc-platform check"
         )
     click.echo(
-        "Whoever reads the log takes the streams of one generation to their end, then those of the next. Rebuilt from\n"
-        "these rows alone the table has the rows that its statements have left:"
+        "A consumer reads the streams of one generation to their end, then those of the next. The table rebuilt from\n"
+        "these rows alone:"
     )
     for row in demo_log.base:
         click.echo(f"  {', '.join(f'{name} {value}' for name, value in row.items())}")
@@ -205,7 +205,7 @@ def _write_tablets(lake: Lake) -> None:
 
     name, keys = ".".join(demo_acts.SESSIONS), EXAMPLE_KEYS[:2]
     if not tablets.has_stream_sets(lake, *demo_acts.SESSIONS):
-        click.echo(f"The table {name} was dropped since; make it anew with: tablets create {name}\n")
+        click.echo(f"The table {name} was dropped; create it with: tablets create {name}\n")
         return
     sets = tablets.read_stream_sets(lake, *demo_acts.SESSIONS)
     tokens = tokens_from_keys([key.encode() for key in keys])
@@ -263,7 +263,7 @@ def _write_commands_to_try(home: str | None) -> None:
 def _program_as_typed(program: str) -> str:
     """Return the program as a user would type it in the current folder."""
     path = Path(program)
-    return PROG_NAME if path.name != PROG_NAME else _relative_path(path)
+    return PROGRAM_NAME if path.name != PROGRAM_NAME else _relative_path(path)
 
 
 def _relative_path(path: Path) -> str:

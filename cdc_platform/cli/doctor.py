@@ -10,13 +10,13 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 import click
 
-from cdc_platform.cli.output import json_option, write_json, write_preflight_results
+from cdc_platform.cli.output import json_option
+from cdc_platform.cli.render import write_preflight_results
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import EnvironmentProblem, PlatformError
 from cdc_platform.preflight import PreflightResult
@@ -29,18 +29,15 @@ MIN_MEMORY = 4 * GIB
 
 
 @click.command()
-@click.option(
-    "--cluster", is_flag=True, help="Run a task on every executor of the Spark cluster, and say what it lacks."
-)
+@click.option("--cluster", is_flag=True, help="Check every executor of the Spark cluster.")
 @json_option
 @pass_session
 @click.pass_context
 def doctor(ctx: click.Context, session: CliSession, cluster: bool, as_json: bool) -> None:
-    """Look whether this machine is fit: Java, versions, JARs, home, disk, memory; each with a tick or the mend.
+    """Check the prerequisites of this machine: Java, versions, JARs, home, disk, memory. Failures name a remedy.
 
-    With --cluster the executors of the Spark session are looked at instead, by a task on each: Python, packages, the
-    program, whether it reads the home, its clock. Nothing is written. The exit code is 1 when something has to be
-    mended.
+    With --cluster a task checks each executor of the Spark session instead: Python, packages, the program, access to
+    the home, its clock. Nothing is written. The exit code is 1 if a check fails.
 
     \b
     Example:
@@ -49,10 +46,7 @@ def doctor(ctx: click.Context, session: CliSession, cluster: bool, as_json: bool
       cdc-platform --home s3://bucket/prefix doctor --cluster
     """
     findings = check_executors(session.home) if cluster else check_machine(session.home)
-    if as_json:
-        write_json([asdict(finding) for finding in findings])
-    else:
-        write_preflight_results(findings)
+    write_preflight_results(findings, as_json=as_json)
     if not all(finding.ok for finding in findings):
         ctx.exit(1)
 

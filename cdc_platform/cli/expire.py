@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.cli.command_hints import PROGRAM_NAME, add_home_option, get_home_option
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_json, write_table
+from cdc_platform.cli.command_hints import add_home_option, get_home_option
+from cdc_platform.cli.commands import PROGRAM_NAME
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import format_optional_ms, json_option, warn
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import EXPIRY_TABLES, WritingCommand
 from cdc_platform.clock import HOUR_MS
@@ -23,10 +26,10 @@ MAX_FORECAST_NODES = 10_000
 
 
 @click.command(cls=WritingCommand, writes=EXPIRY_TABLES, unless=("dry_run", "cql", "forecast"))
-@click.option("--dry-run", is_flag=True, help="Only show the plan; write nothing.")
-@click.option("--cql", is_flag=True, help="Only print what would go as DELETEs for the cluster's own tables.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and write nothing.")
+@click.option("--cql", is_flag=True, help="Print the removals as DELETEs for the cluster's own tables.")
 @click.option(
-    "--forecast", type=click.IntRange(1, MAX_FORECAST_NODES), metavar="N", help="What is kept after N more nodes."
+    "--forecast", type=click.IntRange(1, MAX_FORECAST_NODES), metavar="N", help="Forecast the size after N more nodes."
 )
 @click.option(
     "--join-interval", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]"
@@ -36,14 +39,14 @@ MAX_FORECAST_NODES = 10_000
 def expire(
     session: CliSession, dry_run: bool, cql: bool, forecast: int | None, join_interval: int | None, as_json: bool
 ) -> None:
-    """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
+    """Mark expired generations, and remove those that were marked before the grace time.
 
-    One run marks and a later one removes: the grace time (expiry_grace_ms) counts from when the mark was written, by
-    this machine's clock, or between runs under --clock by theirs. A run refuses to decide by tables that do not hold
-    what their commits put there, and to remove anything by a clock that is further ahead than the grace time.
+    A generation has expired when no CDC log can hold a row of it. One run marks and a later one removes: the grace
+    time (expiry_grace_ms) starts with the mark, by this machine's clock, or between runs under --clock by theirs. A
+    run is refused if tables differ from their commits, or if the clock is ahead by more than the grace time.
 
-    A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, is never touched:
-    `blocked_by` names what keeps it. Files go with Delta's vacuum, seven days after their rows.
+    A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, stays:
+    `blocked_by` names the reason. Delta's vacuum deletes files seven days after their rows.
 
     \b
     Example:
@@ -74,15 +77,28 @@ def expire(
     if dry_run:
         plan = expiry.plan_expiry(get_verified_lake(lake, expiry.EXPIRY_STEP), session.clock, settings)
     else:
-        done = expiry.expire_generations(lake, session.clock, settings)
+        with show_progress("removing expired generations"):
+            done = expiry.expire_generations(lake, session.clock, settings)
         plan = done.plan
     _warn_of_assumptions(plan)
-    write_result(
-        [_plan_document(generation) for generation in plan],
-        lambda: _show_plan(plan, done),
-        _expire_next_steps(lake, plan, done),
-        as_json=as_json,
-    )
+    document: dict[str, object] = {"generations": [_plan_document(generation) for generation in plan]}
+    if done is not None:
+        document |= {
+            "marked": done.marked,
+            "removed": len(done.removed),
+            "removed_rows": sum(generation.rows for generation in done.removed),
+            "removed_bytes_in_lake": sum(generation.bytes for generation in done.removed),
+            "finished_removals": done.finished,
+            "vacuumed_files": done.vacuumed,
+        }
+    view = View("time action reasons removable_at id rows bytes_in_lake", "Purge plan" if done is None else "Expiry")
+
+    def show() -> None:
+        # Warnings name the commands that state the assumed facts.
+        rows = [_plan_document(generation) | {"reasons": generation.reasons} for generation in plan]
+        show_document({**document, "generations": rows}, {"generations": view})
+
+    write_result(document, as_json=as_json, show=show, next_steps=_expire_next_steps(lake, plan, done))
 
 
 def _expire_next_steps(lake: Lake, plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> list[NextStep]:
@@ -113,43 +129,29 @@ def _warn_of_assumptions(plan: Sequence[PlannedGeneration]) -> None:
         warn(f"{assumption.table} keeps generations: {assumption.message}; {assumption.remedy}", code="unknown-past")
 
 
-def _show_plan(plan: Sequence[PlannedGeneration], done: ExpiryResult | None) -> None:
-    columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes in the lake", "blocked by")
-    rows = [
-        (
-            format_optional_ms(generation.time_ms),
-            generation.id,
-            generation.action.value,
-            format_optional_ms(generation.expired_ms),
-            format_optional_ms(generation.removable_ms),
-            generation.rows,
-            generation.bytes,
-            "; ".join(generation.reasons) or None,
-        )
-        for generation in plan
-    ]
-    write_table("Purge plan" if done is None else "Expiry", columns, rows)
-    if done is not None:
-        click.echo(_summary(done))
-
-
 def _write_statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:
     """Write the plan as CQL for cqlsh, or as JSON. CQL comments name the generations and what keeps them."""
     from cdc_platform.lifecycle import generate_purge_statements
 
     purges = generate_purge_statements(lake, plan)
     if as_json:
-        timed = ((format_optional_ms(entry.generation.time_ms), entry) for entry in purges)
-        document = [{"id": entry.generation.id, "time": time, "statements": entry.statements} for time, entry in timed]
-        write_json(document)
+        rows = [
+            {
+                "id": entry.generation.id,
+                "time": format_optional_ms(entry.generation.time_ms),
+                "statements": entry.statements,
+            }
+            for entry in purges
+        ]
+        write_result({"generations": rows}, as_json=True)
         return
-    click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
+    click.echo("-- For cqlsh, in this order, so that readers see a complete generation or none.")
     click.echo(
         "CONSISTENCY QUORUM;" if purges else "-- Nothing may be removed now; expire --dry-run says what keeps what."
     )
     for entry in plan:
         for assumption in entry.assumptions:
-            click.echo(f"-- generation {format_optional_ms(entry.time_ms)} is kept: {_assumption_text(assumption)}")
+            click.echo(f"-- generation {format_optional_ms(entry.time_ms)} stays: {_assumption_text(assumption)}")
     for entry in purges:
         name = f"generation {format_optional_ms(entry.generation.time_ms)} {entry.generation.id or ''}".strip()
         click.echo(f"-- {name}: since {format_optional_ms(entry.generation.expired_ms)} no log can hold a row of it")
@@ -169,7 +171,6 @@ def _plan_document(each: PlannedGeneration) -> dict[str, object]:
             *(add_home_option(assumption.remedy, get_home_option()) for assumption in each.assumptions),
         ],
         "rows": each.rows,
-        "bytes": each.bytes,
         "bytes_in_lake": each.bytes,
         "action": each.action.value,
     }
@@ -177,15 +178,6 @@ def _plan_document(each: PlannedGeneration) -> dict[str, object]:
 
 def _assumption_text(assumption: ExpiryAssumption) -> str:
     return add_home_option(f"{assumption.table}: {assumption.message}; {assumption.remedy}", get_home_option())
-
-
-def _summary(done: ExpiryResult) -> str:
-    rows, size = (sum(getattr(generation, name) for generation in done.removed) for name in ("rows", "bytes"))
-    finished = f", finished {done.finished} removals of an earlier run" if done.finished else ""
-    return (
-        f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes in the lake)"
-        f"{finished}; vacuum deleted {done.vacuumed} files"
-    )
 
 
 def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) -> None:
@@ -206,17 +198,18 @@ def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) 
         )
         remedy = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables declare-none"
         warn(
-            f"nobody has said which tables have a CDC log, so nothing expires here; {choose_remedy(lake, remedy)}",
+            f"no CDC-enabled tables are registered, so nothing expires; {choose_remedy(lake, remedy)}",
             code="no-tables",
         )
     first = next((step for step in steps if step.is_known_to_abort), None)
     if first is not None:
         next_steps.append(build_next_step("expire", "--dry-run", why="what could go before that"))
+    rows = [_forecast_document(step) for step in steps]
     write_result(
-        [_forecast_document(step) for step in steps],
-        lambda: _show_forecast(steps, nodes, hours),
-        next_steps,
+        {"forecast": rows},
         as_json=as_json,
+        show=lambda: _show_forecast(rows, first, nodes, hours),
+        next_steps=next_steps,
     )
 
 
@@ -226,40 +219,31 @@ def _forecast_document(step: GrowthStep) -> dict[str, object]:
         "num_ranges": step.num_ranges,
         "num_streams": step.num_streams,
         "streams": step.streams,
-        "bytes": step.bytes,
         "bytes_in_lake": step.bytes,
-        "published_bytes_in_scylladb": step.published_bytes,
+        "bytes_in_scylladb": step.published_bytes,
         "known_to_abort": step.is_known_to_abort,
         "streams_with_expiry": step.streams_with_expiry,
-        "bytes_with_expiry": step.bytes_with_expiry,
         "bytes_in_lake_with_expiry": step.bytes_with_expiry,
     }
 
 
-def _show_forecast(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
+def _show_forecast(rows: list[dict[str, object]], first: GrowthStep | None, nodes: int, hours: int) -> None:
     from cdc_platform.lifecycle import forecast
 
-    columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">in ScyllaDB", ">in the lake")
-    columns += (">with expiry", ">in the lake")
-    sampled = [step for step in steps if step.nodes in _sampled_steps(nodes)]
-    write_table(
-        f"Kept, a node every {hours} h: streams, and bytes of what ScyllaDB publishes and of all tables in the lake",
-        columns,
-        [
-            (
-                step.nodes,
-                step.num_ranges,
-                step.num_streams,
-                step.streams,
-                step.published_bytes,
-                step.bytes,
-                step.streams_with_expiry,
-                step.bytes_with_expiry,
-            )
-            for step in sampled
-        ],
+    sampled = _sampled_steps(nodes)
+    view = View(
+        "nodes num_ranges newest_streams all_streams bytes_in_scylladb bytes_in_lake streams_with_expiry "
+        "bytes_in_lake_with_expiry",
+        f"Growth with a new node every {hours} h: what ScyllaDB publishes, and what the lake stores",
     )
-    first = next((step for step in steps if step.is_known_to_abort), None)
+    show_rows(
+        [
+            row | {"newest_streams": row["num_streams"], "all_streams": row["streams"]}
+            for row in rows
+            if row["nodes"] in sampled
+        ],
+        view,
+    )
     if first is not None:
         click.echo(
             f"after {first.nodes} more nodes cdc_streams_descriptions_v2 holds {first.published_bytes:,} bytes in "

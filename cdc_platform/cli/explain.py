@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cdc_platform.cli.output import json_option, write_facts, write_json
+from cdc_platform.cli.output import json_option, write_facts
 from cdc_platform.cli.params import KEY, TABLE_NAME, TIME, TOKEN
+from cdc_platform.cli.render import format_field, get_label, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Microseconds
 
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     "--key", "keys", type=KEY, multiple=True, help="Partition key in hex; several are its components in order."
 )
 @click.option(
-    "--pk", "typed", multiple=True, metavar="VALUE", help="Partition key as CQL has it; goes with --table. As --key."
+    "--pk", "typed", multiple=True, metavar="VALUE", help="Partition key as in CQL, with --table. Repeatable."
 )
 @click.option("--token", type=TOKEN, help="The token instead of a key.")
-@click.option("--table", type=TABLE_NAME, help="The table: a tablet-based one has streams of its own.")
+@click.option("--table", type=TABLE_NAME, help="The table; tablet-based tables have their own streams.")
 @click.option(
     "--at",
     type=TIME,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--policy",
     type=click.Choice(["strict", "recent-past", "both"]),
-    help="Whose answer counts; the other stands beside it. both, the default: the home's counts.",
+    help="The policy that decides; the other is shown, too. [default: the home's]",
 )
 @json_option
 @pass_session
@@ -53,9 +55,9 @@ def explain(
 ) -> None:
     """Explain where a write goes: token, generation, range, owner, shard, stream; and whether it is accepted now.
 
-    Beside what the generation was made for stands where the ring as it is puts the base row and the stream: the two
-    differ when shards or tokens have changed since. The exit code is 1 when the write is refused, and when its stream
-    cannot be told or is not where its range and shard put it: then the verdict is STREAM_UNKNOWN or STREAM_MISPLACED.
+    If shards or tokens have changed since the generation was made, the row and its stream are on different shards now;
+    both are shown. The exit code is 1 if the write is refused, or if its stream is missing or not where its range and
+    shard put it (STREAM_UNKNOWN, STREAM_MISPLACED).
 
     \b
     Example:
@@ -78,7 +80,8 @@ def explain(
         raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
     now_us = session.clock.now_us()
     answer = source.explain(at_token, now_us if at is None else at, now_us, cast("Policy | None", policy))
-    write_json(answer.facts()) if as_json else _show_explanation(answer.facts())
+    document = answer.facts()
+    write_result(document, as_json=as_json, show=lambda: _show_explanation(document))
     ctx.exit(0 if answer.accepted else 1)
 
 
@@ -116,18 +119,39 @@ def _token_from_key(components: tuple[bytes, ...]) -> int:
     return int(tokens_from_keys([key])[0])
 
 
-def _show_explanation(facts: dict[str, Any]) -> None:
-    lines: list[tuple[str, object]] = []
-    for name, value in facts.items():
-        if name in ("row_lies", "stream_lies"):
-            if value is not None and facts["colocated"] is False:
-                lines.append((name.replace("_", " "), f"shard {value['shard']} of {value['owner']}"))
-        elif name == "other_policies":
-            for other, explanation in value.items():
-                lines.append((f"by {other}", f"{explanation['verdict']}  {explanation['reason']}"))
-        elif name == "generation":
-            generation = value or {"id": None, "time": None}
-            lines += [("generation", generation["time"]), ("generation_id", generation["id"])]
-        else:
-            lines.append((name, value))
-    write_facts(lines)
+def _show_explanation(document: dict[str, Any]) -> None:
+    """Print the verdict, then the placement, one fact per line. Skip what is unknown or follows from another line."""
+    answer, color = ("accepted", "green") if document["accepted"] else ("refused", "red")
+    click.secho(f"{answer}: {document['verdict']}", fg=color, bold=True)
+    write_facts(_explanation_facts(document))
+
+
+def _explanation_facts(document: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    if not document["accepted"]:
+        yield "reason", document["reason"]
+    if document.get("note"):
+        yield "note", document["note"]
+    yield "token", document["token"]
+    yield "written at", document["at"]
+    if document["now"] != document["at"]:
+        yield "clock", document["now"]
+    for name in ("table", "timestamp", "generation"):
+        if document.get(name) is not None:
+            yield get_label(name), format_field(name, document[name])
+    if document["range_end"] is not None:
+        start = "the ring's begin" if document["range_start"] is None else document["range_start"]
+        kind, index = ("tablet", document["tablet"]) if "tablet" in document else ("vnode", document["vnode_index"])
+        yield "range", f"after {start} up to {document['range_end']}, {kind} {index}"
+    yield "stream", document["stream_id"] or "unknown"
+    if document.get("owner") is not None:
+        yield "made for", _format_owner(document)
+    if document.get("colocated") is False:
+        yield "row is on", _format_owner(document["row_location"])
+        yield "stream is on", _format_owner(document["stream_location"])
+    for policy, other in document.get("other_policies", {}).items():
+        same = other["verdict"] == document["verdict"]
+        yield f"by {policy}", other["verdict"] if same else f"{other['verdict']}: {other['reason']}"
+
+
+def _format_owner(owner: dict[str, Any]) -> str:
+    return f"{'unknown shard' if owner['shard'] is None else 'shard ' + str(owner['shard'])} of {owner['owner']}"

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import json_option, warn
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import InputError
 
@@ -20,16 +22,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--cluster", "name", metavar="NAME", help="Write into this cluster instead, which is not production.")
-@click.option("--dry-run", is_flag=True, help="With --cluster: only say what would be written.")
-@click.option("--prefix", default="scylla", show_default=True, help="With --cluster: where system's tables go.")
+@click.option("--cluster", "name", metavar="NAME", help="Write into this test cluster instead.")
+@click.option("--dry-run", is_flag=True, help="With --cluster: list what would be written.")
+@click.option("--prefix", default="scylla", show_default=True, help="With --cluster: prefix for system tables.")
 @click.option("--rate", type=click.IntRange(1, 500_000), default=2_000, show_default=True, help="Rows a second.")
 @click.option(
     "--replicas",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Of keyspaces it makes.",
+    help="Replication factor of keyspaces that it creates.",
 )
 @json_option
 @pass_session
@@ -43,17 +45,15 @@ def export(
     replicas: int,
     as_json: bool,
 ) -> None:
-    """Write the generations, stream sets, logs and the ring of the home into DIR, which is made.
+    """Export the generations, stream sets, logs and the ring of the home into the new folder DIR.
 
-    A file a table, as cqlsh's COPY ... TO writes it: COPY ... FROM takes it, and so does import. logs/tables.cql makes
-    tables for the logs, load.cql loads all of it into a server that has ScyllaDB's tables, for a rehearsal beside
-    production: run both there by cqlsh -f. cdc_local, which is of one node each, is not loaded. The same home gives the
-    same bytes.
+    One file per table, as cqlsh's COPY ... TO writes it; COPY ... FROM and import read it. logs/tables.cql creates
+    tables for the logs, and load.cql loads everything into a server with ScyllaDB's tables: run both with cqlsh -f.
+    cdc_local, which is per node, is not loaded. The same home gives the same bytes.
 
-    With --cluster the published tables and the logs go into a cluster that this home knows by `cluster add`. It takes
-    keyspaces that are new, empty, or marked by a table cdc_platform_export; in a cluster that was ever observed marked
-    ones alone, and never the cluster that the home is of. The same again changes nothing; one that was killed goes on
-    when it is started again.
+    --cluster writes the published tables and the logs into a registered cluster. Its keyspaces must be new, empty, or
+    marked by a table cdc_platform_export; in a cluster that was ever observed they must be marked. The home's own
+    cluster is always refused. Repeating an export changes nothing; run an interrupted one again to finish it.
 
     \b
     Example:
@@ -74,21 +74,26 @@ def export(
     home = session.open_home()
     cluster = registry.find_cluster(home, name or "")
     _warn_of_missing_columns(list_stored_logs(session.view()))
-    done = export_into_cluster(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
+    with show_progress("exporting"):
+        done = export_into_cluster(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
+
+    words = "Would be written" if dry_run else "Written"
+    rows = [
+        {"table": table.full_name, "keyspace is": done.keyspaces[table.keyspace], "rows": table.rows}
+        for table in done.tables
+    ]
 
     def show() -> None:
-        words = "Would be written" if dry_run else "Written"
-        rows = [(table.full_name, done.keyspaces[table.keyspace], table.rows) for table in done.tables]
-        write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
+        show_rows(rows, View("", f"{words} to {done.cluster}"))
         if dry_run:
-            write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
+            show_document({"rows": done.rows, "least_seconds": round(done.rows / rate, 1)}, {})
 
     context = click.get_current_context()
     values = {"prefix": prefix, "rate": rate, "replicas": replicas}
     given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     options = [word for option in given for word in (f"--{option}", values[option])]
     next_steps = [build_next_step("export", "--cluster", cluster.name, *options)] if dry_run else []
-    write_result(_export_document(done, dry_run), show, next_steps, as_json=as_json)
+    write_result(_export_document(done, dry_run), as_json=as_json, show=show, next_steps=next_steps)
 
 
 def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
@@ -99,7 +104,8 @@ def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
     lake = session.view()
     logs = list_stored_logs(lake)
     statements = dict.fromkeys(line for log in logs for line in log.made)
-    written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_home().path)
+    with show_progress("exporting"):
+        written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_home().path)
     _warn_of_missing_columns(logs)
     for file in written:
         if file.read_otherwise:
@@ -111,11 +117,10 @@ def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
     document = {
         "folder": str(folder),
         "script": LOAD_SCRIPT_FILE,
-        "files": [{"name": file.name, "of": file.of, "rows": file.rows} for file in written],
+        "files": [{"name": file.name, "table": file.of, "rows": file.rows} for file in written],
     }
-    columns = ("file", "of", ">rows")
-    rows = [(file.name, file.of, file.rows) for file in written]
-    write_json(document) if as_json else write_table(f"Written to {folder}", columns, rows)
+    views = {"folder": None, "script": None, "files": View("name table rows", f"Written to {folder}")}
+    write_result(document, as_json=as_json, views=views)
 
 
 def _warn_of_missing_columns(logs: Sequence[StoredLog]) -> None:

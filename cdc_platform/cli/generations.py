@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,12 +12,10 @@ from cdc_platform.cli.output import (
     format_optional_ms,
     json_option,
     to_json_value,
-    write_facts,
-    write_json,
-    write_json_list,
-    write_table,
+    write_json_rows,
 )
 from cdc_platform.cli.params import GENERATION, TIME
+from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_from_ms
 from cdc_platform.errors import StateError
@@ -31,15 +29,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--since", type=TIME, help="Only those that operate at this time or later.")
+@click.option("--since", type=TIME, help="Only generations that operate at this time or later.")
 @json_option
 @pass_session
 def generations(session: CliSession, since: Microseconds | None, as_json: bool) -> None:
     """List the generations, newest first.
 
-    With --since TIME: those that start at or after it, and the one before them, which still operates at TIME; if
-    none starts that late, the newest one. The state says what is known of each: one that somebody names and whose
-    description is not here is in the list, too. Clients see those that are published.
+    With --since TIME: those that start at or after TIME, and the one before them, which operates at TIME. The state
+    says what is known of each; a generation may be known by name without its description. Clients see published ones.
 
     \b
     Example:
@@ -66,13 +63,16 @@ def generations(session: CliSession, since: Microseconds | None, as_json: bool) 
         }
         for generation in reversed(listed)
     ]
-    if as_json:
-        write_json(rows)
-    else:
-        columns = ("time", "id", "operating", "state", "nodes", "num_ranges", "num_streams", "expired")
-        numbers = ("nodes", "num_ranges", "num_streams")
-        headings = [f">{name.removeprefix('num_')}" if name in numbers else name for name in columns]
-        write_table("Generations", headings, [[row[name] for name in columns] for row in rows])
+    view = View("time id state num_ranges num_streams nodes expired", "Generations")
+    screen = [row | {"state": _screen_state(row)} for row in rows]
+    write_result({"generations": rows}, as_json=as_json, show=lambda: show_rows(screen, view))
+
+
+def _screen_state(row: dict[str, Any]) -> str:
+    """Return the state of a generation for people, which includes whether it operates."""
+    if not row["operating"]:
+        return row["state"]
+    return "operating" if row["state"] == "published" else f"operating, {row['state']}"
 
 
 def _size_fields(size: GenerationSize | None) -> dict[str, int | None]:
@@ -99,8 +99,8 @@ _RANGES_PER_WRITE = 256
 def streams(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
     """Print the published streams of the generation that starts at TIME (or has this UUID), in ring order.
 
-    Within a range the streams are in shard order: position 0 is shard 0. Where an import could not tell the order, the
-    shard shows as a question mark.
+    Within a range the streams are in shard order: position 0 is shard 0. A question mark stands for a shard whose
+    position an import could not determine.
 
     \b
     Example:
@@ -113,7 +113,7 @@ def streams(session: CliSession, generation: str | Milliseconds, as_json: bool) 
     time_ms = Timeline.read(lake).find_published(session.named(generation)).time_ms
     rows = generations.read_published_rows(lake, time_ms)
     if as_json:
-        write_json_list(_json_texts(rows))
+        write_json_rows("ranges", _json_texts(rows), time=format_ms(time_ms))
         return
     click.echo(f"{'range_end':>20}  {'shard':>5}  stream_id")
     for lines in _line_texts(rows, _unordered_range_ends(lake, time_ms)):
@@ -189,20 +189,7 @@ def diff(session: CliSession, old: str | Milliseconds, new: str | Milliseconds, 
         "streams_kept": change.streams_kept,
         "changed_share": change.changed_share,
     }
-    if as_json:
-        write_json(result)
-        return
-    facts: list[tuple[str, object]] = []
-    for name, generation, streams in (("old", before, old_streams), ("new", after, new_streams)):
-        time = format_optional_ms(generation.time_ms)
-        facts.append((name, f"{time}  {generation.id or '-'}  {len(streams)} ranges, {len(streams.streams)} streams"))
-    facts += [
-        ("ranges added", len(change.ranges_added)),
-        ("ranges removed", len(change.ranges_removed)),
-        ("streams kept", change.streams_kept),
-        ("share of the ring that changes streams", f"{100 * change.changed_share:.3f} %"),
-    ]
-    write_facts(facts)
+    write_result(result, as_json=as_json)
 
 
 def _read_description(

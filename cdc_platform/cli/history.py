@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import json_option, write_facts, write_json, write_table
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import json_option
 from cdc_platform.cli.params import TABLE_NAME, TIME
+from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Milliseconds, format_us
 from cdc_platform.errors import InputError, NotFound
@@ -22,22 +23,20 @@ if TYPE_CHECKING:
     from cdc_platform.tables import Table
     from cdc_platform.timeline import GenerationKeys, GenerationNames
 
-_COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
-_CLUSTER_COLUMNS = ("at", "who", "what", "seen_by", "by", "run")
+_COLUMNS = "at table what version rows who by run"
+_CLUSTER_COLUMNS = "at who what seen_by by run"
 
 
 @click.command()
 @click.argument("generation", required=False)
-@click.option("--run", metavar="RUN_ID", help="What this run of Dagster has committed, in every table.")
+@click.option("--run", metavar="RUN_ID", help="The commits of this Dagster run, in every table.")
 @click.option(
     "--table",
     type=TABLE_NAME,
     metavar="KS.T",
-    help="The log of this base table, and the table itself where it is kept.",
+    help="The log of this base table, and its copy if there is one.",
 )
-@click.option(
-    "--cluster", "of_cluster", is_flag=True, help="What became other in the live cluster that this home is of."
-)
+@click.option("--cluster", "of_cluster", is_flag=True, help="The observed changes of the live cluster of this home.")
 @json_option
 @pass_session
 def history(
@@ -48,14 +47,12 @@ def history(
     of_cluster: bool,
     as_json: bool,
 ) -> None:
-    """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
+    """List the commits that changed rows of GENERATION in any table, oldest first, with author and run.
 
-    GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
-    withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. --table KS.T
-    tells the commits to the table's log, and to what `ingest --current` keeps of it, with the slices of the ring that
-    each has changed. What is told goes back as far as Delta keeps its log and its files. --cluster tells what became
-    other in the live cluster from one look to the next, who has looked and by which door: all of it, from the first
-    look on.
+    GENERATION is a UUID or its prefix, a time, latest, operating, or the name of its partition in Dagster; withdrawn
+    and removed generations have a history, too. --run lists the commits of a Dagster run. --table lists the commits to
+    a table's log and to its copy (`ingest --current`), with the changed partitions. History goes back as far as Delta
+    retains its log. --cluster lists all observed changes of the live cluster.
 
     \b
     Example:
@@ -79,11 +76,14 @@ def history(
         title, writes = f"Commits to {'.'.join(table)}", _table_writes(lake, *table)
     else:
         title, writes = _generation_writes(session, lake, generation or "")
-    if as_json:
-        write_json(writes)
-        return
-    rows = [[row[name.strip(">")] for name in _COLUMNS] for row in writes]
-    write_table(title, _COLUMNS, rows)
+    screen = [row | {"table": _shorten_table(row["table"])} for row in writes]
+    write_result({"commits": writes}, as_json=as_json, show=lambda: show_rows(screen, View(_COLUMNS, title)))
+
+
+def _shorten_table(name: str) -> str:
+    """Return a table's name without the keyspaces that only ScyllaDB and the platform use."""
+    keyspace, _, table = name.partition(".")
+    return table if keyspace.startswith("system") or keyspace == "platform" else name
 
 
 def _write_cluster_changes(lake: Lake, as_json: bool) -> None:
@@ -99,10 +99,8 @@ def _write_cluster_changes(lake: Lake, as_json: bool) -> None:
         raise NotFound(
             "no live cluster was observed into this home; each has its own, HOME/clusters/NAME: name it by --home"
         )
-    if as_json:
-        write_json(changes)
-        return
-    write_table("What became other", _CLUSTER_COLUMNS, [[row[name] for name in _CLUSTER_COLUMNS] for row in changes])
+    view = View(_CLUSTER_COLUMNS, "Changes in the cluster")
+    write_result({"changes": changes}, as_json=as_json, views={"changes": view})
 
 
 def _generation_writes(session: CliSession, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -155,7 +153,7 @@ def _table_writes(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
     writes = [_write_with_partitions(table, commit) for table in tables for commit in lake.commits(table)]
     if not writes:
         raise NotFound(
-            f"{schema.full_name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest"
+            f"{schema.full_name} has no log and no copy here; ingest a live cluster's with: cdc-platform ingest"
         )
     return sorted(writes, key=write_sort_key)
 
@@ -164,7 +162,7 @@ def _write_with_partitions(table: Table, commit: Commit) -> dict[str, Any]:
     from cdc_platform.reporting import commit_facts
 
     digests = () if commit.info is None else commit.info.digests
-    return commit_facts(table, commit, None, 0) | {"slices": sorted(filter(None, digests))}
+    return commit_facts(table, commit, None, 0) | {"partitions": sorted(filter(None, digests))}
 
 
 _PATH_TYPE = click.Path(path_type=Path)
@@ -172,12 +170,12 @@ _PATH_TYPE = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("generation", metavar="[GENERATION | FROM TO]", nargs=-1)
-@click.option("--html", "file", type=_PATH_TYPE, help="Write the page into this file, which must not be there yet.")
+@click.option("--html", "file", type=_PATH_TYPE, help="Write the page into this file, which must not exist.")
 @click.option(
     "--sign", "key_file", type=_PATH_TYPE, help="Sign it with the Ed25519 key in this file (OpenSSL or OpenSSH)."
 )
-@click.option("--verify", "page", type=_PATH_TYPE, help="Hold this page against its seal and against the home.")
-@click.option("--key", "public_file", type=_PATH_TYPE, help="With --verify: the public key that has to have signed it.")
+@click.option("--verify", "page", type=_PATH_TYPE, help="Verify this page against its seal and the home.")
+@click.option("--key", "public_file", type=_PATH_TYPE, help="With --verify: the public key that must have signed it.")
 @json_option
 @pass_session
 @click.pass_context
@@ -191,13 +189,13 @@ def report(
     public_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Write a page for an auditor, about GENERATION or all that operate between the times FROM and TO.
+    """Write a report for an auditor about GENERATION, or about all that operate between the times FROM and TO.
 
-    It is one file that opens anywhere: ring, timeline, which writes were accepted until when, every invariant, who
-    wrote what in which commit, and digests by which --verify can tell later whether page or history was changed.
+    The report is one HTML file: ring, timeline, accepted writes, every invariant, commits with their authors, and
+    digests with which --verify detects later changes of the page or the history.
 
-    --verify answers a line a question: holds, newer (it was so, the home has gone on), unknown (what it takes to tell
-    is gone) or differs. The exit code is 1 where anything differs or is unknown.
+    --verify prints a result for each check: holds, newer (it held, and the home has changed since), unknown (the data
+    to decide is gone) or differs. The exit code is 1 if anything differs or is unknown.
 
     \b
     Example:
@@ -234,12 +232,11 @@ def _write_page(session: CliSession, asked: tuple[str, ...], file: Path, key_fil
         "file": str(file),
         "bytes": size,
         "generations": [generation_record["key"] for generation_record in record["generations"]],
-        "broken": list(dict.fromkeys(broken)),
+        "failed": list(dict.fromkeys(broken)),
         "key": record["key"],
     }
-    next_steps = [build_next_step("report", "--verify", file, why="whether it still holds, at any time")]
-    facts = [(name, value) for name, value in result.items() if value]
-    write_result(result, lambda: write_facts(facts), next_steps, as_json=as_json)
+    next_steps = [build_next_step("report", "--verify", file, why="verifies it, now or later")]
+    write_result(result, as_json=as_json, next_steps=next_steps)
 
 
 def _requested_generations(
@@ -271,10 +268,6 @@ def _verify_page(session: CliSession, page: Path, public_file: Path | None, as_j
         lines = verify_page(session.lake(), home.settings, text, key)
     except InputError as error:
         raise InputError(f"{page}: {error}") from None
-    if as_json:
-        write_json([{"asked": line.asked, "answer": str(line.answer), "said": line.said} for line in lines])
-    else:
-        write_table(
-            str(page), ("asked", "answer", "found"), [(line.asked, str(line.answer), line.said) for line in lines]
-        )
-    return int(any(line.answer in (ChainStatus.DIFFERS, ChainStatus.UNKNOWN) for line in lines))
+    results = [{"check": line.check, "result": str(line.result), "detail": line.detail} for line in lines]
+    write_result({"checks": results}, as_json=as_json, views={"checks": View("check result detail", str(page))})
+    return int(any(line.result in (ChainStatus.DIFFERS, ChainStatus.UNKNOWN) for line in lines))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import json_option, warn
+from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import InputError, StateError
 
@@ -41,16 +42,15 @@ def home() -> None:
 
 
 @home.command("maintain")
-@click.option("--dry-run", is_flag=True, help="Say how many files would go; nothing is written.")
+@click.option("--dry-run", is_flag=True, help="Count the files and delete nothing.")
 @json_option
 @pass_session
 @click.pass_context
 def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
-    """Delete the files of all tables that nothing needs any more, seven days after they were of use, or were written.
+    """Delete files that no table needs any more: seven days after they were removed, or written without a commit.
 
-    Those that a commit has removed, or put together with others, and those that no commit names, which writers leave
-    who are killed or lose a race. The homes of live clusters below it are kept up as well. Dagster does the same every
-    day. The exit code is 1 where a table could not be kept up.
+    Includes files replaced by compaction, and those of writers that were killed or lost a race. The homes of live
+    clusters below this home are included. Dagster does the same every day. The exit code is 1 if a table failed.
 
     \b
     Example:
@@ -68,10 +68,10 @@ def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bo
         if result.failed:
             warn(result.failed, code="not-kept-up")
     documents = [{"home": path, **asdict(result)} for path, result in done]
-    rows = [(path, result.table, result.files) for path, result in done if result.files]
-    title = "Files that would go" if dry_run else "Files that went"
+    rows = [document for document in documents if document["files"]]
+    view = View("table files home", "Files that can be deleted" if dry_run else "Deleted files")
     next_steps = [build_next_step("home", "maintain")] if dry_run and rows else []
-    write_result(documents, lambda: write_table(title, ("home", "table", ">files"), rows), next_steps, as_json=as_json)
+    write_result({"tables": documents}, as_json=as_json, show=lambda: show_rows(rows, view), next_steps=next_steps)
     if any(result.failed for _, result in done):
         ctx.exit(1)
 
@@ -84,10 +84,9 @@ def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bo
 def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
     """Copy the home FROM to a new one at TO: settings, and all tables at one set of versions with their history.
 
-    Each is a folder or an address as s3://bucket/prefix. The homes of live clusters below it go along. Every file is
-    compared with what it was copied of, and the rows with the digests that the commits carry. Interrupted, the same
-    command goes on, with the versions that it began with. Dagster's runs and what else is of one machine alone stays
-    where it is, as does the way to a cluster that names variables or files.
+    FROM and TO are folders or addresses such as s3://bucket/prefix. The homes of live clusters below it are copied,
+    too. Every file is compared with its source, and the rows with the digests in the commits. If interrupted, run the
+    same command again. Dagster's runs and cluster registrations that name variables or files of this machine stay.
 
     \b
     Example:
@@ -114,9 +113,9 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
         warn(f"{entry} stays on this machine: a home of its name lies in the store", code="stays-here")
     lake_copy.get_copy_note_path(to).remove()
     facts = {"from": begun.name, "to": to, "clusters": [part.path.partition("/")[2] for part in parts[1:]]}
-    facts |= {"tables": done.tables, "files": done.files, "found": done.found}
+    facts |= {"tables": done.tables, "files": done.files, "already_copied": done.found}
     next_steps = [*(_register_cluster_step(entry, to) for entry in stay), build_next_step("status", home=to)]
-    write_result(facts, lambda: write_facts(facts.items()), next_steps, as_json=as_json)
+    write_result(facts, as_json=as_json, next_steps=next_steps)
 
 
 def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:
@@ -145,7 +144,7 @@ def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:
                 f"{to} is a copy of {began['from']} that is not whole; finish that, or choose another place"
             )
         if "parts" not in began:
-            raise StateError(f"{to} is a copy that another version has begun; remove what lies there, and begin anew")
+            raise StateError(f"{to} is a copy that another version has begun; remove it, and copy again")
         return [_CopiedHome(part["path"], parse_path(part["source"]), part["versions"]) for part in began["parts"]]
     if not _is_empty(to):
         raise StateError(f"{to} is there already; a home is copied to a place where nothing is")

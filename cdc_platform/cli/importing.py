@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
 
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_table
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import format_optional_ms, json_option, warn
 from cdc_platform.cli.params import IGNORE_MSB, SHARDS
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import IMPORTED_TABLES, WritingCommand
 from cdc_platform.delta import WriteSource
@@ -45,22 +47,21 @@ def import_files(
     repair: bool,
     as_json: bool,
 ) -> None:
-    """Take in files, or all that are known in folders. The same files again change nothing.
+    """Import files, or all known files in folders. Importing the same files again changes nothing.
 
-    A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
-    COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
-    cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
-    a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
-    SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table. So are taken in:
-    system.topology, cdc_generations_v3, cdc_streams_state and cdc_streams_history, and what DESCRIBE SCHEMA,
-    nodetool ring, nodetool status and nodetool describering print. The content of a file says which it is.
+    A ring snapshot is a JSON list of nodes and replaces the ring. A cqlsh export is a file that
+    COPY ... TO ... WITH HEADER = true wrote, or the output of SELECT or SELECT JSON, of one of these tables:
+    cdc_generation_timestamps, cdc_streams_descriptions_v2, cdc_generation_descriptions_v2, the V1 tables
+    cdc_streams_descriptions and cdc_generation_descriptions, a node's cdc_local, and cdc_timestamps and cdc_streams of
+    tablet-based tables. A file with only a header is an empty table. Also accepted: system.topology,
+    cdc_generations_v3, cdc_streams_state and cdc_streams_history, and the output of DESCRIBE SCHEMA, nodetool ring,
+    nodetool status and nodetool describering. The content of a file shows its type.
 
-    What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
-    --allow-incomplete it is imported for inspection: check reports the problems, and commands that build on the home
-    refuse.
+    Incomplete data is refused: missing rows, streams outside their range, streams without their time.
+    --allow-incomplete imports it for inspection by check; commands that build on such a home refuse.
 
-    --repair restores rows reported by check --deep from the same files and imports nothing else. A row is restored
-    only if it equals the row that was committed. The exit code is 1 if damage remains.
+    --repair restores rows reported by `check --deep` from the same files; nothing else is imported, and rows must equal
+    the committed ones. The exit code is 1 if damage remains.
 
     \b
     Example:
@@ -81,7 +82,7 @@ def import_files(
     if repair:
         ctx.exit(_restore_rows(session, read, as_json))
     sources = read()
-    with session.making_home() as home:
+    with session.making_home() as home, show_progress("importing"):
         report = import_sources(Lake(home.lake), session.clock, sources)
     for warning in report.warnings:
         warn(warning, code="import-incomplete")
@@ -97,7 +98,7 @@ def import_files(
             code="only-observed",
         )
     next_steps = [build_next_step("check")] if report.flaws else []
-    write_result(build_import_document(report), lambda: show_import(report), next_steps, as_json=as_json)
+    write_result(build_import_document(report), as_json=as_json, views=IMPORT_VIEWS, next_steps=next_steps)
 
 
 def _restore_rows(session: CliSession, read: Callable[[], ImportSources], as_json: bool) -> int:
@@ -105,11 +106,13 @@ def _restore_rows(session: CliSession, read: Callable[[], ImportSources], as_jso
     from cdc_platform.importing import restore_rows
 
     done, remaining = restore_rows(session.lake(), session.clock, read)
-    rows = [(partition.table, partition.slice, partition.version) for partition in done]
-    columns = ("table", "slice", "version")
-    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": remaining}
-    next_steps = [build_next_step("check", "--deep")] if rows else []
-    write_result(result, lambda: write_table("Rows made anew", columns, rows), next_steps, as_json=as_json)
+    restored = [
+        {"table": partition.table, "partition": partition.slice, "version": partition.version} for partition in done
+    ]
+    views = {"restored": View("table partition version", "Restored rows"), "unrepaired": None}
+    next_steps = [build_next_step("check", "--deep")] if restored else []
+    document = {"restored": restored, "unrepaired": remaining}
+    write_result(document, as_json=as_json, views=views, next_steps=next_steps)
     for line in remaining:
         warn(line, code="stays-damaged")
     return int(bool(remaining))
@@ -141,42 +144,14 @@ def build_import_document(report: ImportReport) -> dict[str, object]:
             }
             for stream_set in report.stream_sets
         ],
-        "flaws": report.flaws,
+        "issues": report.flaws,
         "rows_written": report.rows_written,
     }
 
 
-def show_import(report: ImportReport) -> None:
-    """Print the result of an import as tables."""
-    changes = (("added", report.nodes_added), ("changed", report.nodes_changed), ("removed", report.nodes_removed))
-    nodes = [(what, host) for what, hosts in changes for host in hosts]
-    if nodes:
-        write_table("Nodes of the ring", ("", "host_id"), nodes)
-    if report.generations:
-        columns = ("time", "id", ">ranges", ">streams", ">of unknown order", "expired")
-        rows = [
-            (
-                format_optional_ms(generation.time_ms),
-                generation.id,
-                generation.ranges,
-                generation.streams,
-                generation.unordered_ranges,
-                format_optional_ms(generation.expired_ms),
-            )
-            for generation in report.generations
-        ]
-        write_table("Generations", columns, rows)
-    if report.stream_sets:
-        sets = [
-            (
-                stream_set.table,
-                format_optional_ms(stream_set.time_ms),
-                stream_set.streams,
-                stream_set.closed,
-                stream_set.opened,
-                stream_set.new,
-            )
-            for stream_set in report.stream_sets
-        ]
-        write_table("Stream sets of tablets", ("table", "timestamp", ">streams", ">closed", ">opened", "new"), sets)
-    write_facts([("rows written", report.rows_written)])
+IMPORT_VIEWS: Mapping[str, View | None] = {
+    "generations": View("time id num_ranges num_streams unordered_ranges expired", "Generations"),
+    "stream_sets": View("table timestamp num_streams num_closed num_opened new", "Stream sets of tablets"),
+    "issues": None,
+}
+"""How a screen shows the document of an import."""

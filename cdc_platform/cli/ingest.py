@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.output import json_option, warn
 from cdc_platform.cli.params import TABLE_NAME, TIME, SecondsRange
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import MAX_CDC_TTL_SECONDS, SECOND_US, Microseconds, format_us
 
@@ -22,7 +24,7 @@ _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
 @click.argument("name", metavar="NAME")
 @click.argument("table", type=TABLE_NAME)
 @click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
-@click.option("--by", type=click.Choice(["streams", "ranges"]), help="How windows are read. [default: what costs less]")
+@click.option("--by", type=click.Choice(["streams", "ranges"]), help="How windows are read. [default: the cheaper way]")
 @click.option(
     "--confidence", type=_DURATION, default=30.0, show_default=True, help="Seconds to stay behind the slowest clock."
 )
@@ -31,8 +33,8 @@ _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
     type=_DURATION,
     help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
 )
-@click.option("--current", is_flag=True, help="Keep TABLE itself from now on, beside its log.")
-@click.option("--recopy", is_flag=True, help="Copy a table that is kept anew, for example after a TRUNCATE.")
+@click.option("--current", is_flag=True, help="Replicate TABLE itself, too.")
+@click.option("--recopy", is_flag=True, help="Copy a replicated table again, for example after a TRUNCATE.")
 @json_option
 @pass_session
 @click.pass_context
@@ -49,18 +51,17 @@ def ingest(
     recopy: bool,
     as_json: bool,
 ) -> None:
-    """Bring what is new in the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
+    """Ingest new rows of the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
 
-    Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Generations and
-    tablets are followed as they come. At a generation that nodes use and clients cannot read yet the log is held, and
-    the answer says so. Late rows are looked for by reading windows a second time. Spark is started where there is
-    more to ask for than one process does soon.
+    Each row is ingested exactly once; an interrupted run resumes where it stopped. New generations and tablets are
+    followed. If nodes use a generation that clients cannot read yet, the ingest waits there and says so. Windows are
+    read a second time to find late rows. Spark is started for backlogs that are too large for one process.
 
-    Rows that nobody can read any more are a gap, which is recorded. The exit code is 1 while the log has one that
-    nobody has accepted: `consumers gaps` lists them.
+    Rows that can no longer be read are recorded as a gap. The exit code is 1 while the log has an open gap: see
+    `consumers gaps`.
 
-    With --current the table KS.T itself is kept as well: copied once, then brought up by its log each time. What CQL
-    does not tell exactly is marked in its column cdc$inexact, and counted.
+    With --current the table KS.T is replicated as well: copied once, then updated from its log. Values that CQL does
+    not return exactly are marked in its column cdc$inexact, and counted.
 
     \b
     Example:
@@ -79,27 +80,23 @@ def ingest(
     policy = ReadPolicy(
         _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
     )
-    done = bring(
-        cluster,
-        session.clock,
-        *table,
-        get_task_runner(),
-        policy=policy,
-        until_us=until_us,
-        way=by,
-        on_message=partial(warn, code="reading"),
-        current=current,
-        recopy=recopy,
-    )
+    with show_progress("ingesting"):
+        done = bring(
+            cluster,
+            session.clock,
+            *table,
+            get_task_runner(),
+            policy=policy,
+            until_us=until_us,
+            way=by,
+            on_message=partial(warn, code="reading"),
+            current=current,
+            recopy=recopy,
+        )
     for line in describe_gaps(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")
-    if as_json:
-        write_json(_result_document(done))
-        ctx.exit(int(done.has_open_gaps))
-    columns = (">window", "generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
-    if done.windows:
-        write_table("Windows", columns, [_window_row(window) for window in done.windows])
-    write_facts(_result_facts(done).items())
+    document = _result_document(done)
+    write_result(document, as_json=as_json, show=lambda: _show_result(document, done))
     ctx.exit(int(done.has_open_gaps))
 
 
@@ -107,20 +104,19 @@ def _us_from_seconds(seconds: float) -> Microseconds:
     return Microseconds(int(seconds * SECOND_US))
 
 
-def _window_row(window: ReadWindow) -> tuple[Any, ...]:
-    chosen = window.chosen
-    return (
-        window.number,
-        format_us(window.set_us),
-        format_us(window.after_us),
-        format_us(window.until_us),
-        "passed over" if chosen is None else _describe_method(window, chosen),
-        None if chosen is None else chosen.requests,
-        window.requests,
-        window.rows,
-        window.late,
-        window.seconds,
-    )
+def _show_result(document: dict[str, Any], done: IngestResult) -> None:
+    rows = [
+        window
+        | {"estimated": read.chosen and read.chosen.requests}
+        | {"method": "skipped" if read.chosen is None else _describe_method(read, read.chosen)}
+        for window, read in zip(document["windows"], done.windows, strict=True)
+    ]
+    if rows:
+        show_rows(rows, View("number after until rows late method requests estimated seconds generation", "Windows"))
+    hidden = {"windows": None, "gaps": None, **({} if done.waiting_for else {"held": None})}
+    show_document({name: value for name, value in document.items() if name != "current"}, hidden)
+    if done.current is not None:
+        show_document(_current_facts(done.current), {})
 
 
 def _describe_method(window: ReadWindow, chosen: Estimate) -> str:
@@ -131,30 +127,15 @@ def _describe_method(window: ReadWindow, chosen: Estimate) -> str:
     return f"{chosen.way} for {chosen.windows}" if chosen.windows > 1 else chosen.way
 
 
-def _result_facts(done: IngestResult) -> dict[str, Any]:
-    return (
-        {
-            "table": done.table,
-            "rows": done.rows,
-            "late": done.late,
-            "late ever": done.late_ever,
-            "read up to": format_us(done.position_us),
-            "read again up to": None if done.second_pass_us is None else format_us(done.second_pass_us),
-        }
-        | ({} if done.waiting_for is None else {"held": done.waiting_for})
-        | ({} if done.current is None else _current_facts(done.current))
-    )
-
-
-def _current_facts(now: ReplicationResult) -> dict[str, Any]:
-    share = now.inexact / now.rows if now.rows else 0.0
+def _current_facts(copy: ReplicationResult) -> dict[str, Any]:
+    share = copy.inexact / copy.rows if copy.rows else 0.0
     return {
-        "table as of": format_us(now.as_of_us),
-        "table copied": format_us(now.copied_us) + (", now" if now.copied_now else ""),
-        "rows of the table": now.rows,
-        "of which inexact": f"{now.inexact} ({share:.1%})",
-        "slices written": f"{now.written_ranges} of {now.ranges}, for {now.log_rows} rows of the log",
-        "rows read again": now.reread_rows,
+        "table as of": format_us(copy.as_of_us),
+        "table copied": format_us(copy.copied_us) + (", now" if copy.copied_now else ""),
+        "rows of the table": copy.rows,
+        "inexact rows": f"{copy.inexact:,} ({share:.1%})",
+        "ranges written": f"{copy.written_ranges} of {copy.ranges}, for {copy.log_rows:,} log rows",
+        "rows read again": copy.reread_rows,
     }
 
 
@@ -166,9 +147,9 @@ def _current_document(now: ReplicationResult) -> dict[str, Any]:
         "rows": now.rows,
         "inexact": now.inexact,
         "log_rows": now.log_rows,
-        "slices_written": now.written_ranges,
-        "slices": now.ranges,
-        "rows_read_again": now.reread_rows,
+        "written_ranges": now.written_ranges,
+        "ranges": now.ranges,
+        "reread_rows": now.reread_rows,
         "seconds": now.seconds,
     }
 
@@ -180,7 +161,7 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
         "late": done.late,
         "late_ever": done.late_ever,
         "position": format_us(done.position_us),
-        "again": None if done.second_pass_us is None else format_us(done.second_pass_us),
+        "second_pass": None if done.second_pass_us is None else format_us(done.second_pass_us),
         "held": done.waiting_for,
         "current": None if done.current is None else _current_document(done.current),
         "gaps": [gap.facts() for gap in done.gaps],
@@ -191,7 +172,7 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
 def _window_document(window: ReadWindow) -> dict[str, Any]:
     estimates = {
         name: None if estimate is None else _estimate_document(estimate)
-        for name, estimate in (("chosen", window.chosen), ("instead_of", window.other))
+        for name, estimate in (("chosen", window.chosen), ("alternative", window.other))
     }
     return {
         "number": window.number,
@@ -209,4 +190,4 @@ def _window_document(window: ReadWindow) -> dict[str, Any]:
 
 
 def _estimate_document(each: Estimate) -> dict[str, Any]:
-    return {"by": each.way, "requests": each.requests, "looks": each.looks, "windows": each.windows}
+    return {"by": each.way, "requests": each.requests, "polls": each.looks, "windows": each.windows}

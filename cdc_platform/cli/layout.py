@@ -1,6 +1,7 @@
 """Lay out tables and facts as lines of a given width.
 
-Words, such as IDs and times, are never broken. Rows that do not fit are printed one field per line.
+Words, such as IDs and times, are never broken. A table that is too wide drops its last columns, or is printed one field
+per line.
 """
 
 from __future__ import annotations
@@ -30,23 +31,39 @@ def get_page_width() -> int:
         return _DEFAULT_WIDTH
 
 
-def format_table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table, without its title. Columns whose name begins with `>` are right-aligned."""
+def format_table_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, drop: bool = False
+) -> Iterator[str]:
+    """Yield the lines of a table, without its title. Columns whose name begins with `>` are right-aligned.
+
+    With `drop`, columns that do not fit are dropped from the end, and a last line names them.
+    """
     names = [name.removeprefix(">") for name in columns]
     cells = [names, *rows]
-    available = width - 1 - _COLUMN_GAP * (len(names) - 1)
     natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     least = [max(map(_longest_word, column)) for column in zip(*cells, strict=True)]
-    if sum(least) > available:
+    shown = len(names)
+    while drop and shown > 1 and sum(least[:shown]) > _available_width(width, shown):
+        shown -= 1
+    if sum(least[:shown]) > _available_width(width, shown):
         yield from _record_lines(names, rows, width)
         return
-    widths = _column_widths(natural, least, available)
+    dropped, names, columns = names[shown:], names[:shown], columns[:shown]
+    rows = [row[:shown] for row in rows]
+    widths = _column_widths(natural[:shown], least[:shown], _available_width(width, shown))
     yield ""
     yield from _row_lines(names, widths, columns)
     yield f" {'─' * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))}"
     for row in rows:
         yield from _row_lines(row, widths, columns)
+    if dropped:
+        yield from _wrap(f" not shown at {width} columns: {', '.join(dropped)}", width)
     yield ""
+
+
+def _available_width(width: int, columns: int) -> int:
+    """Return the characters that are left for the cells of a line."""
+    return width - 1 - _COLUMN_GAP * (columns - 1)
 
 
 def format_fact_lines(facts: Sequence[tuple[str, str]], width: int) -> Iterator[tuple[str, str]]:

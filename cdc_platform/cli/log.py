@@ -1,4 +1,4 @@
-"""`cdc-platform cql run`: show the rows of a table's CDC log."""
+"""`cdc-platform log`: show the rows of a table's CDC log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import write_result
 from cdc_platform.cli.output import json_option, warn, write_table
 from cdc_platform.cli.params import TABLE_NAME, TIME
+from cdc_platform.cli.render import write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.errors import InputError
@@ -60,11 +60,11 @@ def log(
     operations = [names_by_number.get(row["cdc$operation"], f"unknown ({row['cdc$operation']})") for row in rows]
     document = {
         "table": schema.full_name,
-        "cql run": f"{schema.keyspace}.{schema.log_name}",
+        "log": f"{schema.keyspace}.{schema.log_name}",
         "rows": [{"operation": name, "columns": row} for name, row in zip(operations, rows, strict=True)],
         "has_more": has_more,
     }
-    write_result(document, lambda: _show_rows(schema, operations, rows, has_more), [], as_json=as_json)
+    write_result(document, as_json=as_json, show=lambda: _show_rows(schema, operations, rows, has_more))
 
 
 def _newest_rows_query(schema: TableSchema, since_us: Microseconds | None, until_us: Microseconds | None) -> str:

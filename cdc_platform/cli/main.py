@@ -21,6 +21,7 @@ import click
 
 from cdc_platform import __version__
 from cdc_platform.cli.command_hints import add_home_option
+from cdc_platform.cli.commands import COMMAND_GROUPS, COMMANDS, PROGRAM_NAME
 from cdc_platform.cli.output import StandardStream, escape_unprintable, standard_streams, warn
 from cdc_platform.cli.params import TIME
 from cdc_platform.cli.session import CliSession
@@ -51,63 +52,7 @@ from cdc_platform.errors import (
 if TYPE_CHECKING:
     from cdc_platform.delta import ReadFailureCause
 
-PROG_NAME = "cdc-platform"
 EXIT_OK, EXIT_FAILED, EXIT_BAD_REQUEST, EXIT_DEFECT, EXIT_INTERRUPTED = 0, 1, 2, 70, 130
-
-COMMAND_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Get started": {
-        "demo": ("demo:demo", "Run the main job on real ring snapshots, end to end."),
-        "up": ("up:up", "Start a warm Spark server, the Dagster UI and its daemon."),
-        "doctor": ("doctor:doctor", "Check prerequisites: Java, versions, JARs, home, disk."),
-        "help": ("help:show_help", "Show the help of a command."),
-        "completion": ("completion:completion", "Print a shell's completion script."),
-    },
-    "Generations": {
-        "bootstrap": ("bootstrap:bootstrap", "Queue a joining node; with --run, create its generation."),
-        "import": ("importing:import_files", "Import ring snapshots, cqlsh exports and nodetool output."),
-        "export": ("export:export", "Export generations, stream sets, logs and the ring to files or a test cluster."),
-        "generations": ("generations:generations", "List the generations, newest first."),
-        "streams": ("generations:streams", "Print a generation's streams, range by range."),
-        "ring": ("ring:ring", "Show the nodes of the current ring."),
-        "explain": ("explain:explain", "Show which stream a write goes to and whether it is accepted."),
-        "check": ("check:check", "Check every invariant, with counts and samples."),
-        "diff": ("generations:diff", "Compare two generations."),
-        "history": ("history:history", "List the commits and runs that wrote a generation."),
-        "report": ("history:report", "Write a page for an auditor, or verify one."),
-        "rewrite": ("rewrite:rewrite", "Rewrite V1 streams tables to V2."),
-        "repair": ("repair:repair", "Check the latest generation against the ring and regenerate it if needed."),
-        "rehearse": ("rehearse:rehearse", "Predict what topology changes will do, before they are made."),
-        "switch": ("switch:switch", "Show, acknowledge, commit or abort two-phase switches."),
-        "tables": ("tables:tables", "List and register CDC-enabled tables with their TTLs."),
-        "tablets": ("tablets:tablets", "Create, split, merge, show and clean up stream sets of tablet-based tables."),
-        "expire": ("expire:expire", "Remove generations that no log row needs, or show what keeps them."),
-    },
-    "Live clusters": {
-        "cluster": ("cluster:cluster", "List, add, test and remove live clusters."),
-        "observe": ("cluster:observe", "Read the metadata of a live cluster; writes nothing to it."),
-        "watch": ("cluster:watch", "Watch a live cluster in the terminal, or as JSON lines."),
-        "ingest": ("ingest:ingest", "Ingest a live table's CDC log, each row exactly once."),
-    },
-    "Logs": {
-        "cql": ("cql:cql", "Run CQL statements: their acceptance, log rows and resulting tables."),
-        "log": ("log:log", "Show the rows of a table's CDC log."),
-        "consume": ("consumers:consume", "Copy new rows of a table's CDC log, each exactly once."),
-        "consumers": ("consumers:consumers", "List the readers of CDC logs and their positions."),
-        "verify-interval": ("consumers:verify_interval", "Prove that a consumer read every row of an interval."),
-    },
-    "Operate": {
-        "status": ("status:status", "Summarise the home on one screen, with the next command to run."),
-        "sql": ("sql:sql", "Query every table with SQL, under ScyllaDB's own names."),
-        "home": ("home:home", "Copy a home, or delete files that it no longer needs."),
-        "bundle": ("bundle:bundle", "Pack status, findings, versions and log tails into one file."),
-    },
-}
-"""The commands by section of the help text: `module:function` in cdc_platform.cli, and the summary."""
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    name: entry for commands in COMMAND_GROUPS.values() for name, entry in commands.items()
-}
-"""The commands of all sections by name."""
-
 
 _OUTPUT_ONLY_COMMANDS = frozenset({"sql", "status", "streams", "watch"})
 """Commands that do nothing but print, at length or for ever. They end when standard output fails."""
@@ -204,7 +149,7 @@ class CommandGroup(click.Group):
         """Return the requested command, and make it the author of all later commits (without its arguments)."""
         if self.get_command(ctx, args[0]) is None:
             close = get_close_matches(args[0], self.list_commands(ctx), 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"see: {PROG_NAME} --help"
+            hint = f"did you mean {close[0]!r}?" if close else f"see: {PROGRAM_NAME} --help"
             raise CommandFailure(f"no such command {args[0]!r}; {hint}", EXIT_BAD_REQUEST, "usage")
         name, command, rest = super().resolve_command(ctx, args)
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
@@ -265,8 +210,8 @@ class CommandGroup(click.Group):
                 message = add_home_option(f"{cause} ({type(error).__name__})", ctx.params["home"])
                 raise CommandFailure(message, EXIT_BAD_REQUEST, StoreFailure.code) from error
             raise CommandFailure(
-                f"this is a defect of {PROG_NAME}: {type(error).__name__}: {to_one_line(str(error))[:300]}; "
-                f"{PROG_NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
+                f"this is a defect of {PROGRAM_NAME}: {type(error).__name__}: {to_one_line(str(error))[:300]}; "
+                f"{PROGRAM_NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
                 EXIT_DEFECT,
                 "defect",
             ) from error
@@ -300,7 +245,7 @@ class CommandGroup(click.Group):
         extra["standalone_mode"] = False
         with standard_streams() as output, _allow_interrupts(interruptible):
             try:
-                code = super().main(args, PROG_NAME, *pos, **extra)
+                code = super().main(args, PROGRAM_NAME, *pos, **extra)
             except click.Abort:
                 sys.exit(EXIT_INTERRUPTED)
             except click.ClickException as error:
@@ -390,7 +335,7 @@ def _print_traceback(ctx: click.Context) -> None:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name=PROG_NAME)
+@click.version_option(__version__, prog_name=PROGRAM_NAME)
 @click.option(
     "--home",
     metavar="HOME",

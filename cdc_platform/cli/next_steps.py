@@ -1,16 +1,16 @@
-"""Commands to run after a command, printed as `next:` lines or in the JSON field `next`."""
+"""Commands to run after a command: the lines `next:`, and the JSON field `next`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from cdc_platform.cli.command_hints import PROGRAM_NAME, add_home_option, get_home_option
-from cdc_platform.cli.output import escape_unprintable, write_json, write_json_document
+from cdc_platform.cli.command_hints import add_home_option, get_home_option
+from cdc_platform.cli.commands import PROGRAM_NAME
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
@@ -82,22 +82,8 @@ def _find_refusal(step: NextStep) -> PlatformError | None:
 
     `--write-to-observed` does not count, since the next command would need it again.
     """
-    from cdc_platform.cli.main import program
     from cdc_platform.cli.write_rules import find_write_refusal
 
     name, *words = shlex.split(step.command)
+    program = cast("click.Group", click.get_current_context().find_root().command)
     return find_write_refusal(program, words) if name == PROGRAM_NAME else None
-
-
-def write_result(told: object, show: Callable[[], object], left: Iterable[NextStep], *, as_json: bool) -> None:
-    """Write a result, as JSON (`told`) or for people (`show`), followed by the steps to take next (`left`)."""
-    steps = replace_refused_steps(left)
-    if as_json and isinstance(told, dict):
-        write_json_document({**told, "next": [{"command": step.command, "why": step.why or None} for step in steps]})
-        return
-    if as_json:
-        write_json(told)
-    else:
-        show()
-    for step in steps:
-        click.echo(f"next: {escape_unprintable(str(step))}", err=as_json)

@@ -37,7 +37,6 @@ from cdc_platform.clock import (
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
-    from cdc_platform.preflight import PreflightResult
 
 _DURATION_UNITS = (
     ("d", DAY_US),
@@ -49,6 +48,9 @@ _DURATION_UNITS = (
 )
 MAX_EXACT_INTEGER = 1 << 53
 """Larger integers are written as text, since numbers in JavaScript and many JSON readers are not exact beyond this."""
+
+DOCUMENT_VERSION = 1
+"""The value of `version` in every document. It rises when a field changes its name or meaning."""
 
 _ASCII_MARKS = str.maketrans("─✓✗", "-+x")
 """Replacements for lines and marks that a stream cannot encode."""
@@ -226,6 +228,18 @@ def write_json(value: object) -> None:
         click.echo(to_json(value, indent=2))
 
 
+def write_json_rows(name: str, entries: Iterable[str], **fields: object) -> None:
+    """Write a document whose list `name` has entries that are JSON already, each as soon as it comes."""
+    head = to_json({"version": DOCUMENT_VERSION, **fields})[:-1]
+    opening = f"{head}, {json.dumps(name)}: ["
+    click.echo(opening, nl=False)
+    separator = "\n"
+    for entry in entries:
+        click.echo(f"{separator}{entry}", nl=False)
+        separator = ",\n"
+    click.echo("]}")
+
+
 def write_json_list(entries: Iterable[str]) -> None:
     """Write a JSON list of entries that are JSON already, each as soon as it comes."""
     opening = "["
@@ -278,17 +292,6 @@ def format_optional_ms(ms: Milliseconds | None) -> str | None:
 def warn(text: str, *, code: str) -> None:
     """Write a remark to standard error. It is no part of the result, and ends with its `code` (see docs/codes.md)."""
     click.echo(f"warning: {escape_unprintable(add_home_option(text, get_home_option()))} [{code}]", err=True)
-
-
-def write_preflight_results(trials: Sequence[PreflightResult]) -> None:
-    """Print each check (at least one) with a tick or a cross, and its remedy if there is one."""
-    width = max(len(trial.check) for trial in trials)
-    for trial in trials:
-        mark = click.style("✓", fg="green") if trial.ok else click.style("✗", fg="red")
-        click.echo(f"{mark} {trial.check:<{width}}  {escape_unprintable(trial.found)}")
-        if trial.mend:
-            mend = add_home_option(trial.mend, get_home_option())
-            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {escape_unprintable(mend)}")
 
 
 _BYTES_IN_MEMORY = 1 << 20

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.cli.output import json_option, warn, warn_if_topology_changing, write_json, write_table
+from cdc_platform.cli.output import json_option, warn, warn_if_topology_changing
 from cdc_platform.cli.params import IGNORE_MSB, SHARDS, TTL
+from cdc_platform.cli.progress import show_progress
+from cdc_platform.cli.render import View, format_bytes, format_percent, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import format_ms, seconds_from_ms
 from cdc_platform.errors import InputError
@@ -42,12 +44,12 @@ def rehearse(
     picture: str | None,
     as_json: bool,
 ) -> None:
-    """Play the topology changes that FILE lists (`-`: standard input) and say what each of them does.
+    """Simulate the topology changes that FILE lists (`-`: standard input) and show the effect of each.
 
     FILE is a JSON list of steps: {"add": {...}} as in a bootstrap file, with shard_count and num_tokens or tokens and
-    perhaps times; {"remove": NODE}; {"reshard": {"node": NODE, "shard_count": N}}; {"repair": {"strict": true}};
-    {"wait": SECONDS}. A NODE is a host_id or an address. --ttl says how long the rows of a CDC log live, once for each
-    table (0: for ever); without it the lake's CDC-enabled tables say so, and where there are none everything is kept.
+    optionally times; {"remove": NODE}; {"reshard": {"node": NODE, "shard_count": N}}; {"repair": {"strict": true}};
+    {"wait": SECONDS}. A NODE is a host_id or an address. --ttl is the TTL of a CDC log, once for each table (0: rows
+    never expire). The default is the TTLs of the lake's CDC-enabled tables; without such tables nothing expires.
 
     \b
     Example:
@@ -64,23 +66,27 @@ def rehearse(
     steps = _read_steps(file)
     start, settings = _read_start(session, ring_file, shards, ignore_msb)
     start = start_with_ttls(start, ttls) if ttls else start
-    effects = rehearsing.play_rehearsal(start, steps, settings)
+    with show_progress("simulating"):
+        effects = rehearsing.play_rehearsal(start, steps, settings)
     beyond = {} if max_bytes is None else rehearsing.first_effects_above(effects, max_bytes)
     if target is not None:
         _write_plot(target, home, effects, max_bytes)
+    limits = [_limit_document(effects, table, effect) for table, effect in beyond.items()]
+    document = {
+        "assumed_generation": ring_file is not None,
+        "max_bytes": max_bytes,
+        "over_limit": limits,
+        "picture": picture,
+        "steps": [_effect_document(effect) for effect in effects],
+    }
+    write_result(document, as_json=as_json, show=lambda: _show_effects(effects))
     if as_json:
-        passes = [_limit_document(effects, table, effect) for table, effect in beyond.items()]
-        document = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
-        write_json(document | {"picture": picture, "steps": [_effect_document(effect) for effect in effects]})
         return
-    _write_effects(effects)
     for table, effect in beyond.items():
         index = effects.index(effect)
         change = f"{effect.kind} {effect.subject}".strip()
-        passes = (
-            f"{table} passes {max_bytes} bytes in ScyllaDB after line {index} ({change}): {effect.stored_bytes[table]}"
-        )
-        warn(passes, code="too-large")
+        size, limit = format_bytes(effect.stored_bytes[table]), format_bytes(max_bytes or 0)
+        warn(f"after step {index} ({change}) {table} has {size} in ScyllaDB, more than {limit}", code="too-large")
 
 
 def _read_steps(file: str) -> list[RehearsalFileStep]:
@@ -151,7 +157,7 @@ def _write_plot(target: Path, home: Path | None, effects: Sequence[StepEffect], 
 def _limit_document(effects: Sequence[StepEffect], table: str, effect: StepEffect) -> dict[str, object]:
     size = effect.stored_bytes[table]
     line, step = effects.index(effect), effect.number
-    return {"table": table, "line": line, "step": step, "bytes": size, "bytes_in_scylladb": size}
+    return {"table": table, "line": line, "step": step, "bytes_in_scylladb": size}
 
 
 def _effect_document(effect: StepEffect) -> dict[str, object]:
@@ -161,7 +167,6 @@ def _effect_document(effect: StepEffect) -> dict[str, object]:
         "format": effect.generation.id.format,
         "num_ranges": effect.generation.num_ranges,
         "num_streams": effect.generation.num_streams,
-        "bytes": effect.generation.bytes,
         "bytes_in_scylladb": effect.generation.bytes,
         "changed_share": effect.generation.changed_share,
     }
@@ -184,14 +189,7 @@ def _effect_document(effect: StepEffect) -> dict[str, object]:
     }
 
 
-def _write_effects(effects: Sequence[StepEffect]) -> None:
-    tables = [table for table in effects[0].stored_bytes if any(effect.stored_bytes[table] for effect in effects)]
-    columns = ("", "change", ">nodes", ">ranges", "generation", ">streams", ">changed", ">excess", ">vnodes", ">shards")
-    columns += (">at risk", *(f">{_SHORT_NAMES[table.partition('.')[2]]}" for table in tables))
-    write_table("", columns, [_effect_row(index, effect, tables) for index, effect in enumerate(effects)])
-
-
-# Column names for people: the two formats of descriptions, and the table that readers use.
+# Names of columns for people: the two formats of descriptions, and the table that readers use.
 _SHORT_NAMES = {
     "cdc_generation_descriptions_v2": "descriptions",
     "cdc_generation_descriptions": "descriptions (V1)",
@@ -199,26 +197,28 @@ _SHORT_NAMES = {
 }
 
 
-def _effect_row(place: int, effect: StepEffect, tables: Sequence[str]) -> tuple[object, ...]:
+def _show_effects(effects: Sequence[StepEffect]) -> None:
+    tables = [table for table in effects[0].stored_bytes if any(effect.stored_bytes[table] for effect in effects)]
+    show_rows([_effect_row(index, effect, tables) for index, effect in enumerate(effects)], View(""))
+
+
+def _effect_row(index: int, effect: StepEffect, tables: Sequence[str]) -> dict[str, object]:
     generation, colocated = effect.generation, effect.colocated
-    what = f"{effect.kind} {effect.subject}".strip()
+    change = f"{effect.kind} {effect.subject}".strip()
     if effect.kind == "repair" and generation is None:
-        what += " (not needed)"
-    return (
-        place,
-        what,
-        effect.nodes,
-        effect.tokens,
-        None if generation is None else format_ms(generation.id.time_ms),
-        None if generation is None else generation.num_streams,
-        None if generation is None else _format_percent(generation.changed_share),
-        effect.excess_ranges,
-        None if colocated is None else _format_percent(colocated.vnode),
-        None if colocated is None else _format_percent(colocated.shard),
-        f"{_format_percent(effect.risk_share)}, {seconds_from_ms(effect.risk_ms):g} s" if effect.risk_ms else None,
-        *(effect.stored_bytes[table] for table in tables),
-    )
-
-
-def _format_percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.3f}%"
+        change += " (not needed)"
+    return {
+        "step": index,
+        "change": change,
+        "nodes": effect.nodes,
+        "ranges": effect.tokens,
+        "generation": generation and format_ms(generation.id.time_ms),
+        "streams": generation and generation.num_streams,
+        "changed": generation and format_percent(generation.changed_share),
+        "excess": effect.excess_ranges,
+        "same vnode": colocated and format_percent(colocated.vnode),
+        "same shard": colocated and format_percent(colocated.shard),
+        "at risk": f"{format_percent(effect.risk_share)}, {seconds_from_ms(effect.risk_ms):g} s"
+        if effect.risk_ms
+        else None,
+    } | {_SHORT_NAMES[table.partition(".")[2]]: format_bytes(effect.stored_bytes[table]) for table in tables}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
@@ -13,9 +13,9 @@ from cdc_platform.cli.next_steps import (
     NextStep,
     build_cluster_repair_steps,
     build_next_step,
-    write_result,
 )
-from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.output import json_option, warn
+from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import JOIN_TABLES, WritingCommand
 from cdc_platform.clock import format_ms
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=WritingCommand, writes=JOIN_TABLES, unless=("dry_run",))
-@click.option("--dry-run", is_flag=True, help="Only say what is wrong; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Report what is wrong and write nothing.")
 @click.option("--run", is_flag=True, help="Make the new generation at once: describe, audit, insert, publish.")
 @click.option(
     "--strict/--no-strict", default=None, help="Repair for warnings too. [default: repair_strict of settings]"
 )
-@click.option("--from-description", is_flag=True, help="Make damaged rows of generations anew; asks for no generation.")
+@click.option("--from-description", is_flag=True, help="Restore damaged rows of generations instead.")
 @click.option("--node", type=click.UUID, metavar="HOST_ID", help="The node that makes it. [default: the first]")
 @json_option
 @pass_session
@@ -47,14 +47,13 @@ def repair(
     node: UUID | None,
     as_json: bool,
 ) -> None:
-    """Check whether the latest generation still fits the ring, and ask for a new one where it does not.
+    """Check the latest generation against the ring, and request a new one if it does not fit.
 
-    Queued like a join, or made at once with --run. Calls at the same time make one generation. With --dry-run the
-    exit code is 1 where a repair is needed, and 0 where that cannot be told by the tables that were brought here.
+    The request is queued like a join; --run makes the generation at once. Concurrent calls make one generation. With
+    --dry-run the exit code is 1 if a repair is needed, and 0 if the imported tables cannot show that.
 
-    With --from-description no generation is asked for: rows of generations whose files are damaged or gone are made
-    anew, the same to the last bit, since streams follow from the generation's UUID and the ring. The exit code is 1
-    where something stays damaged, with --dry-run where anything is.
+    --from-description restores damaged rows of generations bit for bit, since streams follow from the generation's
+    UUID and the ring. The exit code is 1 if rows stay damaged, with --dry-run if any are damaged.
 
     \b
     Example:
@@ -89,7 +88,9 @@ def repair(
                 result |= _run_repair(session, event.generation_id)
     is_pending = "event_id" in result or (dry_run and checkup.needed)
     next_steps = _repair_next_steps(lake, checkup, strict) if is_pending and not run else []
-    write_result(result, lambda: _write_check(checkup, result), next_steps, as_json=as_json)
+    for line in checkup.blocked_by:
+        warn(f"blocked: {line}", code="repair-blocked")
+    write_result(result, as_json=as_json, show=lambda: _show_check(result), next_steps=next_steps)
     if dry_run:
         ctx.exit(int(checkup.needed))
 
@@ -108,12 +109,19 @@ def _restore_rows(session: CliSession, *, dry_run: bool, as_json: bool) -> int:
     damaged = restore.find_damaged_generations(lake)
     done, remaining = ([], damaged.rest) if dry_run else restore.restore_generations(get_task_runner(), lake, damaged)
     restored = [(what, None) for what in damaged.restorable] if dry_run else done
-    rows = [(what.table.full_name, what.entry.generation_id, what.name, version) for what, version in restored]
-    columns = ("table", "generation", "slice", "version")
-    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": remaining}
-    title = "Rows that can be made anew" if dry_run else "Rows made anew"
+    rows = [
+        {
+            "table": what.table.full_name,
+            "generation": what.entry.generation_id,
+            "partition": what.name,
+            "version": version,
+        }
+        for what, version in restored
+    ]
+    title = "Rows that can be restored" if dry_run else "Restored rows"
+    views = {"restored": View("table generation partition version", title), "unrepaired": None}
     next_steps = [build_next_step("repair", "--from-description")] if dry_run and rows else []
-    write_result(result, lambda: write_table(title, columns, rows), next_steps, as_json=as_json)
+    write_result({"restored": rows, "unrepaired": remaining}, as_json=as_json, views=views, next_steps=next_steps)
     for line in remaining:
         warn(line, code="stays-damaged")
     return int(bool(remaining or (dry_run and rows)))
@@ -142,7 +150,7 @@ def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
     return {"time": format_ms(joined.time_ms), "num_ranges": joined.num_ranges, "num_streams": joined.num_streams}
 
 
-def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
+def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, Any]:
     latest = checkup.latest
     return {
         "needed": checkup.needed,
@@ -150,7 +158,7 @@ def _check_document(checkup: RepairCheck, strict: bool) -> dict[str, object]:
         "warnings": _findings_document(checkup.warnings),
         "strict": strict,
         "blocked_by": checkup.blocked_by,
-        "cannot_tell": checkup.undetermined,
+        "undetermined": checkup.undetermined,
         "latest": latest and {"id": latest.uuid, "time": format_ms(latest.time_ms), "format": latest.format},
     }
 
@@ -159,14 +167,15 @@ def _findings_document(findings: Sequence[GenerationDamage]) -> list[dict[str, s
     return [{"condition": finding.condition.value, "detail": finding.detail} for finding in findings]
 
 
-def _write_check(checkup: RepairCheck, result: dict[str, object]) -> None:
-    needed: object = checkup.undetermined or checkup.needed
-    summary = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
+def _show_check(result: dict[str, Any]) -> None:
+    """Print whether a repair is needed, the generation that it made, and the findings."""
+    facts = {"latest": result["latest"], "needed": result["undetermined"] or result["needed"]}
     fields = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
-    write_facts([*summary.items(), *((name, result[name]) for name in fields if name in result)])
-    kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
-    rows = [(kind, finding.condition.value, finding.detail) for kind, findings in kinds for finding in findings]
+    show_document(facts | {name: result[name] for name in fields if name in result}, {})
+    rows = [
+        {"kind": kind, **finding}
+        for kind, findings in (("reason", result["reasons"]), ("warning", result["warnings"]))
+        for finding in findings
+    ]
     if rows:
-        write_table("", ("", "condition", "detail"), rows)
-    for line in checkup.blocked_by:
-        warn(f"blocked: {line}", code="repair-blocked")
+        show_rows(rows, View("kind condition detail"))

@@ -8,8 +8,9 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.cli.next_steps import build_next_step, write_result
-from cdc_platform.cli.output import json_option, warn, write_facts, write_table
+from cdc_platform.cli.next_steps import build_next_step
+from cdc_platform.cli.output import json_option, warn
+from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import REWRITE_TABLES, WritingCommand
 from cdc_platform.clock import format_ms
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=WritingCommand, writes=REWRITE_TABLES, unless=("dry_run", "clients"))
 @click.option("--node", "nodes", metavar="HOST_ID", type=click.UUID, multiple=True, help="Only for this node.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
-@click.option("--force", is_flag=True, help="For nodes that are marked as rewritten as well.")
-@click.option("--clients", is_flag=True, help="Only say whether clients may switch to the new tables, and from when.")
+@click.option("--dry-run", is_flag=True, help="List the actions and write nothing.")
+@click.option("--force", is_flag=True, help="Include nodes that are marked as rewritten.")
+@click.option("--clients", is_flag=True, help="Report whether clients may switch to the new tables, and from when.")
 @json_option
 @pass_session
 @click.pass_context
@@ -37,13 +38,12 @@ def rewrite(
     clients: bool,
     as_json: bool,
 ) -> None:
-    """Rewrite the generations of cdc_streams_descriptions into the tables that took its place.
+    """Rewrite the generations of cdc_streams_descriptions into the tables that replaced it.
 
-    For every node of the ring that is not marked as rewritten, or for those named with --node. Each timestamp is
-    listed with what becomes of it: rewrite, skip-too-old, skip-present or missing-data. With -v before the command
-    every step is told.
+    Rewrites for every node of the ring that is not marked as rewritten, or for those named with --node. Each timestamp
+    is listed with its action: rewrite, skip-too-old, skip-present or missing-data. -v prints each step.
 
-    With --clients nothing is written, and the exit code is 1 where they may not, or not for all that there is.
+    With --clients nothing is written. The exit code is 1 if clients may not switch, or not for all rows.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def rewrite(
     home = session.open_home()
     if clients:
         if nodes or dry_run or force:
-            raise click.UsageError("--clients only looks: leave --node, --dry-run and --force out")
+            raise click.UsageError("--clients writes nothing: omit --node, --dry-run and --force")
         ctx.exit(_write_client_readiness(Lake(home.lake), session, home.settings, as_json))
     logger = logging.getLogger(procedure.__name__)
     done = procedure.rewrite_streams_tables(
@@ -75,14 +75,13 @@ def rewrite(
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
     options = [part for node in nodes for part in ("--node", node)] + (["--force"] if force else [])
     next_steps = [build_next_step("rewrite", *options)] if dry_run and done.decisions else []
-    write_result(_decision_rows(done), lambda: _show_rewrite(done), next_steps, as_json=as_json)
-
-
-def _show_rewrite(done: RewriteResult) -> None:
-    if done.decisions:
-        columns = ("time", "action", "reason")
-        write_table("V1 generations", columns, [[row[name] for name in columns] for row in _decision_rows(done)])
-    write_facts([("nodes", ", ".join(done.hosts)), ("marked as rewritten", ", ".join(done.marked) or None)])
+    document = {
+        "decisions": _decision_rows(done),
+        "nodes": list(done.hosts),
+        "marked_as_rewritten": list(done.marked),
+    }
+    views = {"decisions": View("time action reason", "V1 generations")}
+    write_result(document, as_json=as_json, views=views, next_steps=next_steps)
 
 
 def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings, as_json: bool) -> int:
@@ -90,40 +89,18 @@ def _write_client_readiness(lake: Lake, session: CliSession, settings: Settings,
     from cdc_platform.lifecycle import rewrite
 
     readiness = rewrite.check_client_readiness(lake, session.clock, settings)
-    since = None if readiness.from_ms is None else format_ms(readiness.from_ms)
-    answer = (
-        "yes" if readiness.may_switch else f"for rows from {since} on" if since and not readiness.unmarked else "no"
-    )
     document = {
         "may_switch": readiness.may_switch,
-        "from": since,
+        "rows_from": None if readiness.from_ms is None else format_ms(readiness.from_ms),
         "old_table": readiness.has_old_table,
         "nodes_not_marked": list(readiness.unmarked),
-        "lacking": [
+        "missing": [
             {"time": format_ms(generation.time_ms), "reason": generation.reason} for generation in readiness.missing
         ],
     }
-    marked = (
-        f"{len(readiness.unmarked)} nodes lack it: {', '.join(readiness.unmarked[:3])}"
-        if readiness.unmarked
-        else "every node has it"
-    )
-    facts: list[tuple[str, object]] = [
-        ("may clients switch", answer),
-        ("rows from", since and f"{since} on can be read by the new tables alone"),
-        ("old table", None if readiness.has_old_table else "there is none here: clients go by the new ones at once"),
-    ]
-    if readiness.has_old_table:
-        facts[2] = ("row `rewritten`", marked)
-
-    def show() -> None:
-        write_facts(facts)
-        for generation in readiness.missing:
-            click.echo(f"lacking: {format_ms(generation.time_ms)}: {generation.reason}")
-
-    write_result(
-        document, show, [] if readiness.may_switch else [build_next_step("rewrite", "--dry-run")], as_json=as_json
-    )
+    views = {"missing": View("time reason", "Generations that the new tables lack")} if document["missing"] else {}
+    next_steps = [] if readiness.may_switch else [build_next_step("rewrite", "--dry-run")]
+    write_result(document, as_json=as_json, views=views, next_steps=next_steps)
     return int(not readiness.may_switch)
 
 

@@ -13,9 +13,9 @@ from cdc_platform.cli.output import (
     warn_if_topology_changing,
     write_facts,
     write_json,
-    write_table,
 )
 from cdc_platform.cli.params import GENERATION, OPERATING
+from cdc_platform.cli.render import View, format_percent, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import StateError
@@ -34,19 +34,19 @@ _MAX_SHARDS = 64
     type=GENERATION,
     is_flag=False,
     flag_value=OPERATING,
-    help="How much of each node's and shard's keys have their stream there too. [default of GENERATION: operating]",
+    help="Show the share of colocated keys per node and shard. [default of GENERATION: operating]",
 )
 @json_option
 @pass_session
 @click.pass_context
 def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds | None, as_json: bool) -> None:
-    """Show the nodes of the ring as it stands.
+    """Show the nodes of the current ring.
 
-    With --json the tokens are listed too, and the result is a ring snapshot that `cdc-platform import` takes.
+    --json writes a ring snapshot with all tokens, which `cdc-platform import` reads.
 
-    With --colocation: the share of the keys of each node and shard whose stream, by a generation, lies in the same
-    vnode and on the same shard. Exact, counted from tokens, shards and the tokens of the streams. The exit code is 1
-    where streams are not where their range and shard put them, or where their order is not known: see `check`.
+    --colocation shows, for each node and shard, the share of keys whose stream is in the same vnode and on the same
+    shard, counted exactly from tokens and shards. The exit code is 1 if streams are misplaced or their order is
+    unknown: see `check`.
 
     \b
     Example:
@@ -60,33 +60,21 @@ def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds
     document = None if colocation is None else _colocation_document(session, current, colocation)
     warn_if_topology_changing(session.lake())
     if document is not None:
-        write_json(document) if as_json else _show_colocation(document)
+        write_result(document, as_json=as_json, show=lambda: _show_colocation(document))
         for line in _colocation_warnings(document):
             warn(line, code="colocation-in-doubt")
         ctx.exit(1 if _colocation_warnings(document) else 0)
-    nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
-    if as_json:
-        from cdc_platform.importing import snapshot_from_node
+    from cdc_platform.importing import snapshot_from_node
 
-        write_json([snapshot_from_node(node) for node in nodes])
+    nodes = [snapshot_from_node(node) for node in sorted(current.nodes, key=lambda node: str(node.host_id))]
+    if as_json:
+        write_json(nodes)  # a list, since this is the format of a ring snapshot
         return
-    columns = ("host_id", "address", "datacenter", "rack", "status", ">tokens", ">shards", ">ignore_msb")
-    rows = [
-        (
-            node.host_id,
-            node.address,
-            node.datacenter,
-            node.rack,
-            node.status,
-            len(node.tokens),
-            node.shard_count,
-            node.ignore_msb,
-        )
-        for node in nodes
-    ]
     streams, without = int(current.shard_counts.sum()), len(current.zero_token_nodes)
     members = f"{len(nodes)} nodes{f', {without} of them zero-token' if without else ''}"
-    write_table(f"{members}, {len(current.tokens)} ranges, {streams} streams in a generation", columns, rows)
+    title = f"{members}; {len(current.tokens):,} ranges and {streams:,} streams in a generation"
+    rows = [node | {"tokens": len(node["tokens"])} for node in nodes]
+    show_rows(rows, View("host_id address datacenter rack status tokens shard_count ignore_msb", title))
 
 
 def _colocation_document(session: CliSession, current: Ring, name: str | Milliseconds) -> dict[str, Any]:
@@ -104,10 +92,7 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
     from cdc_platform.timeline import Timeline
 
     if not current.has_tokens:
-        raise StateError(
-            "no node is in the ring yet that owns tokens, so that nothing can be colocated; import a ring snapshot "
-            "first"
-        )
+        raise StateError("no node in the ring owns tokens; import a ring snapshot first")
     lake = session.lake()
     generation = Timeline.read(lake).find(session.named(name))
     description = read_generation_description(lake, generation.gossiped)
@@ -118,8 +103,8 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
     changing = cluster_changes.read_topology_transition(lake)
     if coming and changing is not None:
         raise StateError(
-            f"{changing}, and {coming} ranges of the generation are of no node here: what it colocates cannot be told "
-            "yet; observe the cluster again when it has settled"
+            f"{changing}, and {coming} ranges of the generation belong to nodes that are not here yet; observe the "
+            "cluster again when its topology is stable"
         )
     excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
     damage = find_misplaced_streams(description)
@@ -133,13 +118,13 @@ def _colocation_document(session: CliSession, current: Ring, name: str | Millise
     }
 
 
-def _colocation_warnings(told: dict[str, Any]) -> list[str]:
+def _colocation_warnings(document: dict[str, Any]) -> list[str]:
     """Return why the shares may not be those of a sound generation, one line per reason."""
-    lines = [] if told["misplaced_streams"] is None else [told["misplaced_streams"]]
-    if told["unordered_ranges"]:
+    lines = [] if document["misplaced_streams"] is None else [document["misplaced_streams"]]
+    if document["unordered_ranges"]:
         lines.append(
-            f"the shard order of {told['unordered_ranges']} ranges is not known, so that the shares of their shards "
-            "cannot be told"
+            f"the stream order of {document['unordered_ranges']} ranges is unknown, so the shares of their shards may "
+            "be wrong"
         )
     return lines
 
@@ -178,40 +163,25 @@ def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _show_colocation(told: dict[str, Any]) -> None:
-    nodes = told["nodes"]
-    named = [(node["address"] or node["host_id"], node) for node in nodes]
-    columns = ("node", ">shards", ">of the ring", ">same vnode", ">same shard")
-    write_table(
-        f"Keys whose stream lies with them, by the generation of {told['generation']['time']}",
-        columns,
-        [
-            (name, len(node["shards"]), *(_format_percent(node[key]) for key in ("share_of_ring", *_COLOCATION_FIELDS)))
-            for name, node in named
-        ],
-    )
+def _show_colocation(document: dict[str, Any]) -> None:
+    names = {node["host_id"]: node["address"] or node["host_id"] for node in document["nodes"]}
+    nodes = [node | {"node": names[node["host_id"]], "shards": len(node["shards"])} for node in document["nodes"]]
+    title = f"Keys whose stream is on the same vnode or shard, by the generation of {document['generation']['time']}"
+    show_rows(nodes, View("node shards share_of_ring vnode_colocation shard_colocation", title))
     losing = [
-        (name, shard) for name, node in named for shard in node["shards"] if shard["colocation"] not in (None, 1.0)
+        {"node": names[node["host_id"]], **shard}
+        for node in document["nodes"]
+        for shard in node["shards"]
+        if shard["colocation"] not in (None, 1.0)
     ]
     if losing:
-        rows = [
-            (name, shard["shard"], _format_percent(shard["share_of_ring"]), _format_percent(shard["colocation"]))
-            for name, shard in losing
-        ]
-        write_table("Shards that lose some", ("node", ">shard", ">of the ring", ">same shard"), rows[:_MAX_SHARDS])
-        if len(rows) > _MAX_SHARDS:
-            click.echo(f"and {len(rows) - _MAX_SHARDS} more: --json has them all")
+        show_rows(losing[:_MAX_SHARDS], View("node shard share_of_ring colocation", "Shards that are not colocated"))
+    if len(losing) > _MAX_SHARDS:
+        click.echo(f"and {len(losing) - _MAX_SHARDS} more; --json lists all")
     write_facts(
         [
-            ("same vnode", _format_percent(told["vnode_colocation"])),
-            ("same shard", _format_percent(told["shard_colocation"])),
-            ("of no use", f"{told['excess_streams']} streams, of {told['excess_ranges']} ranges that end at no token"),
+            ("same vnode", format_percent(document["vnode_colocation"])),
+            ("same shard", format_percent(document["shard_colocation"])),
+            ("unused", f"{document['excess_streams']} streams in {document['excess_ranges']} ranges without a token"),
         ]
     )
-
-
-_COLOCATION_FIELDS = ("vnode_colocation", "shard_colocation")
-
-
-def _format_percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.3f}%"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.output import json_option, to_json, to_json_value, warn, write_json_list, write_table
+from cdc_platform.cli.output import json_option, to_json, to_json_value, warn, write_json_rows, write_table
 from cdc_platform.cli.params import ValidatedParam
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import parse_time_us
@@ -60,11 +60,11 @@ def write_preview(rows: QueryResult, most: int) -> None:
     write_table("", names, first)
 
 
-def write_json_rows(rows: QueryResult) -> None:
-    """Write a JSON list with an object per row."""
+def write_json_result(rows: QueryResult) -> None:
+    """Write a document with an object per row."""
     names = rows.names
     objects = (dict(zip(names, row, strict=True)) for row in rows.values())
-    write_json_list(map(to_json, objects))
+    write_json_rows("rows", map(to_json, objects))
 
 
 def write_csv(rows: QueryResult) -> None:
@@ -161,7 +161,7 @@ def sql(
     most = _PREVIEW_ROWS + 1 if is_preview and limit is None else limit
     with stop_at_closed_pipe(), _run_query(session.lake(), query, at, most, on_spark) as rows:
         if as_json:
-            write_json_rows(rows)
+            write_json_result(rows)
         elif as_csv:
             write_csv(rows)
         elif parquet is not None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from cdc_platform.cli.command_hints import add_home_option, add_home_option_in_json
-from cdc_platform.cli.output import escape_unprintable, json_option, write_facts, write_json
+from cdc_platform.cli.command_hints import add_home_option_in_json
+from cdc_platform.cli.output import escape_unprintable, json_option, write_facts
 from cdc_platform.cli.params import SecondsRange
+from cdc_platform.cli.render import format_bytes, format_field, format_seconds, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import HOUR_SECONDS
-
-if TYPE_CHECKING:
-    from cdc_platform.reporting import HomeStatus
 
 _MAX_ENTRIES = 4
 """Entries of a list that are shown; the others are counted."""
@@ -28,16 +26,16 @@ _WATCH_SECONDS = 5.0
     is_flag=False,
     flag_value=_WATCH_SECONDS,
     metavar="[SECONDS]",
-    help="Look again every so many seconds, by default 5, until Ctrl-C.",
+    help="Refresh every so many seconds until Ctrl-C. [default: 5]",
 )
 @json_option
 @pass_session
 @click.pass_context
 def status(ctx: click.Context, session: CliSession, watch: float | None, as_json: bool) -> None:
-    """Say how the home stands: ring, generations, tables, readers, joins, checks; and the next thing to do.
+    """Summarize the home: ring, generations, tables, consumers, joins and checks; then what to do next.
 
-    The exit code is 1 where something is wrong. It starts no JVM and writes nothing; `check` reads more, and what that
-    has judged last is told here, with the tables that were written since.
+    The exit code is 1 if there are errors. It starts no JVM and writes nothing. It shows the stored results of the last
+    `check` and the tables written since.
 
     \b
     Example:
@@ -58,7 +56,7 @@ def status(ctx: click.Context, session: CliSession, watch: float | None, as_json
 
 
 def _write_status(session: CliSession, as_json: bool) -> int:
-    """Print the status once. Return 1 if something is wrong."""
+    """Print the status once. Return 1 if there are errors."""
     from cdc_platform.delta import Lake
     from cdc_platform.reporting import read_home_status
 
@@ -66,28 +64,27 @@ def _write_status(session: CliSession, as_json: bool) -> int:
     lake = Lake(home.lake)
     with lake.table_cache.pin_versions():
         home_status = read_home_status(lake, session.clock, home.settings)
-    if as_json:
-        write_json({"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)})
-    else:
-        _show_overview(home.name, home_status, session.home)
-    return int(home_status.wrong)
+    document: dict[str, Any] = {"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)}
+    write_result(document, as_json=as_json, show=lambda: _show_overview(document))
+    return int(document["errors"] > 0)
 
 
-def _show_overview(home: str, found: HomeStatus, option: str | None) -> None:
-    lines: list[tuple[str, object]] = [("home", f"{home}  at {found.now}")]
+def _show_overview(document: dict[str, Any]) -> None:
+    lines: list[tuple[str, object]] = [("home", f"{document['home']}  at {document['now']}")]
     for name, show in _SECTION_LINES.items():
-        section = found.sections[name]
+        section = document[name]
         texts = ["cannot be read"] if section is None and name != "repair" else show(section)
         lines += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
     write_facts(lines)
-    wrong = sum(alert.wrong for alert in found.matters)
+    counts = [f"{document[f'{level}s']} {level}s" for level in ("error", "warning", "notice") if document[f"{level}s"]]
     click.echo()
-    click.echo(f"{wrong} wrong, {len(found.matters) - wrong} to do or to know" if found.matters else "nothing to do")
-    for alert in found.matters:
-        mark = click.style("✗", fg="red") if alert.wrong else "-"
-        click.echo(f"{mark} {alert.code}: {escape_unprintable(alert.said)}")
-        if alert.do:
-            click.echo(f"    do: {escape_unprintable(add_home_option(alert.do, option))}")
+    click.secho(", ".join(counts) or "no errors, nothing to do", fg="red" if document["errors"] else None)
+    for alert in document["alerts"]:
+        mark = click.style("✗", fg="red") if alert["level"] == "error" else "-"
+        click.echo(f"{mark} {alert['code']}: {escape_unprintable(alert['message'])}")
+        remedy = alert["command"] or alert["advice"]
+        if remedy:
+            click.echo(f"    {'run' if alert['command'] else 'to do'}: {escape_unprintable(remedy)}")
 
 
 def _truncate(lines: list[str]) -> list[str]:
@@ -96,94 +93,96 @@ def _truncate(lines: list[str]) -> list[str]:
 
 
 def _ring_lines(ring: dict[str, Any]) -> list[str]:
-    moving = [f"{node['host_id']} is {node['status']}" for node in ring["not_at_rest"]]
+    moving = [f"{node['host_id']} is {node['status']}" for node in ring["moving"]]
     without = f" ({ring['zero_token_nodes']} zero-token)" if ring["zero_token_nodes"] else ""
-    return [f"{ring['nodes']} nodes{without}, {ring['tokens']} tokens, {ring['shards']} shards", *_truncate(moving)]
+    return [f"{ring['nodes']} nodes{without}, {ring['tokens']:,} tokens, {ring['shards']} shards", *_truncate(moving)]
 
 
-def _generation_lines(told: dict[str, Any]) -> list[str]:
-    lines = [f"{told['known']} known, {told['removed']} removed"]
-    operating, seen = told["operating"], told["clients_see"]
-    lines.append(f"operates: {_generation_line(operating)}" if operating else "none operates")
-    if seen and seen != operating:
-        lines.append(f"clients see: {_generation_line(seen)}")
-    lines += [f"next: {_generation_line(generation)}" for generation in told["next"][:_MAX_ENTRIES]]
-    if (nodes := told["nodes"]) is not None:
-        lines.append(f"nodes: {nodes['know']} know it, {len(nodes['behind'])} behind, {len(nodes['unknown'])} unknown")
+def _generation_lines(section: dict[str, Any]) -> list[str]:
+    lines = [f"{section['known']} known, {section['removed']} removed"]
+    operating, visible = section["operating"], section["visible_to_clients"]
+    lines.append(f"operating: {_generation_line(operating)}" if operating else "none operates")
+    if visible and visible != operating:
+        lines.append(f"clients see: {_generation_line(visible)}")
+    lines += [f"next: {_generation_line(generation)}" for generation in section["next"][:_MAX_ENTRIES]]
+    if (nodes := section["nodes"]) is not None:
+        counts = f"{nodes['informed']} informed, {len(nodes['behind'])} behind, {len(nodes['unknown'])} unknown"
+        lines.append(f"nodes: {counts}")
     return lines
 
 
-def _generation_line(told: dict[str, Any]) -> str:
-    return f"{told['time']}  {told['id'] or '-'}  {told['state']}"
+def _generation_line(generation: dict[str, Any]) -> str:
+    return f"{generation['time']}  {generation['id'] or '-'}  {generation['state']}"
 
 
-def _repair_lines(told: dict[str, Any] | None) -> list[str]:
-    if told is None:
+def _repair_lines(section: dict[str, Any] | None) -> list[str]:
+    if section is None:
         return []
-    return [told["cannot_tell"] or ("a new generation is due" if told["needed"] else "not needed")]
+    return [section["undetermined"] or ("a new generation is due" if section["needed"] else "not needed")]
 
 
-def _inbox_lines(told: list[dict[str, Any]]) -> list[str]:
-    return _truncate([f"{join['event_id']}  {join['kind']} of {join['host_id']}: {join['state']}" for join in told])
+def _inbox_lines(joins: list[dict[str, Any]]) -> list[str]:
+    return _truncate([f"{join['event_id']}  {join['kind']} of {join['host_id']}: {join['state']}" for join in joins])
 
 
-def _switch_lines(told: list[dict[str, Any]]) -> list[str]:
-    return _truncate(
-        [
-            f"{entry['generation_id']}  {entry['phase']}, {entry['acknowledged']} of {entry['participants']} answered"
-            for entry in told
-        ]
-    )
+def _switch_lines(switches: list[dict[str, Any]]) -> list[str]:
+    return _truncate([_switch_line(switch) for switch in switches])
 
 
-def _table_lines(told: list[dict[str, Any]]) -> list[str]:
-    return _truncate(
-        [
-            f"{table['table']}  ttl {table['ttl_seconds']} s, log of {table['log_rows']:,} rows "
-            f"({table['log_bytes_in_lake']:,} bytes in the lake), streams of {table['streams']}"
-            f"{'' if table['enabled'] else ', CDC is off'}{_current_table_text(table['kept'])}"
-            for table in told
-        ]
-    )
+def _switch_line(switch: dict[str, Any]) -> str:
+    answers = f"{switch['acknowledged']} of {switch['participants']} acknowledged"
+    return f"{switch['generation_id']}  {switch['phase']}, {answers}"
 
 
-def _current_table_text(told: dict[str, Any] | None) -> str:
-    if told is None:
+def _table_lines(tables: list[dict[str, Any]]) -> list[str]:
+    return _truncate([_table_line(table) for table in tables])
+
+
+def _table_line(table: dict[str, Any]) -> str:
+    ttl = format_field("ttl_seconds", table["ttl_seconds"])
+    log = f"{table['log_rows']:,} log rows ({format_bytes(table['log_bytes_in_lake'])} in the lake)"
+    off = "" if table["enabled"] else ", CDC is off"
+    return f"{table['table']}  TTL {ttl}, {log}, streams of {table['streams']}{off}{_copy_text(table['copy'])}"
+
+
+def _copy_text(copy: dict[str, Any] | None) -> str:
+    if copy is None:
         return ""
-    return f"; kept: {told['rows']:,} rows, {told['inexact_rows']:,} inexact, {told['behind_seconds']:,.0f} s old"
+    age = format_seconds(copy["behind_seconds"])
+    return f"; copy: {copy['rows']:,} rows, {copy['inexact_rows']:,} inexact, {age} old"
 
 
-def _consumer_lines(told: list[dict[str, Any]]) -> list[str]:
+def _consumer_lines(consumers: list[dict[str, Any]]) -> list[str]:
     return _truncate(
         [
-            f"{row['name']} of {row['table']}  {row['behind_seconds']:,.0f} s behind the clock{_lag_text(row)}"
-            for row in told
+            f"{row['name']} of {row['table']}  {format_seconds(row['behind_seconds'])} behind{_lag_text(row)}"
+            for row in consumers
         ]
     )
 
 
-def _lag_text(told: dict[str, Any]) -> str:
-    gaps = f", {told['open_gaps']} gaps" if told["open_gaps"] else ""
-    if told["ttl_share"] is None:
-        return f", its lag against the TTL is unknown{gaps}" if told["lag"] == "unknown" else gaps
-    return f", {told['ttl_share']:.0%} of the TTL of {told['ttl_seconds']:,.0f} s{gaps}"
+def _lag_text(consumer: dict[str, Any]) -> str:
+    gaps = f", {consumer['open_gaps']} gaps" if consumer["open_gaps"] else ""
+    if consumer["ttl_share"] is None:
+        return f", TTL unknown{gaps}" if consumer["lag"] == "unknown" else gaps
+    return f", {consumer['ttl_share']:.0%} of the TTL of {format_seconds(consumer['ttl_seconds'])}{gaps}"
 
 
-def _expiry_lines(told: dict[str, Any]) -> list[str]:
-    now = f"{told['to_mark']} to mark, {told['to_remove']} to remove now"
-    following = told["next"]
+def _expiry_lines(section: dict[str, Any]) -> list[str]:
+    now = f"{section['to_mark']} to mark, {section['to_remove']} to remove now"
+    following = section["next"]
     if following is None:
         return [now]
-    return [now, f"next: {following['time']} may go at {following['removable_at']}"]
+    return [now, f"next: {following['time']}, removable at {following['removable_at']}"]
 
 
-def _check_lines(told: dict[str, Any]) -> list[str]:
-    if not told["judged"]:
-        return ["never"]
-    failed = len(told["failed"])
-    summary = f"{told['judged'] - failed} hold, {failed} do not, at {told['newest']} by {told['door']}"
-    newer = told["newer_tables"]
-    return [summary, *([f"written since: {', '.join(_truncate(newer))}"] if newer else [])]
+def _check_lines(section: dict[str, Any]) -> list[str]:
+    if not section["checks"]:
+        return ["never run"]
+    failed, changed = len(section["failed"]), section["changed_tables"]
+    outcome = f"{failed} of {section['checks']} failed" if failed else f"all {section['checks']} passed"
+    summary = f"{outcome}, at {section['newest']} by {section['entry_point']}"
+    return [summary, *([f"written since: {', '.join(_truncate(changed))}"] if changed else [])]
 
 
 _SECTION_LINES = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import format_optional_ms, json_option, write_facts, write_table
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import format_optional_ms, json_option
 from cdc_platform.cli.params import GENERATION
+from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import SWITCH_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds
@@ -23,10 +24,10 @@ DECIDED_BY = "cdc-platform switch"
 
 @click.group()
 def switch() -> None:
-    """Look at the two-phase switches of generations, and decide one by hand.
+    """Show the two-phase switches of generations, and decide one manually.
 
     With two_phase_switch = true in settings.toml a join prepares its generation, every node acknowledges it with a
-    lease, and then it is committed; after the deadline without all answers anybody may abort it.
+    lease, and then it is committed. After the deadline a switch with missing acknowledgements can be aborted.
 
     \b
     Example:
@@ -40,7 +41,7 @@ def switch() -> None:
 @json_option
 @pass_session
 def show(session: CliSession, generation: str | Milliseconds | None, as_json: bool) -> None:
-    """Show the switch to GENERATION (its UUID or, once committed, its time); without one list all, newest first.
+    """Show the switch to GENERATION (its UUID or, once committed, its time); without GENERATION list all, newest first.
 
     \b
     Example:
@@ -53,22 +54,11 @@ def show(session: CliSession, generation: str | Milliseconds | None, as_json: bo
         _write_switch(lake, switches.find_switch(lake, session.named(generation)), as_json)
         return
     listed = switches.read_switches(lake)[::-1]
-    columns = ("generation", "phase", ">acknowledged", ">participants", "prepared", "deadline", "time")
-    rows = [
-        (
-            entry.generation_id,
-            str(entry.phase),
-            len(entry.leases),
-            len(entry.participants),
-            format_optional_ms(entry.prepared_at_ms),
-            format_optional_ms(entry.deadline_ms),
-            format_optional_ms(entry.time_ms),
-        )
-        for entry in listed
-    ]
     next_steps = [step for entry in switches.read_unfinished_switches(lake) for step in _switch_next_steps(lake, entry)]
     documents = [_switch_document(entry) for entry in listed]
-    write_result(documents, lambda: write_table("Generation switches", columns, rows), next_steps, as_json=as_json)
+    rows = [_switch_row(document) for document in documents]
+    view = View("generation_id phase acknowledged participants deadline prepared_at time", "Generation switches")
+    write_result({"switches": documents}, as_json=as_json, show=lambda: show_rows(rows, view), next_steps=next_steps)
 
 
 @switch.command(cls=WritingCommand, writes=SWITCH_TABLES)
@@ -77,7 +67,7 @@ def show(session: CliSession, generation: str | Milliseconds | None, as_json: bo
 @json_option
 @pass_session
 def ack(session: CliSession, generation: str | Milliseconds, node: object, as_json: bool) -> None:
-    """Acknowledge GENERATION for one participant: read the whole of it, promise, and answer with the lease.
+    """Acknowledge GENERATION for one participant: read all of it, and return the lease.
 
     Acknowledging again changes nothing.
 
@@ -127,7 +117,7 @@ def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -
 @json_option
 @pass_session
 def abort(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
-    """Abort the switch to GENERATION: its deadline has passed and answers are missing. The old generation goes on.
+    """Abort the switch to GENERATION after its deadline if acknowledgements are missing. The old one stays in use.
 
     \b
     Example:
@@ -143,7 +133,7 @@ def abort(session: CliSession, generation: str | Milliseconds, as_json: bool) ->
     _write_switch(lake, switch.abort_switch(deciding, session.clock, generation_id, DECIDED_BY), as_json)
 
 
-def _switch_document(switch: GenerationSwitch) -> dict[str, object]:
+def _switch_document(switch: GenerationSwitch) -> dict[str, Any]:
     return {
         "generation_id": switch.generation_id,
         "phase": str(switch.phase),
@@ -160,11 +150,15 @@ def _switch_document(switch: GenerationSwitch) -> dict[str, object]:
 
 
 def _write_switch(lake: Lake, switch: GenerationSwitch, as_json: bool) -> None:
-    facts = _switch_document(switch)
-    leases = ", ".join(f"{host} (lease until {format_optional_ms(end)})" for host, end in switch.leases)
-    hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
-    rendered = facts | hosts | {"acknowledged": leases or None}
-    write_result(facts, lambda: write_facts(rendered.items()), _switch_next_steps(lake, switch), as_json=as_json)
+    document = _switch_document(switch)
+    row = _switch_row(document)
+    next_steps = _switch_next_steps(lake, switch)
+    write_result(document, as_json=as_json, show=lambda: show_document(row, {}), next_steps=next_steps)
+
+
+def _switch_row(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a switch for people: participants and acknowledgements as counts."""
+    return document | {name: len(document[name]) for name in ("participants", "acknowledged")}
 
 
 def _switch_next_steps(lake: Lake, switch: GenerationSwitch) -> list[NextStep]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.output import format_optional_ms, json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.output import format_optional_ms, json_option, warn
 from cdc_platform.cli.params import CREATION_TIME, GENERATION_TIME, NOW, TABLE_NAME, TTL
+from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import CDC_TABLE_TABLES, STREAM_SET_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds, format_us
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from cdc_platform.metastore import CdcTable
 
 _created_at_option = click.option(
-    "--created-at", type=CREATION_TIME, metavar="TIME|now", help="When its log was created; not given: not known."
+    "--created-at", type=CREATION_TIME, metavar="TIME|now", help="When its log was created. [default: unknown]"
 )
 _ttl_since_option = click.option(
     "--ttl-since", type=GENERATION_TIME, metavar="TIME", help="Since when its TTL is in force."
 )
-_ttl_option = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
+_ttl_option = click.option("--ttl", type=TTL, metavar="SECONDS", help="TTL of log rows; 0: they never expire.")
 _QualifiedName = tuple[str, str]
 
 
@@ -35,10 +36,9 @@ _QualifiedName = tuple[str, str]
 def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool) -> None:
     """List the CDC-enabled tables with the TTL of their log rows.
 
-    A generation stays for as long as a row of it can be in a log, and a row lives for the TTL that it was written
-    with: so every change of a TTL is kept, and a lower one shortens nothing that is there already. What is not known
-    of a log counts as the worst case: one of unknown age is older than every generation, and under a TTL that is not
-    known rows never expire.
+    A generation stays as long as a log can hold a row of it. A row lives for the TTL with which it was written, so
+    every change of a TTL is recorded, and a lower TTL shortens nothing. Unknown facts count as the worst case: a log of
+    unknown age is older than every generation, and under an unknown TTL rows never expire.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
     """
     if ctx.invoked_subcommand is not None:
         if history or as_json:
-            raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
+            raise click.UsageError(f"--history and --json go after {ctx.invoked_subcommand}, if it has them")
         return
     from cdc_platform.metastore import cdc_tables
 
@@ -73,20 +73,14 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
 
     for line in describe_gaps(lake):
         warn(line, code="log-gap")
-    if as_json:
-        write_json(rows)
-        return
-    columns = ("table", "enabled", "ttl_seconds", "created_at", *(("what", "changed_at") if history else ()))
-    write_table(
-        title,
-        [f">{name}" if name == "ttl_seconds" else name for name in columns],
-        [[row[name] for name in columns] for row in rows],
-    )
+    columns = "table enabled ttl_seconds created_at" + (" what changed_at" if history else "")
+    name = "changes" if history else "tables"
+    write_result({name: rows}, as_json=as_json, views={name: View(columns, title)})
 
 
 @tables.command(cls=WritingCommand, writes=CDC_TABLE_TABLES, source=WriteSource.STATED)
 @click.argument("table", type=TABLE_NAME)
-@click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="How long log rows live; 0: for ever.")
+@click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="TTL of log rows; 0: they never expire.")
 @_created_at_option
 @_ttl_since_option
 @json_option
@@ -99,10 +93,10 @@ def add(
     ttl_since: Milliseconds | None,
     as_json: bool,
 ) -> None:
-    """Tell of TABLE (keyspace.table), whose writes go to a CDC log. The same twice is one table.
+    """Register a CDC-enabled table (keyspace.table). Registering it twice changes nothing.
 
-    The TTL is in force since --ttl-since, or else since --created-at. Without either it is known from now on alone:
-    the log may be older than every generation, and its rows may never expire, so that every generation stays.
+    The TTL is in force since --ttl-since, or else since --created-at. Without either, the log may be older than every
+    generation and its rows may never expire, so that every generation stays.
 
     \b
     Example:
@@ -130,7 +124,7 @@ def add(
 @json_option
 @pass_session
 def declare_none(session: CliSession, as_json: bool) -> None:
-    """Say that no table has a CDC log, so that expiry and growth stop asking. One that is added later has one.
+    """Declare that no table has CDC enabled, so that expiry and forecasts stop asking. `tables add` revokes it.
 
     \b
     Example:
@@ -141,11 +135,7 @@ def declare_none(session: CliSession, as_json: bool) -> None:
 
     with session.making_home() as home:
         cdc_tables.declare_no_cdc_tables(Lake(home.lake))
-    result = {"tables": 0}
-    if as_json:
-        write_json(result)
-    else:
-        write_facts(result.items())
+    write_result({"tables": 0}, as_json=as_json)
 
 
 def _alteration_source(params: Mapping[str, Any]) -> WriteSource:
@@ -171,10 +161,10 @@ def alter(
     ttl_since: Milliseconds | None,
     as_json: bool,
 ) -> None:
-    """Change the TTL of TABLE from now on, or turn its CDC on or off. Rows that are there keep their TTL.
+    """Change the TTL of TABLE for new rows, or turn its CDC on or off. Existing rows keep their TTL.
 
-    --created-at and --ttl-since state what is not known of the log: when it was created, and since when the TTL is in
-    force. In the home of a live cluster these two alone are allowed; all else is seen in the cluster.
+    --created-at and --ttl-since state facts that are not known: when the log was created, and since when the TTL is in
+    force. In the home of a live cluster only these two are allowed.
 
     \b
     Example:
@@ -207,9 +197,9 @@ def alter(
 @json_option
 @pass_session
 def drop(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
-    """Note that TABLE's log was dropped, with all of its rows: it holds no generation any more.
+    """Record that TABLE's log was dropped with all of its rows, so that it no longer needs any generation.
 
-    The stream sets of a tablet-based table go with it.
+    The stream sets of a tablet-based table are removed with it.
 
     \b
     Example:
@@ -218,11 +208,7 @@ def drop(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
     from cdc_platform.lifecycle import tablets
 
     tablets.drop_table_log(session.lake(), session.clock, *table)
-    result = {"table": ".".join(table), "dropped": True}
-    if as_json:
-        write_json(result)
-    else:
-        write_facts(result.items())
+    write_result({"table": ".".join(table), "dropped": True}, as_json=as_json)
 
 
 def _table_document(table: CdcTable) -> dict[str, object]:
@@ -238,7 +224,5 @@ def _table_document(table: CdcTable) -> dict[str, object]:
 
 
 def _write_table_facts(table: CdcTable, as_json: bool) -> None:
-    if as_json:
-        write_json(_table_document(table))
-    else:
-        write_facts((name, value) for name, value in _table_document(table).items() if value is not None)
+    views = {"keyspace_name": None, "table_name": None, "ddl": None}
+    write_result(_table_document(table), as_json=as_json, views=views)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.cli.next_steps import NextStep, build_next_step, write_result
-from cdc_platform.cli.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.cli.next_steps import NextStep, build_next_step
+from cdc_platform.cli.output import json_option, warn
 from cdc_platform.cli.params import TABLE_NAME, TTL
+from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import CDC_TABLE_TABLES, STREAM_SET_TABLES, WritingCommand
 from cdc_platform.clock import Milliseconds, format_ms, format_us
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _QualifiedName = tuple[str, str]
 # The same as in generations.tablets, repeated here so that the command line starts without loading numpy.
 _TABLET_COUNT = click.IntRange(1, 1 << 20)
-_count_option = click.option("--count", type=_TABLET_COUNT, required=True, help="How many tablets there are to be.")
+_count_option = click.option("--count", type=_TABLET_COUNT, required=True, help="The new number of tablets.")
 
 
 @click.group()
@@ -59,7 +60,7 @@ def create(
 ) -> None:
     """Give TABLE (keyspace.table) its first stream set. It operates at once.
 
-    Without --count and --last-tokens: a log that was dropped is made anew, for the tablets that the table had.
+    Without --count and --last-tokens, a dropped log is created again for the tablets that the table had.
 
     \b
     Example:
@@ -119,7 +120,7 @@ def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
 @json_option
 @pass_session
 def resize(session: CliSession, table: _QualifiedName, last_tokens: str, as_json: bool) -> None:
-    """Give TABLE other tablets, of which the last tokens are in a file.
+    """Replace the tablets of TABLE by those whose last tokens are in a file.
 
     \b
     Example:
@@ -144,37 +145,34 @@ def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
     from cdc_platform.metastore import tablets
 
     sets = tablets.read_stream_set_changes(session.lake(), *table)[::-1]
-    if as_json:
-        write_json(
-            [
-                {
-                    "timestamp": format_ms(change.timestamp_ms),
-                    "current": _format_stream_ids(change.current),
-                    "closed": _format_stream_ids(change.closed),
-                    "opened": _format_stream_ids(change.opened),
-                }
-                for change in sets
-            ]
-        )
-    else:
-        _show_sets(".".join(table), sets, session.clock.now_ms())
+    document = {
+        "table": ".".join(table),
+        "stream_sets": [
+            {
+                "timestamp": format_ms(change.timestamp_ms),
+                "current": _format_stream_ids(change.current),
+                "closed": _format_stream_ids(change.closed),
+                "opened": _format_stream_ids(change.opened),
+            }
+            for change in sets
+        ],
+    }
+    write_result(document, as_json=as_json, show=lambda: _show_sets(".".join(table), sets, session.clock.now_ms()))
 
 
 @tablets.command(cls=WritingCommand, writes=STREAM_SET_TABLES, unless=("dry_run",))
 @click.argument("table", type=TABLE_NAME, required=False)
-@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List the sets and remove nothing.")
 @click.option("--ttl", type=TTL, metavar="SECONDS", help="With --dry-run: as if that were the TTL from now on.")
 @json_option
 @pass_session
 def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: int | None, as_json: bool) -> None:
-    """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
+    """Remove the stream sets of TABLE, or of all tables, whose rows have expired.
 
-    A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
-    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it. Tables that do not hold
-    what their commits put there decide nothing, nor does a clock that is ahead of the machine's by more than the
-    grace time (expiry_grace_ms): the command is refused. A set that a consumer has
-    not read to its end stays, and that is said; a consumer that will never come back is taken out with
-    `consumers remove`.
+    A set is removed when the one after it has operated for the table's current TTL. Rows written under a larger TTL may
+    outlive their set, which is ScyllaDB's rule; a warning says so. The command is refused if tables differ from their
+    commits, or if the clock is ahead by more than the grace time (expiry_grace_ms). A set that a consumer has not read
+    to its end stays; `consumers remove` takes out a consumer that will never return.
 
     \b
     Example:
@@ -203,7 +201,7 @@ def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: in
         for name in names
     ]
     next_steps = _gc_next_steps(lake, planned, table, ttl) if dry_run else []
-    _show_collections(planned, dry_run, next_steps, as_json)
+    _write_collections(planned, dry_run, next_steps, as_json)
 
 
 def _gc_next_steps(
@@ -257,33 +255,33 @@ def _show_change(change: TabletLayoutChange, table: _QualifiedName, as_json: boo
         "tablets": len(change.layout.last_tokens),
         "changed": change.changed,
     }
-    if as_json:
-        write_json(document)
-    else:
-        write_facts(document.items())
+    write_result(document, as_json=as_json)
 
 
 def _show_sets(name: str, sets: list[StreamSetChange], now_ms: Milliseconds) -> None:
     started = [change.timestamp_ms for change in sets if change.timestamp_ms <= now_ms]
     rows = [
-        (
-            format_ms(change.timestamp_ms),
-            len(change.current),
-            len(change.closed),
-            len(change.opened),
-            change.timestamp_ms == max(started, default=None),
-        )
+        {
+            "timestamp": format_ms(change.timestamp_ms),
+            "operating": change.timestamp_ms == max(started, default=None),
+            "current": len(change.current),
+            "closed": len(change.closed),
+            "opened": len(change.opened),
+        }
         for change in sets
     ]
-    write_table(f"Stream sets of {name}", ("timestamp", ">current", ">closed", ">opened", "operating"), rows)
+    show_rows(rows, View("timestamp current closed opened operating", f"Stream sets of {name}"))
     from cdc_platform.generations import get_stream_tokens
 
     newest = sets[0]
     streams = zip(get_stream_tokens(newest.current).tolist(), _format_stream_ids(newest.current), strict=True)
-    write_table(f"Streams from {format_ms(newest.timestamp_ms)} on", (">last token", "stream_id"), streams)
+    title = f"Streams since {format_ms(newest.timestamp_ms)}"
+    show_rows([{"last_token": token, "stream": stream} for token, stream in streams], View("last_token stream", title))
 
 
-def _show_collections(planned: list[TabletCollection], dry_run: bool, left: list[NextStep], as_json: bool) -> None:
+def _write_collections(
+    planned: list[TabletCollection], dry_run: bool, next_steps: list[NextStep], as_json: bool
+) -> None:
     rows = [
         {
             "table": collection.full_name,
@@ -311,12 +309,9 @@ def _show_collections(planned: list[TabletCollection], dry_run: bool, left: list
             )
         for hold in collection.held_back:
             warn(str(hold), code="held-back")
-    columns = ("table", ">ttl_seconds", "base", ">would go" if dry_run else ">removed")
-    cells = [
-        (row["table"], row["ttl_seconds"], row["base"], len(collection.removed_ms))
-        for row, collection in zip(rows, planned, strict=True)
-    ]
-    write_result(rows, lambda: write_table("Stream sets of tablets", columns, cells), left, as_json=as_json)
+    title = "Stream sets that can be removed" if dry_run else "Removed stream sets"
+    views = {"tables": View("table ttl_seconds removed base", title)}
+    write_result({"tables": rows}, as_json=as_json, views=views, next_steps=next_steps)
 
 
 def _known_tables(lake: Lake) -> list[_QualifiedName]:

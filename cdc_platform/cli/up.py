@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.cli.output import json_option, write_facts, write_json
+from cdc_platform.cli.output import json_option
+from cdc_platform.cli.render import write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import EnvironmentProblem, InputError
 from cdc_platform.home_location import HomeLocation, make_private_folder
@@ -30,16 +31,15 @@ START_SECONDS = 180
     "--port", type=click.IntRange(0, 65535), help="Port of the UI, 0 for any. [default: 3000, or any if it is taken]"
 )
 @click.option("--public-url", help="Address of a proxy in front of the UI, as https://HOST/PATH; others are refused.")
-@click.option("--read-only", is_flag=True, help="Nothing can be changed in the UI: for those who only look.")
+@click.option("--read-only", is_flag=True, help="Make the UI read-only.")
 @json_option
 @pass_session
 def up(session: CliSession, port: int | None, public_url: str | None, read_only: bool, as_json: bool) -> None:
-    """Start a warm Spark Connect server, the Dagster UI and its daemon; Ctrl-C ends all three.
+    """Start a Spark Connect server, the Dagster UI and its daemon; Ctrl-C stops all three.
 
-    Prints a link to the UI when all of them answer; the link has a token in it, and without that nobody is let in.
-    Spark is started again if it dies, and sleeps when nobody has wanted it for a quarter of an hour (spark_sleep_ms
-    in settings.toml) until somebody does; if one of the others dies all end, with exit code 1. Everything listens
-    on 127.0.0.1 only, and serves only you: docs/trust.md.
+    Prints a link to the UI once all of them answer; the link contains the token that the UI requires. Spark is
+    restarted if it dies, and stops after a quarter of an hour without use (spark_sleep_ms in settings.toml) until it is
+    needed. If another service dies, all stop with exit code 1. Everything listens on 127.0.0.1 only: docs/trust.md.
 
     \b
     Example:
@@ -57,14 +57,12 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
         supervise() as supervisor,
     ):
         parts = _start_services(supervisor, session, home, instance_lock, bound, public, read_only, quiet=as_json)
-        if as_json:
-            write_json(parts)
-        else:
-            write_facts([(name.replace("_", " "), value) for name, value in parts.items()])
-            click.echo("Ctrl-C ends all of it")
+        write_result(parts, as_json=as_json)
+        if not as_json:
+            click.echo("press Ctrl-C to stop")
         supervisor.await_end(lambda: lease and lease.assert_held(f"home {home.name} is up"))
     if not as_json:
-        click.echo("all ended")
+        click.echo("stopped")
 
 
 def _hold_store_lease(home: HomeLocation) -> AbstractContextManager[StoreLock | None]:

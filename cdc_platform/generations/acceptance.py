@@ -35,9 +35,7 @@ class WriteVerdict(StrEnum):
     FUTURE = "FUTURE"
     """Too far ahead of the clock: the generation that will operate then cannot be known."""
     PAST = "PAST"
-    """`recent-past`: too old for a generation that is no longer the current one, or not for long enough."""
-    EARLIER = "EARLIER"
-    """`strict`: before the generation that operates now."""
+    """Too old. `strict`: before the generation that operates now. `recent-past`: older than the leeway, too."""
     NO_STREAM = "NO_STREAM"
     """No known generation operates at that time."""
     NOT_RETRIEVED = "NOT_RETRIEVED"
@@ -139,7 +137,7 @@ class _WriteAttempt:
         current = self.used_at(self.now)
         if current is None:
             return WriteVerdict.NO_STREAM
-        return WriteVerdict.EARLIER if self.ts < current else WriteVerdict.OK
+        return WriteVerdict.PAST if self.ts < current else WriteVerdict.OK
 
     def recent_past(self) -> WriteVerdict:
         if self.ts > self.now + self.leeway:

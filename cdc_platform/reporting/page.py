@@ -33,7 +33,7 @@ _RECORD_SCRIPT = re.compile(r'<script type="application/json" id="record">(.*?)<
 _STEPS: Mapping[str, tuple[str, str]] = {
     "platform.bootstrap_events": ("The event was queued", "The event was taken from the inbox"),
     "platform.topology_descriptions": ("The description was made from the ring", "The description was removed"),
-    "platform.verdicts": ("The verdict of an audit was kept", "A verdict was taken back"),
+    "platform.verdicts": ("The result of an audit was stored", "A result was withdrawn"),
     "platform.generation_switches": ("The two-phase switch went on", "The switch was removed"),
     "system_distributed_everywhere.cdc_generation_descriptions_v2": (
         "The description was inserted for all nodes",
@@ -65,7 +65,7 @@ def render_page(record: ReportRecord) -> str:
         "title": _title(record),
         "verdict": _overall_result(record),
         "timeline": _timeline_bars(record),
-        "told": [_generation_values(each) for each in record["generations"]],
+        "generations": [_generation_values(each) for each in record["generations"]],
         "embedded": Markup(_record_json(record)),
     }
     return _environment().get_template("page.html.j2").render(shown)
@@ -153,12 +153,12 @@ def _overall_result(record: ReportRecord) -> dict[str, Any]:
     lines = [line for each in record["generations"] for line in each["invariants"]] + record["stored"]
     broken = [line for line in lines if not line["passed"]]
     if not any(each["invariants"] for each in record["generations"]):
-        said = "There is nothing of it to judge"
-        return {"good": not broken, "said": said if not broken else f"{len(broken)} invariants do not hold"}
+        text = "There is nothing to check"
+        return {"good": not broken, "summary": text if not broken else f"{len(broken)} checks failed"}
     if broken:
         some = ", ".join(dict.fromkeys(line["invariant"] for line in broken))
-        return {"good": False, "said": f"{len(broken)} of {len(lines)} invariants do not hold: {some}"}
-    return {"good": True, "said": f"All {len(lines)} invariants hold"}
+        return {"good": False, "summary": f"{len(broken)} of {len(lines)} checks failed: {some}"}
+    return {"good": True, "summary": f"All {len(lines)} checks passed"}
 
 
 def _timeline_bars(record: ReportRecord) -> dict[str, Any]:
@@ -190,15 +190,15 @@ def _timeline_bars(record: ReportRecord) -> dict[str, Any]:
     }
 
 
-def _generation_values(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of one, with its pictures and its words."""
-    ring = told["ring"]
+def _generation_values(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template values of a generation: its record, pictures and sentences."""
+    ring = facts["ring"]
     return {
-        **told,
-        "story": _summary_text(told),
+        **facts,
+        "story": _summary_text(facts),
         "circles": [_circle_values(ring, when) for when in ("before", "after") if ring and ring[when]],
         "colours": [node_colour(number) for number in range(len(ring.get("nodes", ())))],
-        "steps": [{**line, "step": _step_text(line)} for line in told["writes"]],
+        "steps": [{**line, "step": _step_text(line)} for line in facts["writes"]],
         "totals": _totals(ring),
     }
 
@@ -225,27 +225,27 @@ def _totals(ring: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _summary_text(told: Mapping[str, Any]) -> str:
+def _summary_text(facts: Mapping[str, Any]) -> str:
     """The generation in two or three sentences."""
-    event, said = told["event"], []
+    event, sentences = facts["event"], []
     if event is None:
-        said.append("Brought in with its data: no event in the inbox of this home makes it.")
+        sentences.append("Imported: no event in the inbox of this home made it.")
     elif event["kind"] == "join":
-        said.append(f"Node {event['address'] or event['host_id']} joined the ring: this generation was made for it.")
+        sentences.append(f"Made for node {event['address'] or event['host_id']}, which joined the ring.")
     else:
-        said.append("Made for the ring as it stood, to repair its streams; no node joined.")
-    if told["time"] is None:
-        return " ".join([*said, f"It never got a timestamp so far; its state: {told['state']}."])
+        sentences.append("Made to repair the streams of the ring; no node joined.")
+    if facts["time"] is None:
+        return " ".join([*sentences, f"It has no timestamp yet; its state: {facts['state']}."])
     until = (
-        f" until {_time_text(told['until'])}, when the next one followed" if told["until"] else "; none follows it yet"
+        f" until {_time_text(facts['until'])}, when the next one started" if facts["until"] else "; it is the last one"
     )
-    said.append(f"Writes belong to it from {_time_text(told['time'])}{until}.")
-    removed = told["expiry"].get("removed")
+    sentences.append(f"Writes belong to it from {_time_text(facts['time'])}{until}.")
+    removed = facts["expiry"].get("removed")
     if removed:
-        said.append(f"It was removed at {_time_text(removed)}, when no log could hold rows of it any more.")
-    elif not told["published"]:
-        said.append("Readers have not been shown it.")
-    return " ".join(said)
+        sentences.append(f"It was removed at {_time_text(removed)}, when no log could hold rows of it any more.")
+    elif not facts["published"]:
+        sentences.append("It is not published to readers.")
+    return " ".join(sentences)
 
 
 def _step_text(line: Mapping[str, Any]) -> str:

@@ -215,7 +215,7 @@ def change_facts(lake: Lake, before: Generation | None, generation: Generation) 
     try:
         old, new = (_read_description(lake, described) for described in (before, generation))
     except PlatformError as error:
-        return {"unknown": f"What changed cannot be told: {error}."}
+        return {"unknown": f"The change is unknown: {error}."}
     change = compare_generations(old, new)
     return {
         "ranges_added": len(change.ranges_added),
@@ -276,7 +276,7 @@ class ReportSource:
     clock: Clock
     settings: Settings
 
-    def told(self) -> tuple[Timeline, GenerationKeys]:
+    def timeline_and_keys(self) -> tuple[Timeline, GenerationKeys]:
         """Return the timeline of generations, and their names."""
         return Timeline.read(self.lake), GenerationKeys.read(self.lake)
 
@@ -291,7 +291,7 @@ def gather_record(
     Raises:
         StoreFailure: a log cannot be read.
     """
-    timeline, keys = home.told()
+    timeline, keys = home.timeline_and_keys()
     gathering = _RecordBuilder(home, timeline, keys, {planned.time_ms: planned for planned in _plan(home)})
     tables = {part.table.full_name: part.table for generation in names for part in generation.parts()}
     chains = {name: read_hash_chain(home.lake, table) for name, table in tables.items()}
@@ -320,7 +320,7 @@ def find_generations_between(home: ReportSource, from_us: Microseconds, to_us: M
     """
     if from_us >= to_us:
         raise InputError(f"{format_us(from_us)} is not before {format_us(to_us)}; write the earlier time first")
-    timeline, keys = home.told()
+    timeline, keys = home.timeline_and_keys()
     starts = timeline.times_us.tolist()
     ends = [*starts[1:], None]
     matching = [

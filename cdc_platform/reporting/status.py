@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -68,77 +68,80 @@ from cdc_platform.timeline import Generation, GenerationState, StreamSources, Ti
 PROGRAM_PREFIX = "cdc-platform "
 _PAGE = "docs/status.md"
 
-STATUS_CODES: Mapping[str, bool] = MappingProxyType(
+AlertLevel = Literal["error", "warning", "notice"]
+LEVELS: tuple[AlertLevel, ...] = get_args(AlertLevel)
+"""The levels of alerts, the most serious first. An error makes `status` exit with 1."""
+
+STATUS_CODES: Mapping[str, AlertLevel] = MappingProxyType(
     {
-        "table-unreadable": True,
-        "nothing-operates": True,
-        "no-generation": False,
-        "not-retrievable": True,
-        "not-exported": False,
-        "not-described": False,
-        "join-stuck": True,
-        "join-interrupted": False,
-        "join-waiting": False,
-        "step-not-good": True,
-        "switch-overdue": True,
-        "switch-open": False,
-        "repair-due": True,
-        "repair-blocked": False,
-        "topology-changing": False,
-        "left-out": True,
-        "only-observed": False,
-        "check-failed": True,
-        "check-older": False,
-        "never-checked": False,
-        "reads-removed": True,
-        "nodes-behind": True,
-        "nodes-unknown": False,
-        "rows-dying": True,
-        "rows-lost": True,
-        "lag-near-ttl": False,
-        "lag-half-ttl": False,
-        "log-gap": False,
-        "expiry-due": False,
-        "unknown-past": False,
-        "no-tables": False,
-        "empty-home": False,
+        "table-unreadable": "error",
+        "nothing-operates": "error",
+        "no-generation": "notice",
+        "not-retrievable": "error",
+        "not-exported": "notice",
+        "not-described": "notice",
+        "join-stuck": "error",
+        "join-interrupted": "warning",
+        "join-waiting": "notice",
+        "step-not-good": "error",
+        "switch-overdue": "error",
+        "switch-open": "notice",
+        "repair-due": "error",
+        "repair-blocked": "notice",
+        "topology-changing": "warning",
+        "left-out": "error",
+        "only-observed": "warning",
+        "check-failed": "error",
+        "check-older": "notice",
+        "never-checked": "notice",
+        "reads-removed": "error",
+        "nodes-behind": "error",
+        "nodes-unknown": "warning",
+        "rows-dying": "error",
+        "rows-lost": "error",
+        "lag-near-ttl": "warning",
+        "lag-half-ttl": "notice",
+        "log-gap": "notice",
+        "expiry-due": "notice",
+        "unknown-past": "notice",
+        "no-tables": "notice",
+        "empty-home": "notice",
     }
 )
-"""Every code, mapped to True for an error and to False for a notice."""
+"""Every code, with the level of its alerts."""
 
 
 @dataclass(frozen=True)
 class StatusAlert:
-    """One finding: a sentence (`said`) and what resolves it (`do`).
+    """One finding: a sentence, and what resolves it.
 
-    `do` is either one command, complete and safe to paste, or an instruction for a person who has to decide or provide
-    something. A command that states a fact or discards data appears only inside such an instruction.
+    `remedy` is either one command, complete and safe to paste, or advice to a person who has to decide or provide
+    something. A command that states a fact or discards data appears only inside advice.
     """
 
     code: str
-    said: str
-    do: str | None = None
+    message: str
+    remedy: str | None = None
 
     @property
-    def is_command(self) -> bool:
-        """Return True if `do` is one command that can be run unchanged."""
-        return self.do is not None and self.do.startswith(PROGRAM_PREFIX)
+    def command(self) -> str | None:
+        """Return the remedy if it is one command that can be run unchanged."""
+        return self.remedy if self.remedy is not None and self.remedy.startswith(PROGRAM_PREFIX) else None
 
     @property
-    def wrong(self) -> bool:
-        """Return True for an error, False for a notice."""
+    def level(self) -> AlertLevel:
+        """Return how serious the finding is."""
         return STATUS_CODES[self.code]
 
     def facts(self) -> dict[str, object]:
         """Return the alert as plain values."""
-        page = f"{_PAGE}#{self.code}"
         return {
             "code": self.code,
-            "wrong": self.wrong,
-            "said": self.said,
-            "do": self.do,
-            "is_command": self.is_command,
-            "page": page,
+            "level": self.level,
+            "message": self.message,
+            "command": self.command,
+            "advice": self.remedy if self.command is None else None,
+            "page": f"{_PAGE}#{self.code}",
         }
 
 
@@ -153,7 +156,7 @@ def read_ring_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict
         "zero_token_nodes": sum(not node.tokens for node in normal),
         "tokens": sum(len(node.tokens) for node in normal),
         "shards": sum(node.shard_count for node in normal),
-        "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
+        "moving": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
         "changing": changing and {"since": format_us(changing.since_us), "transition": changing.transition},
     }
     return facts, [] if changing is None else [_topology_alert(lake, changing)]
@@ -176,14 +179,14 @@ def read_generation_status(lake: Lake, clock: Clock, settings: Settings) -> tupl
         "known": len(known),
         "removed": len(timeline.removed),
         "operating": operating and _generation_facts(operating),
-        "clients_see": _generation_facts(visible[-1]) if visible else None,
+        "visible_to_clients": _generation_facts(visible[-1]) if visible else None,
         "next": [_generation_facts(generation) for generation in later],
         "not_retrievable": [_generation_facts(generation) for generation in unread],
         "nodes": nodes
         and {
-            "know": len(nodes.informed),
-            "behind": [{"host_id": host, "names": format_ms(ms)} for host, ms in nodes.behind.items()],
-            "unknown": [{"host_id": host, "why": why} for host, why in nodes.unknown.items()],
+            "informed": len(nodes.informed),
+            "behind": [{"host_id": host, "generation": format_ms(ms)} for host, ms in nodes.behind.items()],
+            "unknown": [{"host_id": host, "reason": why} for host, why in nodes.unknown.items()],
         },
     }
     return facts, [
@@ -206,12 +209,12 @@ def read_repair_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[di
     result = lifecycle_repair.check_newest_generation(lake, strict=settings.repair_strict, streams=False)
     facts = {
         "needed": None if result.undetermined else result.needed,
-        "cannot_tell": result.undetermined,
+        "undetermined": result.undetermined,
         "reasons": [{"condition": reason.condition.value, "detail": reason.detail} for reason in result.reasons],
         "blocked_by": list(result.blocked_by),
     }
     if result.blocked_by and result.needed:  # a join is under way, or a node: the ring is not at rest
-        return facts, [StatusAlert("repair-blocked", f"whether a repair is due is told when {result.blocked_by[0]}")]
+        return facts, [StatusAlert("repair-blocked", f"a repair may be due; it waits for: {result.blocked_by[0]}")]
     if not result.needed:
         return facts, []
     reasons = "; ".join(f"{reason.condition.value}: {reason.detail}" for reason in result.reasons)
@@ -237,7 +240,7 @@ def _observe_command(cluster: str) -> str:
 def _topology_alert(lake: Lake, changing: TopologyTransition) -> StatusAlert:
     cluster = get_mirrored_cluster(lake)
     look = "import it again" if cluster is None else _observe_command(cluster)
-    message = f"{changing}: nodes are as before, and what follows from them cannot be told"
+    message = f"{changing}: the nodes shown are those from before the change"
     return StatusAlert("topology-changing", message, f"wait until the topology is stable, then: {look}")
 
 
@@ -252,7 +255,7 @@ def _omission_alerts(lake: Lake) -> list[StatusAlert]:
     return [
         StatusAlert(
             "left-out",
-            f"not taken in since {format_us(item.since_us)}, as it is not whole in the cluster: {item.said}",
+            f"skipped since {format_us(item.since_us)} because it is incomplete in the cluster: {item.said}",
             _observe_command(cluster),
         )
         for item in read_omitted_items(lake)
@@ -344,7 +347,7 @@ def read_join_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list
         alerts += [
             StatusAlert(
                 "step-not-good",
-                f"{row['step']} of generation {row['generation_id']}, as {row['door']} has found: {row['said']}",
+                f"{row['step']} of generation {row['generation_id']}, checked by {row['door']}: {row['said']}",
                 f"run the join again: cdc-platform bootstrap --finish {open_[row['generation_id']]}, or withdraw it: "
                 f"cdc-platform bootstrap --withdraw {open_[row['generation_id']]}",
             )
@@ -365,7 +368,7 @@ def join_progress_facts(each: JoinProgress) -> dict[str, Any]:
         "queued_at": format_us(each.queued_at_us),
         "time": None if each.time_ms is None else format_ms(each.time_ms),
         "since": None if each.timed_at_ms is None else format_ms(each.timed_at_ms),
-        "do": each.do if each.is_next else None,
+        "command": each.do if each.is_next else None,
     }
 
 
@@ -405,21 +408,21 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
     oldest = min(results, key=lambda each: each.judged_at_us, default=None)
     newest = max(results, key=lambda each: each.judged_at_us, default=None)
     facts = {
-        "judged": len(results),
+        "checks": len(results),
         "failed": [
             {
                 "invariant": result.invariant,
-                "of": result.asked_of or None,
-                "said": result.said,
-                "judged_at": format_us(result.judged_at_us),
-                "door": result.door,
+                "scope": result.asked_of or None,
+                "message": result.said,
+                "checked_at": format_us(result.judged_at_us),
+                "entry_point": result.door,
             }
             for result in failed
         ],
         "oldest": oldest and format_us(oldest.judged_at_us),
         "newest": newest and format_us(newest.judged_at_us),
-        "door": newest and newest.door,
-        "newer_tables": newer,
+        "entry_point": newest and newest.door,
+        "changed_tables": newer,
     }
     alerts = [*_read_only_alerts(lake), *(_check_alert(result) for result in failed)]
     if not any(result.asked_of == WHOLE_HOME for result in results):
@@ -488,7 +491,7 @@ def read_table_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[lis
                 else "tablets",
                 "log_rows": sum(part.rows for part in parts),
                 "log_bytes_in_lake": sum(part.bytes for part in parts),
-                "kept": _replica_facts(lake, table.keyspace_name, table.table_name, clock.now_us()),
+                "copy": _replica_facts(lake, table.keyspace_name, table.table_name, clock.now_us()),
             }
         )
     recorded = gaps.read_log_gaps(lake)
@@ -665,20 +668,19 @@ class HomeStatus:
 
     now: str
     sections: dict[str, Any]
-    matters: list[StatusAlert]
+    alerts: list[StatusAlert]
 
-    @property
-    def wrong(self) -> bool:
-        """Return True if any alert is an error."""
-        return any(alert.wrong for alert in self.matters)
+    def count(self, level: AlertLevel) -> int:
+        """Return the number of alerts of a level."""
+        return sum(alert.level == level for alert in self.alerts)
 
     def facts(self) -> dict[str, Any]:
-        """Return the status as plain values; `next` lists errors first."""
+        """Return the status as plain values; `alerts` lists errors first."""
         return {
             "now": self.now,
-            "wrong": self.wrong,
+            **{f"{level}s": self.count(level) for level in LEVELS},
+            "alerts": [alert.facts() for alert in self.alerts],
             **self.sections,
-            "next": [alert.facts() for alert in self.matters],
         }
 
 
@@ -706,7 +708,7 @@ def read_home_status(lake: Lake, clock: Clock, settings: Settings) -> HomeStatus
         cluster = get_mirrored_cluster(lake)
         begin = "let a first node join (cdc-platform bootstrap --help), or import exports (cdc-platform import --help)"
         do = _observe_command(cluster) if cluster else begin
-        alerts = [alert for alert in alerts if alert.wrong or alert.code == "only-observed"] + [
+        alerts = [alert for alert in alerts if alert.level == "error" or alert.code == "only-observed"] + [
             StatusAlert("empty-home", message, do)
         ]
-    return HomeStatus(format_us(clock.now_us()), sections, sorted(alerts, key=lambda each: not each.wrong))
+    return HomeStatus(format_us(clock.now_us()), sections, sorted(alerts, key=lambda alert: LEVELS.index(alert.level)))

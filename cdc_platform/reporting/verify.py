@@ -34,11 +34,11 @@ _LASTING_FIELDS = ("id", "time", "event", "ring", "change")
 
 @dataclass(frozen=True)
 class PageCheck:
-    """One check of a page: its name (`asked`), its result (`answer`), and the detail (`said`)."""
+    """One check of a page: its name, its result, and the detail."""
 
-    asked: str
-    answer: ChainStatus
-    said: str
+    check: str
+    result: ChainStatus
+    detail: str
 
 
 def verify_page(lake: Lake, settings: Settings, text: str, key: str | None = None) -> list[PageCheck]:
@@ -87,7 +87,7 @@ def _check_signature(sealed: SealedPage, record: ReportRecord, key: str | None) 
         yield PageCheck(
             "signature",
             ChainStatus.DIFFERS,
-            f"it is not that of the key; the page names the key {named or 'of nobody'}",
+            f"it is not that of the key; the page names the key {named or 'none'}",
         )
     elif is_signed_by(sealed, named or ""):
         yield PageCheck(
@@ -101,11 +101,11 @@ def _check_template(sealed: SealedPage, record: ReportRecord, *, trusted: bool) 
     """Render the page again from its record and compare: the visible page must match the record."""
     if record["form"] != template_digest():
         if not trusted:
-            message = f"cdc-platform {record['program']} made it in another form: nobody looked at more than its record"
+            message = f"cdc-platform {record['program']} rendered it with another template: only its record was checked"
             yield PageCheck("page", ChainStatus.UNKNOWN, message)
         return
     same = render_page(record) == sealed.body
-    message = "it is what its record says, byte for byte" if same else "what is to be seen is not what its record says"
+    message = "it matches its record, byte for byte" if same else "it does not match its record"
     yield PageCheck("page", ChainStatus.HOLDS if same else ChainStatus.DIFFERS, message)
 
 
@@ -129,69 +129,73 @@ def _check_home(lake: Lake, settings: Settings, record: ReportRecord) -> Iterato
 
 
 def _check_generation(
-    home: ReportSource, keys: GenerationKeys, told: Mapping[str, Any], last: Mapping[str, int]
+    home: ReportSource, keys: GenerationKeys, recorded: Mapping[str, Any], last: Mapping[str, int]
 ) -> Iterator[PageCheck]:
-    about = f"generation {told['key']}"
+    about = f"generation {recorded['key']}"
     try:
         names = get_generation_names(
-            home.lake, keys, keys.generation(told["key"]) if told["id"] is None else told["id"]
+            home.lake, keys, keys.generation(recorded["key"]) if recorded["id"] is None else recorded["id"]
         )
     except PlatformError as error:
         yield PageCheck(about, ChainStatus.UNKNOWN if isinstance(error, NotFound) else ChainStatus.DIFFERS, str(error))
         return
-    lines = [_check_rows(home.lake, names, part, last) for part in told["parts"]]
+    lines = [_check_rows(home.lake, names, part, last) for part in recorded["parts"]]
     yield from lines
-    yield _check_history(home.lake, names, told, last)
+    yield _check_history(home.lake, names, recorded, last)
     now = json.loads(json.dumps(gather_record(home, [names])["generations"][0]))
-    other = [name for name in _LASTING_FIELDS if now[name] != told[name]]
+    other = [name for name in _LASTING_FIELDS if now[name] != recorded[name]]
     if other:
-        gone = any(line.answer is not ChainStatus.HOLDS for line in lines)
-        message = f"{', '.join(other)}: cannot be told again as it stands on the page"
+        gone = any(line.result is not ChainStatus.HOLDS for line in lines)
+        message = f"{', '.join(other)}: cannot be reproduced as it is on the page"
         yield PageCheck(about, ChainStatus.UNKNOWN if gone else ChainStatus.DIFFERS, message)
         return
-    yield _check_results(about, now, told, all(line.answer is ChainStatus.HOLDS for line in lines))
+    yield _check_results(about, now, recorded, all(line.result is ChainStatus.HOLDS for line in lines))
 
 
-def _check_results(about: str, now: Mapping[str, Any], told: Mapping[str, Any], same_rows: bool) -> PageCheck:
+def _check_results(about: str, now: Mapping[str, Any], recorded: Mapping[str, Any], same_rows: bool) -> PageCheck:
     """Compare the invariants now with those on the page; if rows have changed, they may well differ."""
-    results = [[(line["invariant"], line["passed"]) for line in generation["invariants"]] for generation in (now, told)]
+    results = [
+        [(line["invariant"], line["passed"]) for line in generation["invariants"]] for generation in (now, recorded)
+    ]
     if results[0] == results[1]:
-        return PageCheck(about, ChainStatus.HOLDS, "ring, change and invariants come out the same again")
+        return PageCheck(about, ChainStatus.HOLDS, "ring, change and invariants are reproduced")
     answer = ChainStatus.DIFFERS if same_rows else ChainStatus.NEWER
     other = [name for name, passed in results[1] if (name, passed) not in results[0]] or ["none that the page has"]
-    return PageCheck(about, answer, f"judged again, other invariants hold: {', '.join(other)}")
+    return PageCheck(about, answer, f"other invariants hold now: {', '.join(other)}")
 
 
-def _check_rows(lake: Lake, names: GenerationNames, said: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
+def _check_rows(
+    lake: Lake, names: GenerationNames, part_record: Mapping[str, Any], last: Mapping[str, int]
+) -> PageCheck:
     """Check that a generation's rows in a table are unchanged; if not, whether a later commit changed them."""
-    about = f"rows of {names.key} in {said['table']}"
-    part = next((candidate for candidate in names.parts() if candidate.table.full_name == said["table"]), None)
+    about = f"rows of {names.key} in {part_record['table']}"
+    part = next((candidate for candidate in names.parts() if candidate.table.full_name == part_record["table"]), None)
     digest_value = None if part is None else provenance.get_part_digest(lake, part.table, part.where)
     digest = None if digest_value is None else f"{digest_value:032x}"
-    if digest == said["digest"]:
+    if digest == part_record["digest"]:
         return PageCheck(about, ChainStatus.HOLDS, "their digest is the same" if digest else "there are none, as then")
     change = None if part is None else next(provenance.iter_changes(lake, part.table, part.where), None)
-    if change is None or change.commit.version <= last.get(said["table"], -1):
-        return PageCheck(
-            about, ChainStatus.DIFFERS, "they are not what they were, and no commit since has changed them"
-        )
+    if change is None or change.commit.version <= last.get(part_record["table"], -1):
+        return PageCheck(about, ChainStatus.DIFFERS, "they have changed without a later commit")
     version, by = change.commit.version, change.commit.info
     if by is None:
         message = f"version {version} has changed them, which {change.commit.engine} made and not the platform"
         return PageCheck(about, ChainStatus.DIFFERS, message)
-    return PageCheck(about, ChainStatus.NEWER, f"version {version} has changed them since, by {by.user}")
+    return PageCheck(about, ChainStatus.NEWER, f"version {version} changed them since, by {by.user}")
 
 
-def _check_history(lake: Lake, names: GenerationNames, told: Mapping[str, Any], last: Mapping[str, int]) -> PageCheck:
+def _check_history(
+    lake: Lake, names: GenerationNames, recorded: Mapping[str, Any], last: Mapping[str, int]
+) -> PageCheck:
     """Check that the page's writes are those in the logs, up to the versions that the page knew."""
     about = f"history of {names.key}"
     now = [line for line in read_generation_writes(lake, names) if line["version"] <= last.get(line["table"], -1)]
-    missing = [line for line in now if line not in told["writes"]]
+    missing = [line for line in now if line not in recorded["writes"]]
     if missing:
         return PageCheck(
-            about, ChainStatus.DIFFERS, f"{_version_text(missing[0])} is otherwise on the page, or left out"
+            about, ChainStatus.DIFFERS, f"{_version_text(missing[0])} differs on the page, or is missing there"
         )
-    remaining = [line for line in told["writes"] if line not in now]
+    remaining = [line for line in recorded["writes"] if line not in now]
     unknown = None
     for line in remaining:
         commit = next(
@@ -205,12 +209,10 @@ def _check_history(lake: Lake, names: GenerationNames, told: Mapping[str, Any], 
         if commit is None:
             unknown = unknown or line
         elif commit_facts(_find_table(line["table"]), commit, None, 0) | _row_facts(line) != line:
-            return PageCheck(
-                about, ChainStatus.DIFFERS, f"{_version_text(line)} is not the commit that the page tells of"
-            )
+            return PageCheck(about, ChainStatus.DIFFERS, f"{_version_text(line)} is not the commit on the page")
     if unknown is not None:
-        return PageCheck(about, ChainStatus.UNKNOWN, f"{_version_text(unknown)} is in the log no more")
-    return PageCheck(about, ChainStatus.HOLDS, f"its {len(told['writes'])} writes are as they stand on the page")
+        return PageCheck(about, ChainStatus.UNKNOWN, f"{_version_text(unknown)} is no longer in the log")
+    return PageCheck(about, ChainStatus.HOLDS, f"its {len(recorded['writes'])} writes are as they stand on the page")
 
 
 def _row_facts(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,5 +225,5 @@ def _version_text(line: Mapping[str, Any]) -> str:
 
 def _find_table(name: str) -> Table:
     if name not in TABLES:
-        raise InputError(f"its record tells of a table {name!r}, which generations do not have; it was altered")
+        raise InputError(f"its record names a table {name!r}, which generations do not have; it was altered")
     return TABLES[name]

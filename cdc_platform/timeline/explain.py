@@ -74,8 +74,9 @@ class CurrentOwner:
 class VnodeExplanation:
     """The explanation for one token and write timestamp. Times in µs; `generation` operates at the write's timestamp.
 
-    `row_lies` and `stream_lies`: where the current ring places the base row and the log row, None if unknown. `others`:
-    the verdict and reason of each other policy, by name.
+    `note`: what the reason leaves open about the stream and its owner. `row_location` and `stream_location`: where the
+    current ring places the base row and the log row, None if unknown. `others`: the verdict and reason of each other
+    policy, by name.
     """
 
     token: int
@@ -86,16 +87,17 @@ class VnodeExplanation:
     place: StreamPlacement | None
     verdict: WriteVerdict
     reason: str
-    row_lies: CurrentOwner | None = None
-    stream_lies: CurrentOwner | None = None
+    note: str | None = None
+    row_location: CurrentOwner | None = None
+    stream_location: CurrentOwner | None = None
     others: Mapping[str, tuple[WriteVerdict, str]] = field(default_factory=dict)
 
     @property
     def colocated(self) -> bool | None:
         """Return True if the log row is on the shard of the base row; None if either is unknown."""
-        if self.row_lies is None or self.stream_lies is None:
+        if self.row_location is None or self.stream_location is None:
             return None
-        return self.row_lies == self.stream_lies
+        return self.row_location == self.stream_location
 
     @property
     def accepted(self) -> bool:
@@ -106,7 +108,14 @@ class VnodeExplanation:
         """Return the explanation as plain values by name, in display order."""
         generation, place = self.generation, self.place
         return {
+            "verdict": str(self.verdict),
+            "accepted": self.accepted,
+            "reason": self.reason,
+            "note": self.note,
+            "policy": self.policy,
             "token": self.token,
+            "at": format_us(self.at_us),
+            "now": format_us(self.now_us),
             "generation": generation and {"id": generation.id, "time": format_ms(generation.time_ms)},
             "range_start": place and place.range_start,
             "range_end": place and place.range_end,
@@ -114,19 +123,13 @@ class VnodeExplanation:
             "owner": place and place.owner,
             "shard": place and place.shard,
             "stream_id": place and place.stream_id,
-            "row_lies": self.row_lies and self.row_lies.facts(),
-            "stream_lies": self.stream_lies and self.stream_lies.facts(),
+            "row_location": self.row_location and self.row_location.facts(),
+            "stream_location": self.stream_location and self.stream_location.facts(),
             "colocated": self.colocated,
-            "accepted": self.accepted,
-            "reason": self.reason,
-            "verdict": str(self.verdict),
-            "policy": self.policy,
             "other_policies": {
                 name: {"accepted": verdict is WriteVerdict.OK, "verdict": str(verdict), "reason": reason}
                 for name, (verdict, reason) in self.others.items()
             },
-            "at": format_us(self.at_us),
-            "now": format_us(self.now_us),
         }
 
 

@@ -65,18 +65,18 @@ class TabletExplanation:
     def facts(self) -> dict[str, Any]:
         """Return the explanation as plain values by name, in display order."""
         return {
-            "token": self.token,
+            "verdict": str(self.decision.verdict),
+            "accepted": self.accepted,
+            "reason": self.decision.reason,
             "table": self.table,
+            "token": self.token,
+            "at": format_us(self.at_us),
+            "now": format_us(self.now_us),
             "timestamp": None if self.set_ms is None else format_ms(self.set_ms),
             "tablet": self.tablet,
             "range_start": self.range_start,
             "range_end": self.range_end,
             "stream_id": self.stream_id,
-            "accepted": self.accepted,
-            "reason": self.decision.reason,
-            "verdict": str(self.decision.verdict),
-            "at": format_us(self.at_us),
-            "now": format_us(self.now_us),
         }
 
 

@@ -134,19 +134,32 @@ class VnodeStreams:
         place, missing = try_locate_stream(self.lake, generation, token)
         now = ring.read_current_ring(self.lake)
         unknown = explain_unknown_owner(self.lake, now, place)
+        note = "; ".join(detail for detail in (missing, place and place.note, unknown) if detail) or None
         verdicts: dict[str, tuple[WriteVerdict, str]] = {}
         for name in get_args(AcceptancePolicy):
             decision = self._decide(at_us, now_us, name, row, place is not None)
-            details = (decision.reason, missing, place.note if place else None, unknown)
-            place_verdict = WriteVerdict.OK if place is None else place.verdict
-            verdict = place_verdict if decision.verdict is WriteVerdict.OK else decision.verdict
-            verdicts[name] = verdict, "; ".join(detail for detail in details if detail)
+            is_placed = place is None or place.verdict is WriteVerdict.OK
+            if decision.verdict is WriteVerdict.OK and place is not None and not is_placed:
+                verdicts[name] = place.verdict, note or decision.reason
+            else:
+                verdicts[name] = decision.verdict, decision.reason
         verdict, reason = verdicts.pop(policy)
-        row_lies, stream_lies = (
+        row_location, stream_location = (
             (None, None) if unknown else (find_current_owner(now, token), find_stream_owner(now, place))
         )
         return VnodeExplanation(
-            token, at_us, now_us, policy, generation, place, verdict, reason, row_lies, stream_lies, verdicts
+            token,
+            at_us,
+            now_us,
+            policy,
+            generation,
+            place,
+            verdict,
+            reason,
+            None if note == reason else note,
+            row_location,
+            stream_location,
+            verdicts,
         )
 
     def finder(self) -> StreamFinder:

@@ -202,7 +202,7 @@ def test_partitions_of_removed_generations_go_and_their_history_stays(rehearsal:
         assert expired.exit_code == 0, expired.stderr
     assert told(rehearsal).removed == [first]
     assert set(rehearsal.instance.get_dynamic_partitions(GENERATIONS_NAME)) == set(others)
-    history = run("--home", home, "history", first, "--json").json
+    history = run("--home", home, "history", first, "--json").rows
     by = {(line["table"], line["what"]): line["by"] for line in history}
     assert by[STREAMS_DESCRIPTIONS_V2.full_name, "written"] == "command line import"
     assert by[STREAMS_DESCRIPTIONS_V2.full_name, "removed"] == "command line expire"

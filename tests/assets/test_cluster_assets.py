@@ -181,8 +181,8 @@ def test_a_look_that_left_something_out_fails_its_check(
     assert result.success
     (judged,) = result.get_asset_check_evaluations()
     assert (judged.check_name, judged.passed) == ("observed_whole", False)
-    found = read_home_status(Lake(home.lake), Clock(), home.settings).matters
-    assert [each.do for each in found if each.code == "check-failed"] == ["cdc-platform observe prod"]
+    found = read_home_status(Lake(home.lake), Clock(), home.settings).alerts
+    assert [each.command for each in found if each.code == "check-failed"] == ["cdc-platform observe prod"]
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(

@@ -73,7 +73,7 @@ def test_values_are_as_cqlsh_reads_them(tmp_path: Path) -> None:
     assert loaded[0].endswith(f"FROM '{name}' WITH HEADER = true AND NULL = '<null>';")
     again = run("--home", tmp_path / "other", "import", tmp_path / "one")
     assert again.exit_code == 0, again.stderr
-    assert run("--home", tmp_path / "other", "tables", "--json").json == []
+    assert run("--home", tmp_path / "other", "tables", "--json").rows == []
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -411,16 +411,16 @@ def test_a_home_of_tablets_is_checked_without_spark(tmp_path: Path) -> None:
     told = ("--home", tmp_path / "home", "--clock", "2026-01-31T14:00:00Z", "check", "--json")
     answer = run(*told)
     assert answer.exit_code == 0, answer.stdout
-    lines = {line["invariant"]: line for line in answer.json}
+    lines = {line["invariant"]: line for line in answer.rows}
     assert [name for name in lines if name.startswith("log_")] == list(LOG_INVARIANTS)
-    assert lines[names.LOG_ROW_COLOCATED]["population"] == ROWS
+    assert lines[names.LOG_ROW_COLOCATED]["checked"] == ROWS
     rows = rows_of(lake, "tabs")
     _lost_row(lake, rows)
     put(lake, rows, "tabs")
     answer = run(*told)
     assert answer.exit_code == 1
     # Whoever took the row away is none of the platform, which the tables tell as well.
-    found = [line["invariant"] for line in answer.json if not line["passed"]]
+    found = [line["invariant"] for line in answer.rows if not line["passed"]]
     assert found == [names.LOG_BATCH_COMPLETE, names.ROWS_AS_COMMITTED, names.COMMITS_KNOWN]
 
 
@@ -467,4 +467,4 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
     query = f'SELECT "cdc$operation" AS operation, count(*) AS n FROM {table} GROUP BY 1 ORDER BY 1'
     answer = run("--home", home, "sql", query, "--json")
     assert answer.exit_code == 0, answer.stderr
-    assert answer.json == [{"operation": 1, "n": BATCHES // 2}, {"operation": 2, "n": BATCHES}]
+    assert answer.rows == [{"operation": 1, "n": BATCHES // 2}, {"operation": 2, "n": BATCHES}]

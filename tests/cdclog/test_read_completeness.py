@@ -62,8 +62,8 @@ def asked(home: Path, *more: str, since: str = A, until: str = B, clock: str = N
 def broken(answer: Answer) -> dict[str, str]:
     """What does not hold, and what was found."""
     assert answer.exit_code in (0, 1), answer.stderr
-    assert (answer.exit_code == 0) == answer.json["complete"]
-    return {each["check"]: each["found"] for each in answer.json["checks"] if not each["holds"]}
+    assert (answer.exit_code == 0) == answer.json["verified"]
+    return {each["check"]: each["detail"] for each in answer.json["checks"] if not each["passed"]}
 
 
 def changed(home: Path, name: str | None, change: Callable[[list[Row]], list[Row]]) -> None:
@@ -89,14 +89,14 @@ def without_it(rows: list[Row]) -> list[Row]:
 def test_what_was_read_is_proved(home: Path) -> None:
     """Over a switch of generations, with a second reader; and nothing is said of an interval that is none."""
     answer = asked(home, "--against", "search")
-    assert (broken(answer), answer.json["complete"]) == ({}, True)
-    found = {each["check"]: each["found"] for each in answer.json["checks"]}
+    assert (broken(answer), answer.json["verified"]) == ({}, True)
+    found = {each["check"]: each["detail"] for each in answer.json["checks"]}
     assert found["the reader has the log's rows"].startswith("7 of 7 rows")
     assert found["its generations could be read"] == "2 operate in it"
     assert run("--home", home, "--clock", NOW, "verify-interval", B, A, "--consumer", "audit").exit_code == 2
     assert run("--home", home, "--clock", NOW, "verify-interval", A, B, "--consumer", "nobody").exit_code == 2
     assert (
-        "everything was read"
+        "the consumer read every row"
         in run("--home", home, "--clock", NOW, "verify-interval", A, B, "--consumer", "audit").stdout
     )
 

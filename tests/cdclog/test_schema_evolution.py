@@ -135,7 +135,7 @@ def altered(streams_home: Path, tmp_path: Path) -> Home:
 def rows_in(home: Home, table: str) -> list[dict[str, Any]]:
     """The rows of a log or of a copy of it, oldest first, in the columns that are of interest."""
     found = home.run("sql", f'SELECT p, w, v, f FROM {table} ORDER BY "cdc$timestamp", "cdc$batch_seq_no"', "--json")
-    return found.json
+    return found.rows
 
 
 def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, 
         (tmp_path / "2.cql").write_text("SELECT 1", encoding="utf-8")
         run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "cql", "run", tmp_path / "2.cql", "--apply")
         order = 'SELECT * FROM ks.t_scylla_cdc_log ORDER BY "cdc$timestamp", "cdc$batch_seq_no"'
-        found.append(run("--home", home.home, "sql", order, "--json").json)
+        found.append(run("--home", home.home, "sql", order, "--json").rows)
     assert found[0] == found[1]
     assert [row["v"]["b"] for row in found[0]] == [1, 1, 5]
     assert "w" not in found[0][0]
@@ -199,6 +199,6 @@ def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, 
 
 def test_a_home_with_an_altered_log_is_sound(altered: Home) -> None:
     """Every row is as it was committed, and the consumers have what the log has."""
-    found = run("--home", altered.home, "--clock", "2026-01-03T00:00:00Z", "check", "--deep", "--json").json
+    found = run("--home", altered.home, "--clock", "2026-01-03T00:00:00Z", "check", "--deep", "--json").rows
     failed = [each["invariant"] for each in found if not each["passed"]]
     assert [name for name in failed if name != "refines_vnodes"] == []  # the home has no ring

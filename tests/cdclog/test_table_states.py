@@ -175,5 +175,5 @@ def test_check_tells_of_it(lake: Lake) -> None:
     told = ("--home", home, "--clock", "2026-02-02T00:00:00Z", "check", "--json")
     damage(lake, later)
     answer = run(*told)
-    (line,) = [each for each in answer.json if each["invariant"] == STATE_MATCHES_LOG]
+    (line,) = [each for each in answer.rows if each["invariant"] == STATE_MATCHES_LOG]
     assert (answer.exit_code, line["passed"], line["violations"], line["page"]) == (1, False, 1, "docs/log.md")

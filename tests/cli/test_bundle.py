@@ -31,9 +31,9 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
     with tarfile.open(file) as packed:
         files = {name: packed.extractfile(name) for name in packed.getnames()}
         texts = {name: file.read().decode() for name, file in files.items() if file is not None}
-    assert set(texts) == set(files) == {f"incident/{name}" for name in answer.json["holds"]}
+    assert set(texts) == set(files) == {f"incident/{name}" for name in answer.json["contents"]}
     status = json.loads(texts["incident/status.json"])
-    assert next(each["code"] for each in status["next"]) == "not-retrievable"
+    assert next(each["code"] for each in status["alerts"]) == "not-retrievable"
     assert status["generations"]["operating"]["id"] == uuid_of(FIRST_MS)
     versions = json.loads(texts["incident/versions.json"])
     assert versions["tables"]["platform.generations"] >= 0

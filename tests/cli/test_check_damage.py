@@ -61,7 +61,7 @@ def test_a_damaged_file_is_a_line_and_the_others_are_judged(home: Path, table: T
     assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
     by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
     assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
-    lines = {line["invariant"]: line for line in answer.json}
+    lines = {line["invariant"]: line for line in answer.rows}
     assert path.name in lines[FILES_WHOLE]["sample"]
     assert table.full_name in lines[FILES_WHOLE]["sample"]
     said = f"not judged: depends on {table.full_name}"
@@ -82,9 +82,9 @@ def test_a_damaged_log_of_a_table_ends_no_check(home: Path, table: Table) -> Non
     assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
     by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
     assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
-    lines = {line["invariant"]: line for line in answer.json}
+    lines = {line["invariant"]: line for line in answer.rows}
     assert f"{table.full_name}: _delta_log/{newest.name} is damaged" in lines[FILES_WHOLE]["sample"]
-    assert any(table.full_name in line["sample"] for line in answer.json if line["invariant"] != FILES_WHOLE)
+    assert any(table.full_name in line["sample"] for line in answer.rows if line["invariant"] != FILES_WHOLE)
     assert {line for family in INVARIANT_FAMILIES for line in family.invariants if line in lines} >= {
         *SWITCH_FAMILY.invariants
     }

@@ -39,15 +39,20 @@ def test_before_within_and_after_a_rewrite(tmp_path: Path) -> None:
     """No row of the new tables; all of them, but two nodes lack the mark; everything."""
     old_cluster(Lake(tmp_path / "lake"), times(3))
     told = facts(tmp_path)
-    assert (told["may_switch"], told["from"], len(told["nodes_not_marked"])) == (False, None, 3)
-    assert [each["time"] for each in told["lacking"]] == [FIRST, SECOND, THIRD]
+    assert (told["may_switch"], told["rows_from"], len(told["nodes_not_marked"])) == (False, None, 3)
+    assert [each["time"] for each in told["missing"]] == [FIRST, SECOND, THIRD]
     rewrite(tmp_path, "--node", ONE)
     told = facts(tmp_path)
-    assert (told["may_switch"], told["from"], len(told["nodes_not_marked"]), told["lacking"]) == (False, FIRST, 2, [])
+    assert (told["may_switch"], told["rows_from"], len(told["nodes_not_marked"]), told["missing"]) == (
+        False,
+        FIRST,
+        2,
+        [],
+    )
     rewrite(tmp_path)
     told = facts(tmp_path)
-    assert (told["may_switch"], told["from"], told["nodes_not_marked"]) == (True, FIRST, [])
-    assert asked(tmp_path).stdout.startswith("may clients switch  yes")
+    assert (told["may_switch"], told["rows_from"], told["nodes_not_marked"]) == (True, FIRST, [])
+    assert asked(tmp_path).stdout.startswith("may switch        yes")
 
 
 def test_what_could_not_be_rewritten_leaves_a_time_from_which_on(tmp_path: Path) -> None:
@@ -55,8 +60,12 @@ def test_what_could_not_be_rewritten_leaves_a_time_from_which_on(tmp_path: Path)
     old_cluster(Lake(tmp_path / "lake"), times(3), without_data=[times(3)[1]])
     rewrite(tmp_path)
     told = facts(tmp_path)
-    assert (told["may_switch"], told["from"], [each["time"] for each in told["lacking"]]) == (False, THIRD, [SECOND])
-    assert asked(tmp_path).stdout.startswith(f"may clients switch  for rows from {THIRD} on")
+    assert (told["may_switch"], told["rows_from"], [each["time"] for each in told["missing"]]) == (
+        False,
+        THIRD,
+        [SECOND],
+    )
+    assert asked(tmp_path).stdout.startswith(f"may switch        no\nrows from         {THIRD}")
 
 
 def test_generations_that_no_log_has_rows_of_do_not_count(tmp_path: Path) -> None:
@@ -70,10 +79,10 @@ def test_where_no_table_is_known_every_old_generation_counts(tmp_path: Path) -> 
     """The newest one too, though no log is known that could have rows of it; and none where there is no such table."""
     old_cluster(Lake(tmp_path / "lake"), times(3), tables=[])
     told = facts(tmp_path)
-    assert [each["time"] for each in told["lacking"]] == [FIRST, SECOND, THIRD]
-    assert all("no table with a CDC log is known here; import the schema" in each["reason"] for each in told["lacking"])
+    assert [each["time"] for each in told["missing"]] == [FIRST, SECOND, THIRD]
+    assert all("no table with a CDC log is known here; import the schema" in each["reason"] for each in told["missing"])
     assert run("--home", tmp_path, "--clock", NOW, "tables", "declare-none").exit_code == 0
-    assert facts(tmp_path)["lacking"] == []
+    assert facts(tmp_path)["missing"] == []
 
 
 def test_the_example_of_an_old_cluster_may_not_switch(tmp_path: Path) -> None:
@@ -81,13 +90,13 @@ def test_the_example_of_an_old_cluster_may_not_switch(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "docs" / "examples" / "old_cluster"
     node = "7d1f0b52-6e0c-4b4e-9c0d-3a1d3f8f0a11"
     assert run("--home", tmp_path, "import", example, "--node", node).exit_code == 0
-    assert len(facts(tmp_path)["lacking"]) == 3
+    assert len(facts(tmp_path)["missing"]) == 3
 
 
 def test_where_there_is_no_old_table_they_may(tmp_path: Path) -> None:
     """Clusters that began with the new tables have no mark, and need none."""
     told = facts(home_of(tmp_path, "plain"))
-    assert (told["may_switch"], told["old_table"], told["from"]) == (True, False, format_ms(FIRST_MS))
+    assert (told["may_switch"], told["old_table"], told["rows_from"]) == (True, False, format_ms(FIRST_MS))
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--force"])

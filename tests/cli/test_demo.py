@@ -184,7 +184,7 @@ def test_the_old_cluster_passes_its_checks(home: Path) -> None:
     """What is left of the old cluster breaks no invariant, those of the rewrite and of expiry among them."""
     ran = run("--home", home / "old_cluster", "--clock", NOW, "check", "--json")
     assert ran.exit_code == 0, ran.stdout
-    assert {"live_generations_rewritten", "none_half_removed"} <= {line["invariant"] for line in ran.json}
+    assert {"live_generations_rewritten", "none_half_removed"} <= {line["invariant"] for line in ran.rows}
 
 
 @pytest.mark.spark

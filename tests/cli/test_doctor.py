@@ -36,9 +36,9 @@ def test_a_fit_machine_has_a_tick_at_everything(tmp_path: Path) -> None:
 
 def test_json_has_every_check_once(tmp_path: Path) -> None:
     """A program reads the same findings as one document."""
-    document = json.loads(run(tmp_path / "home", "--json").stdout)
+    document = json.loads(run(tmp_path / "home", "--json").stdout)["checks"]
     assert [entry["check"] for entry in document] == CHECKS
-    assert all(entry["ok"] and entry["mend"] is None and entry["found"] for entry in document)
+    assert all(entry["ok"] and entry["remedy"] is None and entry["message"] for entry in document)
 
 
 def test_looking_makes_no_home(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_missing_java_is_named_with_its_mend(tmp_path: Path, monkeypatch: pytest
     lines = answer.stdout.splitlines()
     (wrong,) = [number for number, line in enumerate(lines) if line.startswith("✗")]
     assert "Java" in lines[wrong]
-    assert "mend:" in lines[wrong + 1]
+    assert "remedy:" in lines[wrong + 1]
     assert "openjdk-17" in lines[wrong + 1]
 
 

@@ -46,17 +46,17 @@ def _nobody() -> TaskRunner:
 def test_a_generation_leads_to_its_run_and_back(home: Path) -> None:
     """Each row of a generation names commit and run; the run names the same commits; no other generation is told."""
     first, second = GenerationKeys.read(Lake(home / "lake")).joins
-    told = run("--home", home, "history", first.key, "--json").json
-    assert told == run("--home", home, "history", first.generation_id[:8], "--json").json
-    assert told == run("--home", home, "history", first.generation_id.upper(), "--json").json
+    told = run("--home", home, "history", first.key, "--json").rows
+    assert told == run("--home", home, "history", first.generation_id[:8], "--json").rows
+    assert told == run("--home", home, "history", first.generation_id.upper(), "--json").rows
     written = {row["table"]: row for row in told}
     assert written[BOOTSTRAP_EVENTS.full_name]["by"] == "a test queueing"
     assert written[BOOTSTRAP_EVENTS.full_name]["rows"] == 1
     mine = {(row["table"], row["version"]) for row in told if row["run"] == RUN}
     assert GENERATION_TIMESTAMPS.full_name in {table for table, _ in mine}
-    back = {(row["table"], row["version"]) for row in run("--home", home, "history", "--run", RUN, "--json").json}
+    back = {(row["table"], row["version"]) for row in run("--home", home, "history", "--run", RUN, "--json").rows}
     assert mine <= back
-    waits = run("--home", home, "history", second.key, "--json").json
+    waits = run("--home", home, "history", second.key, "--json").rows
     assert [(row["table"], row["run"]) for row in waits] == [(BOOTSTRAP_EVENTS.full_name, None)]
     assert first.key in run("--home", home, "history", first.key).stdout
 
@@ -66,7 +66,7 @@ def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
     lake = Lake(home / "lake")
     second = GenerationKeys.read(lake).joins[1]
     inbox.withdraw_event(lake, NOON, inbox.read_pending_events(lake)[0].event_id)
-    told = run("--home", home, "history", second.key, "--json").json
+    told = run("--home", home, "history", second.key, "--json").rows
     assert [row["rows"] for row in told] == [1, 1]
 
 

@@ -146,16 +146,16 @@ def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered
         return ask(home, *whole, "--base", file, "--json")
 
     answer = complete(rows)
-    assert (answer.exit_code, answer.json["complete"]) == (0, True), answer
+    assert (answer.exit_code, answer.json["verified"]) == (0, True), answer
     for lines, found in (
         (rows[1:], "1 that the log tells of are gone"),
         ([rows[0].replace('"v": 0', '"v": 9'), *rows[1:]], "1 are otherwise there"),
     ):
         answer = complete(lines)
-        (wrong,) = [each for each in answer.json["checks"] if not each["holds"]]
+        (wrong,) = [each for each in answer.json["checks"] if not each["passed"]]
         assert answer.exit_code == 1
-        assert found in wrong["found"]
-        assert f'"{"K" if clustered else "k"}": ' in wrong["found"].partition("key ")[2]
+        assert found in wrong["detail"]
+        assert f'"{"K" if clustered else "k"}": ' in wrong["detail"].partition("key ")[2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -163,7 +163,7 @@ def test_a_key_goes_where_its_rows_went(home: Path, kind: str) -> None:
     """`explain --pk` names the stream in which the log has the row of the same constant."""
     table = f"ks.p{NAMES[kind]}"
     query = f'SELECT v, "cdc$stream_id" AS stream FROM {table}_scylla_cdc_log'
-    streams = {row["v"]: row["stream"] for row in ask(home, "sql", query, "--json").json}
+    streams = {row["v"]: row["stream"] for row in ask(home, "sql", query, "--json").rows}
     for value, key in enumerate(KEYS[kind]):
         for typed in {key.constant, key.typed or key.constant}:
             answer = ask(
@@ -202,4 +202,4 @@ def test_the_home_is_exported_and_sound(home: Path, tmp_path: Path) -> None:
         for table in (f"ks.p{NAMES[kind]}", f"ks.c{NAMES[kind]}"):
             assert rows[f"logs/{table}_scylla_cdc_log.csv"] == len(keys)
     checked = ask(home, "check", "--deep", "--json")
-    assert [line["invariant"] for line in checked.json if line["passed"] is False] == []
+    assert [line["invariant"] for line in checked.rows if line["passed"] is False] == []

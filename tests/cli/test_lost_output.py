@@ -94,7 +94,7 @@ def test_a_change_is_made_whatever_the_standard_streams_are(tmp_path: Path, stre
     command = f"{sys.executable} -m cdc_platform --home {home} tables alter ks.t --ttl 777 {streams}"
     done = subprocess.run(["bash", "-c", command], check=False)
     assert done.returncode == int("full" in streams)
-    assert run("--home", home, "tables", "--json").json[0]["ttl_seconds"] == 777
+    assert run("--home", home, "tables", "--json").rows[0]["ttl_seconds"] == 777
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -15,7 +15,7 @@ from support.command_line import run
 
 from cdc_platform.cli import main as program_module
 from cdc_platform.cli import program
-from cdc_platform.cli.main import COMMAND_GROUPS, COMMANDS
+from cdc_platform.cli.commands import COMMAND_GROUPS, COMMANDS
 from cdc_platform.errors import AuditFailed, StateError, WriteRefused
 
 NAMES = [name for name in COMMANDS if name in program.list_commands(click.Context(program))]

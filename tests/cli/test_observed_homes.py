@@ -17,7 +17,7 @@ from support.files.export_files import ID, SNAPSHOT, TIME_MS, generation, stream
 from support.homes.guarded import answer_of, ticks, ways_of_writing
 
 from cdc_platform.cli import program
-from cdc_platform.cli.main import COMMANDS
+from cdc_platform.cli.commands import COMMANDS
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, get_home_mode, lift_observed_mark
 from cdc_platform.delta.home_mode import HomeIsObserved

@@ -57,13 +57,17 @@ def test_facts_go_on_below_their_begin() -> None:
 def test_a_pipe_is_as_wide_as_columns_says(
     width: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command's IDs and times are whole at 80 and at 100 columns, and no line is longer."""
+    """Every command's times are whole at 80 and at 100 columns, IDs where they fit, and no line is longer."""
     home = home_of(tmp_path_factory.mktemp("home"), "three")
     monkeypatch.setenv("COLUMNS", str(width))
     for command in (["generations"], ["expire", "--dry-run"], ["tables"], ["status"]):
         answer = run("--home", home, "--clock", format_ms(THIRD_MS), *command)
-        told = [line for line in answer.stdout.splitlines() if not line.startswith(("✗", "- ", "    do:", "home"))]
+        told = [
+            line
+            for line in answer.stdout.splitlines()
+            if not line.startswith(("✗", "- ", "    run:", "    to do:", "home"))
+        ]
         assert max(map(cell_len, told)) <= width, command
         if command != ["tables"]:
-            assert uuid_of(THIRD_MS) in answer.stdout
+            assert uuid_of(THIRD_MS) in answer.stdout or "not shown" in answer.stdout
             assert format_ms(THIRD_MS) in answer.stdout

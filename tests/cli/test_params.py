@@ -135,18 +135,18 @@ def test_both_policies_are_told(three: Path) -> None:
     """The home's decides; the other stands beside it, whichever is asked for."""
     at = format_ms(THIRD_MS - ONE_MS)
     both = on(three, "explain", "--token", "5", "--at", at, "--json")
-    assert (both.exit_code, both.json["policy"], both.json["verdict"]) == (1, "strict", "EARLIER")
+    assert (both.exit_code, both.json["policy"], both.json["verdict"]) == (1, "strict", "PAST")
     assert both.json["other_policies"]["recent-past"]["accepted"]
     assert on(three, "explain", "--token", "5", "--at", at, "--policy", "both", "--json").json == both.json
     other = on(three, "explain", "--token", "5", "--at", at, "--policy", "recent-past", "--json")
     assert (other.exit_code, other.json["accepted"]) == (0, True)
-    assert other.json["other_policies"]["strict"]["verdict"] == "EARLIER"
+    assert other.json["other_policies"]["strict"]["verdict"] == "PAST"
     assert "by recent-past" in on(three, "explain", "--token", "5", "--at", at).stdout
 
 
 def test_the_list_tells_states_and_sizes(tmp_path: Path) -> None:
     """Of a generation that a node names and nobody can read, too, which has no size."""
-    rows = on(home_of(tmp_path, "named_by_node"), "generations", "--json").json
+    rows = on(home_of(tmp_path, "named_by_node"), "generations", "--json").rows
     assert [(row["state"], row["published"]) for row in rows] == [
         ("known but not retrievable", False),
         ("published", True),
@@ -173,12 +173,12 @@ def test_a_changed_shard_count_tears_rows_and_streams_apart(tmp_path: Path) -> N
     torn = answers()
     assert False in {each["colocated"] for each in torn}
     for token, each in zip(tokens, torn, strict=True):
-        row, stream = each["row_lies"], each["stream_lies"]
+        row, stream = each["row_location"], each["stream_location"]
         assert row == {"owner": str(node.host_id), "shard": int(shard_of(token, 7, node.ignore_msb))}
         first = int.from_bytes(bytes.fromhex(str(each["stream_id"])[2:])[:8], "big", signed=True)
         assert stream == {"owner": str(node.host_id), "shard": int(shard_of(first, 7, node.ignore_msb))}
         assert each["colocated"] == (row == stream)
     first_torn = tokens[[each["colocated"] for each in torn].index(False)]
     shown = run("--home", home, "--clock", format_ms(FIRST_MS), "explain", "--token", str(first_torn)).stdout
-    assert "row lies" in shown
-    assert "stream lies" in shown
+    assert "row is on" in shown
+    assert "stream is on" in shown

@@ -43,7 +43,7 @@ def test_generations_are_listed_newest_first(cli: Cli) -> None:
     made = generation()
     more = {"state": "published", "published": True, "nodes": None}
     more |= {"num_ranges": len(made), "num_streams": len(made.streams)}
-    assert cli("--clock", BETWEEN, "generations", "--json").json == [
+    assert cli("--clock", BETWEEN, "generations", "--json").rows == [
         {"id": OTHER_ID, "time": iso_time(LATER_MS), "expired": None, "operating": False, **more},
         {"id": ID, "time": iso_time(TIME_MS), "expired": None, "operating": True, **more},
     ]
@@ -61,14 +61,14 @@ def test_generations_are_listed_newest_first(cli: Cli) -> None:
 )
 def test_since_lists_what_a_reader_from_then_on_needs(cli: Cli, since: str, ids: list[str]) -> None:
     """The generations from that time on and the one before; the newest alone where none starts that late."""
-    assert [row["id"] for row in cli("generations", "--since", since, "--json").json] == ids
+    assert [row["id"] for row in cli("generations", "--since", since, "--json").rows] == ids
 
 
 @pytest.mark.parametrize("name", [iso_time(TIME_MS), ID, ID.upper(), iso_time(TIME_MS).replace("Z", "+00:00")])
 def test_streams_come_in_ring_order_and_shard_order(cli: Cli, name: str) -> None:
     """A generation, by its time or its ID: every range end with its streams, position 0 being shard 0."""
     description = generation()
-    rows = cli("streams", name, "--json").json
+    rows = cli("streams", name, "--json").rows
     assert [int(row["range_end"]) for row in rows] == description.range_ends.tolist()
     assert all(set(row) == {"range_end", "streams"} for row in rows)
     for number, row in enumerate(rows):
@@ -227,7 +227,7 @@ def test_queueing_is_idempotent_and_takes_standard_input(tmp_path: Path) -> None
     from_file = run("--home", home, "bootstrap", tmp_path / "node.json", "--json")
     from_input = run("--home", home, "bootstrap", "-", "--json", stdin=json.dumps(node, indent=2))
     assert from_file.exit_code == 0
-    assert set(from_file.json) == {"event_id", "generation_id", "next"}
+    assert set(from_file.json) == {"version", "event_id", "generation_id", "next"}
     assert from_input.json == from_file.json
 
 

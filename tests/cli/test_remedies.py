@@ -18,7 +18,7 @@ from support.homes.timelines import FIRST_MS, HOMES, home_of
 from support.next_lines import lines_of, path_of, words_of
 
 from cdc_platform.cli import program
-from cdc_platform.cli.command_hints import PROGRAM_NAME
+from cdc_platform.cli.commands import PROGRAM_NAME
 from cdc_platform.clock import Milliseconds, format_ms
 
 _DAY_MS = 86_400_000
@@ -73,12 +73,11 @@ def findings(home: Path, clock: str) -> tuple[dict[str, str | None], dict[str, b
     check, status = asked(home, clock, "check", "--json"), asked(home, clock, "status", "--json")
     assert check.exit_code in (0, 1, 2), check
     assert status.exit_code in (0, 1), status
-    matters = {
-        f"{each['code']}: {each['said']}": each["do"] if each["is_command"] else None for each in status.json["next"]
-    }
-    commands_named(status.json["next"])
-    for each in status.json["next"]:
-        assert each["is_command"] or each["do"] is None or not each["do"].startswith("cdc-platform"), each
+    alerts = status.json["alerts"]
+    matters = {f"{each['code']}: {each['message']}": each["command"] for each in alerts}
+    commands_named(alerts)
+    for each in alerts:
+        assert each["advice"] is None or not each["advice"].startswith("cdc-platform"), each
     if check.exit_code == 2:  # there is nothing to judge, which status must know as well
         assert not any("check" in (each or "") for each in matters.values()), (matters, check)
         return matters, {}, []
@@ -86,7 +85,7 @@ def findings(home: Path, clock: str) -> tuple[dict[str, str | None], dict[str, b
     named = {name for line in by_hand for name in line.split(", ")}
     failed = {
         line["invariant"]: line["invariant"] in named
-        for line in check.json
+        for line in check.rows
         if line["passed"] is False and not line["sample"].startswith("not judged")
     }
     return matters, failed, lines_of(check)
@@ -177,7 +176,7 @@ def commands_named(matters: list[dict[str, Any]]) -> list[str]:
     assert isinstance(program, click.Group)
     known, named = paths_of(program), []
     for each in matters:
-        named += [] if each["is_command"] else re.findall(r"cdc-platform [^,;:()]+", each["do"] or "")
+        named += re.findall(r"cdc-platform [^,;:()]+", each["advice"] or "")
     for command in named:
         words = words_of(command)[2:]
         assert {words[0], " ".join(words[:2])} & known, command
@@ -190,5 +189,5 @@ def test_sentences_name_commands_that_exist(tmp_path: Path) -> None:
     for name in HOMES:
         make, clock = MAKERS[f"timeline {name}"]
         (tmp_path / name).mkdir()
-        named += commands_named(asked(make(tmp_path / name), clock, "status", "--json").json["next"])
+        named += commands_named(asked(make(tmp_path / name), clock, "status", "--json").json["alerts"])
     assert len(named) > 10

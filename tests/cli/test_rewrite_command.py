@@ -63,7 +63,7 @@ def on(home: Path, *args: str) -> Answer:
 
 def listed(answer: Answer) -> list[tuple[str, str]]:
     """Each time with its action."""
-    return [(row["time"], row["action"]) for row in answer.json]
+    return [(row["time"], row["action"]) for row in answer.json["decisions"]]
 
 
 def test_a_dry_run_and_the_run_say_the_same(home: Path) -> None:
@@ -75,12 +75,12 @@ def test_a_dry_run_and_the_run_say_the_same(home: Path) -> None:
         (iso_time(TIME_MS), "rewrite"),
         (iso_time(LATER_MS), "missing-data"),
     ]
-    assert all(row["reason"] for row in planned.json)
+    assert all(row["reason"] for row in planned.json["decisions"])
     done = on(home, "rewrite", "--json")
-    assert (done.exit_code, done.json) == (0, planned.json)
+    assert (done.exit_code, done.json["decisions"]) == (0, planned.json["decisions"])
     assert "cdc_generation_descriptions has no row of this time" in done.stderr
     again = on(home, "rewrite", "--json")
-    assert (again.exit_code, again.json) == (0, [])
+    assert (again.exit_code, again.json["decisions"]) == (0, [])
     assert "every node is marked as rewritten already" in again.stderr
     assert listed(on(home, "rewrite", "--force", "--json"))[1] == (iso_time(TIME_MS), "skip-present")
 
@@ -93,7 +93,7 @@ def test_what_was_rewritten_is_read_like_any_generation(home: Path) -> None:
     at = iso_time(TIME_MS + HOUR_MS)
     early = run("--home", home, "--clock", at, "explain", "--token", "42", "--json")
     assert on(home, "rewrite").exit_code == 0
-    rows: list[dict[str, Any]] = on(home, "streams", iso_time(TIME_MS), "--json").json
+    rows: list[dict[str, Any]] = on(home, "streams", iso_time(TIME_MS), "--json").rows
     expected = [
         ["0x" + bytes(stream).hex() for stream in OTHER.entry(row).streams] for row in range(len(OTHER.range_ends))
     ]
@@ -130,7 +130,7 @@ def test_settings_reach_the_rule(home: Path) -> None:
     assert [action for _, action in listed(answer)] == ["skip-too-old", "skip-too-old", "missing-data"]
     (home / "settings.toml").write_text("dont_rewrite_streams = true\n", encoding="utf-8")
     refused = on(home, "rewrite", "--json")
-    assert (refused.exit_code, refused.json) == (0, [])
+    assert (refused.exit_code, refused.json["decisions"]) == (0, [])
     assert "an administrator has to see to the old table" in refused.stderr
 
 
@@ -141,7 +141,7 @@ def test_a_later_import_of_the_missing_data_is_taken_up(home: Path, tmp_path: Pa
     late.write_text(v1_descriptions_csv({LATER_MS: ONE}), encoding="utf-8", newline="")
     assert run("--home", home, "import", late).exit_code == 0
     assert listed(on(home, "rewrite", "--force", "--json"))[2] == (iso_time(LATER_MS), "rewrite")
-    assert len(on(home, "streams", iso_time(LATER_MS), "--json").json) == len(ONE)
+    assert len(on(home, "streams", iso_time(LATER_MS), "--json").rows) == len(ONE)
 
 
 def test_the_documented_example_is_true(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_documented_example_is_true(tmp_path: Path) -> None:
     for time, action in listed(answers[-1]):
         assert f"{time}   {action}" in page
     assert answers[0].stderr[:100] in page
-    assert len(answers[-1].json) == 3
+    assert len(answers[-1].json["decisions"]) == 3
 
 
 def test_v1_and_v2_are_compared_and_written_to_alike(home: Path) -> None:

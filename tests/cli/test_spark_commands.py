@@ -55,12 +55,12 @@ def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> Non
     home, answer = joined
     assert set(answer) == {"event_id", "generation_id", "time", "num_ranges", "num_streams", "next"}
     assert (answer["time"], answer["num_ranges"], answer["num_streams"]) == ("2026-01-31T12:01:05.000Z", 3, 9)
-    listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").json
+    listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").rows
     made = {"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}
     made |= {"state": "published", "published": True, "nodes": 1, "num_ranges": 3, "num_streams": 9}
     assert listed == [made]
     assert [row["host_id"] for row in run("--home", home, "ring", "--json").json] == [NODE["host_id"]]
-    assert len(run("--home", home, "streams", answer["time"], "--json").json) == 3
+    assert len(run("--home", home, "streams", answer["time"], "--json").rows) == 3
 
 
 def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None:
@@ -68,15 +68,15 @@ def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None
     home, answer = joined
     result = run("--home", home, "check", answer["generation_id"], "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    lines = result.json
-    names = {"invariant", "population", "violations", "unjudged", "sample", "passed", "page"}
+    lines = result.rows
+    names = {"invariant", "checked", "violations", "unchecked", "sample", "passed", "page"}
     assert all(set(line) == names for line in lines)
     pages = {line["invariant"]: line["page"] for line in lines}
     assert len(lines) == len(pages) == 11
     assert pages.pop("streams_fit_the_ring") == "docs/repair.md"  # it is the newest generation
     assert set(pages.values()) == {"docs/generations.md"}
-    assert all(line["passed"] and line["population"] > 0 for line in lines)
-    assert all((line["violations"], line["unjudged"]) == (0, 0) for line in lines)
+    assert all(line["passed"] and line["checked"] > 0 for line in lines)
+    assert all((line["violations"], line["unchecked"]) == (0, 0) for line in lines)
 
 
 def test_check_says_no(tmp_path: Path) -> None:
@@ -93,12 +93,12 @@ def test_check_says_no(tmp_path: Path) -> None:
     assert result.exit_code == 1
     # Nothing can be repaired without a ring, so no repair is advised: each invariant that failed names its page.
     assert run("--home", home, "repair", "--dry-run").exit_code == 2
-    failed = {line["invariant"]: line for line in result.json if line["passed"] is False}
+    failed = {line["invariant"]: line for line in result.rows if line["passed"] is False}
     assert result.stderr.splitlines() == [
         f"warning: {name}: no command resolves this by itself, see {line['page']} [needs-a-person]"
         for name, line in failed.items()
     ]
-    assert [line["invariant"] for line in result.json if line["passed"] is None] == ["refines_vnodes"]
+    assert [line["invariant"] for line in result.rows if line["passed"] is None] == ["refines_vnodes"]
     assert failed["timestamp_complete"]["violations"] == 1
     assert iso_time(Milliseconds(TIME_MS + 1000)) in failed["timestamp_complete"]["sample"]
 
@@ -113,7 +113,7 @@ def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None
     result = run("--home", home, "sql", query, "--spark", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     row = {"time": answer["time"], "blob": "0x00ff", "wide": "-9007199254740993", "m": [["a", 2], ["b", 1]]}
-    assert result.json == [row | {"n": 1, "n_2": 2}]
+    assert result.rows == [row | {"n": 1, "n_2": 2}]
 
 
 def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
@@ -132,7 +132,7 @@ def test_a_table_shows_what_fits_and_says_so(joined: tuple[Path, dict[str, Any]]
     assert result.stderr.startswith("warning: only the first 100 rows")
     assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
     assert (
-        len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark", "--limit", "150", "--json").json)
+        len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark", "--limit", "150", "--json").rows)
         == 150
     )
 

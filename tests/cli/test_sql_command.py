@@ -38,13 +38,13 @@ def test_a_query_that_people_know_from_cql_runs_as_it_stands(cli: Cli) -> None:
     query = f"SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '{TIMES[0]}'"
     result = cli("sql", query, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.json == [{"time": TIMES[1]}]
+    assert result.rows == [{"time": TIMES[1]}]
 
 
 def test_values_go_out_by_the_one_rule(cli: Cli) -> None:
     """The same in JSON and, as text, in CSV."""
     row = {"time": TIMES[0], "blob": "0x00ff", "wide": "-9007199254740993", "m": [["a", 2], ["b", 1]], "gone": None}
-    assert cli("sql", VALUES, "--json").json == [row | {"text": 'a,"b"', "d": "1.5", "yes": True, "l": ["x"]}]
+    assert cli("sql", VALUES, "--json").rows == [row | {"text": 'a,"b"', "d": "1.5", "yes": True, "l": ["x"]}]
     (cells,) = csv.DictReader(io.StringIO(cli("sql", VALUES, "--csv").stdout))
     assert cells == {
         "time": TIMES[0],
@@ -62,7 +62,7 @@ def test_values_go_out_by_the_one_rule(cli: Cli) -> None:
 def test_no_rows_are_an_empty_document(cli: Cli) -> None:
     """JSON is an empty list, CSV the header alone."""
     query = "SELECT key, time FROM cdc_generation_timestamps WHERE false"
-    assert cli("sql", query, "--json").json == []
+    assert cli("sql", query, "--json").rows == []
     assert cli("sql", query, "--csv").stdout == "key,time\n"
 
 
@@ -73,7 +73,7 @@ def test_a_table_shows_what_fits_and_mentions_the_rest(cli: Cli) -> None:
     assert result.stderr.startswith("warning: only the first 100 rows")
     assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
     assert cli("sql", "SELECT range FROM range(100)").stderr == ""
-    assert len(cli("sql", "SELECT range FROM range(200)", "--limit", "150", "--json").json) == 150
+    assert len(cli("sql", "SELECT range FROM range(200)", "--limit", "150", "--json").rows) == 150
     assert len(cli("sql", "SELECT range FROM range(200)", "--csv").stdout.splitlines()) == 201
 
 
@@ -120,10 +120,10 @@ def test_what_cannot_be_is_refused(case: Any, seeded_home: Path, tmp_path: Path)
 def test_the_past_is_read(cli: Cli) -> None:
     """By version and by time; before the home's first commit there was nothing."""
     query = "SELECT count(*) AS n FROM cdc_generation_timestamps"
-    assert cli("sql", query, "--json").json == [{"n": 2}]
-    assert cli("sql", query, "--at", "0", "--json").json == [{"n": 0}]
-    assert cli("sql", query, "--at", "2020-01-01T00:00:00Z", "--json").json == [{"n": 0}]
-    assert cli("sql", query, "--at", "2999-01-01T00:00:00+01:00", "--json").json == [{"n": 2}]
+    assert cli("sql", query, "--json").rows == [{"n": 2}]
+    assert cli("sql", query, "--at", "0", "--json").rows == [{"n": 0}]
+    assert cli("sql", query, "--at", "2020-01-01T00:00:00Z", "--json").rows == [{"n": 0}]
+    assert cli("sql", query, "--at", "2999-01-01T00:00:00+01:00", "--json").rows == [{"n": 2}]
 
 
 @pytest.mark.parametrize("form", ["--json", "--csv"])
@@ -138,7 +138,7 @@ def test_a_reader_that_has_seen_enough_is_no_defect(form: str, seeded_home: Path
         ran.stdout.close()
         told = ran.stderr.read()
     assert (ran.returncode, told) == (0, b"")
-    assert begin.startswith(b'[{"n": 0' if form == "--json" else b"n,s\n0,x")
+    assert begin.startswith(b'{"version": 1, "rows": [\n{"n": 0' if form == "--json" else b"n,s\n0,x")
 
 
 def test_nothing_is_left_in_the_temporary_folder(seeded_home: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_nothing_is_left_in_the_temporary_folder(seeded_home: Path, tmp_path: Pa
         command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert {"name": "nodes"} in json.loads(ran.stdout)
+    assert {"name": "nodes"} in json.loads(ran.stdout)["rows"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,7 +73,7 @@ CASES = [
     argument("a drop of an unknown table", "no CDC-enabled table shop.no", "tables", "drop", "shop.no"),
     argument("a drop without a table", "Missing argument 'TABLE'", "tables", "drop"),
     argument("an unknown subcommand", "No such command 'rename'", "tables", "rename", "shop.orders"),
-    argument("options before the subcommand", "stand behind drop", "tables", "--json", "drop", "shop.orders"),
+    argument("options before the subcommand", "go after drop", "tables", "--json", "drop", "shop.orders"),
     argument(
         "an unknown consumer", "no consumer nobody of shop.orders", "consumers", "remove", "nobody", "shop.orders"
     ),

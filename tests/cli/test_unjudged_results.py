@@ -129,8 +129,8 @@ def test_a_sound_generation_passes(form: str, tmp_path: Path) -> None:
     home = home_with(tmp_path, form, None)
     name = str(GENERATION) if form == "described" else format_ms(TIME_MS)
     lines = run("--home", home, "--clock", NOW, "check", name, "--json")
-    judged = {line["invariant"]: line for line in lines.json}
-    assert (judged["shard_colocation"]["passed"], judged["shard_colocation"]["unjudged"]) == (True, 0)
+    judged = {line["invariant"]: line for line in lines.rows}
+    assert (judged["shard_colocation"]["passed"], judged["shard_colocation"]["unchecked"]) == (True, 0)
     for row in range(len(ENDS)):
         for shard in range(SHARDS):
             token = token_on(row, shard)
@@ -151,7 +151,7 @@ def test_a_damaged_generation_passes_nowhere(form: str, damage: Callable[[Stream
     name = str(GENERATION) if form == "described" else format_ms(TIME_MS)
     answer = run("--home", home, "--clock", NOW, "check", name, "--json")
     assert answer.exit_code == 1
-    assert [line for line in answer.json if not line["passed"]]
+    assert [line for line in answer.rows if not line["passed"]]
     shares = run("--home", home, "--clock", NOW, "ring", "--colocation", "latest", "--json")
     assert shares.exit_code != 0
     refused = 0
@@ -209,8 +209,8 @@ def test_an_older_generation_of_other_shards_is_unknown(tmp_path: Path) -> None:
     )
     lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([{"key": "timestamps", "time": newer}]), update=False)
     answer = run("--home", home, "--clock", NOW, "check", format_ms(TIME_MS), "--json")
-    line = next(line for line in answer.json if line["invariant"] == "shard_colocation")
-    assert (line["violations"], line["unjudged"], line["passed"], answer.exit_code) == (0, 9, False, 1)
+    line = next(line for line in answer.rows if line["invariant"] == "shard_colocation")
+    assert (line["violations"], line["unchecked"], line["passed"], answer.exit_code) == (0, 9, False, 1)
     assert "9 streams could not be judged" in line["sample"]
 
 
@@ -246,4 +246,4 @@ def test_ids_of_other_versions_are_treated_alike(version: int, tmp_path: Path) -
     assert other.exit_code == 2
     assert ("of version 0" if version == 0 else "older than the version field") in other.stderr
     as_is = run("--home", tmp_path / "other", "import", tmp_path / "v2.csv", "--allow-incomplete", "--json")
-    assert len(as_is.json["flaws"]) == 1
+    assert len(as_is.json["issues"]) == 1

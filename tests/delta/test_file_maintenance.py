@@ -113,10 +113,10 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
     due = [{"home": at, "table": name, "files": 2, "failed": ""} for at, name, _ in tables(aged.home)]
     assert dry.json == due
     done = run("--home", aged.home, "home", "maintain", "--json")
-    assert (done.exit_code, done.json) == (0, due), done
+    assert (done.exit_code, done.rows) == (0, due), done
     assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))
     again = run("--home", aged.home, "home", "maintain", "--json")
-    assert [each["files"] for each in again.json] == [0] * len(due)
+    assert [each["files"] for each in again.rows] == [0] * len(due)
     for lake in open_lakes(open_home_location(aged.home)).values():
         for each in verify_tables(lake, deep=True):
             assert (each.damage, each.unexpected, each.foreign) == ([], [], [])
@@ -128,7 +128,7 @@ def test_what_a_commit_has_removed_goes_after_a_week(aged: Aged) -> None:
     for _, _, table in tables(aged.home):
         for path in each_removed(table):
             aged.aged(table / path, 9 * OLD)
-    assert not any(each["files"] for each in run("--home", aged.home, "home", "maintain", "--json").json)
+    assert not any(each["files"] for each in run("--home", aged.home, "home", "maintain", "--json").rows)
     gone = []
     for _, _, table in tables(aged.home):
         gone += [table / path for path in each_removed(table)]
@@ -136,7 +136,7 @@ def test_what_a_commit_has_removed_goes_after_a_week(aged: Aged) -> None:
     assert gone
     assert all(there(gone))
     done = run("--home", aged.home, "home", "maintain", "--json")
-    assert (done.exit_code, sum(each["files"] for each in done.json), any(there(gone))) == (0, len(gone), False)
+    assert (done.exit_code, sum(each["files"] for each in done.rows), any(there(gone))) == (0, len(gone), False)
 
 
 def each_removed(table: StoragePath) -> list[str]:
@@ -277,4 +277,4 @@ def of_tries(home: str, *words: str) -> list[dict[str, object]]:
     """What upkeep tells of what is left of tries of the store."""
     done = run("--home", home, "home", "maintain", "--json", *words)
     assert done.exit_code == 0, done
-    return [each for each in done.json if each["table"] == write_check.PROBE_FOLDER]
+    return [each for each in done.rows if each["table"] == write_check.PROBE_FOLDER]

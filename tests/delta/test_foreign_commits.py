@@ -166,7 +166,7 @@ def test_what_is_no_foreign_commit_is_refused(
 
 def _checked(home: Path) -> dict[str, Any]:
     answer = run("--home", home, "--clock", "2026-11-01T14:00:15Z", "check", "--json")
-    return {line["invariant"]: line for line in answer.json}
+    return {line["invariant"]: line for line in answer.rows}
 
 
 def test_check_accepts_and_tells(home: Path) -> None:

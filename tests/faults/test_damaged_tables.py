@@ -104,7 +104,7 @@ def verdicts(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     home = shutil.copytree(healthy, tmp_path_factory.mktemp("checked") / "home")
     answer = check(home)
     assert answer.exit_code == 0, answer
-    return {line["invariant"]: line for line in answer.json}
+    return {line["invariant"]: line for line in answer.rows}
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
     answer = check(home)
     assert answer.exit_code == 1, answer.stderr
     assert_no_backtrace(answer)
-    lines = {line["invariant"]: line for line in answer.json}
+    lines = {line["invariant"]: line for line in answer.rows}
     stored = [lines[name]["sample"] for name in OF_STORED_TABLES if not lines[name]["passed"]]
     assert any(table in sample for sample in stored), lines
     others = {name: line for name, line in lines.items() if name not in OF_STORED_TABLES}
@@ -184,14 +184,14 @@ def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path
     folder = home / "lake" / "system" / "cdc_streams"
     for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("check",)):
         assert run("--home", home, *words).exit_code == 0, words
-    before = run("--home", home, "tablets", "show", "ks.t", "--json").json
+    before = run("--home", home, "tablets", "show", "ks.t", "--json").rows
     assert DAMAGES["emptied"](folder)
     assert run("--home", home, "check").exit_code == 1
     accepted = f"system.cdc_streams@{int(entries(folder)[-1].stem)}"
     for words in (("check", "--accept", accepted, "--reason", "gone"), ("import", str(exports)), ("check",)):
         answer = run("--home", home, *words)
         assert answer.exit_code == 0, answer
-    assert run("--home", home, "tablets", "show", "ks.t", "--json").json == before
+    assert run("--home", home, "tablets", "show", "ks.t", "--json").rows == before
 
 
 @pytest.mark.parametrize("damage", ["garbage-entry", "bytes-entry", "cut-entry", "empty-entry"])
@@ -202,21 +202,21 @@ def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, d
     for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("import", str(schema))):
         answer = run("--home", home, "--clock", "2026-01-02T06:00:00Z", *words)
         assert answer.exit_code == 0, answer
-    before = run("--home", home, "tables", "--json").json
+    before = run("--home", home, "tables", "--json").rows
     folder = folder_of(home, "platform.cdc_tables")
     newest = int(entries(folder)[-1].stem)
     assert DAMAGES[damage](folder)
     found = run("--home", home, "check", "--json")
     assert found.exit_code == 1
-    assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in found.json)
+    assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in found.rows)
     for words in (
         ("check", "--undo", f"platform.cdc_tables@{newest}", "--reason", "garbage"),
         ("import", str(schema)),
     ):
         answer = run("--home", home, "--clock", "2026-01-02T06:00:00Z", *words)
         assert answer.exit_code == 0, answer
-    assert run("--home", home, "tables", "--json").json == before
-    assert [line for line in run("--home", home, "check", "--json").json if not line["passed"]] == []
+    assert run("--home", home, "tables", "--json").rows == before
+    assert [line for line in run("--home", home, "check", "--json").rows if not line["passed"]] == []
     assert len(list((home / "damaged" / "platform.cdc_tables").iterdir())) == 1
 
 

@@ -97,4 +97,4 @@ def test_a_foreign_commit_is_accepted_once(nursery: Nursery, tmp_path: Path) -> 
     assert [each.exit_code for each in ended] == [0] * 8, ended
     told = [json.loads(each.stdout) for each in ended]
     assert [each["accepted"] for each in told].count("now") == 1
-    assert {each["said_in_version"] for each in told} == {opened.version() + 1} == {lake.version(CDC_TABLES)}
+    assert {each["recorded_in_version"] for each in told} == {opened.version() + 1} == {lake.version(CDC_TABLES)}

@@ -289,10 +289,10 @@ def test_what_follows_from_a_description_is_made_anew(s3: S3, tmp_path: Path) ->
             (parse_path(address) / f"lake/platform/nodes/{LOG}/{path}").remove()
     mended = run(*at, "repair", "--from-description", "--json")
     assert mended.exit_code == 0, mended
-    assert [row["table"] for row in mended.json["made"]] == [table.full_name for table in RESTORABLE_TABLES]
+    assert [row["table"] for row in mended.json["restored"]] == [table.full_name for table in RESTORABLE_TABLES]
     assert [rows(address, table).equals(rows(home, table)) for table in (*RESTORABLE_TABLES, NODES)] == [True] * 4
     assert run(*at, "check", "--deep").exit_code == 0
-    assert run(*at, "repair", "--from-description", "--dry-run", "--json").json == {"made": [], "left": [], "next": []}
+    assert run(*at, "repair", "--from-description", "--dry-run", "--json").facts == {"restored": [], "unrepaired": []}
 
 
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS_V2, 4)])

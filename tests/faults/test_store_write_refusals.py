@@ -70,7 +70,7 @@ def test_a_home_is_looked_at_where_nothing_may_be_written(s3: S3, home: str) -> 
             s3.has_room(None)
         assert (looked.returncode, looked.stderr) == (0, "")
         assert (checked.returncode, checked.stderr.count("\n"), due in checked.stderr) == (0, 1, True), checked.stderr
-        assert checked.stderr.startswith("warning: what was judged is not kept")
+        assert checked.stderr.startswith("warning: the results could not be stored")
         assert (added.returncode, added.stderr.count("\n"), due in added.stderr) == (2, 1, True), added.stderr
         assert "\x1b" not in checked.stderr + added.stderr
     listed = run("--home", home, "tables", "--json")

@@ -145,7 +145,7 @@ def test_only_writes_that_are_taken_otherwise_wait_for_a_decision() -> None:
         (499, WriteVerdict.OK),
         (500, WriteVerdict.UNDECIDED),
         (5_000_600, WriteVerdict.FUTURE),
-        (1, WriteVerdict.EARLIER),
+        (1, WriteVerdict.PAST),
     ):
         assert (
             decide_write([Microseconds(100)], Microseconds(ts), Microseconds(400), undecided=waiting).verdict is verdict

@@ -111,7 +111,7 @@ def test_the_strict_window_is_half_open() -> None:
     gens = [S * 50, S * 98]
     asked = [98 * S - 1, 98 * S, 105 * S - 1, 105 * S, 105 * S + 1]
     strict = [decide_write(gens, Microseconds(ts), NOW).verdict for ts in asked]
-    assert strict == ["EARLIER", "OK", "OK", "FUTURE", "FUTURE"]
+    assert strict == ["PAST", "OK", "OK", "FUTURE", "FUTURE"]
     recent = [decide_write(gens, Microseconds(ts), NOW, policy="recent-past").verdict for ts in asked]
     assert recent == ["OK", "OK", "OK", "OK", "FUTURE"]
 
@@ -135,7 +135,7 @@ def test_a_write_before_the_first_generation() -> None:
     [
         ("strict", NOW + 5 * S, "FUTURE", "before 1970-01-01T00:01:45.000Z"),
         ("recent-past", NOW + 5 * S + 1, "FUTURE", "at most 1970-01-01T00:01:45.000Z"),
-        ("strict", 60 * S, "EARLIER", "1970-01-01T00:01:38.000Z or later"),
+        ("strict", 60 * S, "PAST", "1970-01-01T00:01:38.000Z or later"),
         ("recent-past", 60 * S, "PAST", "1970-01-01T00:01:35.000001Z or later"),
         ("strict", 102 * S, "NOT_RETRIEVED", "generation of 1970-01-01T00:01:42.000Z"),
     ],

@@ -163,10 +163,10 @@ def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> N
     assert run("--home", home, "import", "--allow-incomplete", written(folder, BROKEN[name].files)).exit_code == 0
     answer = run("--home", home, "check", "--json")
     assert answer.exit_code == 1
-    violated = {line["invariant"] for line in json.loads(answer.stdout) if line["violations"]}
+    violated = {line["invariant"] for line in answer.rows if line["violations"]}
     assert BROKEN[name].violates in violated, violated
     assert "is only observed since" in answer.stderr
-    assert "only-observed" in {each["code"] for each in run("--home", home, "status", "--json").json["next"]}
+    assert "only-observed" in {each["code"] for each in run("--home", home, "status", "--json").json["alerts"]}
     assert get_home_mode(Lake(home / "lake")).observed is not None
 
 
@@ -200,7 +200,7 @@ def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) ->
     clean = run("--home", home, "check")
     assert clean.exit_code == 0, clean.stdout
     assert "no longer only observed" in clean.stderr
-    assert {each["code"] for each in run("--home", home, "status", "--json").json["next"]} <= {"no-tables"}
+    assert {each["code"] for each in run("--home", home, "status", "--json").json["alerts"]} <= {"no-tables"}
     assert get_home_mode(Lake(home / "lake")).observed is None
     written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     assert run("--home", home, "bootstrap", folder / "n.json").exit_code == 0

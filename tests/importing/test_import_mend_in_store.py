@@ -71,7 +71,7 @@ class Imported:
 
 def passed(home: Imported) -> dict[str, bool]:
     """Which invariants hold of it, read to the last byte."""
-    return {each["invariant"]: each["passed"] for each in home.run("check", "--deep", "--json").json}
+    return {each["invariant"]: each["passed"] for each in home.run("check", "--deep", "--json").rows}
 
 
 @pytest.fixture
@@ -91,24 +91,24 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     for _, _, place in places:
         harm(place)
     checked = imported.run("check", "--deep", "--json")
-    (said,) = (each["sample"] for each in checked.json if each["invariant"] == "files_whole")
+    (said,) = (each["sample"] for each in checked.rows if each["invariant"] == "files_whole")
     assert (checked.exit_code, any(place.name in said for _, _, place in places)) == (1, True), said
     told = imported.run("repair", "--from-description", "--dry-run", "--json")
     assert told.exit_code == 1
     for table, version, place in places:
-        (line,) = (line for line in told.json["left"] if line.startswith(table.full_name) and place.name in line)
+        (line,) = (line for line in told.json["unrepaired"] if line.startswith(table.full_name) and place.name in line)
         assert f"version {version}" in line
-    assert "import --repair FILES" in " ".join(told.json["left"])
+    assert "import --repair FILES" in " ".join(told.json["unrepaired"])
     mended = imported.run("import", "--repair", *imported.files, "--json")
-    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
-    assert {each["table"] for each in mended.json["made"]} == {table.full_name for table, _, _ in places}
+    assert (mended.exit_code, mended.json["unrepaired"]) == (0, []), mended
+    assert {each["table"] for each in mended.json["restored"]} == {table.full_name for table, _, _ in places}
     assert imported.rows() == before
     assert passed(imported) == clean
     newest = Lake(f"{imported.address}/lake").commits(GENERATION_TIMESTAMPS)[0]
     assert newest.info is not None
     assert (newest.info.author.entry_point, newest.info.author.command) == ("command line", "import")
     again = imported.run("import", "--repair", *imported.files, "--json")
-    assert (again.exit_code, again.json["made"]) == (0, [])
+    assert (again.exit_code, again.json["restored"]) == (0, [])
 
 
 @A_HARM
@@ -121,8 +121,8 @@ def test_rows_of_the_ledger_come_back_with_the_moment_of_their_import(
     harm(imported.file(GENERATIONS))
     assert passed(imported) != clean
     mended = imported.run("import", "--repair", *imported.files, "--json")
-    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
-    assert [each["table"] for each in mended.json["made"]] == [GENERATIONS.full_name]
+    assert (mended.exit_code, mended.json["unrepaired"]) == (0, []), mended
+    assert [each["table"] for each in mended.json["restored"]] == [GENERATIONS.full_name]
     assert imported.rows() == before
     assert passed(imported) == clean
 
@@ -138,7 +138,7 @@ def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> N
     for file in Lake(f"{address}/lake").data_files(GENERATIONS):
         parse_path(file.path).remove()
     mended = home.run("import", "--repair", *home.files, "--json")
-    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert (mended.exit_code, mended.json["unrepaired"]) == (0, []), mended
     assert home.rows() == before
 
 
@@ -149,7 +149,7 @@ def test_files_of_later_bring_back_what_was_there(imported: Imported, tmp_path: 
     (tmp_path / "later").mkdir()
     more = {ID.replace("8d3f", "9d3f"): ms_from_us(parse_time_us("2026-01-31T15:00:00Z"))}
     mended = imported.run("import", "--repair", *export_of_generations(tmp_path / "later", TIMES_MS | more), "--json")
-    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert (mended.exit_code, mended.json["unrepaired"]) == (0, []), mended
     assert imported.rows() == before
 
 
@@ -164,8 +164,8 @@ def test_rows_of_several_moments_stay_damaged(imported: Imported) -> None:
     remove(imported.file(GENERATIONS))
     version = lake.version(GENERATIONS)
     mended = imported.run("import", "--repair", *imported.files, "--json")
-    assert (mended.exit_code, mended.json["made"]) == (1, [])
-    (line,) = mended.json["left"]
+    assert (mended.exit_code, mended.json["restored"]) == (1, [])
+    (line,) = mended.json["unrepaired"]
     assert line.endswith("the log does not tell the moment at which an import entered them")
     assert lake.version(GENERATIONS) == version
 
@@ -178,8 +178,8 @@ def test_other_files_put_nothing_in(imported: Imported, tmp_path: Path) -> None:
     other = export_of_generations(tmp_path / "other", {OTHER_ID: TIMES_MS[OTHER_ID]})
     versions = [Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)]
     mended = imported.run("import", "--repair", *other, "--json")
-    assert (mended.exit_code, mended.json["made"]) == (1, [])
-    reasons = sorted(line.rpartition("; ")[2] for line in mended.json["left"])
+    assert (mended.exit_code, mended.json["restored"]) == (1, [])
+    reasons = sorted(line.rpartition("; ")[2] for line in mended.json["unrepaired"])
     assert reasons == ["the files do not give the rows that were there", "the files have no rows of it"]
     assert versions == [
         Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)

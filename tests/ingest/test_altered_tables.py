@@ -215,7 +215,7 @@ def test_a_table_that_was_altered_and_looks_as_before_is_history(
     bring(cluster, workers)
     _off_and_on(table)
     assert run("--home", cluster.home.parent.parent, "observe", "prod").exit_code == 0
-    *_, last = run("--home", cluster.home, "history", "--cluster", "--json").json
+    *_, last = run("--home", cluster.home, "history", "--cluster", "--json").rows
     assert last["who"] == "table shop.t"
     assert last["what"].startswith("was altered last at 20")
     assert last["what"].endswith(", and looks as before")

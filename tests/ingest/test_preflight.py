@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cassandra
 def tried(cluster: ScyllaCluster) -> tuple[int, dict[str, dict[str, str | None]]]:
     """The exit code of `cluster test` and its findings by what was looked at."""
     answer: Answer = run("--home", cluster.home.parent.parent, "cluster", "test", cluster.name, "--json")
-    return answer.exit_code, {each["check"]: each for each in answer.json}
+    return answer.exit_code, {each["check"]: each for each in answer.rows}
 
 
 def test_a_healthy_cluster_has_ticks_alone(standin: StandIn, cluster: ScyllaCluster) -> None:
@@ -35,10 +35,10 @@ def test_a_healthy_cluster_has_ticks_alone(standin: StandIn, cluster: ScyllaClus
     code, found = tried(cluster)
     assert code == 0, found
     for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
-        assert "4 shards" in str(found[f"node {address}"]["found"])
+        assert "4 shards" in str(found[f"node {address}"]["message"])
         assert found[f"clock of {address}"]["ok"]
-    assert "TTL 60 s, CDC on" in str(found["log of Shop.Carts"]["found"])
-    assert "version 2026.3.0" in str(found["topology"]["found"])
+    assert "TTL 60 s, CDC on" in str(found["log of Shop.Carts"]["message"])
+    assert "version 2026.3.0" in str(found["topology"]["message"])
     table = run("--home", cluster.home.parent.parent, "cluster", "test", cluster.name)
     assert table.stdout.count("✓") == len(found)
 
@@ -47,8 +47,8 @@ def test_a_topology_that_is_changing_is_nothing_to_mend(standin: StandIn, cluste
     """It can be observed, and is told of: its nodes are taken in when it has settled."""
     standin.world.put("scylla.topology", key="topology", transition_state="write_both_read_old")
     code, found = tried(cluster)
-    assert (code, found["topology"]["mend"]) == (0, None)
-    assert str(found["topology"]["found"]).endswith(
+    assert (code, found["topology"]["remedy"]) == (0, None)
+    assert str(found["topology"]["message"]).endswith(
         "changing (write_both_read_old), its nodes are taken in when it has settled"
     )
 
@@ -61,7 +61,7 @@ def test_the_grants_that_it_names_are_the_ones_that_are_missing(
     monkeypatch.setenv(USER, PLAIN[0])
     monkeypatch.setenv(PASSWORD, PLAIN[1])
     code, found = tried(cluster)
-    mends = " ".join(str(each["mend"]) for each in found.values() if not each["ok"])
+    mends = " ".join(str(each["remedy"]) for each in found.values() if not each["ok"])
     grants = {f"{grant.strip()};" for grant in mends.split(";") if grant.strip()}
     assert code == 1
     assert "GRANT SELECT ON system_distributed.cdc_generation_timestamps TO plain;" in grants
@@ -93,16 +93,18 @@ def test_the_grant_of_a_table_that_is_kept_is_named(
         for each in granted:
             standin.world.run(f"GRANT SELECT ON {each} TO {PLAIN[0]}")
         code, found = tried(cluster)
-        assert (code, found["table shop.t"]["mend"]) == (0, grant)
+        assert (code, found["table shop.t"]["remedy"]) == (0, grant)
         with pytest.raises(NotGranted, match=re.escape(grant)):
             bring(cluster, workers, current=True)
         standin.world.run(grant.rstrip(";"))
         bring(cluster, workers, current=True)
-        assert tried(cluster)[1]["table shop.t"]["found"] == "may be read, and is kept"
+        assert tried(cluster)[1]["table shop.t"]["message"] == "may be read, and is kept"
         standin.world.run("REVOKE SELECT ON shop.t FROM plain")
         code, found = tried(cluster)
         assert code == 1
-        assert [(each["check"], each["mend"]) for each in found.values() if not each["ok"]] == [("table shop.t", grant)]
+        assert [(each["check"], each["remedy"]) for each in found.values() if not each["ok"]] == [
+            ("table shop.t", grant)
+        ]
     finally:
         for each in granted:
             standin.world.run(f"REVOKE SELECT ON {each} FROM {PLAIN[0]}")
@@ -133,7 +135,7 @@ def test_a_clock_that_is_off_is_told_of_by_its_node(standin: StandIn, cluster: S
     code, found = tried(cluster)
     assert code == 1
     assert [check for check, each in found.items() if not each["ok"]] == ["clock of 127.0.0.2", "clock of 127.0.0.3"]
-    offsets = [int(str(found[f"clock of 127.0.0.{last}"]["found"]).split()[0]) for last in (2, 3)]
+    offsets = [int(str(found[f"clock of 127.0.0.{last}"]["message"]).split()[0]) for last in (2, 3)]
     assert abs(offsets[0] - 7_000) < 900
     assert abs(offsets[1] + 3_000) < 900
 
@@ -151,7 +153,7 @@ def test_a_version_without_cdc_is_told_of(standin: StandIn, cluster: ScyllaClust
     standin.proxy.version = VERSIONS["4.2"]
     code, found = tried(cluster)
     assert code == 1
-    assert found["generations"]["found"] == "this version has none"
+    assert found["generations"]["message"] == "this version has none"
 
 
 def test_tls_with_a_certificate_of_its_own_lets_it_in(standin: StandIn, tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_tls_with_a_certificate_of_its_own_lets_it_in(standin: StandIn, tmp_path
         connection = standin.connection(contacts=(f"127.0.0.1:{proxy.port}",), tls=True, **files)
         code, found = tried(registry.add_cluster(open_home_location(tmp_path / "home"), "safe", connection))
         assert code == 0, found
-        assert "with TLS" in str(found["contact 127.0.0.1"]["found"])
+        assert "with TLS" in str(found["contact 127.0.0.1"]["message"])
     finally:
         proxy.stop()
 

@@ -297,13 +297,13 @@ def test_the_command_tells_how_the_table_stands(cluster: ScyllaCluster, table: L
     answer = run("--home", cluster.home, "status", "--json")
     assert answer.stdout, answer.stderr
     status = json.loads(answer.stdout)
-    (kept,) = [each["kept"] for each in status["tables"] if each["table"] == "shop.t"]
+    (kept,) = [each["copy"] for each in status["tables"] if each["table"] == "shop.t"]
     assert (kept["rows"], kept["inexact_rows"]) == (1, 1)
-    told = run("--home", cluster.home, "history", "--table", "shop.t", "--json").json
+    told = run("--home", cluster.home, "history", "--table", "shop.t", "--json").rows
     lake = Lake(cluster.open_home().lake)
     for name in (log_table(table.schema), current_table(table.schema)):
         mine = [row["version"] for row in told if row["table"] == name.full_name]
         assert mine == [commit.version for commit in reversed(lake.commits(name))]
-    assert [row["slices"] for row in told if row["table"] == "shop.t"][-1] == []
+    assert [row["partitions"] for row in told if row["table"] == "shop.t"][-1] == []
     assert {row["by"] for row in told} == {"command line ingest"}
     assert run("--home", cluster.home, "history", "--table", "shop.u").exit_code == 2

@@ -122,7 +122,7 @@ def test_a_table_that_is_rebuilt_has_the_values_of_the_new_type_alone(
     (old,) = [
         name for name in lake_of(cluster).stored_schema(log_table(log.schema)).names if name.startswith("v$until_")
     ]
-    asked = run(*at, "sql", f'SELECT "{old}", v FROM {LOG} ORDER BY "cdc$time"', "--json").json
+    asked = run(*at, "sql", f'SELECT "{old}", v FROM {LOG} ORDER BY "cdc$time"', "--json").rows
     assert [tuple(row.values()) for row in asked] == [(7, None), (None, "0x01"), (None, "0x02")]
 
 

@@ -373,7 +373,7 @@ def test_the_history_of_the_cluster_names_the_source_that_has_looked(
     standin.world.cdc_options("shop", "t", ttl="60", enabled="true")
     standin.world.schema_changed()
     planned(cluster, {"until": FIRST_US - 1}, SWITCH_US, gaps="tell")
-    shown = run("--home", cluster.home, "history", "--cluster", "--json").json
+    shown = run("--home", cluster.home, "history", "--cluster", "--json").rows
     assert {each["by"] for each in shown} == {"Spark scylla_cdc"}
     assert [each["what"] for each in shown if each["who"] == "table shop.t" and "TTL 60 s" in each["what"]]
 

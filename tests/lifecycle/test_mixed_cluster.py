@@ -199,12 +199,12 @@ def test_check_judges_a_cluster_that_is_all_v1(workers: TaskRunner, tmp_path: Pa
     assert run("--home", home, "--clock", now, "rewrite").exit_code == 0
     good = run("--home", home, "--clock", now, "check", "--json")
     assert good.exit_code == 0, good.stdout
-    lines = {line["invariant"]: line for line in good.json}
-    assert (lines["published_equals_description"]["population"], lines["row_count"]["population"]) == (24, 2)
-    assert lines["live_generations_rewritten"]["population"] == 2
+    lines = {line["invariant"]: line for line in good.rows}
+    assert (lines["published_equals_description"]["checked"], lines["row_count"]["checked"]) == (24, 2)
+    assert lines["live_generations_rewritten"]["checked"] == 2
     one = run("--home", home, "check", format_ms(Milliseconds(times(2)[0])), "--json")
-    assert {line["invariant"]: line["population"] for line in one.json}["published_equals_description"] == 12
+    assert {line["invariant"]: line["checked"] for line in one.rows}["published_equals_description"] == 12
     publish.write_published_streams(lake, Milliseconds(times(2)[0]), _with_first_two_streams_swapped(made[times(2)[0]]))
     bad = run("--home", home, "--clock", now, "check", "--json")
     assert bad.exit_code == 1
-    assert {line["invariant"] for line in bad.json if line["violations"]} >= {"published_equals_description"}
+    assert {line["invariant"] for line in bad.rows if line["violations"]} >= {"published_equals_description"}

@@ -41,7 +41,7 @@ def status(home: Path, at_ms: int) -> Answer:
 def finding(home: Path, at_ms: int) -> dict[str, object] | None:
     """The invariant in `check` at a time (ms)."""
     answer = run("--home", home, "--clock", format_ms(Milliseconds(at_ms)), "check", "--json")
-    found = [each for each in answer.json if each["invariant"] == "nodes_know_generation"]
+    found = [each for each in answer.rows if each["invariant"] == "nodes_know_generation"]
     return found[0] if found else None
 
 
@@ -67,7 +67,7 @@ def test_nodes_that_are_behind_are_found(
     assert told["know"] == len(named) - len(behind) - len(unknown)
     assert [each["host_id"] for each in told["behind"]] == [host(number) for number in behind]
     assert [each["host_id"] for each in told["unknown"]] == [host(number) for number in unknown]
-    wrong = {each["code"] for each in answer.json["next"] if each["wrong"]}
+    wrong = {each["code"] for each in answer.json["alerts"] if each["level"] == "error"}
     assert ("nodes-behind" in wrong) == bool(behind)
     line = finding(home, LATER_MS)
     if passed is None:
@@ -75,7 +75,7 @@ def test_nodes_that_are_behind_are_found(
         return
     assert line is not None
     assert (line["passed"], line["violations"]) == (passed, len(behind))
-    assert line["population"] == len(named) - len(unknown)
+    assert line["checked"] == len(named) - len(unknown)
     assert all(host(number) in str(line["sample"]) for number in behind)
     if unknown and not behind:
         assert f"{len(unknown)} of 3 nodes are not known" in str(line["sample"])

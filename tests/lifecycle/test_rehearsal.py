@@ -265,7 +265,7 @@ def test_the_lake_is_where_it_starts_and_is_left_as_it_was(tmp_path: Path) -> No
     assert [step["change"] for step in told["steps"]] == ["start", "add", "remove"]
     assert told["steps"][1]["generation"]["time"] == "2023-11-14T22:14:25.000Z"
     assert told["steps"][1]["generation"]["changed_share"] == 1.0
-    assert [(each["table"], each["step"]) for each in told["passes"]] == [(V2_TABLE, 1), (STREAMS_TABLE, 1)]
+    assert [(each["table"], each["step"]) for each in told["over_limit"]] == [(V2_TABLE, 1), (STREAMS_TABLE, 1)]
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
     assert "add added-1" in run("--home", home, "rehearse", steps).stdout
     assert listing(home) == before

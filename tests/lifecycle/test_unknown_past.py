@@ -200,7 +200,7 @@ def home_with(folder: Path, files: Path, entry: Sequence[str], *, generations_fi
 
 def actions(home: Path) -> list[str]:
     """What becomes of each generation long after, oldest first."""
-    return [each["action"] for each in on(home, FAR, "expire", "--dry-run", "--json").json]
+    return [each["action"] for each in on(home, FAR, "expire", "--dry-run", "--json").rows]
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_no_way_in_frees_a_generation_by_what_is_not_known(
     home = home_with(tmp_path, files, ENTRIES[entry], generations_first=generations_first)
     assert actions(home) == [*UNTIL_NOW, *LATER]
     plan = on(home, FAR, "expire", "--dry-run", "--json")
-    (matter,) = [each for each in on(home, FAR, "status", "--json").json["next"] if each["code"] == "unknown-past"]
-    assert not matter["is_command"]  # only a person knows the times
-    assert matter["do"] in on(home, FAR, "expire", "--cql").stdout
+    (matter,) = [each for each in on(home, FAR, "status", "--json").json["alerts"] if each["code"] == "unknown-past"]
+    assert matter["command"] is None  # only a person knows the times
+    assert matter["advice"] in on(home, FAR, "expire", "--cql").stdout
     for answer in (plan, on(home, FAR, "expire", "--dry-run"), on(home, FAR, "expire", "--cql")):
-        assert f"{matter['do']} [unknown-past]" in answer.stderr
-    assert all(matter["do"] in each["reasons"] for each in plan.json[:2])
-    advised = matter["do"].rpartition(": ")[2]
+        assert f"{matter['advice']} [unknown-past]" in answer.stderr
+    assert all(matter["advice"] in each["reasons"] for each in plan.rows[:2])
+    advised = matter["advice"].rpartition(": ")[2]
     assert advised.startswith(f"cdc-platform --home {home} tables alter ")
     words = shlex.split(advised.replace("TIME", iso_time(OLD_MS)))[1:]
     assert run("--clock", FAR, *words).exit_code == 0
@@ -237,7 +237,7 @@ def test_expire_removes_nothing_that_is_kept_by_what_is_not_known(files: Path, t
         assert (f"time = '{cql_timestamp_literal(time_ms)}'" in statements) == goes
     for clock in later[1:]:
         on(home, clock, "expire")
-    times = {each["time"] for each in on(home, later[2], "generations", "--json").json}
+    times = {each["time"] for each in on(home, later[2], "generations", "--json").rows}
     assert {iso_time(time_ms) for time_ms in (*TIMES_MS[:2], TIMES_MS[4])} == times
 
 
@@ -259,10 +259,10 @@ def test_a_log_that_was_turned_off_keeps_what_it_may_hold(files: Path, tmp_path:
     by_schema = home_with(tmp_path / "b", files, ENTRIES["import of a detached log"], generations_first=True)
     on(by_schema, NOW, "tables", "alter", "ks.t", "--ttl-since", iso_time(OLD_MS))
     for home in (by_script, by_schema):
-        (table,) = on(home, NOW, "tables", "--json").json
+        (table,) = on(home, NOW, "tables", "--json").rows
         assert (table["enabled"], table["ttl_seconds"]) == (False, 3600)
         clock = iso_time(Milliseconds(TIMES_MS[2] + HOUR_MS))
-        second = on(home, clock, "expire", "--dry-run", "--json").json[1]
+        second = on(home, clock, "expire", "--dry-run", "--json").rows[1]
         assert (second["action"], second["blocked_by"]) == ("keep", ["ks.t"])
         assert second["expired"] == iso_time(Milliseconds(TIMES_MS[2] + HOUR_MS + 10_000))
 
@@ -278,7 +278,7 @@ def test_all_orders_of_two_looks_at_a_ttl(files: Path, tmp_path: Path) -> None:
         assert actions(home) == ["keep", "keep", "keep", "keep", "keep"]
         since = ("--ttl-since", iso_time(Milliseconds(TIMES_MS[2] + HOUR_MS)))
         on(home, FAR, "tables", "alter", "ks.t", *since)
-        found.append([each["expired"] for each in on(home, FAR, "expire", "--dry-run", "--json").json])
+        found.append([each["expired"] for each in on(home, FAR, "expire", "--dry-run", "--json").rows])
         assert actions(home) == ["keep", "keep", "mark", "mark", "keep"]
     ends = [iso_time(Milliseconds(TIMES_MS[k] + 10_000 + 1000 * ttl)) for k, ttl in ((3, 3600), (4, 60), (4, 3600))]
     assert found == [[None, None, ends[0], ends[1], None], [None, None, ends[0], ends[2], None]]

@@ -259,7 +259,7 @@ def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> N
         node.learn(NEW)
         clock.at(Milliseconds(T2 + 1_000))
         told[policy] = verdict(node, Milliseconds(T2 - 1))
-    assert told == {"strict": WriteVerdict.EARLIER, "recent-past": "OK"}
+    assert told == {"strict": WriteVerdict.PAST, "recent-past": "OK"}
 
 
 def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
@@ -357,7 +357,7 @@ def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, l
     node.wait_for(SWITCH)
     clock.at(Milliseconds(T1 + 70_000))
     told = [verdict(node, Milliseconds(at)) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
-    assert told == [WriteVerdict.EARLIER, "OK", WriteVerdict.UNDECIDED, WriteVerdict.UNDECIDED, WriteVerdict.FUTURE]
+    assert told == [WriteVerdict.PAST, "OK", WriteVerdict.UNDECIDED, WriteVerdict.UNDECIDED, WriteVerdict.FUTURE]
     with pytest.raises(WriteRefused, match="a generation switch is undecided since 2023-11-14T22:13:20"):
         node.get_stream(SWITCH.lease_end_us, 3)
     assert node.get_stream(Microseconds(SWITCH.lease_end_us - 1), 3)

@@ -70,8 +70,8 @@ def verify(folder: Path, *more: str | Path) -> Answer:
 def answers(answer: Answer) -> dict[str, list[str]]:
     """The questions by their answers."""
     found: dict[str, list[str]] = {}
-    for line in answer.json:
-        found.setdefault(line["answer"], []).append(line["asked"])
+    for line in answer.rows:
+        found.setdefault(line["result"], []).append(line["check"])
     return found
 
 
@@ -154,7 +154,7 @@ def test_an_altered_page_is_found(folder: Path) -> None:
     file = folder / "page.html"
     text = file.read_text(encoding="utf-8")
     for change in (
-        text.replace("All 13 invariants hold", "All 12 invariants hold", 1),
+        text.replace("All 13 checks passed", "All 12 checks passed", 1),
         text.replace("Seal</h2>", "Seal</h2><p>approved</p>"),
         text[: text.index("<footer")],
     ):
@@ -163,7 +163,7 @@ def test_an_altered_page_is_found(folder: Path) -> None:
         found = verify(folder)
         assert (found.exit_code, "seal" in answers(found)["differs"]) == (1, True)
     file.write_text(
-        seal_page(parse_sealed_page(text).body.replace("All 13 invariants hold", "All is well")), encoding="utf-8"
+        seal_page(parse_sealed_page(text).body.replace("All 13 checks passed", "All is well")), encoding="utf-8"
     )
     assert answers(verify(folder))["differs"] == ["page"]
 
@@ -192,7 +192,7 @@ def test_a_changed_history_is_found(folder: Path) -> None:
     """Whoever writes another user into a commit of the home is found: the chain of that table breaks at it."""
     lake = Lake(folder / "home" / "lake")
     entry = Path(str(transaction_log.get_entry_path(lake.path(NODES), lake.version(NODES) or 0)))
-    user = json.loads(run("--home", folder / "home", "history", "latest", "--json").stdout)[0]["who"]
+    user = json.loads(run("--home", folder / "home", "history", "latest", "--json").stdout)["commits"][0]["who"]
     text = entry.read_text(encoding="utf-8")
     entry.write_text(text.replace(f'\\"user\\": \\"{user}\\"', '\\"user\\": \\"mallory\\"'), encoding="utf-8")
     assert entry.read_text(encoding="utf-8") != text

@@ -32,7 +32,7 @@ def look(home: Path, at_ms: int, *more: str) -> Answer:
 
 def codes(answer: Answer) -> set[tuple[str, bool]]:
     """The codes that it names, each with whether it is wrong."""
-    return {(each["code"], each["wrong"]) for each in answer.json["next"]}
+    return {(each["code"], each["level"] == "error") for each in answer.json["alerts"]}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_each_state_has_its_code(tmp_path: Path, name: str, at_ms: int, expected
     answer = look(home_of(tmp_path, name), at_ms, "--json")
     assert codes(answer) == expected
     assert answer.exit_code == any(wrong for _, wrong in expected)
-    assert answer.json["wrong"] == any(wrong for _, wrong in expected)
+    assert (answer.json["errors"] > 0) == any(wrong for _, wrong in expected)
 
 
 def test_nodes_and_clients_are_told_apart(tmp_path: Path) -> None:
     """What operates for the nodes, and the newest that clients have been shown."""
     told = look(home_of(tmp_path, "introduced"), SECOND_MS, "--json").json["generations"]
     assert told["operating"] == {"id": uuid_of(SECOND_MS), "time": format_ms(SECOND_MS), "state": "introduced"}
-    assert told["clients_see"]["id"] == uuid_of(FIRST_MS)
+    assert told["visible_to_clients"]["id"] == uuid_of(FIRST_MS)
 
 
 def test_a_generation_that_does_not_fit_the_ring_is_due_for_repair(tmp_path: Path) -> None:
@@ -91,23 +91,23 @@ def test_a_failed_check_is_told_until_it_holds(tmp_path: Path) -> None:
     clock = Clock(us_from_ms(FIRST_MS))
     check_results.store_check_results(check_results.CheckRun.begin(lake, clock, "Dagster's run 7", "g"), [Line()])
     check_results.store_check_results(check_results.CheckRun.begin(lake, clock, "cdc-platform check"), [Held()])
-    assert look(home, FIRST_MS, "--json").json["next"] == []
+    assert look(home, FIRST_MS, "--json").json["alerts"] == []
     check_results.store_check_results(check_results.CheckRun.begin(lake, clock, "Dagster's run 7", "g"), [Line()])
     answer = look(home, FIRST_MS, "--json")
     assert answer.exit_code == 1
     (found,) = answer.json["checks"]["failed"]
     assert found == {
         "invariant": "row_count",
-        "of": "g",
-        "said": "1 of 2",
-        "judged_at": format_ms(FIRST_MS),
-        "door": "Dagster's run 7",
+        "scope": "g",
+        "message": "1 of 2",
+        "checked_at": format_ms(FIRST_MS),
+        "entry_point": "Dagster's run 7",
     }
     check_results.store_check_results(check_results.CheckRun.begin(lake, clock, "cdc-platform check"), [Held()])
     row = {"key": "timestamps", "time": datetime_from_ms(SECOND_MS)}
     lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema), update=False)
     answer = look(home, FIRST_MS, "--json")
-    assert answer.json["checks"]["newer_tables"] == [GENERATION_TIMESTAMPS.full_name]
+    assert answer.json["checks"]["changed_tables"] == [GENERATION_TIMESTAMPS.full_name]
     assert codes(answer) == {("check-older", False), ("not-retrievable", True)}
 
 
@@ -163,8 +163,8 @@ def test_a_missing_description_has_one_answer(tmp_path: Path, brought: bool) -> 
     assert run("--home", home, "import", *(tmp_path / name for name in write)).exit_code == 0
     found = {code for code, _ in codes(look(home, at, "--json"))}
     repair = run("--home", home, "--clock", format_ms(at), "repair", "--dry-run", "--json")
-    (listed,) = run("--home", home, "generations", "--json").json
-    judged = {line["invariant"]: line["passed"] for line in run("--home", home, "check", "--json").json}
+    (listed,) = run("--home", home, "generations", "--json").rows
+    judged = {line["invariant"]: line["passed"] for line in run("--home", home, "check", "--json").rows}
     if brought:
         assert {"not-described", "repair-due"} <= found
         assert [each["condition"] for each in repair.json["reasons"]] == ["missing-data"]
@@ -174,7 +174,7 @@ def test_a_missing_description_has_one_answer(tmp_path: Path, brought: bool) -> 
         assert "not-exported" in found
         assert not {"not-described", "repair-due"} & found
         assert (repair.exit_code, listed["state"]) == (0, "not exported, so unknown")
-        assert "cannot tell without" in repair.json["cannot_tell"]
+        assert "cannot tell without" in repair.json["undetermined"]
         assert judged["generations_retrievable"] is True
 
 
@@ -230,7 +230,7 @@ def test_it_loads_neither_spark_nor_pandas(tmp_path: Path, json_asked: list[str]
 
 
 def test_every_code_has_its_place_in_the_docs() -> None:
-    """With its anchor, and as wrong as it is."""
+    """With its anchor and its level."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
-    rows = re.findall(r'^\| <a id="([\w-]+)"></a>`([\w-]+)` \| (yes|no) \|', page, flags=re.MULTILINE)
-    assert {code: wrong == "yes" for anchor, code, wrong in rows if anchor == code} == dict(STATUS_CODES)
+    rows = re.findall(r'^\| <a id="([\w-]+)"></a>`([\w-]+)` \| (error|warning|notice) \|', page, flags=re.MULTILINE)
+    assert {code: level for anchor, code, level in rows if anchor == code} == dict(STATUS_CODES)

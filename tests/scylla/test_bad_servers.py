@@ -81,8 +81,8 @@ def _told(command: str, answer: Answer) -> str:
     if command == "watch":
         (change,) = [json.loads(line) for line in answer.stdout.splitlines()]
         return change["what"]
-    (failed,) = [each for each in answer.json if not each["ok"]]
-    assert failed["mend"]
+    (failed,) = [each for each in answer.rows if not each["ok"]]
+    assert failed["remedy"]
     return f"{failed['found']} {failed['mend']}"
 
 

@@ -57,7 +57,7 @@ def test_each_transition_has_its_meaning(standin: StandIn, cluster: ScyllaCluste
         assert seen.changing == (transition if changes else None), transition
         status = run("--home", cluster.home, "status", "--json").json
         assert (status["ring"]["changing"] is not None) == changes
-        assert ("topology-changing" in {each["code"] for each in status["next"]}) == changes
+        assert ("topology-changing" in {each["code"] for each in status["alerts"]}) == changes
 
 
 @pytest.mark.parametrize("what", [{"node_state": UNKNOWN}, {"transition_state": UNKNOWN}])

@@ -212,13 +212,13 @@ def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, clust
 
     told = run("--home", cluster.home, "status", "--json")
     assert told.exit_code == 1
-    (found,) = [each for each in told.json["next"] if each["code"] == "left-out"]
-    assert (found["wrong"], found["do"]) == (True, f"cdc-platform --home {home} observe prod")
-    assert found["said"] == f"not taken in since 2026-10-01T00:00:00.000Z, as it is not whole in the cluster: {line}"
+    (found,) = [each for each in told.json["alerts"] if each["code"] == "left-out"]
+    assert (found["level"], found["command"]) == ("error", f"cdc-platform --home {home} observe prod")
+    assert found["message"] == f"skipped since 2026-10-01T00:00:00.000Z because it is incomplete in the cluster: {line}"
     judged = run("--home", cluster.home, "check", "--json")
     assert judged.exit_code == 1
-    (whole,) = [each for each in judged.json if each["invariant"] == "observed_whole"]
-    assert (whole["population"], whole["violations"], whole["sample"]) == (2, 1, line)
+    (whole,) = [each for each in judged.rows if each["invariant"] == "observed_whole"]
+    assert (whole["checked"], whole["violations"], whole["sample"]) == (2, 1, line)
     assert [words_of(each) for each in lines_of(judged)] == [["--home", str(home), "observe", "prod"]]
 
     last = {stream.tobytes() for stream in made.entry(len(made) - 1).streams}
@@ -226,11 +226,11 @@ def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, clust
     for place in range(NODES):
         world.put(f"node{place}.cdc_local", key="cdc_local", streams_timestamp=SECOND_MS, uuid=SECOND)
     assert run("--home", home, "observe", "prod").exit_code == 0
-    assert "left-out" not in {each["code"] for each in run("--home", cluster.home, "status", "--json").json["next"]}
+    assert "left-out" not in {each["code"] for each in run("--home", cluster.home, "status", "--json").json["alerts"]}
     judged = run("--home", cluster.home, "check", "--json")
     assert judged.exit_code == 0, judged.stdout
-    (whole,) = [each for each in judged.json if each["invariant"] == "observed_whole"]
-    assert (whole["population"], whole["violations"]) == (2, 0)
+    (whole,) = [each for each in judged.rows if each["invariant"] == "observed_whole"]
+    assert (whole["checked"], whole["violations"]) == (2, 0)
 
 
 def test_generations_that_did_not_change_are_told_as_they_are(standin: StandIn, cluster: ScyllaCluster) -> None:
@@ -346,11 +346,11 @@ def test_another_cluster_under_the_name_is_refused_until_it_is_said(standin: Sta
         look(cluster)
 
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
     look(cluster)
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
     assert run("--home", aside, "generations").exit_code == 0
-    assert [each["name"] for each in run("--home", home, "cluster", "--json").json] == ["prod"]
+    assert [each["name"] for each in run("--home", home, "cluster", "--json").rows] == ["prod"]
 
 
 def test_while_the_topology_changes_all_but_its_nodes_is_taken_in(standin: StandIn, cluster: ScyllaCluster) -> None:
@@ -401,7 +401,7 @@ def test_a_cluster_that_is_met_while_its_topology_changes_has_no_nodes_yet(
     assert (ring.read_nodes(lake_of(cluster)), len(generations.read_published_times(lake_of(cluster)))) == ([], 1)
     for command in (["status"], ["ring"], ["repair", "--dry-run"], ["explain", "--token", "42"], ["generations"]):
         assert run("--home", cluster.home, *command).exit_code in (0, 1), command
-    assert run("--home", cluster.home, "repair", "--dry-run", "--json").json["cannot_tell"]
+    assert run("--home", cluster.home, "repair", "--dry-run", "--json").json["undetermined"]
     standin.world.cluster(nodes())
     standin.world.put("scylla.topology", key="topology", transition_state=None)
     assert look(cluster).changing is None
@@ -412,7 +412,7 @@ def test_what_became_other_is_history_with_who_looked(standin: StandIn, cluster:
     """Nodes, shards, options, definitions: each once, by whom and by which door it was seen; another home has none."""
     home, world = cluster.home.parent.parent, standin.world
     look(cluster)
-    first = run("--home", cluster.home, "history", "--cluster", "--json").json
+    first = run("--home", cluster.home, "history", "--cluster", "--json").rows
     assert {each["who"]: each["what"] for each in first}["table shop.orders"] == "came: TTL 86400 s, CDC off"
     assert len(first) == 3 + 2 + 1
     _fourth_joins(standin)
@@ -421,7 +421,7 @@ def test_what_became_other_is_history_with_who_looked(standin: StandIn, cluster:
     world.put("scylla.topology", key="topology", transition_state=None, version=8)
     world.cdc_options("shop", "orders", ttl="3600", preimage="full")
     assert run("--home", home, "observe", "prod").exit_code == 0
-    told = run("--home", cluster.home, "history", "--cluster", "--json").json[len(first) :]
+    told = run("--home", cluster.home, "history", "--cluster", "--json").rows[len(first) :]
     host = nodes(4)[3].host_id
     assert [(each["who"], each["what"]) for each in told] == [
         (f"node {host}", f"came: 4 tokens, 4 shards, ignore_msb 12, NORMAL, host {host}"),
@@ -451,19 +451,19 @@ def test_a_generation_of_a_node_on_its_way_in_is_not_called_wrong(standin: Stand
     observed, fourth = cluster.home, nodes(4)[3]
     at = ("--clock", "2026-10-01T00:00:00Z")
     coming = run("--home", observed, *at, "explain", "--token", str(fourth.tokens[0]), "--json").json
-    assert (coming["colocated"], coming["row_lies"], coming["stream_lies"]) == (None, None, None)
-    assert "where the row lies cannot be told yet" in coming["reason"]
+    assert (coming["colocated"], coming["row_location"], coming["stream_location"]) == (None, None, None)
+    assert "where the row lies cannot be told yet" in coming["note"]
     assert coming["stream_id"] is not None
     known_one = run("--home", observed, *at, "explain", "--token", str(nodes()[0].tokens[0]), "--json").json
     assert (known_one["colocated"], known_one["owner"]) == (True, str(nodes()[0].host_id))
 
     dry = run("--home", observed, "repair", "--dry-run", "--json")
     assert (dry.exit_code, dry.json["needed"], dry.json["reasons"]) == (0, False, [])
-    assert dry.json["cannot_tell"].startswith("cannot tell while the topology is changing since ")
+    assert dry.json["undetermined"].startswith("cannot tell while the topology is changing since ")
     told = run("--home", observed, "status", "--json").json
     assert told["ring"]["changing"]["transition"] == "write_both_read_old"
     assert (told["repair"]["needed"], told["repair"]["reasons"]) == (None, [])
-    codes = {each["code"]: each["wrong"] for each in told["next"]}
+    codes = {each["code"]: each["level"] == "error" for each in told["alerts"]}
     assert codes["topology-changing"] is False
     assert "repair-due" not in codes
     shares = run("--home", observed, "ring", "--colocation", "latest")
@@ -500,7 +500,7 @@ def test_every_invariant_is_judged_on_an_observed_home(standin: StandIn, cluster
     look(cluster)
     healthy = run("--home", cluster.home, "check", "--json")
     assert healthy.exit_code == 0, healthy.stdout
-    assert {each["violations"] for each in healthy.json} == {0}
+    assert {each["violations"] for each in healthy.rows} == {0}
     of_few = description(SECOND, nodes(shards=SHARDS - 1))
     standin.world.generation(SECOND_MS, SECOND, of_few)
     look(cluster)

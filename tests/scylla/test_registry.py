@@ -24,11 +24,11 @@ def test_a_cluster_is_added_listed_and_removed_by_the_command_line(tmp_path: Pat
     assert first.exit_code == 0
     assert first == run(*add)
     assert first.json["connection"]["contacts"] == ["10.0.0.1:9042", "[::1]:9042"]
-    (listed,) = run("--home", tmp_path, "cluster", "--json").json
-    assert listed == {name: value for name, value in first.json.items() if name != "next"}
+    (listed,) = run("--home", tmp_path, "cluster", "--json").rows
+    assert listed == {name: value for name, value in first.json.items() if name not in ("version", "next")}
     assert "10.0.0.1:9042" in run("--home", tmp_path, "cluster").stdout
     assert run("--home", tmp_path, "cluster", "remove", "prod").exit_code == 0
-    assert run("--home", tmp_path, "cluster", "--json").json == []
+    assert run("--home", tmp_path, "cluster", "--json").rows == []
     assert (tmp_path / "clusters" / "prod" / "platform.json").exists()
 
 

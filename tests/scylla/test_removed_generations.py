@@ -100,7 +100,7 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
     assert min(there(cluster)) > 0
     look(cluster, REMOVABLE_US)
     assert there(cluster) == [0, 0, 0]
-    told = run("--home", cluster.home, "history", "--cluster", "--json").json
+    told = run("--home", cluster.home, "history", "--cluster", "--json").rows
     assert [each["what"] for each in told if each["who"] == "generation 2026-09-21T14:13:20.000Z"][-1] == (
         "is no longer published"
     )
@@ -115,7 +115,7 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
     accepted = on_mirror(cluster, REMOVABLE_US, "consumers", "gaps", "shop.t", *because)
     assert accepted.exit_code == 0, accepted
     assert on_mirror(cluster, REMOVABLE_US, "check").exit_code == 0
-    assert on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run", "--json").json[0]["action"] == "keep"
+    assert on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run", "--json").rows[0]["action"] == "keep"
 
 
 def test_what_a_log_may_hold_has_not_gone(standin: StandIn, cluster: ScyllaCluster, short: LiveLog) -> None:
@@ -172,7 +172,7 @@ def test_who_reads_here_keeps_it_here(
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
     look(cluster, REMOVABLE_US)
     assert min(there(cluster)) > 0
-    (first, _) = on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run", "--json").json
+    (first, _) = on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run", "--json").rows
     assert (first["action"], first["blocked_by"]) == ("keep", ["audit"])
     assert on_mirror(cluster, REMOVABLE_US, "consume", "shop.t", "--name", "audit").exit_code == 0
     look(cluster, REMOVABLE_US)

@@ -69,10 +69,10 @@ def test_no_generation_is_made_in_a_mirror_and_the_cluster_is_named(
     assert "repair: this home mirrors the live cluster prod" in refused.stderr
     assert refused.stderr.endswith("[mirror]\n")
     told = run(*at(cluster, LATER_US, "status", "--json"))
-    due = next(each for each in told.json["next"] if each["code"] == "repair-due")
+    due = next(each for each in told.json["alerts"] if each["code"] == "repair-due")
     again = f"cdc-platform --home {cluster.home.parents[1]} observe prod"
-    assert due["do"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {again}"
-    assert not {"expiry-due", "no-tables"} & {each["code"] for each in told.json["next"]}
+    assert due["advice"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {again}"
+    assert not {"expiry-due", "no-tables"} & {each["code"] for each in told.json["alerts"]}
     dry = run(*at(cluster, LATER_US, "repair", "--dry-run"))
     assert dry.exit_code == 1
     assert lines_of(dry) == [f"nodetool checkAndRepairCdcStreams  # on a node of prod; then: {again}"]
@@ -127,7 +127,7 @@ def test_what_was_made_before_the_first_look_is_moved_aside_too(standin: StandIn
     with pytest.raises(StateError, match="does not list"):
         look(cluster)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
     assert aside is not None
     look(cluster)
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
@@ -172,5 +172,5 @@ def test_homes_of_before_are_mirrors_as_well(standin: StandIn, cluster: ScyllaCl
         assert refused.stderr.endswith("[mirror]\n")
         (cluster.home / gone).write_bytes(kept)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["aside"]
+    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
     assert "the live cluster prod:" in run("--home", aside, "tables", "drop", "shop.orders").stderr

@@ -255,7 +255,7 @@ def test_a_file_of_the_same_length_is_not_taken_for_the_same(s3: S3, tmp_path: P
             spoilt[-1][1].receive(tmp_path / "draft")
     again = run("home", "copy", home, target, "--json")
     assert again.exit_code == 0, again
-    assert again.json["files"] - again.json["found"] == len(spoilt)
+    assert again.json["files"] - again.json["already_copied"] == len(spoilt)
     assert [there.read() == here.read_bytes() for here, there in spoilt] == [True] * len(spoilt)
 
 

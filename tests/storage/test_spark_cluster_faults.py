@@ -120,7 +120,7 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
     assert_appended(address)
     (told,) = wrong_of_doctor(cluster, twins.address)
     assert told["check"].startswith("lake on ")
-    assert "403" in told["found"]
+    assert "403" in told["message"]
 
 
 def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged: str) -> None:
@@ -136,10 +136,10 @@ def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged
     (bad,) = wrong_of_doctor(cluster, logged)
     due = get_worker_archive().packages
     assert bad["check"].startswith("packages on ")
-    assert bad["found"] == (
+    assert bad["message"] == (
         f"deltalake is 0.1, expected {due['deltalake']}; pyarrow is missing, expected {due['pyarrow']}"
     )
-    assert "unset PYSPARK_PYTHON" in bad["mend"]
+    assert "unset PYSPARK_PYTHON" in bad["remedy"]
     cluster.standalone.replace(worker)
 
 
@@ -151,11 +151,11 @@ def test_doctor_names_a_worker_whose_clock_is_off(
     cluster.gives(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
     found = wrong_of_doctor(cluster, logged)
     assert [each["check"].partition(" on ")[0] for each in found] == ["lake", "clock"]
-    assert "RequestTimeTooSkewed" in found[0]["found"]
-    off = re.fullmatch(r"off by (\d+) s at least", found[1]["found"])
+    assert "RequestTimeTooSkewed" in found[0]["message"]
+    off = re.fullmatch(r"off by (\d+) s at least", found[1]["message"])
     assert off is not None
     assert 3500 < int(off[1]) <= 3600
-    assert "NTP" in found[1]["mend"]
+    assert "NTP" in found[1]["remedy"]
 
 
 def test_a_profile_is_looked_up_where_a_task_runs(
@@ -169,13 +169,13 @@ def test_a_profile_is_looked_up_where_a_task_runs(
     cluster.gives(named | {"PYTHONPATH": str(with_boto3)}, named | {"PYTHONPATH": str(without)})
     no_profile = "AWS_PROFILE is team, which cannot be used: The config profile (team) could not be found"
     no_boto3 = "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed"
-    one, other = (each["found"] for each in wrong_of_doctor(cluster, logged, 2))
+    one, other = (each["message"] for each in wrong_of_doctor(cluster, logged, 2))
     assert (no_profile in one and no_boto3 in other) or (no_profile in other and no_boto3 in one)
     said = cluster.refused(cluster.start(*twins.join, at=tmp_path / "join"))
     assert no_profile in said or no_boto3 in said
     write_profile(s3_process, named)
     (bad,) = wrong_of_doctor(cluster, logged)
-    assert no_boto3 in bad["found"]
+    assert no_boto3 in bad["message"]
     for package in with_boto3.iterdir():
         (without / package.name).symlink_to(package)
     cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
@@ -186,8 +186,8 @@ def test_a_profile_is_looked_up_where_a_task_runs(
 def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list[dict[str, Any]]:
     """What doctor finds that has to be mended on the workers."""
     told = cluster.ends(cluster.start("-m", "cdc_platform", "--home", home, "doctor", "--cluster", "--json"), 1)
-    assert "\n" not in "".join(each["found"] for each in json.loads(told))
-    found = [each for each in json.loads(told) if not each["ok"]]
+    assert "\n" not in "".join(each["message"] for each in json.loads(told)["checks"])
+    found = [each for each in json.loads(told)["checks"] if not each["ok"]]
     assert due in (None, len(found))
     return found
 

@@ -73,10 +73,12 @@ def test_the_documented_daemons_run(cluster: Cluster) -> None:
 def test_doctor_looks_at_every_executor(cluster: Cluster, logged: str, s3_process: S3) -> None:
     """Both have all that is needed; nothing is written to the store by looking."""
     before = s3_process.counts()
-    found = json.loads(cluster.ends(cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")))
+    found = json.loads(cluster.ends(cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")))[
+        "checks"
+    ]
     assert [each for each in found if not each["ok"]] == []
     assert [each["check"].split(" on ")[0] for each in found] == ["archive", "executors", *_LOOKED_AT, *_LOOKED_AT]
-    assert found[1]["found"].startswith("2 of spark://")
+    assert found[1]["message"].startswith("2 of spark://")
     after = s3_process.counts()
     assert [verb for verb in ("PUT", "POST", "DELETE") if before.get(verb) != after.get(verb)] == []
 
@@ -101,7 +103,8 @@ def test_a_worker_dies_in_an_audit(cluster: Cluster, logged: str) -> None:
     alone = run("--home", logged, "--clock", AT, *_CHECK, "--json")
     # What a check has found it keeps: the next one has more to look at, of tables as they are stored.
     here, there = (
-        [each for each in found if each["page"] != "docs/tables.md"] for found in (json.loads(told), alone.json)
+        [each for each in found if each["page"] != "docs/tables.md"]
+        for found in (json.loads(told)["results"], alone.rows)
     )
     assert here == there != []
 
@@ -149,11 +152,11 @@ def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: 
     cluster.finds("expired", "plain")
     client = cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")
     told = cluster.ends(client, 1)
-    reached = [each for each in json.loads(told) if each["check"].startswith("lake")]
+    reached = [each for each in json.loads(told)["checks"] if each["check"].startswith("lake")]
     assert sorted(each["ok"] for each in reached) == [False, True]
-    (bad,) = [each for each in json.loads(told) if not each["ok"]]
-    assert "credentials" in bad["mend"]
-    assert "403" in bad["found"]
+    (bad,) = [each for each in json.loads(told)["checks"] if not each["ok"]]
+    assert "credentials" in bad["remedy"]
+    assert "403" in bad["message"]
 
 
 def documented(program: str) -> list[list[str]]:

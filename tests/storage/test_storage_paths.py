@@ -209,8 +209,8 @@ def test_a_scheme_in_capitals_is_the_same_one(s3: S3, tmp_path: Path, monkeypatc
     joined = run("--home", f"{capitals}/h", "bootstrap", "node1.json", "--run")
     assert joined.exit_code == 0, joined
     assert (
-        run("--home", f"{bucket}/h", "generations", "--json").json
-        == run("--home", f"{capitals}/h", "generations", "--json").json
+        run("--home", f"{bucket}/h", "generations", "--json").rows
+        == run("--home", f"{capitals}/h", "generations", "--json").rows
     )
     assert (str(parse_path(capitals)), str(Lake(f"{capitals}/h/lake").location)) == (bucket, f"{bucket}/h/lake")
     for name in ("s3:/b/x", "S3:b/x", "abfss:/b"):

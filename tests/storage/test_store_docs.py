@@ -16,7 +16,7 @@ import pytest
 from support.nodes import node_text
 from support.store.s3 import S3
 
-from cdc_platform.cli.main import COMMANDS
+from cdc_platform.cli.commands import COMMANDS
 from cdc_platform.home_location import HOME_VARIABLE
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -181,9 +181,9 @@ def test_doctor_says_of_a_store_that_it_will_not_do(s3: S3, inputs: Path, monkey
 def of_doctor(home: str) -> tuple[bool, str | None]:
     """What doctor says of a home, and how it is mended."""
     told = run("--home", home, "doctor", "--json")
-    (of_home,) = (each for each in told.json if each["check"] == "home")
-    assert told.exit_code == int(not all(each["ok"] for each in told.json))
-    return of_home["ok"], of_home["mend"]
+    (of_home,) = (each for each in told.rows if each["check"] == "home")
+    assert told.exit_code == int(not all(each["ok"] for each in told.rows))
+    return of_home["ok"], of_home["remedy"]
 
 
 def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     (tmp_path / "draft").write_bytes((tmp_path / "first" / some).read_bytes())
     (parse_path(there) / str(some)).receive(tmp_path / "draft")
     found = run("home", "copy", first, there, "--json")
-    assert (found.exit_code, found.json["found"]) == (0, 1), found
+    assert (found.exit_code, found.json["already_copied"]) == (0, 1), found
     assert run("home", "copy", there, back).exit_code == 0
     twins = [Lake(f"{each}/lake") for each in (first, there, back)]
     assert read_newest_versions(twins[0]) == read_newest_versions(twins[1]) == read_newest_versions(twins[2])
@@ -341,7 +341,7 @@ def print_what_spark_does(address: str, inputs: str) -> None:
     refused = run("--home", address, "sql", "SELECT nowhere FROM nodes", "--spark")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused
     assert ("error: " in refused.stderr, "nowhere" in refused.stderr) == (True, True), refused
-    print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").json for query in _ON_BOTH]))
+    print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").rows for query in _ON_BOTH]))
 
 
 @pytest.mark.spark
@@ -356,7 +356,7 @@ def test_tasks_of_spark_write_into_a_store(s3: S3, made_on_spark: tuple[str, lis
 def test_queries_on_spark_read_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
     """Of all tables by one session: the answers of the embedded engine, by the names that a query has for columns."""
     address, told = made_on_spark
-    assert told == [run("--home", address, "sql", query, "--json").json for query in _ON_BOTH]
+    assert told == [run("--home", address, "sql", query, "--json").rows for query in _ON_BOTH]
     assert [len(rows) for rows in told[:4]] == [2, 2, 1, told[2][0]["n"]]
     assert all(told)
 

@@ -27,6 +27,17 @@ class Answer:
         """Standard output as the one JSON document that it has to be."""
         return json.loads(self.stdout)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of a JSON document, without its version and the steps to take next."""
+        return {name: value for name, value in self.json.items() if name not in ("version", "next")}
+
+    @property
+    def rows(self) -> list[Any]:
+        """The one list of a JSON document, beside the steps to take next."""
+        (rows,) = (value for name, value in self.json.items() if isinstance(value, list) and name != "next")
+        return rows
+
 
 Cli = Callable[..., Answer]
 

@@ -12,7 +12,10 @@ from cdc_platform.cli import program
 
 
 def lines_of(answer: Answer) -> list[str]:
-    """The lines of an answer that say what to run next, without their first word, wherever they stand."""
+    """What an answer says to run next, as lines: those that begin with `next:`, or the field `next` of a document."""
+    if answer.stdout.startswith("{"):
+        steps = answer.json["next"]
+        return [f"{step['command']}  # {step['why']}" if step["why"] else step["command"] for step in steps]
     both = answer.stdout.splitlines() + answer.stderr.splitlines()
     return [line.removeprefix("next: ") for line in both if line.startswith("next: ")]
 

@@ -115,8 +115,8 @@ def test_a_home_with_such_a_table_is_sound(spark: SparkSession, lake: Lake) -> N
     home = Path(str(lake.location)).parent
 
     def judged() -> dict[str, tuple[bool, int]]:
-        found = run("--home", home, "check", "--deep", "--json").json
-        return {each["invariant"]: (each["passed"], each["population"]) for each in found}
+        found = run("--home", home, "check", "--deep", "--json").rows
+        return {each["invariant"]: (each["passed"], each["checked"]) for each in found}
 
     before = judged()
     append_with_streams(lake, writes_of(spark, 20), NAME)

@@ -233,7 +233,7 @@ def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Que
 def test_the_list_says_what_operates(homes: dict[str, Path], question: Question) -> None:
     """`cdc-platform generations` at the time of the write; a removed generation is not in the list."""
     clock = format_us(us_from_ms(question.at_ms))
-    rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").json
+    rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").rows
     expected = None if question.operates_ms is None or question.word == REMOVED else format_ms(question.operates_ms)
     assert [row["time"] for row in rows if row["operating"]] == ([] if expected is None else [expected])
 
@@ -261,7 +261,7 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
     home = home_of(tmp_path, name)
     lake, clock = Lake(home / "lake"), Clock(us_from_ms(FIRST_MS))
     ring_of(lake, [1])
-    listed = run("--home", home, "generations", "--json").json
+    listed = run("--home", home, "generations", "--json").rows
     assert listed[0]["time"] == format_ms(newest_ms)
     latest = repair.check_newest_generation(lake, streams=False).latest
     assert latest is not None
@@ -305,7 +305,7 @@ def test_check_status_and_repair_agree(tmp_path: Path, name: str, unread: int, f
     judged = found.get("streams_fit_the_ring")
     assert (None if judged is None else judged.violations == 0) == fits
     dry = run("--home", home, "repair", "--dry-run", "--json")
-    said = "cannot tell" if dry.json["cannot_tell"] else "yes" if dry.json["needed"] else "no"
+    said = "cannot tell" if dry.json["undetermined"] else "yes" if dry.json["needed"] else "no"
     assert (said, dry.exit_code) == (repair, int(repair == "yes"))
     told = run("--home", home, "status", "--json").json
     assert told["repair"]["needed"] == {"yes": True, "no": False, "cannot tell": None}[repair]
@@ -324,7 +324,7 @@ def test_a_table_that_was_not_brought_is_unknown(tmp_path: Path) -> None:
     assert run("--home", home, "import", *shown).exit_code == 0
     answer = run("--home", home, "repair", "--dry-run", "--json")
     assert (answer.exit_code, answer.json["needed"], answer.json["reasons"]) == (0, False, [])
-    assert answer.json["cannot_tell"].startswith("cannot tell without cdc_generation_descriptions_v2")
+    assert answer.json["undetermined"].startswith("cannot tell without cdc_generation_descriptions_v2")
     assert [each.invariant for each in audit_ring_fit(Lake(home / "lake"))] == ["generations_retrievable"]
     assert run("--home", home, "import", tmp_path / "v2.csv").exit_code == 0
     answer = run("--home", home, "repair", "--dry-run", "--json")

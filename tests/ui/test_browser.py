@@ -164,7 +164,7 @@ def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
     keep("timeline")
     with page.expect_popup() as opened:
         page.locator(f'a[href="/shown/reports/{generation_id}.html"]').first.click()
-    expect(opened.value.get_by_text("invariants hold")).to_be_visible()
+    expect(opened.value.get_by_text("checks passed")).to_be_visible()
     opened.value.screenshot(path=keep("published").with_name("report.png"))
 
 

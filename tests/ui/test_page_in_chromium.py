@@ -42,7 +42,7 @@ def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
             page.set_viewport_size({"width": width, "height": 800})
             page.goto((tmp_path / "page.html").as_uri())
             assert page.evaluate(_WIDTHS) == [width, width]
-            assert page.get_by_text("All 13 invariants hold").is_visible()
+            assert page.get_by_text("All 13 checks passed").is_visible()
             assert page.locator("figure svg").count() == 2
             box = page.locator("figure svg").first.bounding_box()
             assert box is not None

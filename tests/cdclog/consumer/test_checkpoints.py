@@ -21,7 +21,7 @@ STREAM = "0x" + "00" * 15 + "01"
 
 def standing(home: Path) -> dict[str, str]:
     """Where each consumer goes on, as the command says."""
-    return {row["name"]: row["goes_on_in"] for row in run("--home", home, "consumers", "--json").json}
+    return {row["name"]: row["checkpoint"] for row in run("--home", home, "consumers", "--json").rows}
 
 
 def test_a_consumer_in_a_removed_generation_is_marked(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_tables_of_clients_are_judged(tmp_path: Path, client: str) -> None:
     file = tmp_path / "kept.csv"
     file.write_text("\n".join([head, *rows, ""]), encoding="utf-8")
     answer = run("--home", home, "consumers", "checkpoints", file, "--json")
-    assert [(row["checkpoints"], row["current"], row["leads_to"]) for row in answer.json] == [
+    assert [(row["checkpoints"], row["current"], row["state"]) for row in answer.rows] == [
         (2, False, "removed"),
         (1, True, "there"),
         (1, False, "unknown"),

@@ -334,8 +334,8 @@ def test_the_command_warns_and_lists_what_was_passed_over(world: World) -> None:
     answer = run("--home", home, "--clock", late, "consume", "ks.t", "--name", "audit", "--json")
     assert answer.exit_code == 0
     assert answer.stderr.startswith("warning: consumer audit of ks.t passes over the generation of 2026-01-31T13:00")
-    (listed,) = run("--home", home, "consumers", "--json").json
-    assert listed["passed_over"] == [format_us(SECOND_US)]
+    (listed,) = run("--home", home, "consumers", "--json").rows
+    assert listed["skipped"] == [format_us(SECOND_US)]
 
 
 def test_writes_at_such_a_time_are_refused_and_others_are_not(tmp_path: Path) -> None:

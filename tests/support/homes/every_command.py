@@ -134,7 +134,7 @@ def words_of(line: str, ms: Milliseconds, home: str, files: Path) -> list[str]:
     """The arguments of the program for a command at a time."""
     generation = ""
     if "{generation}" in line:
-        generation = run("--home", home, "switch", "show", "--json").json[0]["generation_id"]
+        generation = run("--home", home, "switch", "show", "--json").rows[0]["generation_id"]
     words = [word.format(files=files, home=home, generation=generation) for word in shlex.split(line)]
     return ["--home", home, "--clock", iso(ms), *words]
 

@@ -237,7 +237,7 @@ class Known:
         current = self.used_at(now)
         if current is None:
             return "NO_STREAM"
-        return "EARLIER" if ts < current else None
+        return "PAST" if ts < current else None
 
     def _refused_recent_past(self, ts: int, now: int) -> str | None:
         self.forget(now)
