@@ -97,6 +97,6 @@ def _one_more(lake: Lake) -> float:
 def _keep(lake: Lake, text: str, turn: int) -> None:
     start_us = us_from_ms(Timeline.read(lake).known[-1].time_ms)
     clock = Clock(Microseconds(start_us + MINUTE_US * (turn + 1)))
-    result = commit_script(text, lake, clock, Settings(), tell=lambda outcome: outcome)
+    result = commit_script(text, lake, clock, Settings(), on_outcome=lambda outcome: outcome)
     if result.summary.keys() != {"done"}:
         raise AssertionError(f"not all of it was done: {result.summary}")

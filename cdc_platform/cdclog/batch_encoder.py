@@ -283,13 +283,13 @@ def _range_bounds(
     return start, end
 
 
-def _rank_bounds(key: Column, given: Sequence[Any], there: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _rank_bounds(key: Column, given: Sequence[Any], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the ranks of the values of both bounds, in one order; 0 if there is no value."""
     parts = [None if values is None else values.drop_null() for values in given]
     whole = pa.concat_arrays([values for values in parts if values is not None])
     order = rank_values(key.type, encode_column(key.type, whole)) if len(whole) else np.zeros(0, dtype=np.int64)
     ranks, offset = [], 0
-    for mask in there:
+    for mask in masks:
         count = int(np.count_nonzero(mask))
         bound_ranks = np.zeros(len(mask), dtype=np.int64)
         bound_ranks[mask] = order[offset : offset + count]
@@ -361,7 +361,7 @@ class _ColumnWrites:
     deleted: pa.Array
     elements: pa.Array | None
     live: np.ndarray
-    gone: np.ndarray
+    removed: np.ndarray
 
 
 def encode_log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamFinder) -> pa.RecordBatch:
@@ -522,7 +522,7 @@ class _WriteBatch:
     def _check_kinds(self) -> None:
         """Check keys and columns against the operation."""
         deletes = self._operations >= Operation.ROW_DELETE
-        slots = [slot for written in self._written for slot in (written.live, written.gone)]
+        slots = [slot for written in self._written for slot in (written.live, written.removed)]
         touched = (
             np.any([slots_of_column != LogRowSlot.NONE for slots_of_column in slots], axis=0)
             if slots
@@ -549,20 +549,20 @@ class _WriteBatch:
         static = [self._parts(column) for column in schema.statics]
         regular = [self._parts(column) for column in schema.regulars]
         # For rows with a marker: whether the mutation is split, so that element-only changes leave the insert.
-        is_split = _any_mask([live | gone for _, live, gone, _ in static], self._rows)
+        is_split = _any_mask([live | removed for _, live, removed, _ in static], self._rows)
         is_split |= _any_mask([live for column, live, _, _ in regular if column.type.multicell], self._rows)
-        is_split |= self._expiring & _any_mask([gone for _, _, gone, _ in regular], self._rows)
+        is_split |= self._expiring & _any_mask([removed for _, _, removed, _ in regular], self._rows)
         writes = []
-        for column, live, gone, _ in static:
+        for column, live, removed, _ in static:
             expiring = _select_codes(self._expiring, LogRowSlot.STATIC_EXPIRING, LogRowSlot.STATIC)
-            writes.append(self._written_to(column, live, gone, expiring, LogRowSlot.STATIC))
+            writes.append(self._written_to(column, live, removed, expiring, LogRowSlot.STATIC))
         update = _select_codes(self._expiring, LogRowSlot.UPDATE_EXPIRING, LogRowSlot.UPDATE)
-        for column, live, gone, overwritten in regular:
+        for column, live, removed, overwritten in regular:
             with_marker = self._inserted & ~(is_split & ~overwritten) if column.type.multicell else self._inserted
             live_in = with_marker & ~(self._expiring & column.type.multicell)
             live_piece = _select_codes(live_in, LogRowSlot.INSERT, update)
-            gone_piece = _select_codes(with_marker & ~self._expiring, LogRowSlot.INSERT, LogRowSlot.UPDATE)
-            writes.append(self._written_to(column, live, gone, live_piece, gone_piece))
+            deleted_piece = _select_codes(with_marker & ~self._expiring, LogRowSlot.INSERT, LogRowSlot.UPDATE)
+            writes.append(self._written_to(column, live, removed, live_piece, deleted_piece))
         return writes
 
     def _parts(self, column: Column) -> tuple[Column, np.ndarray, np.ndarray, np.ndarray]:
@@ -584,12 +584,14 @@ class _WriteBatch:
         self,
         column: Column,
         live: np.ndarray,
-        gone: np.ndarray,
+        removed: np.ndarray,
         live_piece: np.ndarray,
-        gone_piece: np.ndarray | int,
+        deleted_piece: np.ndarray | int,
     ) -> _ColumnWrites:
         value, deleted, elements = self._arrays(column)
-        slots = (_select_codes(mask, slot, LogRowSlot.NONE) for mask, slot in ((live, live_piece), (gone, gone_piece)))
+        slots = (
+            _select_codes(mask, slot, LogRowSlot.NONE) for mask, slot in ((live, live_piece), (removed, deleted_piece))
+        )
         return _ColumnWrites(column, value, deleted, elements, *slots)
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
@@ -600,7 +602,7 @@ class _WriteBatch:
         exists[LogRowSlot.RANGE_START] = self._ranges.told_start
         exists[LogRowSlot.RANGE_END] = self._ranges.told_end
         for written in self._written:
-            for slots in (written.live, written.gone):
+            for slots in (written.live, written.removed):
                 for piece in range(slots.min(initial=LogRowSlot.DELETE), slots.max(initial=LogRowSlot.NONE) + 1):
                     if piece != LogRowSlot.NONE:
                         exists[piece] |= slots == piece
@@ -623,7 +625,7 @@ def _encode_column(
     """Return the two or three columns of the log for a column."""
     name = written.column.name
     live = written.live[rows] == piece
-    deleted = written.gone[rows] == piece
+    deleted = written.removed[rows] == piece
     value = _take(written.value, keep)
     if written.column.type.multicell and isinstance(written.column.type, UserType):
         value = _encode_user_type(value, live, live | deleted)
@@ -687,9 +689,9 @@ def _non_empty_list_mask(value: Any) -> np.ndarray:
     return _valid_mask(value) & (np.diff(np.asarray(value.offsets, dtype=np.int64)) > 0)
 
 
-def _select_codes(chosen: np.ndarray, there: np.ndarray | int, else_: np.ndarray | int) -> np.ndarray:
+def _select_codes(chosen: np.ndarray, value: np.ndarray | int, other: np.ndarray | int) -> np.ndarray:
     """Return slots or operations (int8): the first where chosen, otherwise the second."""
-    return np.where(chosen, np.asarray(there, dtype=np.int8), np.asarray(else_, dtype=np.int8))
+    return np.where(chosen, np.asarray(value, dtype=np.int8), np.asarray(other, dtype=np.int8))
 
 
 def _equals_either(numbers: np.ndarray, first: int, second: int) -> np.ndarray:

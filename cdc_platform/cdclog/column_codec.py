@@ -47,7 +47,7 @@ _UNIQUELY_ENCODED = frozenset(
 )
 _DATE_ZERO = 2**31
 _HYPHEN_POSITIONS = (8, 13, 18, 23)
-_DIGIT_POSITIONS = [place for place in range(36) if place not in _HYPHEN_POSITIONS]
+_DIGIT_POSITIONS = [position for position in range(36) if position not in _HYPHEN_POSITIONS]
 _HEX_VALUES = np.full(256, 0xFF, dtype=np.uint8)
 _HEX_VALUES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
 _HEX_VALUES[np.frombuffer(b"ABCDEF", dtype=np.uint8)] = np.arange(10, 16)
@@ -224,25 +224,25 @@ def _fixed_width_bytes(data: Any, width: int) -> tuple[np.ndarray, np.ndarray | 
     return raw[bounds[0] : bounds[-1]], null
 
 
-def _to_native_array(name: str, found: np.ndarray, null: np.ndarray | None) -> pa.Array:
+def _to_native_array(name: str, numbers: np.ndarray, null: np.ndarray | None) -> pa.Array:
     if name == "boolean":
-        return pa.array(found != 0, mask=null)
+        return pa.array(numbers != 0, mask=null)
     if name == "date":
-        days = clamp_values(name, found.astype(np.int64) - _DATE_ZERO)
+        days = clamp_values(name, numbers.astype(np.int64) - _DATE_ZERO)
         return pa.array(days.astype(np.int32), mask=null).cast(pa.date32())
     if name == "timestamp":
-        ms = clamp_values(name, found.astype(np.int64))
+        ms = clamp_values(name, numbers.astype(np.int64))
         return pa.array(ms * MILLISECOND_US, mask=null).cast(TIMESTAMP)
-    return pa.array(found.astype(found.dtype.newbyteorder("=")), mask=null)
+    return pa.array(numbers.astype(numbers.dtype.newbyteorder("=")), mask=null)
 
 
 def _with_nulls(values: pa.Array, null: np.ndarray | None) -> pa.Array:
     return values if null is None else compute.if_else(pa.array(null), pa.scalar(None, values.type), values)
 
 
-def _rank_floats(found: np.ndarray) -> np.ndarray:
+def _rank_floats(numbers: np.ndarray) -> np.ndarray:
     """Rank -0.0 before 0.0, and NaN last."""
-    bits = found.astype(">f8").view(">i8").astype(np.int64)
+    bits = numbers.astype(">f8").view(">i8").astype(np.int64)
     return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 

@@ -85,7 +85,7 @@ def append_log_rows(
 
     Raises:
         InputError: the rows do not fit the table's schema.
-        ConflictError: other writers kept winning.
+        ConflictError: other writers won every attempt.
     """
     table = log_table(schema, exact=EXACT in rows.columns)
     ordered = partition_by_time(rows, files).select(*map(quote_spark_name, table.schema.names))

@@ -48,7 +48,7 @@ def load_table_schemas(catalog: Catalog, tables: Iterable[CdcTable]) -> list[Tab
         except (NotFound, ValueError) as error:
             raise StateError(
                 f"the definition of {table.full_name} in platform.cdc_tables cannot be read: {error}; write it"
-                f" anew with: cdc-platform tables alter {table.full_name}"
+                f" again with: cdc-platform tables alter {table.full_name}"
             ) from None
     return schemas
 

@@ -38,13 +38,13 @@ _ROWS_PER_READ = 50_000
 class StoredLog:
     """A log with rows.
 
-    `made` are statements that create its types, its base table without CDC, and a plain table of the log's name, each
+    `ddl` are statements that create its types, its base table without CDC, and a plain table of the log's name, each
     IF NOT EXISTS. `rows` is the number of rows.
     """
 
     lake: Lake
     schema: TableSchema
-    made: tuple[str, ...]
+    ddl: tuple[str, ...]
     rows: int
 
     @property

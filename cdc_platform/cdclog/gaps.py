@@ -119,7 +119,7 @@ def read_log_gaps(lake: Lake, names: Collection[str] | None = None) -> list[LogG
 
 def describe_recreation(created_us: Microseconds) -> str:
     """Explain why rows are missing: the log was dropped unread and created again at `created_us` (µs)."""
-    return f"the log was dropped and recreated at {format_us(created_us)}, and what it held was not read"
+    return f"the log was dropped and recreated at {format_us(created_us)}, and its rows were not read"
 
 
 def _infer_gaps(lake: Lake, recorded: Sequence[LogGap]) -> Iterator[LogGap]:
@@ -211,10 +211,10 @@ def find_table_gaps(schema: TableSchema, changes: Sequence[TableChange]) -> list
     return gaps
 
 
-def _tables_with_changed_options(said: Iterable[TableChange]) -> set[str]:
+def _tables_with_changed_options(changes: Iterable[TableChange]) -> set[str]:
     """Return the tables whose options may have changed, or whose stored DDL has facts that CQL cannot express."""
     by_table: dict[str, set[tuple[bool, str]]] = {}
-    for change in said:
+    for change in changes:
         options = tuple(_OPTIONS.findall(change.ddl or ""))
         by_table.setdefault(change.full_name, set()).add((change.enabled, " ".join(options)))
     return {

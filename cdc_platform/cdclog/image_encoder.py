@@ -233,10 +233,10 @@ def _sort_writes(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _state_lookup(schema: TableSchema, state: StoredState) -> StateLookup:
-    def found(key: bytes) -> Mutation | None:
+    def find_partition(key: bytes) -> Mutation | None:
         return state.partition(schema, int(tokens_from_keys([key])[0]), key)
 
-    return found
+    return find_partition
 
 
 @lru_cache(maxsize=2)

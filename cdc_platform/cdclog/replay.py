@@ -114,15 +114,15 @@ def _available_columns(schema: TableSchema, changes: DataFrame) -> list[str]:
     return [item for item in (*columns.names, EXACT) if item in changes.columns]
 
 
-def _is_readable(found: DataType, due: DataType) -> bool:
-    """Return True if values of `found` fit `due`, whose user types may have fields that were added later."""
+def _is_readable(kind: DataType, due: DataType) -> bool:
+    """Return True if values of `kind` fit `due`, whose user types may have fields that were added later."""
     from pyspark.sql import types as T
 
-    if isinstance(found, T.StructType) and isinstance(due, T.StructType):
+    if isinstance(kind, T.StructType) and isinstance(due, T.StructType):
         kinds = {field.name: field.dataType for field in due}
-        return all(nested.name in kinds and _is_readable(nested.dataType, kinds[nested.name]) for nested in found)
-    if isinstance(found, T.ArrayType) and isinstance(due, T.ArrayType):
-        return _is_readable(found.elementType, due.elementType)
-    if isinstance(found, T.MapType) and isinstance(due, T.MapType):
-        return _is_readable(found.keyType, due.keyType) and _is_readable(found.valueType, due.valueType)
-    return found.simpleString() == due.simpleString()
+        return all(nested.name in kinds and _is_readable(nested.dataType, kinds[nested.name]) for nested in kind)
+    if isinstance(kind, T.ArrayType) and isinstance(due, T.ArrayType):
+        return _is_readable(kind.elementType, due.elementType)
+    if isinstance(kind, T.MapType) and isinstance(due, T.MapType):
+        return _is_readable(kind.keyType, due.keyType) and _is_readable(kind.valueType, due.valueType)
+    return kind.simpleString() == due.simpleString()

@@ -98,12 +98,12 @@ def stored_columns(schema: TableSchema) -> list[tuple[LogColumn, str]]:
     ]
 
 
-def find_stored_name(each: LogColumn, name: str, present: Collection[str]) -> str | None:
+def find_stored_name(column: LogColumn, name: str, present: Collection[str]) -> str | None:
     """Return a column's name in a table that may have been written when it had other columns; None if absent."""
-    if each.base is None or name in present:
+    if column.base is None or name in present:
         return name if name in present else None
-    prefix = each.name.removesuffix(each.base.name)
-    known = (prefix + other for other in candidate_names(each.base.name))
+    prefix = column.name.removesuffix(column.base.name)
+    known = (prefix + other for other in candidate_names(column.base.name))
     return next((other for other in known if other in present), None)
 
 
@@ -202,8 +202,13 @@ EXACT_COLUMN = column(
 )
 
 
-def _log_field(each: LogColumn) -> pa.Field:
-    return column(each.name, arrow_type(each.type), _COMMENTS[each.role], null=each.role not in _NEVER_NULL)
+def _log_field(log_column: LogColumn) -> pa.Field:
+    return column(
+        log_column.name,
+        arrow_type(log_column.type),
+        _COMMENTS[log_column.role],
+        null=log_column.role not in _NEVER_NULL,
+    )
 
 
 def typed_writes_schema(schema: TableSchema) -> pa.Schema:

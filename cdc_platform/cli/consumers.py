@@ -403,7 +403,7 @@ def consume(
     lake = session.lake()
     schema = read_table_schema(lake, *table)
     consumer, rows = reader.consume(
-        lake, session.clock, schema, name, until_us=until_us, tell=partial(warn, code="reading")
+        lake, session.clock, schema, name, until_us=until_us, on_message=partial(warn, code="reading")
     )
     for line in describe_gaps(lake, [schema.full_name]):
         warn(line, code="log-gap")
@@ -476,13 +476,13 @@ def verify_interval(
         "from": format_us(since),
         "until": format_us(until),
         "verified": whole,
-        "checks": [{"check": entry.what, "passed": entry.holds, "detail": entry.found} for entry in results],
+        "checks": [{"check": entry.what, "passed": entry.holds, "detail": entry.details} for entry in results],
     }
 
     def show() -> None:
         width = max(len(entry.what) for entry in results)
         for entry in results:
-            show_mark(entry.holds, f"{entry.what:<{width}}  {entry.found}")
+            show_mark(entry.holds, f"{entry.what:<{width}}  {entry.details}")
         answer = "the consumer read every row" if whole else "not proved that the consumer read every row"
         click.echo(f"{answer}: {schema.full_name} from {format_us(since)} until {format_us(until)} by {name}")
 

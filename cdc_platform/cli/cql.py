@@ -82,7 +82,7 @@ def run(
     execute = commit_script if is_applied else dry_run_on_stored_tables
     outcomes = _OutcomeSpool() if as_json else _OutcomePreview()
     result = execute(
-        text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, tell=outcomes.add
+        text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, on_outcome=outcomes.add
     )
     notes = _ttl_notes(result)
     for line in result.left:

@@ -103,7 +103,7 @@ def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
 
     lake = session.view()
     logs = list_stored_logs(lake)
-    statements = dict.fromkeys(line for log in logs for line in log.made)
+    statements = dict.fromkeys(line for log in logs for line in log.ddl)
     with show_progress("exporting"):
         written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_home().path)
     _warn_of_missing_columns(logs)

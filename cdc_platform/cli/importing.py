@@ -76,7 +76,7 @@ def import_files(
 
     def read() -> ImportSources:
         return read_import_sources(
-            paths, shards, ignore_msb, None if node is None else str(node), as_is=allow_incomplete
+            paths, shards, ignore_msb, None if node is None else str(node), allow_incomplete=allow_incomplete
         )
 
     if repair:
@@ -88,16 +88,16 @@ def import_files(
         warn(warning, code="import-incomplete")
     for line in report.turned_off:
         warn(line, code="cdc-turned-off")
-    for flaw in report.flaws[:_MAX_ISSUES]:
-        warn(flaw, code="flaw")
-    if report.flaws:
-        more = len(report.flaws) - _MAX_ISSUES
+    for issue in report.issues[:_MAX_ISSUES]:
+        warn(issue, code="flaw")
+    if report.issues:
+        more = len(report.issues) - _MAX_ISSUES
         warn(
             f"{f'and {more} more; ' if more > 0 else ''}what is not whole was taken in as it is: the home is only "
             "observed until cdc-platform check is clean, and nothing is built on it",
             code="only-observed",
         )
-    next_steps = [build_next_step("check")] if report.flaws else []
+    next_steps = [build_next_step("check")] if report.issues else []
     write_result(build_import_document(report), as_json=as_json, views=IMPORT_VIEWS, next_steps=next_steps)
 
 
@@ -144,7 +144,7 @@ def build_import_document(report: ImportReport) -> dict[str, object]:
             }
             for stream_set in report.stream_sets
         ],
-        "issues": report.flaws,
+        "issues": report.issues,
         "rows_written": report.rows_written,
     }
 

@@ -20,7 +20,7 @@ __getattr__ = lazy_exports(
         "formats.exported_tables": ("LOCAL_KEYS",),
         "formats.exports": (
             "CdcLocalRow",
-            "CqlshExports",
+            "ClusterExports",
             "TopologyExport",
             "V1Exports",
             "V1Generation",
@@ -61,9 +61,11 @@ __getattr__ = lazy_exports(
         "restore": ("restore_rows",),
         "run": (
             "ImportReport",
-            "ImportSources",
             "ImportedGeneration",
             "import_sources",
+        ),
+        "sources": (
+            "ImportSources",
             "read_import_sources",
         ),
     },

@@ -5,7 +5,7 @@ from cdc_platform.importing.export import partition_filters as partition_filters
 from cdc_platform.importing.formats.cql_values import parse_generation_time as parse_generation_time
 from cdc_platform.importing.formats.exported_tables import LOCAL_KEYS as LOCAL_KEYS
 from cdc_platform.importing.formats.exports import CdcLocalRow as CdcLocalRow
-from cdc_platform.importing.formats.exports import CqlshExports as CqlshExports
+from cdc_platform.importing.formats.exports import ClusterExports as ClusterExports
 from cdc_platform.importing.formats.exports import TopologyExport as TopologyExport
 from cdc_platform.importing.formats.exports import V1Exports as V1Exports
 from cdc_platform.importing.formats.exports import V1Generation as V1Generation
@@ -37,6 +37,6 @@ from cdc_platform.importing.range_rows import published_range_rows as published_
 from cdc_platform.importing.restore import restore_rows as restore_rows
 from cdc_platform.importing.run import ImportedGeneration as ImportedGeneration
 from cdc_platform.importing.run import ImportReport as ImportReport
-from cdc_platform.importing.run import ImportSources as ImportSources
 from cdc_platform.importing.run import import_sources as import_sources
-from cdc_platform.importing.run import read_import_sources as read_import_sources
+from cdc_platform.importing.sources import ImportSources as ImportSources
+from cdc_platform.importing.sources import read_import_sources as read_import_sources

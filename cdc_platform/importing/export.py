@@ -71,12 +71,17 @@ class CsvTable:
 
 
 def export_files(
-    lake: Lake, folder: Path, logs: Sequence[CsvTable] = (), made: Sequence[str] = (), *, home: Path | None = None
+    lake: Lake,
+    folder: Path,
+    logs: Sequence[CsvTable] = (),
+    ddl: Sequence[str] = (),
+    *,
+    home: Path | None = None,
 ) -> list[ExportedFile]:
     """Create `folder` with all files, or nothing at all. The same home yields the same bytes.
 
     A table that the home lacks yields no file; an empty table yields a header, so that unknown stays unknown. `logs`
-    are written too, with their CREATE statements (`made`) in a file of their own.
+    are written too, with their CREATE statements (`ddl`) in a file of their own.
 
     Raises:
         InputError: the folder exists, or is inside the home (`home`).
@@ -93,11 +98,11 @@ def export_files(
             (draft / RING_FILE).write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
             written.append(ExportedFile(RING_FILE, "the ring as it stands", len(nodes)))
         if not written:
-            raise StateError("the home holds no generation, no stream set and no ring: there is nothing to export")
+            raise StateError("nothing to export: the home has no generation, no stream set and no ring")
         if logs:
             (draft / LOGS_FOLDER).mkdir()
-            (draft / LOGS_FOLDER / "tables.cql").write_text("".join(f"{line}\n" for line in made), encoding="utf-8")
-            written.append(ExportedFile(f"{LOGS_FOLDER}/tables.cql", "what makes their tables", len(made)))
+            (draft / LOGS_FOLDER / "tables.cql").write_text("".join(f"{line}\n" for line in ddl), encoding="utf-8")
+            written.append(ExportedFile(f"{LOGS_FOLDER}/tables.cql", "the definitions of their tables", len(ddl)))
         written += [_write_log(log, draft) for log in logs]
         (draft / LOAD_SCRIPT_FILE).write_text(_build_load_script(lake, logs), encoding="utf-8")
     return written

@@ -12,28 +12,28 @@ from cdc_platform.errors import InputError
 
 @dataclass
 class ImportIssues:
-    """The issues of one import, one line each. Unless `as_is`, the first issue refuses the import.
+    """The issues of one import, one line each. Unless `allow_incomplete`, the first issue refuses the import.
 
-    `mend` is appended to the refusal. `marks`: True if a home that accepts issues becomes read-only (observed).
+    `remedy` is appended to the refusal. `makes_read_only`: a home that accepts issues becomes read-only (observed).
     """
 
-    as_is: bool = False
-    mend: str = "; if the cluster is so, take it in to be looked at with: cdc-platform import --allow-incomplete"
-    marks: bool = True
-    told: list[str] = field(default_factory=list)
+    allow_incomplete: bool = False
+    remedy: str = "; if the cluster is like this, import it for inspection with: cdc-platform import --allow-incomplete"
+    makes_read_only: bool = True
+    messages: list[str] = field(default_factory=list)
 
-    def tell(self, said: str) -> None:
+    def report(self, message: str) -> None:
         """Record an issue.
 
         Raises:
             InputError: the import does not accept issues.
         """
-        if not self.as_is:
-            raise InputError(f"{said}{self.mend}")
-        if said not in self.told:
-            self.told.append(said)
+        if not self.allow_incomplete:
+            raise InputError(f"{message}{self.remedy}")
+        if message not in self.messages:
+            self.messages.append(message)
 
 
 def refuse_issues() -> ImportIssues:
     """Return an `ImportIssues` that refuses every issue and suggests no option, for input that is not a file."""
-    return ImportIssues(mend="")
+    return ImportIssues(remedy="")

@@ -69,15 +69,15 @@ class RangeRows:
 
 
 def published_range_rows(
-    source: str, time_ms: Milliseconds, streams: Mapping[int, bytes], flaws: ImportIssues | None = None
+    source: str, time_ms: Milliseconds, streams: Mapping[int, bytes], issues: ImportIssues | None = None
 ) -> RangeRows:
     """Build the user-facing rows of a time (ms) from each range end's streams (concatenated, 16 bytes each).
 
     Raises:
-        InputError: the streams show that rows are missing, and `flaws` refuses issues.
+        InputError: the streams show that rows are missing, and `issues` refuses issues.
     """
     partition = _build_range_rows(source, streams, None)
-    report_missing_rows(f"{source}: time {format_ms(time_ms)}", partition, flaws or refuse_issues())
+    report_missing_rows(f"{source}: time {format_ms(time_ms)}", partition, issues or refuse_issues())
     return partition
 
 
@@ -87,15 +87,15 @@ def described_range_rows(
     streams: Mapping[int, bytes],
     ignore_msbs: Mapping[int, int],
     claims: Mapping[int, int] | None = None,
-    flaws: ImportIssues | None = None,
+    issues: ImportIssues | None = None,
 ) -> RangeRows:
     """Build the internal rows of a generation from each range end's streams (concatenated), ignore_msb and row count.
 
     Raises:
-        InputError: a stream has a version other than 1, or the streams show that rows are missing, and `flaws` refuses
+        InputError: a stream has a version other than 1, or the streams show that rows are missing, and `issues` refuses
             issues.
     """
-    flaws = flaws or refuse_issues()
+    issues = issues or refuse_issues()
     partition = _build_range_rows(source, streams, ignore_msbs)
     if claims is not None:
         partition = replace(partition, claims=np.array([claims[end] for end in partition.range_ends.tolist()]))
@@ -103,11 +103,11 @@ def described_range_rows(
     if np.any(versions != STREAM_ID_VERSION):
         first = int(np.argmax(versions != STREAM_ID_VERSION))
         age = "older than the version field" if versions[first] > STREAM_ID_VERSION else f"of version {versions[first]}"
-        flaws.tell(
+        issues.report(
             f"{source}: generation {id_} has stream 0x{partition.streams[first].tobytes().hex()}, {age}; "
             "V2 descriptions hold streams of version 1"
         )
-    report_missing_rows(f"{source}: generation {id_}", partition, flaws)
+    report_missing_rows(f"{source}: generation {id_}", partition, issues)
     return partition
 
 
@@ -131,15 +131,15 @@ def sort_in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.nda
     return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
 
 
-def report_missing_rows(what: str, rows: RangeRows, flaws: ImportIssues) -> None:
+def report_missing_rows(what: str, rows: RangeRows, issues: ImportIssues) -> None:
     """Report a generation whose stream IDs show that rows are missing."""
     missing = explain_missing_rows(rows.range_ends, rows.offsets, rows.streams)
     if missing is not None:
-        flaws.tell(f"{what}: {missing}: {HALF_WRITTEN}, rows are missing")
+        issues.report(f"{what}: {missing}: {HALF_WRITTEN}, rows are missing")
 
 
 def report_misplaced_streams(
-    what: str, range_ends: Int64s, offsets: Int64s, streams: UInt8s, flaws: ImportIssues
+    what: str, range_ends: Int64s, offsets: Int64s, streams: UInt8s, issues: ImportIssues
 ) -> None:
     """Report streams whose token is outside their range: swapped rows, or IDs that were not generated for a ring.
 
@@ -150,7 +150,7 @@ def report_misplaced_streams(
     wrong = np.flatnonzero(RangeLookup(range_ends).row_of(tokens) != ranges)
     if wrong.size:
         first = int(wrong[0])
-        flaws.tell(
+        issues.report(
             f"{what}: {wrong.size} of {len(tokens)} streams lie outside their range, the first is "
             f"0x{streams[first].tobytes().hex()}, which has token {tokens[first]}, in the range that ends with "
             f"{range_ends[ranges[first]]}"

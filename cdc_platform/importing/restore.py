@@ -31,7 +31,8 @@ from cdc_platform.delta import (
     verify_tables,
     write_as,
 )
-from cdc_platform.importing.run import WRITE_ORDER, ImportSources, import_sources
+from cdc_platform.importing.run import WRITE_ORDER, import_sources
+from cdc_platform.importing.sources import ImportSources
 from cdc_platform.metastore import read_nodes, replace_ring
 from cdc_platform.storage import atomic
 from cdc_platform.tables import GENERATIONS, UNORDERED_RANGES, Table
@@ -41,15 +42,15 @@ _MAX_TRIES = 2_000_000
 """Two files already have a million combinations of timestamps."""
 
 
-def backdate_rows(lake: Lake, rows: pa.Table, kept: pa.Table, lost: Sequence[str], due: int) -> pa.Table | None:
-    """Return `kept` plus the ledger `rows` with the timestamps that give the digest `due`, or None if no timestamps do.
+def backdate_rows(lake: Lake, rows: pa.Table, readable: pa.Table, lost: Sequence[str], due: int) -> pa.Table | None:
+    """Return `readable` plus the ledger `rows` with the timestamps that give the digest `due`, or None if none do.
 
     `rows` include the rows of the data files `lost` (paths).
     """
     rule = lake.digest_rule(GENERATIONS)
 
-    def digest(some: pa.Table) -> int:
-        return row_hash.digest_rows(some, (), rule).get("", 0)
+    def digest(table: pa.Table) -> int:
+        return row_hash.digest_rows(table, (), rule).get("", 0)
 
     candidates: list[list[tuple[int, pa.Table]]] = []
     for file in _bounded_files(lake, lost, "time"):
@@ -59,10 +60,10 @@ def backdate_rows(lake: Lake, rows: pa.Table, kept: pa.Table, lost: Sequence[str
         candidates.append([(digest(table), table) for table in _candidate_rows(lake, file_rows, file.path)])
     if prod(map(len, candidates)) > _MAX_TRIES:
         return None
-    missing = (due - digest(kept)) % row_hash.DIGEST_MODULUS
+    missing = (due - digest(readable)) % row_hash.DIGEST_MODULUS
     for choice in product(*candidates):
         if sum(number for number, _ in choice) % row_hash.DIGEST_MODULUS == missing:
-            return pa.concat_tables([kept, *(table for _, table in choice)])
+            return pa.concat_tables([readable, *(table for _, table in choice)])
     return None
 
 
@@ -77,13 +78,13 @@ def _candidate_rows(lake: Lake, rows: pa.Table, path: str) -> Iterator[pa.Table]
     if entered.low is None or entered.low != entered.high:
         return
     first = us_from_datetime(entered.low)
-    for moment in range(first, first + us_from_ms(ONE_MS)):
-        yield _with_entry_time(rows, datetime_from_us(Microseconds(moment)), is_published=published.low is not None)
+    for entered_us in range(first, first + us_from_ms(ONE_MS)):
+        yield _with_entry_time(rows, datetime_from_us(Microseconds(entered_us)), is_published=published.low is not None)
 
 
-def _with_entry_time(rows: pa.Table, moment: datetime, *, is_published: bool) -> pa.Table:
-    """Return rows entered at `moment`, which is also when they were published, if they were."""
-    at = pa.scalar(moment, GENERATIONS.schema.field(_ENTERED).type)
+def _with_entry_time(rows: pa.Table, entered_at: datetime, *, is_published: bool) -> pa.Table:
+    """Return rows entered at `entered_at`, which is also when they were published, if they were."""
+    at = pa.scalar(entered_at, GENERATIONS.schema.field(_ENTERED).type)
     never = pa.scalar(None, at.type)
     published = compute.if_else(compute.is_valid(rows[_PUBLISHED]), at if is_published else never, never)
     for name, values in ((_ENTERED, pa.repeat(at, rows.num_rows)), (_PUBLISHED, published)):
@@ -107,7 +108,7 @@ def restore_rows(
 
     Raises:
         InputError: the files are refused, as by any import; nothing was written.
-        ConflictError: other writers kept changing a table.
+        ConflictError: other writers changed a table at every attempt.
     """
     tables = {table.full_name: table for table in (UNORDERED_RANGES, *WRITE_ORDER)}
     damaged = [table for table in verify_tables(lake, deep=True, names=tables) if table.broken or table.is_unreadable]
@@ -132,10 +133,10 @@ def restore_rows(
 def _restore_partition(lake: Lake, alone: Lake, table: Table, name: str, due: int | None) -> RestoredPartition | str:
     """Restore a partition from the imported files, or return the reason why it cannot be restored."""
     if due is None:
-        return "no commit says which rows were there"
+        return "no commit has a digest of its rows"
     existing, imported = _partition_files(lake, table, name), _partition_files(alone, table, name)
     if not imported:
-        return "the files have no rows of it"
+        return "the files have no rows of this partition"
     key = imported[0].partition
     imported_rows = _read_rows(table, imported, key)
     lost = [file for file in existing if not _is_readable(file)]
@@ -159,9 +160,9 @@ def _restore_partition(lake: Lake, alone: Lake, table: Table, name: str, due: in
         rows = _restore_backdated(lake, imported_rows, existing, lost, due)
     if rows is None:
         is_all = table is GENERATIONS and imported_rows.num_rows >= sum(file.rows for file in existing)
-        at = ", and the log does not tell the moment at which an import entered them" if is_all else ""
-        return f"the files do not give the rows that were there{at}"
-    where, what = dict(zip(table.partition_by, key, strict=True)), f"making rows of {table.full_name} anew"
+        at = ", and the log does not show when an import entered them" if is_all else ""
+        return f"the files do not give the lost rows{at}"
+    where, what = dict(zip(table.partition_by, key, strict=True)), f"restoring rows of {table.full_name}"
     with write_as(WriteSource.STATED):
         version = retry_on_conflict(
             what, lambda: task_writer.commit_few_rows(lake, table, rows, where, replaced_files=existing)
@@ -170,12 +171,12 @@ def _restore_partition(lake: Lake, alone: Lake, table: Table, name: str, due: in
 
 
 def _restore_backdated(
-    lake: Lake, brought: pa.Table, there: list[DataFile], lost: list[DataFile], due: int
+    lake: Lake, imported: pa.Table, existing: list[DataFile], lost: list[DataFile], due: int
 ) -> pa.Table | None:
     """Return ledger rows backdated to the entry time of the lost files, or of any one file if all are readable."""
-    for replaced in [lost] if lost else [[file] for file in there]:
-        readable_rows = _read_rows(GENERATIONS, [file for file in there if file not in replaced], ())
-        missing = _exclude_keys(GENERATIONS, brought, readable_rows)
+    for replaced in [lost] if lost else [[file] for file in existing]:
+        readable_rows = _read_rows(GENERATIONS, [file for file in existing if file not in replaced], ())
+        missing = _exclude_keys(GENERATIONS, imported, readable_rows)
         rows = backdate_rows(lake, missing, readable_rows, [file.path for file in replaced], due)
         if rows is not None:
             return rows
@@ -232,7 +233,7 @@ def _row_keys(table: Table, rows: pa.Table) -> Iterator[tuple[object, ...]]:
     return zip(*(rows[key].to_pylist() for key in table.keys), strict=True)
 
 
-def _damage_lines(found: TableVerification, name: str) -> list[str]:
+def _damage_lines(verification: TableVerification, name: str) -> list[str]:
     """Return the damage of a partition, or of the whole table if no message names the partition."""
-    wrong = [*found.damage, *found.unexpected]
+    wrong = [*verification.damage, *verification.unexpected]
     return [line for line in wrong if name and name in line] or wrong

@@ -7,36 +7,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, Milliseconds
-from cdc_platform.cql import get_index_comments, strip_comments
 from cdc_platform.delta import IMPORTS_LOCK, JOINS_LOCK, Lake, WriteSource, exclusive, observed_home, write_as
 from cdc_platform.errors import ConflictError, InputError
-from cdc_platform.importing.formats.described_schema import DescribedTable, is_schema_text
-from cdc_platform.importing.formats.exports import CqlshExports, V1Exports, parse_exports
-from cdc_platform.importing.formats.nodetool import (
-    NodetoolRing,
-    NodetoolStatus,
-    apply_status,
-    is_nodetool_ring,
-    is_nodetool_status,
-    nodes_from_ring,
-    parse_nodetool_ring,
-    parse_nodetool_status,
-)
-from cdc_platform.importing.formats.ring_snapshot import parse_ring_snapshot
-from cdc_platform.importing.formats.strict_json import max_export_bytes
-from cdc_platform.importing.formats.text_tables import is_cqlsh_table, is_json_rows
-from cdc_platform.importing.import_issues import ImportIssues
-from cdc_platform.importing.plan import ImportPlan, plan_import
-from cdc_platform.importing.plan_tablets import ImportedStreamSet
+from cdc_platform.importing.formats.exports import V1Exports
+from cdc_platform.importing.plan import ImportedStreamSet, ImportPlan
+from cdc_platform.importing.planner import plan_import, plan_nodes
 from cdc_platform.importing.range_rows import OrderedRangeRows
-from cdc_platform.metastore import CdcTable, cdc_tables, inbox, read_current_ring, read_nodes, replace_ring
+from cdc_platform.importing.sources import ImportSources, read_import_sources
+from cdc_platform.metastore import cdc_tables, inbox, replace_ring
 from cdc_platform.ring import Node, Ring
-from cdc_platform.storage import read_user_text, too_large_error
 from cdc_platform.tables import (
     CDC_LOCAL,
     COMMITTED_GENERATIONS,
@@ -53,90 +36,6 @@ from cdc_platform.tables import (
     Table,
 )
 
-
-def update_tables(lake: Lake, clock: Clock, exports: CqlshExports) -> int:
-    """Add unknown tables and alter those that changed; return how many changes were recorded.
-
-    A schema shows the current state of tables, but not since when, nor mostly how old their logs are; that stays
-    unknown. Tables missing from the schema stay, because a schema may describe only one keyspace. A table without CDC
-    enabled and without a log in the schema has no log.
-
-    Raises:
-        InputError: a name, a TTL or a time is invalid; nothing was recorded.
-    """
-    known = {
-        (cdc_table.keyspace_name, cdc_table.table_name): cdc_table for cdc_table in cdc_tables.read_cdc_tables(lake)
-    }
-    changes = []
-    for table in exports.tables:
-        name = table.keyspace, table.name
-        existing = known.get(name)
-        created_ms = None if table.created_at_ms is None else min(clock.now_ms(), table.created_at_ms)
-        if existing is None and table.is_logged:
-            options: dict[str, Any] = {
-                "ttl_seconds": table.ttl_seconds or 0,
-                "enabled": table.enabled,
-                "ddl": table.ddl,
-            }
-            addition = cdc_tables.request_addition(
-                lake, clock, *name, created_at_ms=created_ms, observed=True, **options
-            )
-            changes.append(addition)
-        elif existing is not None and not _is_same(existing, table):
-            current_options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled}
-            if table.ttl_seconds is None:
-                current_options = {}
-            ddl = existing.ddl if _has_definition(existing, table) else table.ddl
-            alteration = cdc_tables.request_alteration(
-                lake, clock, *name, created_at_ms=created_ms, observed=True, ddl=ddl, **current_options
-            )
-            changes.append(alteration)
-    return len(cdc_tables.record_table_changes(lake, changes))
-
-
-def describe_missing_options(exports: CqlshExports) -> list[str]:
-    """Return a line for each log imported without the CDC options of its base table, with what is assumed."""
-    return [
-        f"{described.full_name}: its log is in the schema, and its CDC options are not, so its rows are taken to never "
-        "expire; import the schema with its base table"
-        for described in exports.tables
-        if described.ttl_seconds is None
-    ]
-
-
-def describe_missing_definitions(exports: CqlshExports) -> list[str]:
-    """Return a line for each table imported without its definition, with the reason."""
-    return [
-        f"{each.full_name}: its definition is left out, so its keys cannot be asked for by their values: {each.unread}"
-        for each in exports.tables
-        if each.unread is not None
-    ]
-
-
-def _is_same(there: CdcTable, table: DescribedTable) -> bool:
-    options = table.ttl_seconds is None or (there.ttl_seconds, there.enabled) == (table.ttl_seconds, table.enabled)
-    # Of two possible creation times of a log the older one counts.
-    created = table.created_at_ms is None or (
-        there.created_at_ms is not None and there.created_at_ms <= table.created_at_ms
-    )
-    return options and created and _has_definition(there, table)
-
-
-def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
-    """Return True if the described definition equals the known one, ignoring truncations recorded here only."""
-    if table.ddl is None:
-        return True
-    return there.ddl is not None and _definition(there.ddl) == _definition(table.ddl)
-
-
-def _definition(ddl: str) -> tuple[str, list[str]]:
-    """Return a table's statement and its search indexes, without other comments."""
-    return strip_comments(ddl), get_index_comments(ddl)
-
-
-_KNOWN_SUFFIXES = (".json", ".csv")
-_HEAD = 64 * 1024
-"""The bytes of a file that are read to identify its format."""
 # Dependencies come first: data before the timestamps that commit it, generations before the nodes that know them.
 WRITE_ORDER = (
     GENERATION_DESCRIPTIONS,
@@ -174,25 +73,6 @@ class ImportedGeneration:
     unordered_ranges: int
 
 
-@dataclass(frozen=True)
-class ImportSources:
-    """The parsed input of an import: the nodes of a ring snapshot (None without one) and the exports.
-
-    `printed` and `status` are nodetool's output about the ring and its members. `shards` and `ignore_msb` are the
-    sharding of nodes for which no file states it.
-    """
-
-    nodes: list[Node] | None
-    exports: CqlshExports
-    ignore_msb: int | None
-    ignored: list[Path]
-    host_id: str | None = None
-    flaws: ImportIssues = field(default_factory=ImportIssues)
-    printed: NodetoolRing | None = None
-    shards: int | None = None
-    status: NodetoolStatus | None = None
-
-
 @dataclass
 class ImportReport:
     """The result of an import: changed hosts, generations and stream sets (newest first), and warnings."""
@@ -204,7 +84,7 @@ class ImportReport:
     stream_sets: list[ImportedStreamSet] = field(default_factory=list)
     rows_written: int = 0
     warnings: list[str] = field(default_factory=list)
-    flaws: list[str] = field(default_factory=list)
+    issues: list[str] = field(default_factory=list)
     turned_off: list[str] = field(default_factory=list)
     """Statements of an imported schema that turn CDC off, perhaps unintentionally."""
 
@@ -217,48 +97,16 @@ def import_paths(
     ignore_msb: int | None = None,
     host_id: str | None = None,
     *,
-    as_is: bool = False,
+    allow_incomplete: bool = False,
 ) -> ImportReport:
     """Import files, or all known files of folders: `read_import_sources` followed by `import_sources`.
 
     Raises:
         NotFound, InputError: as those two; nothing was written.
     """
-    return import_sources(lake, clock, read_import_sources(paths, shards, ignore_msb, host_id, as_is=as_is))
-
-
-def read_import_sources(
-    paths: Sequence[str | Path],
-    shards: int | None = None,
-    ignore_msb: int | None = None,
-    host_id: str | None = None,
-    *,
-    as_is: bool = False,
-) -> ImportSources:
-    """Read and check files, or all known files of folders.
-
-    `shards` and `ignore_msb` apply to nodes of a ring snapshot that does not state them; `ignore_msb` also applies to
-    streams without a known V2 description. `host_id` names the node whose `cdc_local` was exported. With `as_is`,
-    issues of the cluster are recorded instead of refused.
-
-    Raises:
-        NotFound: a path does not exist.
-        InputError: a file is invalid or truncated.
-    """
-    files, ignored = _list_files(paths)
-    flaws = ImportIssues(as_is)
-    texts = _read_texts(files)
-    rings = [(source, text) for source, text in texts if is_nodetool_ring(text)]
-    statuses = [(source, text) for source, text in texts if is_nodetool_status(text)]
-    if len(statuses) > 1:
-        raise InputError(f"{statuses[0][0]} and {statuses[1][0]} are both nodetool status; import the newest alone")
-    others = [file for file in texts if file not in rings and file not in statuses]
-    nodes, exports = _parse(others, shards, ignore_msb, flaws)
-    if len(rings) + (nodes is not None) > 1:
-        raise InputError(f"{rings[0][0]} and another ring at once; the ring is one: import the newest alone")
-    printed = parse_nodetool_ring(*rings[0], flaws) if rings else None
-    status = parse_nodetool_status(*statuses[0], flaws) if statuses else None
-    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws, printed, shards, status)
+    return import_sources(
+        lake, clock, read_import_sources(paths, shards, ignore_msb, host_id, allow_incomplete=allow_incomplete)
+    )
 
 
 class _ChangedMeanwhile(Exception):
@@ -269,7 +117,7 @@ class _ChangedMeanwhile(Exception):
 def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     """Write the parsed sources. A ring snapshot replaces the ring. Importing the same sources again changes nothing.
 
-    If issues were accepted (`as_is`), the home becomes read-only (observed).
+    If issues were accepted (`allow_incomplete`), the home becomes read-only (observed).
 
     Imports take an exclusive lock. Each table is written as the version that follows the one that its rows were checked
     against.
@@ -277,122 +125,37 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
     Raises:
         InputError: an export contradicts the lake or is half-written; nothing was written.
         StateError: the log of a tablet-based table was dropped after its stream sets began; nothing was written.
-        ConflictError: other writers kept changing the tables.
+        ConflictError: other writers changed the tables at every attempt.
     """
     for _ in range(_MAX_ATTEMPTS):
         with suppress(_ChangedMeanwhile), write_as(WriteSource.STATED):
             return _import_once(lake, clock, sources)
-    raise ConflictError(
-        "the tables of the import changed each time between its look at them and its writing; run it again"
-    )
+    raise ConflictError("other writers changed the tables of the import each time before it wrote them; run it again")
 
 
 def _import_once(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
-    nodes, ring_warnings = _plan_nodes(lake, sources)
+    nodes, ring_warnings = plan_nodes(lake, sources)
     versions = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *WRITE_ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
-    ring = read_current_ring(lake) if nodes is None else Ring.of(nodes)
-    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id, sources.flaws)
-    report = ImportReport(generations=_imported_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
-    report.warnings = [f"{path} is none of the files that are read here and was left alone" for path in sources.ignored]
-    report.warnings += [*ring_warnings, *plan.warnings, *describe_missing_definitions(sources.exports)]
-    report.warnings += describe_missing_options(sources.exports)
-    report.turned_off = list(sources.exports.warnings)
-    report.flaws = list(sources.flaws.told)
-    if report.flaws and sources.flaws.marks:
-        observed_home.mark_as_observed(lake, clock, report.flaws)
+    plan = plan_import(lake, clock, sources, nodes)
+    report = ImportReport(
+        generations=_imported_generations(plan),
+        stream_sets=plan.stream_sets,
+        warnings=[f"{path}: unknown format; ignored" for path in sources.ignored] + ring_warnings + plan.warnings,
+        issues=list(plan.issues.messages),
+        turned_off=list(plan.exports.warnings),
+    )
+    if report.issues and plan.issues.makes_read_only:
+        observed_home.mark_as_observed(lake, clock, report.issues)
     if nodes is not None:
         _replace_ring(lake, nodes, report)
-    report.rows_written += _write_plan(lake, plan, versions) + update_tables(lake, clock, sources.exports)
+    report.rows_written += _write_plan(lake, plan, versions)
+    report.rows_written += len(cdc_tables.record_table_changes(lake, plan.table_changes))
     for table in WRITE_ORDER:
-        if table.name in sources.exports.held:
+        if table.name in plan.exports.exported_tables:
             lake.ensure(table)  # a table without rows is empty, which differs from unknown
     return report
-
-
-def _plan_nodes(lake: Lake, sources: ImportSources) -> tuple[list[Node] | None, list[str]]:
-    """Return the nodes of the new ring (None if the ring stays as it is) and the warnings."""
-    nodes, warnings = sources.nodes, list[str]()
-    if sources.printed is not None:
-        given = sources.shards, sources.ignore_msb
-        nodes, warnings = nodes_from_ring(sources.printed, read_nodes(lake), *given, status=sources.status)
-    if sources.status is not None:
-        before = read_nodes(lake) if nodes is None else nodes
-        nodes, more = apply_status(before, sources.status, sources.shards, sources.ignore_msb)
-        warnings += more
-    return nodes, warnings
-
-
-def _list_files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
-    """Return the named files, each once, and the unknown files in named folders."""
-    files: dict[Path, Path] = {}
-    ignored = []
-    for path in paths:
-        if "://" in str(path):
-            raise InputError(
-                f"{path}: no live cluster is read by import; tell of it with: cdc-platform cluster add NAME --contact "
-                "HOST:PORT, then: cdc-platform observe NAME"
-            )
-        known, others = _list_folder(Path(path)) if Path(path).is_dir() else ([Path(path)], [])
-        ignored += others
-        for file in known:
-            files.setdefault(file.resolve(), file)
-    return list(files.values()), ignored
-
-
-def _read_texts(files: Sequence[Path]) -> list[tuple[str, str]]:
-    """Read the files. Raise an error if together they exceed the limit for this machine's memory."""
-    remaining = most = max_export_bytes()
-    texts = []
-    for path in files:
-        if path.is_file() and path.stat().st_size > remaining:
-            raise too_large_error(f"{path}, with what is imported beside it,", most)
-        text = read_user_text(path, remaining)
-        remaining -= len(text)
-        texts.append((str(path), text))
-    return texts
-
-
-def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    known = [entry for entry in entries if entry.suffix.lower() in _KNOWN_SUFFIXES or _is_known(entry)]
-    if not known:
-        raise InputError(f"{folder} holds no file that is read here; name a ring snapshot or exports")
-    return known, [entry for entry in entries if entry not in known]
-
-
-def _is_known(path: Path) -> bool:
-    """Return True if the content identifies the format. CSV is not tried, because any text may be CSV."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD).decode("utf-8-sig", errors="ignore")
-    except OSError:
-        return False
-    return any(
-        tells(head) for tells in (is_cqlsh_table, is_json_rows, is_nodetool_ring, is_nodetool_status, is_schema_text)
-    )
-
-
-def _parse(
-    files: Sequence[tuple[str, str]], shards: int | None, ignore_msb: int | None, flaws: ImportIssues
-) -> tuple[list[Node] | None, CqlshExports]:
-    snapshots = [(source, text) for source, text in files if _is_snapshot(source, text)]
-    if len(snapshots) > 1:
-        names = ", ".join(source for source, _ in snapshots)
-        raise InputError(f"{len(snapshots)} ring snapshots at once ({names}); the ring is one: import the newest alone")
-    exports = parse_exports([file for file in files if file not in snapshots], flaws)
-    nodes = exports.topology.nodes
-    if not snapshots:
-        return nodes or None, exports
-    source, text = snapshots[0]
-    if nodes:
-        raise InputError(f"{source} and an export of system.topology at once; the ring is one: import the newest alone")
-    return parse_ring_snapshot(text, source, shards, ignore_msb), exports
-
-
-def _is_snapshot(source: str, text: str) -> bool:
-    return (source.lower().endswith(".json") or text.lstrip()[:1] in ("[", "{")) and not is_json_rows(text)
 
 
 def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
@@ -449,11 +212,12 @@ def _merge_rows(
     return 0 if merged is None else merged.inserted + merged.updated
 
 
-def _imported_generations(plan: ImportPlan, v1: V1Exports) -> list[ImportedGeneration]:
-    new = plan.timestamps.keys() | plan.streams.keys()
+def _imported_generations(plan: ImportPlan) -> list[ImportedGeneration]:
+    timestamps, v1 = plan.exports.timestamps, plan.exports.v1
+    new = timestamps.keys() | plan.streams.keys()
     times = sorted(new | v1.descriptions.keys() | v1.streams.keys(), reverse=True)
     timed = [
-        _imported_generation(plan.ids.get(time), time, plan.timestamps.get(time), plan.streams.get(time))
+        _imported_generation(plan.ids.get(time), time, timestamps.get(time), plan.streams.get(time))
         if time in new
         else _imported_v1_generation(time, v1)
         for time in times

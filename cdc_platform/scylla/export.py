@@ -348,7 +348,7 @@ def _published_table(lake: Lake, prefix: str, table: Table, shape: _TableShape) 
 
 def _log_table(log: StoredLog) -> TableToWrite:
     columns = tuple((column.name, column.type) for column in log.columns)
-    return TableToWrite(log.schema.keyspace, log.schema.log_name, columns, log.made, log.rows, log.values)
+    return TableToWrite(log.schema.keyspace, log.schema.log_name, columns, log.ddl, log.rows, log.values)
 
 
 def _to_cql_value(kind: CqlType, value: Any) -> Value | None:

@@ -27,7 +27,7 @@ from cdc_platform.cql import Catalog
 from cdc_platform.delta import Lake, WriteSource, write_as
 from cdc_platform.errors import ClockRefused, InputError, NotAsCommitted, NotFound, StateError
 from cdc_platform.importing import (
-    CqlshExports,
+    ClusterExports,
     ImportIssues,
     ImportReport,
     ImportSources,
@@ -250,14 +250,18 @@ def _observe(
     seen.first_omitted_sets_ms = {".".join(name): time_ms for name, time_ms in omitted.items()}
     table_names = frozenset(name.rpartition(".")[2] for name in layout.present)
     known_there = TopologyExport(committed=_unpublished_generations(topology, observed))
-    exports = CqlshExports(
+    exports = ClusterExports(
         observed.descriptions, observed.streams, observed.timestamps, observed.v1, sets, table_names, known_there
     )
     changes.record_initial_state(lake, clock)
     _record_tables(cluster, lake, clock, logged, seen)
     # The cluster itself is the source here, and the next observation may find the issue resolved.
     sources = ImportSources(
-        list(topology.nodes) or None, exports, None, [], flaws=ImportIssues(as_is=True, marks=False)
+        list(topology.nodes) or None,
+        exports,
+        None,
+        [],
+        issues=ImportIssues(allow_incomplete=True, makes_read_only=False),
     )
     seen.imported = import_sources(lake, clock, sources)
     refused = (
@@ -266,7 +270,7 @@ def _observe(
         else None
     )
     cluster_changes.store_omitted_items(lake, clock, [item.line for item in not_whole])
-    seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
+    seen.warnings += [*seen.imported.warnings, *seen.imported.issues, *([refused] if refused else [])]
     newest = max(observed.timestamps, default=None)
     registry.store_identity(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
     seen.changes = changes.record_changes(lake, clock, not_whole, topology.changing, observed.not_read)

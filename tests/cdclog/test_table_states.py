@@ -96,10 +96,10 @@ def test_what_scripts_left_is_what_their_logs_tell(lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: rows.filter(compute.invert(of_cell(rows))), "0 of 6 rows are not the log's, 1 of the log's"),
-        (later, "1 of 7 rows are not the log's, 1 of the log's are missing"),
-        (elsewhere, "7 of 7 rows are not the log's, 7 of the log's are missing"),
-        (lambda rows: rows.slice(0, 0), "0 of 0 rows are not the log's, 7 of the log's are missing"),
+        (lambda rows: rows.filter(compute.invert(of_cell(rows))), "0 of 6 rows are not in the log, 1 rows of the log"),
+        (later, "1 of 7 rows are not in the log, 1 rows of the log are missing"),
+        (elsewhere, "7 of 7 rows are not in the log, 7 rows of the log are missing"),
+        (lambda rows: rows.slice(0, 0), "0 of 0 rows are not in the log, 7 rows of the log are missing"),
     ],
     ids=["lost", "later", "elsewhere", "empty"],
 )
@@ -163,7 +163,7 @@ def test_what_is_too_large_or_damaged_is_not_judged(lake: Lake, monkeypatch: pyt
     damage(lake, later)
     (found,) = audit_states(lake)
     assert (found.population, found.violations) == (2, 2)
-    assert "the state of ks.t is not what its log tells" in found.sample
+    assert "the state of ks.t differs from its log" in found.sample
     (alone,) = audit_states(lake, read_table_schema(lake, "ks", "u"))
     assert (alone.population, alone.violations) == (1, 1)
     assert alone.sample.startswith("the state of ks.u cannot be judged: ")

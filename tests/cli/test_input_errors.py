@@ -93,7 +93,7 @@ BOOTSTRAP = [
     bootstrap_text("empty", "is empty", ""),
     bootstrap_text("no UTF-8", "is not UTF-8", b'{"host_id": "\xff"}'),
     bootstrap_text("NaN", "NaN is no JSON number", '{"shard_count": NaN}'),
-    bootstrap_text("a field twice", "field 'rack' is there twice", '{"rack": "a", "rack": "b"}'),
+    bootstrap_text("a field twice", "field 'rack' is given twice", '{"rack": "a", "rack": "b"}'),
     bootstrap_text("nested without end", "is not JSON", "[" * 100_000),
     bootstrap_text("a number with too many digits", "is not JSON", '{"shard_count": ' + "9" * 5000 + "}"),
     bootstrap_text("a list", "one JSON object", json.dumps([NODE])),
@@ -302,7 +302,7 @@ EXPORTS = [
     ),
     export(
         "other streams at a time of the lake",
-        "otherwise in the lake",
+        "differs from the lake",
         streams_csv({TIME_MS: NEW}),
     ),
     export(
@@ -325,13 +325,13 @@ EXPORTS = [
         v2(f"{NEW_ID},5,12,1,{{0x0521d5ce4a4a8ca552f83d88a1ae55d2}}"),
     ),
     export(
-        "a description otherwise in the lake",
-        "otherwise in the lake",
+        "a description differs from the lake",
+        "differs from the lake",
         v2_csv({OTHER_ID: generation(ID)}),
     ),
     export("an unknown suffix of nothing", "no such file", options=("{dir}/none.csv",)),
-    export("an empty folder", "holds no file that is read here", options=("{dir}",)),
-    export("a cluster", "no live cluster is read by import", options=("cql://127.0.0.1:9042",)),
+    export("an empty folder", "has no file of a known format", options=("{dir}",)),
+    export("a cluster", "import reads files; register a live cluster with", options=("cql://127.0.0.1:9042",)),
 ]
 
 ARGUMENTS = [

@@ -149,7 +149,7 @@ def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered
     assert (answer.exit_code, answer.json["verified"]) == (0, True), answer
     for lines, found in (
         (rows[1:], "1 that the log tells of are gone"),
-        ([rows[0].replace('"v": 0', '"v": 9'), *rows[1:]], "1 are otherwise there"),
+        ([rows[0].replace('"v": 0', '"v": 9'), *rows[1:]], "1 have other values"),
     ):
         answer = complete(lines)
         (wrong,) = [each for each in answer.json["checks"] if not each["passed"]]

@@ -118,7 +118,7 @@ LOCAL = [
     ),
     export(
         "--node where the file says",
-        "such exports name their nodes themselves",
+        "such exports name their nodes",
         local_csv({"rewritten": (None, None)}, OTHER_HOST),
         options=("--node", HOST),
     ),

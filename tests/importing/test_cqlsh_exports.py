@@ -19,7 +19,7 @@ from support.files.export_files import (
 )
 
 from cdc_platform.errors import InputError
-from cdc_platform.importing import CqlshExports
+from cdc_platform.importing import ClusterExports
 from cdc_platform.importing.formats.exports import parse_exports
 
 ONE = "0x7fb9f781956cea08c651295720000001"
@@ -27,7 +27,7 @@ TWO = "0x7fc0000000000000c298b9f168000001"
 LEGACY = "0x0521d5ce4a4a8ca552f83d88a1ae55d2"
 
 
-def parsed(*texts: str) -> CqlshExports:
+def parsed(*texts: str) -> ClusterExports:
     """The exports of these texts, named a.csv, b.csv, ..."""
     return parse_exports([(f"{chr(97 + number)}.csv", text) for number, text in enumerate(texts)])
 

@@ -66,7 +66,7 @@ def told(text: str, source: str = "a") -> str:
         for name, of_table in found.tablets.sets.items()
     }
     times = {name: list(of_table) for name, of_table in found.tablets.times.items()}
-    return repr((described, published, found.timestamps, v1, local, sets, times, found.held))
+    return repr((described, published, found.timestamps, v1, local, sets, times, found.exported_tables))
 
 
 @pytest.mark.parametrize("form", [as_printed, as_json_table, as_json_lines, as_json_list])

@@ -133,6 +133,6 @@ def test_a_log_whose_base_table_is_missing_is_kept_for_ever_and_said_to_be(tmp_p
     file, home = tmp_path / "log.cql", tmp_path / "home"
     file.write_text(f"{KEYSPACE}\nCREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};", encoding="utf-8")
     answer = run("--home", home, "import", file)
-    assert "ks.t: its log is in the schema, and its CDC options are not" in answer.stderr
+    assert "ks.t: the schema has its log but not its CDC options" in answer.stderr
     (table,) = run("--home", home, "tables", "--json").rows
     assert (table["ttl_seconds"], table["enabled"], table["ddl"]) == (0, True, None)

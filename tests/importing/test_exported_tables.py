@@ -144,6 +144,6 @@ def test_a_duplicate_key_is_refused(table: ExportedTable, form: Callable[[str], 
 def test_a_header_alone_is_an_empty_table(table: ExportedTable, form: Callable[[str], str]) -> None:
     """The table is known to be empty, and has no content."""
     exports = parse_exports([("a", form(file([], list(table.positions))))])
-    assert exports.held == {table.stored_in or table.name}
+    assert exports.exported_tables == {table.stored_in or table.name}
     content = (exports.descriptions, exports.streams, exports.timestamps, exports.v1.local, exports.tablets.sets)
     assert not any(map(len, (*content, exports.tablets.times, exports.topology.nodes)))

@@ -157,8 +157,8 @@ def test_a_committed_generation_without_rows_is_a_flaw_and_is_known(lake: Lake, 
     with pytest.raises(InputError, match=f"generation {ID} of .* is committed and has no rows"):
         import_paths(lake, CLOCK, [tmp_path])
     assert Timeline.read(lake).known == []
-    report = import_paths(lake, CLOCK, [tmp_path], as_is=True)
-    assert [line for line in report.flaws if f"generation {ID}" in line] == report.flaws
+    report = import_paths(lake, CLOCK, [tmp_path], allow_incomplete=True)
+    assert [line for line in report.issues if f"generation {ID}" in line] == report.issues
     [known] = Timeline.read(lake).known
     assert (known.id, known.time_ms, known.state) == (ID, TIME_MS, GenerationState.NOT_RETRIEVABLE)
     [finding] = audit_ring_fit(lake)
@@ -348,6 +348,6 @@ def test_one_folder_with_everything(lake: Lake, tmp_path: Path) -> None:
     assert [each.id for each in report.generations] == [ID]
     assert [each.table for each in report.stream_sets] == ["ks.t"]
     assert lake.read(CDC_TABLES).num_rows == 1
-    assert [line for line in report.warnings if "left alone" in line] == [
-        f"{tmp_path / 'notes.md'} is none of the files that are read here and was left alone"
+    assert [line for line in report.warnings if "ignored" in line] == [
+        f"{tmp_path / 'notes.md'}: unknown format; ignored"
     ]

@@ -146,13 +146,13 @@ def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake
         import_paths(lake, CLOCK, [folder])
     assert "import --allow-incomplete" in str(refused.value)
     assert set(versions(lake).values()) == {None}
-    report = import_paths(lake, CLOCK, [folder], as_is=True)
-    assert any(case.says in flaw for flaw in report.flaws)
+    report = import_paths(lake, CLOCK, [folder], allow_incomplete=True)
+    assert any(case.says in flaw for flaw in report.issues)
     found = get_home_mode(lake).observed
     assert found is not None
-    assert found.num_issues == len(report.flaws)
+    assert found.num_issues == len(report.issues)
     before = versions(lake)
-    assert import_paths(lake, CLOCK, [folder], as_is=True).rows_written == 0
+    assert import_paths(lake, CLOCK, [folder], allow_incomplete=True).rows_written == 0
     assert versions(lake) == before
 
 
@@ -172,19 +172,19 @@ def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> N
 
 def test_timestamps_without_streams_are_a_flaw_where_the_table_was_held(lake: Lake, folder: Path) -> None:
     """An empty table of streams says that there are none; where it was not exported nobody knows."""
-    import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], as_is=True)
+    import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], allow_incomplete=True)
     assert get_home_mode(lake).observed is None
     report = import_paths(
-        lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})], as_is=True
+        lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})], allow_incomplete=True
     )
-    assert "timestamps without their streams rows" in report.flaws[0]
+    assert "timestamps without their streams rows" in report.issues[0]
     assert get_home_mode(lake).observed is not None
 
 
 def test_a_cut_file_is_refused_all_the_same(lake: Lake, folder: Path) -> None:
     """It tells of the copy, not of the cluster."""
     with pytest.raises(InputError, match="half-written export"):
-        import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": STREAMS[:-9]})], as_is=True)
+        import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": STREAMS[:-9]})], allow_incomplete=True)
 
 
 def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_flag_builds_on_it_all_the_same(tmp_path: Path, folder: Path) -> Non
 def test_rows_of_a_partial_generation_stay_as_they_were(lake: Lake, folder: Path) -> None:
     """What is there is what the export had: five of six rows, each with its streams."""
     case = BROKEN["a row of streams is missing"]
-    import_paths(lake, CLOCK, [written(folder, case.files)], as_is=True)
+    import_paths(lake, CLOCK, [written(folder, case.files)], allow_incomplete=True)
     found = {row["range_end"]: sorted(row["streams"]) for row in lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()}
     due = {ONE.entry(row).range_end: sorted(map(bytes, ONE.entry(row).streams)) for row in range(6) if row != 2}
     assert found == due

@@ -297,12 +297,12 @@ def contradictions() -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str
         "streams of another generation at this time": (
             (streams_csv({TIME_MS: description}), times),
             (streams_csv({TIME_MS: other}), times),
-            "otherwise in the lake",
+            "differs from the lake",
         ),
         "a description with another ignore_msb": (
             (v2_csv({ID: description}),),
             (changed,),
-            "otherwise in the lake",
+            "differs from the lake",
         ),
         "the same streams under another id": (
             (v2_csv({ID: description}), streams_csv({TIME_MS: description}), times),

@@ -166,7 +166,7 @@ def test_rows_of_several_moments_stay_damaged(imported: Imported) -> None:
     mended = imported.run("import", "--repair", *imported.files, "--json")
     assert (mended.exit_code, mended.json["restored"]) == (1, [])
     (line,) = mended.json["unrepaired"]
-    assert line.endswith("the log does not tell the moment at which an import entered them")
+    assert line.endswith("the log does not show when an import entered them")
     assert lake.version(GENERATIONS) == version
 
 
@@ -180,7 +180,7 @@ def test_other_files_put_nothing_in(imported: Imported, tmp_path: Path) -> None:
     mended = imported.run("import", "--repair", *other, "--json")
     assert (mended.exit_code, mended.json["restored"]) == (1, [])
     reasons = sorted(line.rpartition("; ")[2] for line in mended.json["unrepaired"])
-    assert reasons == ["the files do not give the rows that were there", "the files have no rows of it"]
+    assert reasons == ["the files do not give the lost rows", "the files have no rows of this partition"]
     assert versions == [
         Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)
     ]

@@ -57,7 +57,7 @@ def test_each_node_state_of_the_topology_has_its_meaning(state: str, lake: Lake,
         with pytest.raises(InputError, match=f"node {HOSTS[1]} is {state}: the topology is changing"):
             import_paths(lake, CLOCK, [file])
         assert owners(lake) == set()
-        import_paths(lake, CLOCK, [file], as_is=True)
+        import_paths(lake, CLOCK, [file], allow_incomplete=True)
     else:
         import_paths(lake, CLOCK, [file])
     assert owners(lake) == (set(HOSTS) if meaning in (OWNS, LEAVING) else {HOSTS[0]})
@@ -68,7 +68,7 @@ def test_each_node_state_of_the_topology_has_its_meaning(state: str, lake: Lake,
 def test_an_unknown_node_state_is_refused_by_name(tokens: str, as_is: bool, lake: Lake, tmp_path: Path) -> None:
     """With tokens and without: nobody says whether it is a member. Nothing is written."""
     with pytest.raises(InputError, match=f"node {HOSTS[1]}: state '{UNKNOWN}' is not known"):
-        import_paths(lake, CLOCK, [topology(tmp_path, UNKNOWN, tokens=tokens)], as_is=as_is)
+        import_paths(lake, CLOCK, [topology(tmp_path, UNKNOWN, tokens=tokens)], allow_incomplete=as_is)
     assert owners(lake) == set()
 
 
@@ -80,7 +80,7 @@ def test_each_transition_of_the_topology_has_its_meaning(transition: str, lake: 
         with pytest.raises(InputError, match=rf"the topology is changing \({transition}\)"):
             import_paths(lake, CLOCK, [file])
         assert owners(lake) == set()
-        import_paths(lake, CLOCK, [file], as_is=True)
+        import_paths(lake, CLOCK, [file], allow_incomplete=True)
     else:
         import_paths(lake, CLOCK, [file])
     assert owners(lake) == set(HOSTS)
@@ -90,7 +90,7 @@ def test_each_transition_of_the_topology_has_its_meaning(transition: str, lake: 
 def test_an_unknown_transition_is_refused_by_name(as_is: bool, lake: Lake, tmp_path: Path) -> None:
     """Also as it is: the rows may be those of a ring that never was."""
     with pytest.raises(InputError, match=f"transition_state '{UNKNOWN}' is not known"):
-        import_paths(lake, CLOCK, [topology(tmp_path, "normal", transition=UNKNOWN)], as_is=as_is)
+        import_paths(lake, CLOCK, [topology(tmp_path, "normal", transition=UNKNOWN)], allow_incomplete=as_is)
     assert owners(lake) == set()
 
 
@@ -134,7 +134,7 @@ def test_each_state_that_nodetool_prints_has_its_meaning(state: str, lake: Lake,
             import_paths(alone, CLOCK, files, shards=2, ignore_msb=12)
         assert owners(alone) == set()
     if meaning is not OWNS:
-        import_paths(lake, CLOCK, [tmp_path / "ring.txt"], shards=2, ignore_msb=12, as_is=True)
+        import_paths(lake, CLOCK, [tmp_path / "ring.txt"], shards=2, ignore_msb=12, allow_incomplete=True)
         found = {node.address for node in read_current_ring(lake).nodes}
         assert found == ({"10.0.0.1", "10.0.0.2"} if meaning is LEAVING else {"10.0.0.1"})
 

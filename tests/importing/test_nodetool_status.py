@@ -147,7 +147,7 @@ def test_status_removes_no_node(lake: Lake, tmp_path: Path) -> None:
     assert {address: node.host_id for address, node in by_address(lake).items()} == HOSTS
     said = " ".join(report.warnings)
     assert "node 10.0.2.9 is not known here" in said
-    assert f"1 nodes that are known here are not in it, the first {HOSTS['10.0.2.2']}" in said
+    assert f"1 known nodes are not in it, the first {HOSTS['10.0.2.2']}" in said
 
 
 def test_another_host_with_the_address_of_a_known_one_is_refused(lake: Lake, tmp_path: Path) -> None:

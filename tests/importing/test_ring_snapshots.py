@@ -77,7 +77,7 @@ def test_a_snapshot_has_no_joins_of_nodes_it_shares() -> None:
 
 def test_a_node_that_is_gone_is_no_join() -> None:
     """Removals are not made up into anything."""
-    with pytest.raises(InputError, match="is gone"):
+    with pytest.raises(InputError, match="of the previous snapshot is missing"):
         joins_between_snapshots([NODES, NODES[:1]])
 
 

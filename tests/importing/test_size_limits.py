@@ -16,7 +16,7 @@ from support.files.export_files import cql_time, timestamps_csv
 from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.importing import get_memory_bytes, parse_join_request, parse_rehearsal, parse_ring_snapshot
-from cdc_platform.importing import run as importing_run
+from cdc_platform.importing import sources as importing_sources
 from cdc_platform.importing.formats import strict_json
 from cdc_platform.importing.formats.strict_json import MAX_JSON_BYTES, MEMORY_FACTOR, max_export_bytes, parse_json
 from cdc_platform.storage import read_user_text
@@ -125,10 +125,10 @@ def test_an_import_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     paths = [tmp_path / f"{number}.csv" for number, _ in enumerate(texts)]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text, newline="")
-    monkeypatch.setattr(importing_run, "max_export_bytes", lambda: len(texts[0]) + len(texts[1]) + 500)
+    monkeypatch.setattr(importing_sources, "max_export_bytes", lambda: len(texts[0]) + len(texts[1]) + 500)
     answer = run("--home", tmp_path / "home", "import", *paths)
     assert answer.exit_code == 2
-    assert f"{paths[2]}, with what is imported beside it, has more than" in answer.stderr
+    assert f"{paths[2]}, together with the other files, has more than" in answer.stderr
     assert not (tmp_path / "home" / "lake").exists()
     assert run("--home", tmp_path / "home", "import", *paths[:2]).exit_code == 0
 

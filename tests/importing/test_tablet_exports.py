@@ -218,7 +218,7 @@ def test_another_history_is_refused(lake: Lake, take_in: Import) -> None:
     refused = {
         "other streams in the lake": history((SEED_FIRST_MS, two(7)), (THIRD_MS, two(2))),
         "not the exported ones": cut(FOUR_SETS, *TIMES, THIRD_MS),
-        "with a gap between": cut(FOUR_SETS, FOURTH_MS),
+        "sets between them are missing": cut(FOUR_SETS, FOURTH_MS),
     }
     for says, rows in refused.items():
         with pytest.raises(InputError, match=says):
@@ -250,7 +250,7 @@ def test_a_change_that_was_decided_here_is_not_overtaken(lake: Lake, take_in: Im
     tablets.decide_tablet_resize(
         lake, NOW, Settings(), *NAME, lambda _: metastore_tablets.read_stream_sets(lake, *NAME)[0].tokens[1:]
     )
-    with pytest.raises(StateError, match="gets other tablets here from"):
+    with pytest.raises(StateError, match="gets other tablets in this home from"):
         take_in(*export(FOUR_SETS))
 
 

@@ -205,9 +205,12 @@ def test_a_contradiction_is_refused_and_nothing_is_written(lake: Lake, take_in: 
     for files, says in (
         (
             [v1_descriptions_csv({TIME_MS: OTHER})],
-            "cdc_generation_descriptions of 2026-01-31T12:00:00.384Z is otherwise",
+            "cdc_generation_descriptions of 2026-01-31T12:00:00.384Z differs from the lake",
         ),
-        ([v1_streams_csv({TIME_MS: OTHER})], "cdc_streams_descriptions of 2026-01-31T12:00:00.384Z is otherwise"),
+        (
+            [v1_streams_csv({TIME_MS: OTHER})],
+            "cdc_streams_descriptions of 2026-01-31T12:00:00.384Z differs from the lake",
+        ),
         ([v1_streams_csv({LATER_MS: ONE}), v1_streams_csv({LATER_MS: OTHER})], "streams contradicts"),
     ):
         with pytest.raises(InputError, match=says):

@@ -205,7 +205,7 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
     read = [format_us(each) for each in (us_from_ms(FIRST_MS), before.position_us, done.position_us)]
     for times, whole in ((read[:2], True), (read[1:], False)):
         answer = run("--home", cluster.home, "verify-interval", *times, "--consumer", "ingest")
-        assert ("✓ the log was told of all writes" in answer.stdout) == whole, answer.stdout + answer.stderr
+        assert ("✓ the log was enabled for all writes" in answer.stdout) == whole, answer.stdout + answer.stderr
 
 
 def test_a_table_that_was_altered_and_looks_as_before_is_history(

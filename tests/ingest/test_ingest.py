@@ -230,7 +230,7 @@ def test_a_generation_without_streams_is_passed_over(
     told: list[str] = []
     bring(cluster, workers, told=told)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [line for line in told if "passes over the generation" in line]
+    assert [line for line in told if "skips the generation" in line]
 
 
 def test_a_generation_that_is_not_whole_holds_windows_back(

@@ -127,7 +127,7 @@ def _compare_hours(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours
     rows = f"{missing} of {len(expected_keys)} rows of the log are not in {sink.full_name}, {foreign} others are"
     return (
         f"{head} {rows}; {remedy}" if missing or foreign else "",
-        f"{head} {twice} of {stored.num_rows} rows of {sink.full_name} are there again; {remedy}" if twice else "",
+        f"{head} {twice} of {stored.num_rows} rows of {sink.full_name} are duplicates; {remedy}" if twice else "",
     )
 
 
@@ -158,7 +158,7 @@ class CompletenessCheck:
 
     what: str
     holds: bool
-    found: str
+    details: str
 
 
 def check_interval_read(
@@ -279,7 +279,7 @@ def _start_us(name: str) -> Microseconds | None:
 
 def _extent_text(origin_us: Microseconds | None, read_us: Microseconds | None, begin_us: Microseconds) -> str:
     if origin_us is None:
-        return "by an earlier release, which did not note how far: the next ingest reads what is still there once more"
+        return "by an earlier release, which did not note how far: the next ingest reads the remaining rows once more"
     if read_us is None:
         return "not at all yet"
     return f"from {format_us(Microseconds(max(begin_us, origin_us + ONE_US)))} up to {format_us(read_us)}"
@@ -291,7 +291,7 @@ def _unreadable_reason(source: StreamSource, period: StreamPeriod) -> str | None
     if not period.published:
         return "was not shown to readers"
     if period.empty:
-        return "has no streams: readers pass it over or wait"
+        return "has no streams: readers skip it or wait"
     return None if source.is_complete(period.begin_us) else "lacks some of its streams"
 
 
@@ -316,7 +316,9 @@ def _check_rows(
         f"{foreign.num_rows} rows are in {sink_of.full_name} alone{_batches_text(foreign)}",
     )
     twice = sink.num_rows - sink.group_by(list(_KEY_COLUMNS)).aggregate([]).num_rows
-    yield CompletenessCheck("the reader has each row once", not twice, f"{twice} rows are in {sink_of.full_name} again")
+    yield CompletenessCheck(
+        "the reader has each row once", not twice, f"{twice} rows of {sink_of.full_name} are duplicates"
+    )
 
 
 def _check_batches(log: pa.Table) -> CompletenessCheck:
@@ -327,7 +329,7 @@ def _check_batches(log: pa.Table) -> CompletenessCheck:
     highest, count = batches["cdc$batch_seq_no_max"], batches["cdc$batch_seq_no_count_distinct"]
     incomplete = sum(last + 1 != rows for last, rows in zip(highest.to_pylist(), count.to_pylist(), strict=True))
     return CompletenessCheck(
-        "its batches have all their rows", not incomplete, f"{incomplete} of {batches.num_rows} batches lack some"
+        "its batches have all their rows", not incomplete, f"{incomplete} of {batches.num_rows} batches lack rows"
     )
 
 
@@ -346,7 +348,7 @@ def _check_other_consumer(
     lost = _rows_missing_from(other_rows, own_rows)
     detail = f"{lost.num_rows} of the {other_rows.num_rows} rows of consumer {other.name} are not with {consumer.name}"
     return CompletenessCheck(
-        f"all that {other.name} has read is there", not lost.num_rows, f"{detail}{_batches_text(lost)}"
+        f"it has all that {other.name} has read", not lost.num_rows, f"{detail}{_batches_text(lost)}"
     )
 
 
@@ -361,7 +363,7 @@ def _check_logged_writes(
     ]
     writes = any(gap.loses_writes for gap in missing)
     return CompletenessCheck(
-        "the log was told of all writes", not writes, "; ".join(map(str, missing)) or "nothing is missing in it"
+        "the log was enabled for all writes", not writes, "; ".join(map(str, missing)) or "nothing is missing in it"
     )
 
 
@@ -386,9 +388,9 @@ def _check_skipped_sets(
         if begin_us < until_us and ((end := ends.get(begin_us)) is None or end > since_us)
     ]
     detail = "; ".join(
-        f"the generation of {format_us(begin_us)} had no streams, and has some now" for begin_us in inside
+        f"the generation of {format_us(begin_us)} had no streams, and has streams now" for begin_us in inside
     )
-    return CompletenessCheck("no generation in it was passed over", not inside, detail or "none")
+    return CompletenessCheck("no generation in it was skipped", not inside, detail or "none")
 
 
 def _read_keys(lake: Lake, table: Table, since_us: Microseconds, until_us: Microseconds) -> pa.Table:

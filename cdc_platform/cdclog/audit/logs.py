@@ -235,7 +235,7 @@ _NIBBLES = np.full(256, 255, dtype=np.uint8)
 for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
     _NIBBLES[list(_digits)] = np.arange(16)
 _HYPHENS = (8, 13, 18, 23)
-_HEX_PLACES = [place for place in range(36) if place not in _HYPHENS]
+_HEX_POSITIONS = [position for position in range(36) if position not in _HYPHENS]
 _NO_UUID = "-" * 36
 
 
@@ -371,7 +371,7 @@ def timeuuid_words(column: pa.Array) -> tuple[UInt64s, Bools]:
     if not long.all():
         column = compute.if_else(pa.array(long), column, pa.scalar(_NO_UUID, pa.string()))
     flat = np.frombuffer(b"".join(column.cast(pa.binary()).to_pylist()), dtype=np.uint8).reshape(-1, 36)
-    nibbles = _NIBBLES[flat[:, _HEX_PLACES]]
+    nibbles = _NIBBLES[flat[:, _HEX_POSITIONS]]
     valid = (nibbles < 16).all(axis=1) & (flat[:, _HYPHENS] == ord("-")).all(axis=1)
     packed: Any = np.where(valid[:, None], nibbles[:, ::2] << 4 | nibbles[:, 1::2], 0).astype(np.uint8)
     words = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
@@ -423,16 +423,16 @@ def scan_log(
     schema: TableSchema,
     workers: TaskRunner,
     look: Callable[[LogAuditRows], pa.RecordBatch],
-    found: pa.Schema,
+    result_schema: pa.Schema,
 ) -> list[dict[str, Any]]:
-    """Return what `look` reports for each part of a log, as rows of `found`; all rows of one time are in one part.
+    """Return what `look` reports for each part of a log, as rows of `result_schema`.
 
-    `look` is pickled and sent to executors if the log is large.
+    All rows of one time are in one part. `look` is pickled and sent to executors if the log is large.
     """
     parts = split_log(lake, schema, ROWS_A_TASK)
     looked = TaskRows(len(parts), partial(_scan_part, schema, look, parts))
     with translate_errors(f"reading {log_table(schema).full_name}"):
-        return workers.at_least(MAX_TASKS_IN_PROCESS).table(looked, found).to_pylist()
+        return workers.at_least(MAX_TASKS_IN_PROCESS).table(looked, result_schema).to_pylist()
 
 
 def _scan_part(

@@ -73,10 +73,10 @@ def _compare_state(lake: Lake, schema: TableSchema) -> str | None:
     # Read the whole log first, so that later read errors are those of the state.
     logged = rebuild_state(lake, schema, version)
     folder = lake.path(state_table(schema))
-    remedy = f"remove the folder {folder}: the next script that is kept makes it anew"
+    remedy = f"remove the folder {folder}: the next applied script creates it again"
     try:
         state = read_state(lake, schema, version)
-        if not state.beside:
+        if not state.is_stored:
             return None
         rows = state.whole(schema)
     except Unavailable:
@@ -84,24 +84,23 @@ def _compare_state(lake: Lake, schema: TableSchema) -> str | None:
     except (StateError, pa.ArrowException, OSError, ValueError, KeyError) as error:
         return f"the state of {schema.full_name} cannot be read ({error}); {remedy}"
     differences = _state_differences(schema, rows, logged)
-    return f"the state of {schema.full_name} is not what its log tells: {differences}; {remedy}" if differences else ""
+    return f"the state of {schema.full_name} differs from its log: {differences}; {remedy}" if differences else ""
 
 
-def _state_differences(schema: TableSchema, kept: pa.Table, logged: pa.Table) -> str:
+def _state_differences(schema: TableSchema, stored: pa.Table, logged: pa.Table) -> str:
     """Describe the differences between two states; return "" if they have the same rows."""
     columns = STATE_SCHEMA.names
-    stored_hashes, logged_hashes = (set(hash_keys(state.select(columns), columns)) for state in (kept, logged))
-    if stored_hashes == logged_hashes and kept.num_rows == logged.num_rows:
+    stored_hashes, logged_hashes = (set(hash_keys(state.select(columns), columns)) for state in (stored, logged))
+    if stored_hashes == logged_hashes and stored.num_rows == logged.num_rows:
         return ""
     differing = [
         rows.filter(pa.array(np.array([key not in others for key in hash_keys(rows.select(columns), columns)], bool)))
-        for rows, others in ((kept, logged_hashes), (logged, stored_hashes))
+        for rows, others in ((stored, logged_hashes), (logged, stored_hashes))
     ]
     foreign, missing = (state.num_rows for state in differing)
-    twice = kept.num_rows - len(stored_hashes)
-    text = (
-        f"{foreign} of {kept.num_rows} rows are not the log's, {missing} of the log's are missing, {twice} come twice"
-    )
+    twice = stored.num_rows - len(stored_hashes)
+    text = f"{foreign} of {stored.num_rows} rows are not in the log, {missing} rows of the log are missing"
+    text += f", {twice} are duplicates" if twice else ""
     keys = sorted({key for state in differing for key in state["partition"].to_pylist()})
     return f"{text}, the first in {_partition_text(schema, keys[0])}" if keys else text
 
@@ -141,12 +140,12 @@ def check_base_table(lake: Lake, clock: Clock, schema: TableSchema, source: str,
     }
     differing = unlogged | absent | different
     summary = (
-        f"of {len(exported)} rows {len(unlogged)} are not in the log, {len(different)} are otherwise there; "
-        f"{len(absent)} that the log tells of are gone"
+        f"of {len(exported)} rows {len(unlogged)} are not in the log, {len(different)} have other values; "
+        f"{len(absent)} rows of the log are missing"
     )
     first_key = min((_key_text(schema, exported.get(key) or replayed[key]) for key in differing), default=None)
     return CompletenessCheck(
-        "the base table is what the log tells", not differing, summary + (f": key {first_key}" if first_key else "")
+        "the base table has the rows of the log", not differing, summary + (f": key {first_key}" if first_key else "")
     )
 
 

@@ -54,8 +54,8 @@ class CdcClient:
 
 
 CDC_CLIENTS = {
-    each.name: each
-    for each in (
+    client.name: client
+    for client in (
         CdcClient("go", ReadGroup.RANGE, ReadGroup.STREAM, ReadGroup.STREAM, 30, 30, 30, 15, 0, starts_s=60),
         CdcClient("rust", ReadGroup.RANGE, ReadGroup.STREAM, ReadGroup.STREAM, 30, 60, 10, 10, 10),
         CdcClient("java", ReadGroup.RANGE, ReadGroup.TABLE, ReadGroup.RANGE, 30, 30, 30, 30, 0),
@@ -82,8 +82,8 @@ class BacklogPart:
         """Return the number of queries per window."""
         return self._of(client.reads if self.ranges else client.reads_tablets)
 
-    def kept(self, client: CdcClient) -> int:
-        """Return the number of its checkpoints."""
+    def count_checkpoints(self, client: CdcClient) -> int:
+        """Return the number of checkpoints."""
         if not self.ranges and client.reads_tablets is ReadGroup.TABLE:
             return 1
         return self._of(client.keeps if self.ranges else ReadGroup.STREAM)
@@ -128,14 +128,14 @@ def plan_client_reads(client: CdcClient, parts: Iterable[BacklogPart]) -> Client
     """
     backlog = list(parts)
     newest = backlog[-1]
-    groups, checkpoints = newest.count(client), newest.kept(client)
+    groups, checkpoints = newest.count(client), newest.count_checkpoints(client)
     reads_a_day = DAY_SECONDS // max(client.cycle_s, 1)
     return ClientReadPlan(
         groups,
         sum(part.windows(client) for part in backlog),
         sum(part.windows(client) * part.count(client) for part in backlog),
         groups * reads_a_day,
-        sum(part.kept(client) for part in backlog),
+        sum(part.count_checkpoints(client) for part in backlog),
         checkpoints * (DAY_SECONDS // client.flush_s if client.flush_s else reads_a_day),
         -(-newest.streams // groups),
         -(-newest.streams // MAX_STREAMS_PER_PAGE),
@@ -200,7 +200,7 @@ def estimate_backlog(streams: int, ranges: int, ttl_seconds: int, client: CdcCli
     if streams < ranges:
         raise InputError(f"{streams} streams in {ranges} ranges; a range has a stream at least")
     if not ttl_seconds:
-        raise InputError("TTL 0 keeps everything: how much there is only a table of the home can tell; name one")
+        raise InputError("TTL 0 keeps everything: the backlog is known only for a table of the home; name one")
     length_s = ttl_seconds if client.starts_s is None else min(client.starts_s, ttl_seconds)
     return [BacklogPart(length_s, ranges, streams)]
 

@@ -96,12 +96,12 @@ def copy_hour(
     clock: Clock,
     schemas: Sequence[TableSchema],
     hour_us: Microseconds,
-    tell: OnMessage = skipped.log_message,
+    on_message: OnMessage = skipped.log_message,
 ) -> list[CopiedHour]:
     """Copy the hour from `hour_us` (µs) of these tables from the logs into the sinks, and record it.
 
     All tables are checked before anything is written. An hour that exists, in whole or in part, is updated to match the
-    log; rows are never removed. `tell` receives what is skipped, as in `consume`.
+    log; rows are never removed. `on_message` receives what is skipped, as in `consume`.
 
     Raises:
         StateError: the hour is not over, it is in a generation that has been removed or whose streams are incomplete,
@@ -117,7 +117,7 @@ def copy_hour(
     for schema in schemas:
         _assert_ingested(lake, schema, hour_us, clock.now_us())
     planned = [(schema, _hour_windows(lake, schema, hour_us, clock.now_us())) for schema in schemas]
-    return [_copy_log_hour(lake, clock, schema, windows, hour_us, tell) for schema, windows in planned]
+    return [_copy_log_hour(lake, clock, schema, windows, hour_us, on_message) for schema, windows in planned]
 
 
 def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> None:
@@ -125,8 +125,8 @@ def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now
     newest = readable_until_us(lake, schema, now_us)
     if newest < hour_us + HOUR_US - ONE_US:
         raise StateError(
-            f"the log of {schema.full_name} was brought in from its cluster up to {format_us(newest)}, and the hour"
-            f" from {format_us(hour_us)} ends behind that; run `cdc-platform ingest` first"
+            f"the log of {schema.full_name} was ingested from its cluster up to {format_us(newest)}, and the hour"
+            f" from {format_us(hour_us)} ends after that; run `cdc-platform ingest` first"
         )
 
 
@@ -156,14 +156,18 @@ def _hour_windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us
 
 
 def _copy_log_hour(
-    lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, tell: OnMessage
+    lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, on_message: OnMessage
 ) -> CopiedHour:
     key = (schema.keyspace, schema.name)
-    consumer = ensure_consumer(lake, clock, schema, BY_HOUR, tell, lambda: _read_position(lake, schema, clock.now_us()))
+    consumer = ensure_consumer(
+        lake, clock, schema, BY_HOUR, on_message, lambda: _read_position(lake, schema, clock.now_us())
+    )
     operations: Counter[int] = Counter()
     for window in windows:
         if window.passed:
-            skipped.skip_window(lake, clock, consumer, window, partial(skipped.count_set_rows, lake, schema), tell)
+            skipped.skip_window(
+                lake, clock, consumer, window, partial(skipped.count_set_rows, lake, schema), on_message
+            )
             continue
         # From now on its other hours are checked against the log, and copied again if rows are missing.
         skipped.clear_skip(lake, consumer, window.set_us)
@@ -209,8 +213,8 @@ def _replace_rows(lake: Lake, sink: Table, rows: pa.Table, piece: Window) -> Non
     if missing:
         raise StateError(
             f"{sink.full_name} has {len(missing)} rows from {format_us(piece.after_us + ONE_US)} to"
-            f" {format_us(piece.until_us)} that the log has no longer; they stay, and the hour is as it was: move them"
-            " away to copy it anew"
+            f" {format_us(piece.until_us)} that the log no longer has; the hour was not changed: move them"
+            " away to copy the hour again"
         )
     failpoints.kill_if_selected(failpoints.BEFORE_SINK)
     if not lake.replace_once(sink, expected, filters, version):

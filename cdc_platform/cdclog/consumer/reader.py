@@ -100,7 +100,7 @@ def consume_windows(
     consumer: Consumer,
     copier: WindowWriter,
     horizon_us: Microseconds,
-    tell: OnMessage,
+    on_message: OnMessage,
 ) -> tuple[Consumer, int]:
     """Copy window after window up to the horizon (µs); return the advanced consumer and the number of rows.
 
@@ -133,9 +133,9 @@ def consume_windows(
         longest_us = copier.longest_us(consumer.position_us)
         window = next_window(sets, consumer.position_us, consumer.window_number, horizon_us, longest_us=longest_us)
         if window is None:
-            skipped.report_appeared_sets(lake, source, consumer, tell)
+            skipped.report_appeared_sets(lake, source, consumer, on_message)
             return consumer, count
-        window = _resolve_window(lake, clock, schema, source, consumer, window, copier, tell)
+        window = _resolve_window(lake, clock, schema, source, consumer, window, copier, on_message)
         marks = {consumer.name: window.number, _position_application(consumer.name): window.until_us}
         marks |= progress.marks(window, origin)
         try:
@@ -192,11 +192,11 @@ def _resolve_window(
     consumer: Consumer,
     window: Window,
     copier: WindowWriter,
-    tell: OnMessage,
+    on_message: OnMessage,
 ) -> Window:
     """Return the window as it is read or skipped; a skip is recorded before the position moves."""
     if window.passed and not _has_read_set(lake, consumer, window):
-        skipped.skip_window(lake, clock, consumer, window, copier.rows_left, tell)
+        skipped.skip_window(lake, clock, consumer, window, copier.rows_left, on_message)
         return window
     assert_streams_complete(source, window)
     if window.after_us < window.set_us:
@@ -240,7 +240,7 @@ def _recover_position(lake: Lake, clock: Clock, schema: TableSchema, sink: Table
 
 def _concurrent_reader_error(consumer: Consumer) -> ConflictError:
     table = f"{consumer.keyspace_name}.{consumer.table_name}"
-    return ConflictError(f"another process reads {table} as {consumer.name}; stop one, or give each its name")
+    return ConflictError(f"another process reads {table} as {consumer.name}; stop one, or name them differently")
 
 
 def _advance_consumer(lake: Lake, clock: Clock, consumer: Consumer, window: Window) -> Consumer:
@@ -265,7 +265,8 @@ def _assert_not_lost(sets: ReaderSets, consumer: Consumer) -> None:
     if start is not None and first is not None and start < first and consumer.position_us + ONE_US < first:
         raise StateError(
             f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(start)},"
-            f" which is gone; what it has not read before {format_us(first)} is lost: forget it and register it anew"
+            f" which was removed; unread rows before {format_us(first)} are lost: remove the consumer and register it"
+            " again"
         )
 
 
@@ -440,7 +441,7 @@ def consume(
     name: str,
     *,
     until_us: Microseconds | None = None,
-    tell: OnMessage = skipped.log_message,
+    on_message: OnMessage = skipped.log_message,
 ) -> tuple[Consumer, int]:
     """Copy the unread rows of a consumer into its table; return the consumer and the number of rows.
 
@@ -449,7 +450,7 @@ def consume(
     and does not read it again. Rows within the confidence window before now, and rows after `until_us` (µs), are not
     read.
 
-    A column that ALTER TABLE added enters the sink with the first window after it; a dropped column stays. `tell`
+    A column that ALTER TABLE added enters the sink with the first window after it; a dropped column stays. `on_message`
     receives what is skipped: removed generations at the first start, a generation without streams when it is skipped,
     and in every run after it has some.
 
@@ -463,11 +464,11 @@ def consume(
     if name in _RESERVED_NAMES:
         raise InputError(f"{name!r} is the consumer that {_RESERVED_NAMES[name]}; give this one another name")
     get_log_table(lake, schema)
-    consumer = ensure_consumer(lake, clock, schema, name, tell)
+    consumer = ensure_consumer(lake, clock, schema, name, on_message)
     horizon = readable_until_us(lake, schema, clock.now_us())
     if until_us is not None:
         horizon = min(until_us, horizon)
-    return consume_windows(lake, clock, schema, consumer, _LakeWindowWriter(lake, schema, name), horizon, tell)
+    return consume_windows(lake, clock, schema, consumer, _LakeWindowWriter(lake, schema, name), horizon, on_message)
 
 
 def readable_until_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
@@ -553,10 +554,10 @@ def ensure_consumer(
     clock: Clock,
     schema: TableSchema,
     name: str,
-    tell: OnMessage,
+    on_message: OnMessage,
     position: Callable[[], Microseconds] | None = None,
 ) -> Consumer:
-    """Return the consumer, registered if new; `tell` receives what a new one skips.
+    """Return the consumer, registered if new; `on_message` receives what a new one skips.
 
     A new consumer starts at `position`, by default before the first existing generation.
     """
@@ -566,7 +567,7 @@ def ensure_consumer(
     except NotFound:
         sets = read_reader_sets(lake, schema, clock.now_us())
         first = min(sets.seen, default=ONE_US)
-        skipped.report_removed_sets(lake, schema, name, sets, first, tell)
+        skipped.report_removed_sets(lake, schema, name, sets, first, on_message)
         position_us = first - ONE_US if position is None else position()
         return consumers.register_consumer(lake, clock, *key, position_us=position_us)
 

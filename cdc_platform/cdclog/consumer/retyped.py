@@ -46,7 +46,7 @@ def retyped_column_name(name: str, now_us: Microseconds) -> str:
 def find_retyped_columns(log: pa.Schema) -> list[tuple[str, pa.Field]]:
     """Return the retyped columns of a stored log, each after its original name, oldest first."""
     matches = [(match, field) for field in log if (match := _RETYPED_NAME.fullmatch(field.name)) is not None]
-    return [(match["name"], field) for match, field in sorted(matches, key=lambda each: each[0]["stamp"])]
+    return [(match["name"], field) for match, field in sorted(matches, key=lambda match: match[0]["stamp"])]
 
 
 def retype_sink_columns(lake: Lake, sink: Table, log: pa.Schema, schema: TableSchema) -> None:
@@ -72,16 +72,16 @@ def retype_sink_columns(lake: Lake, sink: Table, log: pa.Schema, schema: TableSc
         rewrite_columns(lake, sink, names, types=grown)
 
 
-def compare_column_types(schema: TableSchema, there: pa.Schema) -> tuple[dict[str, pa.DataType], list[str]]:
+def compare_column_types(schema: TableSchema, stored_schema: pa.Schema) -> tuple[dict[str, pa.DataType], list[str]]:
     """Return how the columns of a stored log changed: the new types of extended ones, and the names of retyped ones.
 
     The latter include their columns for deletions.
     """
     grown, retyped, lost = dict[str, pa.DataType](), list[str](), set[str]()
     for log_column, name in stored_columns(schema):
-        if log_column.base is None or name not in there.names:
+        if log_column.base is None or name not in stored_schema.names:
             continue
-        kind, stored = stored_type(log_column.type), there.field(name).type
+        kind, stored = stored_type(log_column.type), stored_schema.field(name).type
         if log_column.base.name in lost or not is_compatible_type(stored, kind):
             retyped.append(name)
             lost.add(log_column.base.name)
@@ -103,7 +103,7 @@ def rewrite_columns(
     such as file maintenance, writes meanwhile.
 
     Raises:
-        ConflictError: other writers kept winning.
+        ConflictError: other writers won every attempt.
     """
     for _ in range(_MAX_ATTEMPTS - 1):
         with suppress(ConflictError):
@@ -190,19 +190,19 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
         return lake.widen(table)
 
 
-def _renamed(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
+def _renamed(lake: Lake, schema: TableSchema, names_in_log: list[str]) -> dict[str, str]:
     """Return the renamed key columns of the log, old to new, according to the table's previous definitions."""
     keys = [key.name for key in _keys(schema)]
-    if set(keys) <= set(there):
+    if set(keys) <= set(names_in_log):
         return {}
     for previous in _schemas_before(lake, schema):
         old = [key.name for key in _keys(previous)]
-        if set(old) <= set(there) and len(old) == len(keys):
-            return {a: b for a, b in zip(old, keys, strict=True) if a != b and b not in there}
+        if set(old) <= set(names_in_log) and len(old) == len(keys):
+            return {a: b for a, b in zip(old, keys, strict=True) if a != b and b not in names_in_log}
     return {}
 
 
-def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
+def _retyped(lake: Lake, schema: TableSchema, names_in_log: list[str]) -> dict[str, str]:
     """Return columns that were dropped and added with another type that Delta stores alike, as text; old to new name.
 
     The new name has the time at which the type was recorded. A log with later rows has its new values already.
@@ -215,11 +215,11 @@ def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str
             known += [] if parsed is None else [(item.changed_at_us, parsed)]
     names: dict[str, tuple[str, Microseconds]] = {}
     for item, name in stored_columns(schema) if len(known) > 1 else ():
-        if item.base is None or item.base.is_key or name not in there:
+        if item.base is None or item.base.is_key or name not in names_in_log:
             continue
         since = _type_since(known, item.base)
         if since is not None and not any(
-            old.startswith(f"{name}$until_") for old in there if old >= retyped_column_name(name, since)
+            old.startswith(f"{name}$until_") for old in names_in_log if old >= retyped_column_name(name, since)
         ):
             names[name] = retyped_column_name(name, since), since
     newest = _newest_us(lake, log_table(schema)) if names else Microseconds(0)

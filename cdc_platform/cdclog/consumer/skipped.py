@@ -32,12 +32,12 @@ def skip_window(
     consumer: Consumer,
     window: Window,
     rows_left: Callable[[Window], int | None],
-    tell: OnMessage,
+    on_message: OnMessage,
 ) -> None:
     """Record that a window is skipped; report a set's first skip, with the number of rows left in the log."""
     if window.set_us in consumers.read_skipped_sets(lake).get(consumer.key, ()):
         return
-    tell(describe_skip(f"consumer {consumer.full_name}", window, rows_left(window)))
+    on_message(describe_skip(f"consumer {consumer.full_name}", window, rows_left(window)))
     consumers.record_skipped_sets(lake, clock, consumer.key, [window.set_us])
 
 
@@ -45,7 +45,7 @@ def describe_skip(name: str, window: Window, count: int | None) -> str:
     """Describe a skipped window, with the number of rows left in the log; None if it is unknown."""
     skipped_rows = "what the log has" if count is None else f"{_format_row_count(count)} of the log"
     return (
-        f"{name} passes over the generation of {format_us(window.set_us)}: it is listed without"
+        f"{name} skips the generation of {format_us(window.set_us)}: it is listed without"
         f" a row of streams, and a later one operates; {skipped_rows} up to {format_us(window.until_us)}"
         f" {'is' if count is None else 'are'} left out"
     )
@@ -69,24 +69,24 @@ def find_appeared_sets(source: StreamSource, sets_us: list[Microseconds]) -> lis
     return [set_us for set_us in sets_us if set_us in with_streams]
 
 
-def report_appeared_sets(lake: Lake, source: StreamSource, consumer: Consumer, tell: OnMessage) -> None:
+def report_appeared_sets(lake: Lake, source: StreamSource, consumer: Consumer, on_message: OnMessage) -> None:
     """Report each set that a consumer skipped and that has streams now."""
     recorded = consumers.read_skipped_sets(lake).get(consumer.key, [])
     for begin in find_appeared_sets(source, recorded) if recorded else ():
-        tell(describe_appeared_set(consumer.full_name, begin))
+        on_message(describe_appeared_set(consumer.full_name, begin))
 
 
 def describe_appeared_set(name: str, begin_us: Microseconds) -> str:
     """Describe a skipped set that has streams now."""
     return (
-        f"consumer {name} passed over the generation of {format_us(begin_us)}, which had no streams, and has some now:"
+        f"consumer {name} skipped the generation of {format_us(begin_us)}, which had no streams and has streams now:"
         " its rows are not read yet; run the consumer again, or if that does not read them, read the log under another"
-        " name and forget this one"
+        " name and remove this consumer"
     )
 
 
 def report_removed_sets(
-    lake: Lake, schema: TableSchema, name: str, sets: ReaderSets, first_us: Microseconds, tell: OnMessage
+    lake: Lake, schema: TableSchema, name: str, sets: ReaderSets, first_us: Microseconds, on_message: OnMessage
 ) -> None:
     """Report the rows that a new consumer skips: those of removed generations before the first that it reads."""
     removed = [begin_us for begin_us in sorted(sets.removed) if begin_us < first_us]
@@ -96,7 +96,7 @@ def report_removed_sets(
         f" and {len(removed) - 3} more" if len(removed) > 3 else ""
     )
     count = _count_rows(lake, schema, [(WRITTEN_AT, "<", datetime_from_us(first_us))])
-    tell(
+    on_message(
         f"consumer {name} of {schema.full_name} begins at {format_us(first_us)} and leaves out what was written before,"
         f" in generations that have been removed ({listed}): {_format_row_count(count)} of the log"
     )

@@ -75,7 +75,7 @@ def next_window(
         raise StateError(
             f"the rows from {format_us(after + ONE_US)} to {format_us(end)} were in the generation of"
             f" {format_us(begins[index])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
-            " forget the consumer and register it anew behind them"
+            " remove the consumer and register one that begins after them"
         )
     return Window(windows + 1, begins[index], after, until, begins[index] in sets.passed)
 

@@ -101,7 +101,7 @@ def dry_run_on_stored_tables(
     *,
     strict: bool = False,
     values: str | None = None,
-    tell: OnOutcome | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> ScriptResult:
     """Run a script on the tables of the lake without writing anything; see `Script.run`.
 
@@ -109,7 +109,7 @@ def dry_run_on_stored_tables(
         InputError: as `iter_script_statements`.
     """
     statements = iter_script_statements(text, strict=strict, values=values)
-    return Script(lake, settings, clock.now_us(), load_stored_tables(lake)).run(statements, tell)
+    return Script(lake, settings, clock.now_us(), load_stored_tables(lake)).run(statements, on_outcome)
 
 
 def commit_script(
@@ -120,7 +120,7 @@ def commit_script(
     *,
     strict: bool = False,
     values: str | None = None,
-    tell: OnOutcome | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> ScriptResult:
     """Run a script on the tables of the lake and store its effects; see `Script.run`.
 
@@ -137,16 +137,21 @@ def commit_script(
         # Record the text with its values, so that it can be finished without the values file.
         text = "".join(f"{statement.text};\n" for statement in statements)
     with lake_lock(lake, SCRIPTS_LOCK):
-        return _commit_locked(statements, text, lake, clock, settings, tell)
+        return _commit_locked(statements, text, lake, clock, settings, on_outcome)
 
 
 def _commit_locked(
-    statements: Iterable[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings, tell: OnOutcome | None
+    statements: Iterable[s.Statement],
+    text: str,
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    on_outcome: OnOutcome | None,
 ) -> ScriptResult:
     unfinishable, finished = list[str](), None
     for recorded in _unfinished_scripts(lake):
         outcome = _finish_script(
-            lake, settings, recorded, _ignore_outcome if tell is not None or recorded.text != text else None
+            lake, settings, recorded, _ignore_outcome if on_outcome is not None or recorded.text != text else None
         )
         if isinstance(outcome, str):
             unfinishable.append(outcome)
@@ -156,8 +161,8 @@ def _commit_locked(
             # Run it again to report its outcomes, which are the same, now that it is finished.
             finished = (
                 outcome
-                if tell is None
-                else _run_recorded(lake, settings, recorded, iter_script_statements(text), tell)[1]
+                if on_outcome is None
+                else _run_recorded(lake, settings, recorded, iter_script_statements(text), on_outcome)[1]
             )
     if finished is not None:
         return replace(finished, left=unfinishable)
@@ -165,7 +170,7 @@ def _commit_locked(
     recorded = _RecordedScript(
         _last_number(lake) + 1, text, clock.now_us(), _dump_definitions(tables.catalog), _log_versions(lake, tables)
     )
-    script, result = _run_recorded(lake, settings, recorded, statements, tell)
+    script, result = _run_recorded(lake, settings, recorded, statements, on_outcome)
     if result.wrong is None:
         _record_script(lake, recorded)
         failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_NOTED)
@@ -178,11 +183,11 @@ def _ignore_outcome(_: StatementOutcome) -> None:
 
 
 def _finish_script(
-    lake: Lake, settings: Settings, noted: _RecordedScript, tell: OnOutcome | None
+    lake: Lake, settings: Settings, noted: _RecordedScript, on_outcome: OnOutcome | None
 ) -> ScriptResult | str:
     """Finish an interrupted script; return a message if that is impossible, and leave its effects as they are."""
     try:
-        script, result = _run_recorded(lake, settings, noted, iter_script_statements(noted.text), tell)
+        script, result = _run_recorded(lake, settings, noted, iter_script_statements(noted.text), on_outcome)
         if result.wrong is not None and result.wrong.error is not None:
             # The script was valid when it was recorded, so its starting point is gone.
             raise result.wrong.error
@@ -192,14 +197,18 @@ def _finish_script(
     except PlatformError as error:
         _record_script(lake, noted, finished=True)
         return (
-            f"the script that was to be kept at {format_us(noted.at_us)} cannot be finished: {error}; what it had"
-            " written stays, the rest of it is left out: look at its tables and run that again"
+            f"the script applied at {format_us(noted.at_us)} cannot be finished: {error}; its writes so far"
+            " stay, the rest is skipped: check its tables and run the rest again"
         )
     return result
 
 
 def _run_recorded(
-    lake: Lake, settings: Settings, noted: _RecordedScript, statements: Iterable[s.Statement], tell: OnOutcome | None
+    lake: Lake,
+    settings: Settings,
+    noted: _RecordedScript,
+    statements: Iterable[s.Statement],
+    on_outcome: OnOutcome | None,
 ) -> tuple[Script, ScriptResult]:
     """Run a recorded script on the tables as they were when it was recorded; the outcome is always the same."""
     catalog = _load_catalog(noted.definitions)
@@ -209,7 +218,7 @@ def _run_recorded(
         lambda schema: options_history(cdc_tables.read_table_changes(lake, noted.log_versions.get(_HISTORY)), schema),
     )
     script = Script(lake, settings, noted.at_us, stored)
-    return script, script.run(statements, tell)
+    return script, script.run(statements, on_outcome)
 
 
 def _load_catalog(definitions: str) -> Catalog:
@@ -228,8 +237,8 @@ def _dump_definitions(catalog: Catalog) -> str:
     return json.dumps([(schema.created_at_us, format_ddl(catalog, schema)) for schema in catalog.tables()])
 
 
-def _log_versions(lake: Lake, kept: StoredTables) -> dict[str, int]:
-    versions = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
+def _log_versions(lake: Lake, stored: StoredTables) -> dict[str, int]:
+    versions = {schema.full_name: lake.version(log_table(schema)) for schema in stored.catalog.tables()}
     versions[_HISTORY] = lake.version(CDC_TABLE_CHANGES)
     return {name: version for name, version in versions.items() if version is not None}
 
@@ -267,7 +276,7 @@ def _record_script(lake: Lake, noted: _RecordedScript, *, finished: bool = False
     }
     merged = lake.merge(KEPT_SCRIPTS, pa.Table.from_pylist([row], schema=KEPT_SCRIPTS.schema), update=finished)
     if not finished and not merged.inserted:
-        raise ConflictError("another script was kept at the same moment; nothing of this one was: run it again")
+        raise ConflictError("another script was applied at the same time, and this one was not: run it again")
 
 
 def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, script: Script) -> None:

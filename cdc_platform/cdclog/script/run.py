@@ -211,7 +211,7 @@ class FailedDefinitions:
     def __init__(self) -> None:
         self._lines: dict[str, int] = {}
 
-    def told(self, outcome: StatementOutcome, in_use: str | None) -> StatementOutcome:
+    def explain(self, outcome: StatementOutcome, in_use: str | None) -> StatementOutcome:
         """Return the outcome; an error that a failed definition caused names the line of that definition.
 
         `in_use` is the keyspace of unqualified names.
@@ -453,10 +453,12 @@ def dry_run_script(
 class Script:
     """A run of a script: the tables as they are between its statements, at the time `now_us` (µs)."""
 
-    def __init__(self, lake: Lake, settings: Settings, now_us: Microseconds, kept: StoredTables | None = None) -> None:
-        """`kept` are the tables that earlier scripts stored in the lake; None starts with no tables."""
-        self._kept = kept or StoredTables(Catalog(), lambda _: StoredState())
-        self._catalog = self._kept.catalog
+    def __init__(
+        self, lake: Lake, settings: Settings, now_us: Microseconds, stored: StoredTables | None = None
+    ) -> None:
+        """`stored` are the tables that earlier scripts stored in the lake; None starts with no tables."""
+        self._stored = stored or StoredTables(Catalog(), lambda _: StoredState())
+        self._catalog = self._stored.catalog
         self._found = list(self._catalog.tables())
         self._unread = {schema.full_name: schema for schema in self._catalog.tables()}
         self._sources = StreamSources(lake, settings)
@@ -485,17 +487,17 @@ class Script:
         """Return the keyspaces, types and tables after the statements so far."""
         return self._catalog
 
-    def run(self, statements: Iterable[s.Statement], tell: OnOutcome | None = None) -> ScriptResult:
+    def run(self, statements: Iterable[s.Statement], on_outcome: OnOutcome | None = None) -> ScriptResult:
         """Run the statements in order; a failing statement changes nothing, and the next ones still run.
 
-        `tell` receives each outcome as soon as its statement has run, and the outcome is not stored. Without `tell` the
-        result has the outcomes.
+        `on_outcome` receives each outcome as soon as its statement has run, and the outcome is not stored. Without it
+        the result has the outcomes.
         """
         self._writes += 1  # other writers may have written between two runs
         tally, outcomes = OutcomeTally(), list[StatementOutcome]()
-        report = tell or outcomes.append
+        report = on_outcome or outcomes.append
         for statement in statements:
-            outcome = self._undone.told(self._outcome(self._statements, statement), self._catalog.in_use)
+            outcome = self._undone.explain(self._outcome(self._statements, statement), self._catalog.in_use)
             self._statements += 1
             tally.add(outcome)
             report(outcome)
@@ -603,11 +605,11 @@ class Script:
         name = schema.full_name
         if name in self._unread:
             stored = self._unread.pop(name)
-            state = self._kept.state(stored)
+            state = self._stored.state(stored)
             # Writes from before a truncation are only in the log.
-            self._told[name] = state if stored.truncated_us is None else self._kept.state(_untruncated(stored))
+            self._told[name] = state if stored.truncated_us is None else self._stored.state(_untruncated(stored))
             self.written[name] = SpooledLogRows()
-            self._histories[name] = self._kept.history(stored) or [CdcOptionsSince(stored.created_at_us, stored.cdc)]
+            self._histories[name] = self._stored.history(stored) or [CdcOptionsSince(stored.created_at_us, stored.cdc)]
             self._bases[name] = self._rebuilt(stored, state)
         return self._bases[name]
 
@@ -634,10 +636,10 @@ class Script:
     ) -> tuple[Sequence[tuple[TableSchema, LogRow]], LwtResult | None]:
         """Return the log rows of a write and the result of its conditions; no rows if the conditions do not hold."""
         self._writes += 1
-        moment = ExecutionContext(self.at_us)
+        context = ExecutionContext(self.at_us)
         if not _has_timestamps(body):
             self._ticks += ONE_US
-        binder = StatementBinder(self._catalog, moment, self._read)
+        binder = StatementBinder(self._catalog, context, self._read)
         answer = binder.evaluate_conditions(body)
         if answer is not None and not answer.applied:
             # Still validate the statement against CQL, except for list indexes, which are not looked up.

@@ -109,43 +109,43 @@ def _merge_rows(schema: TableSchema, state: pa.Table) -> pa.Table:
     return state if len(winners) == state.num_rows else state.take(pa.array(winners))
 
 
-def _pick_winners(state: pa.Table, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+def _pick_winners(state: pa.Table, keys_of_rows: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
     """Return the winning row of each key, ascending."""
     # Sort by key only, as numpy sorts by one key several times as fast as by two. Most keys have one row.
-    order = np.argsort(places)
-    changes = np.diff(places[order]) != 0
+    order = np.argsort(keys_of_rows)
+    changes = np.diff(keys_of_rows[order]) != 0
     single = np.append(True, changes) & np.append(changes, True)
     shared = order[~single]
     if not len(shared):
-        return np.arange(len(places))
-    winners = _latest_rows(state, np.sort(shared), places, timestamps)
+        return np.arange(len(keys_of_rows))
+    winners = _latest_rows(state, np.sort(shared), keys_of_rows, timestamps)
     return np.sort(np.concatenate([order[single], winners]))
 
 
-def _latest_rows(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+def _latest_rows(state: pa.Table, rows: np.ndarray, keys_of_rows: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
     """Return the winning row of each key; each of `rows` shares its key with others."""
-    order = rows[np.lexsort((timestamps[rows], places[rows]))]
-    same = np.diff(places[order]) == 0
+    order = rows[np.lexsort((timestamps[rows], keys_of_rows[rows]))]
+    same = np.diff(keys_of_rows[order]) == 0
     ends = np.flatnonzero(np.append(~same, True))
     winners = order[ends]
     tied = np.append(False, same & (np.diff(timestamps[order]) == 0))
     if not tied[ends].any():
         return winners
     # Keys whose latest time occurs more than once.
-    in_tied_key = np.isin(places[rows], places[winners[tied[ends]]])
+    in_tied_key = np.isin(keys_of_rows[rows], keys_of_rows[winners[tied[ends]]])
     candidates = rows[in_tied_key]
-    return np.concatenate([winners[~tied[ends]], candidates[_break_ties(state, candidates, places, timestamps)]])
+    return np.concatenate([winners[~tied[ends]], candidates[_break_ties(state, candidates, keys_of_rows, timestamps)]])
 
 
-def _break_ties(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+def _break_ties(state: pa.Table, rows: np.ndarray, keys_of_rows: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
     """Return the indices in `rows` of the rows that win where times tie."""
     tied = state.take(pa.array(rows))
     expires = np.asarray(tied["expires"])
     value = compute.fill_null(tied["value"].combine_chunks(), b"")
     by_value = np.asarray(compute.rank(value, tiebreaker="dense")).astype(np.int64)
-    keys = (by_value, -np.asarray(tied["ttl"]), expires, np.asarray(tied["dead"]), timestamps[rows], places[rows])
+    keys = (by_value, -np.asarray(tied["ttl"]), expires, np.asarray(tied["dead"]), timestamps[rows], keys_of_rows[rows])
     order = np.lexsort(keys)
-    return order[np.append(np.diff(places[rows][order]) != 0, True)]
+    return order[np.append(np.diff(keys_of_rows[rows][order]) != 0, True)]
 
 
 def _covered_elements(columns: np.ndarray, kinds: np.ndarray, timestamps: np.ndarray) -> np.ndarray:

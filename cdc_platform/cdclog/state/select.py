@@ -91,7 +91,7 @@ def _collection_value(kind: CqlType, paths: list[bytes], values: list[Any]) -> V
     cells = [value_from_bytes(kind.parts[-1], value) for value in values]
     if isinstance(kind, MapType):
         return kind.canonical(list(zip(keys, cells, strict=True)))
-    order = sorted(range(len(keys)), key=lambda place: key.sort_key(keys[place]))
+    order = sorted(range(len(keys)), key=lambda index: key.sort_key(keys[index]))
     return kind.canonical([cells[index] for index in order])
 
 
@@ -165,7 +165,7 @@ def _exact_by_row(schema: TableSchema, seen: _LiveState) -> dict[int, dict[str, 
     by_row: dict[int, dict[str, str]] = {}
     for column, name in zip(schema.selected, select_schema(schema).names, strict=True):
         if may_be_out_of_range(column.type):
-            for row, text in seen.beside(column):
+            for row, text in seen.iter_exact_values(column):
                 by_row.setdefault(row, {})[name] = text
     return by_row
 
@@ -329,17 +329,17 @@ class _LiveState:
         unvalued = np.asarray(self._values.is_null())
         return soonest, of(alive & ~guess & unsure) | (of(guess) & ~sure), of(guess & unvalued) & ~sure
 
-    def key(self, place: int) -> pa.Array:
+    def key(self, index: int) -> pa.Array:
         """Return a column of the partition key."""
-        values = decode_column(stored_type(self._schema.partition_key[place].type), self._key_bytes(place))
+        values = decode_column(stored_type(self._schema.partition_key[index].type), self._key_bytes(index))
         return values.take(pa.array(self._shown_partitions))
 
-    def clustering(self, place: int) -> pa.Array:
+    def clustering(self, index: int) -> pa.Array:
         """Return a clustering column."""
-        values = decode_column(stored_type(self._schema.clustering_key[place].type), self._clustering_bytes(place))
+        values = decode_column(stored_type(self._schema.clustering_key[index].type), self._clustering_bytes(index))
         return values.take(self._shown)
 
-    def beside(self, column: Column) -> Iterator[tuple[int, str]]:
+    def iter_exact_values(self, column: Column) -> Iterator[tuple[int, str]]:
         """Yield the visible rows whose value a column only approximates, each with the exact value as JSON."""
         of_partition = column.kind in ("partition", "static")
         if column.is_key:
@@ -362,12 +362,12 @@ class _LiveState:
             for row in np.flatnonzero(np.isin(owners, list(exact))).tolist():
                 yield row, exact[int(owners[row])]
 
-    def _key_bytes(self, place: int) -> pa.Array:
+    def _key_bytes(self, index: int) -> pa.Array:
         count = len(self._schema.partition_key)
-        return self._keys if count == 1 else split_components(self._keys, count, header=2, trailer=1)[place]
+        return self._keys if count == 1 else split_components(self._keys, count, header=2, trailer=1)[index]
 
-    def _clustering_bytes(self, place: int) -> pa.Array:
-        return split_components(self._row_keys, len(self._schema.clustering_key))[place]
+    def _clustering_bytes(self, index: int) -> pa.Array:
+        return split_components(self._row_keys, len(self._schema.clustering_key))[index]
 
     def column(self, column: Column) -> pa.Array:
         """Return a column that is not part of a key."""
@@ -439,17 +439,17 @@ _TOMBSTONES = (
 )
 
 
-def purge_state(state: pa.Table, found: SelectedRows, sure_us: Microseconds, now_us: Microseconds) -> pa.Table:
+def purge_state(state: pa.Table, selected: SelectedRows, sure_us: Microseconds, now_us: Microseconds) -> pa.Table:
     """Return a merged state without rows that no write after `sure_us` (µs) can affect; no older write will arrive.
 
-    `found` are the rows that it selects. Cells and markers that a tombstone covers are removed at once. Tombstones,
-    dead cells, and cells that have expired by `now_us` are removed if they are not younger than `sure_us`. Inexact rows
-    stay, since they may be compared with rows that are read again.
+    `selected` are the rows that the state selects. Cells and markers that a tombstone covers are removed at once.
+    Tombstones, dead cells, and cells that have expired by `now_us` are removed if they are not younger than `sure_us`.
+    Inexact rows stay, since they may be compared with rows that are read again.
     """
     state = state.combine_chunks()
     if state.num_rows == 0:
         return state
-    covered = ~_is_tombstone(state) & (np.asarray(state["timestamp"]) <= found.deleted)
+    covered = ~_is_tombstone(state) & (np.asarray(state["timestamp"]) <= selected.deleted)
     removable = covered | find_purgeable_rows(state, sure_us, now_us)
     return state.filter(pa.array(~removable)) if removable.any() else state
 

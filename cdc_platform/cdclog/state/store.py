@@ -188,11 +188,11 @@ class _StatePart:
 class StoredState:
     """The state of a base table according to its log; only the requested parts are read.
 
-    `beside` is true if some of it was stored next to the log; otherwise all of it was built from the log.
+    `is_stored` is true if some of it was stored next to the log; otherwise all of it was built from the log.
     """
 
     parts: list[_StatePart] = field(default_factory=list)
-    beside: bool = False
+    is_stored: bool = False
 
     def partition(self, schema: TableSchema, token: int, key: bytes) -> Mutation | None:
         """Return the state of a partition by its token and serialized key; None if nothing was written to it."""
@@ -233,7 +233,7 @@ def read_state(lake: Lake, schema: TableSchema, version: int | None) -> StoredSt
     if missing is None:
         return StoredState(list(_in_memory_parts(rebuild_state(lake, schema, version))))
     return StoredState(
-        [*_stored_parts(lake, schema), *_in_memory_parts(_state_from_logs(schema, missing))], beside=True
+        [*_stored_parts(lake, schema), *_in_memory_parts(_state_from_logs(schema, missing))], is_stored=True
     )
 
 

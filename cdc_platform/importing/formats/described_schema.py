@@ -126,19 +126,19 @@ class _SchemaReader:
             InputError: it defines a table that may have a log, and cannot be parsed.
         """
         body = statement.body
-        place = f"{self._source}, line {statement.line}"
+        location = f"{self._source}, line {statement.line}"
         if isinstance(body, s.UnsupportedStatement) and re.search(r"\bcdc\s*=\s*\{", statement.text, re.IGNORECASE):
-            raise InputError(f"{place}: {body.error}")
+            raise InputError(f"{location}: {body.error}")
         if isinstance(body, s.UnsupportedStatement) and statement.kind == "CREATE INDEX":
-            raise InputError(f"{place}: {body.error}")
+            raise InputError(f"{location}: {body.error}")
         if isinstance(body, s.CreateIndex):
             self._index(body)
         elif isinstance(body, s.UseKeyspace):
             self._catalog.in_use = body.keyspace
         elif isinstance(body, s.CreateTable):
-            self._create(place, body)
+            self._create(location, body)
         elif isinstance(body, s.AlterProperties):
-            self._alter(place, body)
+            self._alter(location, body)
         elif isinstance(body, s.CreateType | s.AddFields | s.RenameFields):
             with suppress(InputError, NotFound):  # the tables that use it report that it is missing
                 apply_definition(self._catalog, body, ONE_US)
@@ -180,7 +180,7 @@ class _SchemaReader:
     def _has(self, name: _TableName) -> bool:
         return name in self._unread or self._catalog.has_table(s.QualifiedName(*name))
 
-    def _create(self, place: str, body: s.CreateTable) -> None:
+    def _create(self, location: str, body: s.CreateTable) -> None:
         name = self._name(body.name)
         id_ = get_table_id(body.properties)
         if id_ is not None:
@@ -188,7 +188,7 @@ class _SchemaReader:
         if is_cdc_log(name[1], body.columns):
             self._logs.add((name[0], name[1].removesuffix(LOG_SUFFIX)))
             return
-        options = _parse_cdc_options(place, body.properties)
+        options = _parse_cdc_options(location, body.properties)
         if options is not None:
             self._set(name, options)
         # Storage properties do not affect the meaning of rows.
@@ -214,15 +214,15 @@ class _SchemaReader:
             indexes = (*schema.search_indexes, index)
             self._catalog.put(replace(schema, search_indexes=indexes, cdc_by_index=schema.cdc_by_index or by_index))
 
-    def _alter(self, place: str, body: s.AlterProperties) -> None:
+    def _alter(self, location: str, body: s.AlterProperties) -> None:
         name = self._name(body.name)
-        options = None if name[1].endswith(LOG_SUFFIX) else _parse_cdc_options(place, body.properties)
+        options = None if name[1].endswith(LOG_SUFFIX) else _parse_cdc_options(location, body.properties)
         if options is None:
             return
         existing = self._options.get(name)
         was_on = not self._has(name) if existing is None else existing.enabled
         if was_on and omits_enabled(body.properties):
-            self._warnings.append(f"{place}: {explain_cdc_turned_off('.'.join(name))}")
+            self._warnings.append(f"{location}: {explain_cdc_turned_off('.'.join(name))}")
         self._set(name, options)
 
     def _set(self, name: _TableName, options: CdcOptions) -> None:
@@ -253,7 +253,7 @@ def _assert_shallow(source: str, text: str) -> None:
             )
 
 
-def _parse_cdc_options(place: str, properties: Iterable[s.TableProperty]) -> CdcOptions | None:
+def _parse_cdc_options(location: str, properties: Iterable[s.TableProperty]) -> CdcOptions | None:
     """Return the CDC options, or None if the statement has none, or has Cassandra's, whose CDC differs."""
     values = [
         property_.value
@@ -268,4 +268,4 @@ def _parse_cdc_options(place: str, properties: Iterable[s.TableProperty]) -> Cdc
             {key: value for key, value in option_map.items() if key.lower() not in CLUSTER_ONLY_OPTIONS}
         )
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None

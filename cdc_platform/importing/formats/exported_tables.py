@@ -1,6 +1,6 @@
 """The exported tables that an import reads, each declared once, and the reader that gives their rows typed values.
 
-To import another table, declare it here and add the function in `importing.plan` that plans its writes.
+To import another table, declare it here and add the function that plans its writes to `importing.planner`.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class ExportedRow:
         value = self.get(name)
         if value is None:
             column = self.table.columns[self.table.positions[name]]
-            return _parse(column.parse, f"{self.place}: {name}", "")
+            return _parse(column.parse, f"{self.location}: {name}", "")
         return value
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the file and the line."""
         return f"{self.source}, line {self.line}"
 
@@ -163,19 +163,20 @@ class ExportedRows:
         if first is row:
             return
         if first.source == row.source:
-            raise InputError(f"{row.place}: duplicate row with {row.describe_key()}, first in line {first.line}")
+            raise InputError(f"{row.location}: duplicate row with {row.describe_key()}, first in line {first.line}")
         self._rows[key] = _merge_rows(first, row)
 
 
 def _merge_rows(first: ExportedRow, other: ExportedRow) -> ExportedRow:
     """Return the row that two files have, with the values that either has: an older export may lack an expiry."""
     if first.table.single_export is not None:
-        raise InputError(f"{other.place}: {other.describe_key()} is also in {first.place}; {first.table.single_export}")
+        raise InputError(
+            f"{other.location}: {other.describe_key()} is also in {first.location}; {first.table.single_export}"
+        )
     for column, one, two in zip(first.table.columns, first.values, other.values, strict=True):
         if one is not None and two is not None and not _is_same(one, two):
-            raise InputError(
-                f"{other.place}: {other.describe_key()}: {column.name} contradicts {first.place}; export both again"
-            )
+            what = f"{other.location}: {other.describe_key()}: {column.name}"
+            raise InputError(f"{what} contradicts {first.location}; export both again")
     values = tuple(two if one is None else one for one, two in zip(first.values, other.values, strict=True))
     return ExportedRow(first.table, first.source, first.line, values)
 

@@ -64,7 +64,7 @@ class V1Generation:
 class CdcLocalRow:
     """A row of `cdc_local`; `host_id` is None if the file does not name the node."""
 
-    place: str
+    location: str
     host_id: str | None
     key: str
     streams_timestamp_ms: Milliseconds | None
@@ -89,13 +89,13 @@ class TopologyExport:
 
 
 @dataclass(frozen=True)
-class CqlshExports:
+class ClusterExports:
     """The content of export files: V2 descriptions by ID, streams by time (ms), times (ms) with their expiry (ms).
 
-    `v1` is the content of V1 tables and of `cdc_local`; `tablets` are stream sets of tablets. `held` are the names of
-    the exported tables, even without rows, or of the tables that their rows go into. `topology` is what the cluster's
-    Raft group has committed, `tables` are those with CDC options or a log in a schema, `warnings` are remarks on that
-    schema.
+    `v1` is the content of V1 tables and of `cdc_local`; `tablets` are stream sets of tablets. `exported_tables` names
+    the exported tables, even those without rows, by the tables that their rows go into. `topology` is what the
+    cluster's Raft group has committed, `tables` are those with CDC options or a log in a schema, `warnings` are remarks
+    on that schema.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -103,20 +103,20 @@ class CqlshExports:
     timestamps: Mapping[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
     tablets: TabletExports = field(default_factory=TabletExports)
-    held: frozenset[str] = frozenset()
+    exported_tables: frozenset[str] = frozenset()
     topology: TopologyExport = field(default_factory=TopologyExport)
     tables: Sequence[DescribedTable] = ()
     warnings: Sequence[str] = ()
 
 
-def parse_exports(files: Iterable[tuple[str, str]], flaws: ImportIssues | None = None) -> CqlshExports:
+def parse_exports(files: Iterable[tuple[str, str]], issues: ImportIssues | None = None) -> ClusterExports:
     """Parse export files and schemas, given as (name, text).
 
     Raises:
-        InputError: a text is no export or is truncated; files contradict each other; or rows are missing, and `flaws`
+        InputError: a text is no export or is truncated; files contradict each other; or rows are missing, and `issues`
             refuses issues.
     """
-    flaws = flaws or ImportIssues()
+    issues = issues or ImportIssues()
     rows = {table: ExportedRows() for table in EXPORTED_TABLES}
     exported_tables: set[str] = set()
     schemas: list[DescribedSchema] = []
@@ -130,34 +130,34 @@ def parse_exports(files: Iterable[tuple[str, str]], flaws: ImportIssues | None =
             rows[table].add(row)
     names = {id_: name for schema in schemas for id_, name in schema.names.items()}
     names |= {row.get("id"): (row.get("keyspace_name"), row.get("table_name")) for row in rows[SCHEMA_TABLES].take()}
-    derived_sets = derive_stream_sets(rows[STREAMS_STATE].take(), rows[STREAMS_HISTORY].take(), names, flaws)
-    return CqlshExports(
-        _read_descriptions(rows[DESCRIPTIONS_V2], rows[DESCRIPTIONS_V3], flaws),
-        _read_streams(rows[STREAMS_V2], flaws),
+    derived_sets = derive_stream_sets(rows[STREAMS_STATE].take(), rows[STREAMS_HISTORY].take(), names, issues)
+    return ClusterExports(
+        _read_descriptions(rows[DESCRIPTIONS_V2], rows[DESCRIPTIONS_V3], issues),
+        _read_streams(rows[STREAMS_V2], issues),
         dict(sorted((row.get("time"), row.get("expired")) for row in rows[TIMESTAMPS].take())),
         V1Exports(
             {row.get("time"): _read_v1_description(row) for row in rows[DESCRIPTIONS_V1].take()},
             {row.get("time"): _read_v1_streams(row) for row in rows[STREAMS_V1].take()},
             [_read_local(row) for row in rows[LOCAL].take()],
         ),
-        read_tablet_exports(rows[TABLET_TIMESTAMPS].take(), rows[TABLET_STREAMS].take(), derived_sets, flaws),
+        read_tablet_exports(rows[TABLET_TIMESTAMPS].take(), rows[TABLET_STREAMS].take(), derived_sets, issues),
         frozenset(exported_tables),
-        _read_topology(rows[TOPOLOGY].take(), flaws),
+        _read_topology(rows[TOPOLOGY].take(), issues),
         [table for schema in schemas for table in schema.tables],
         [warning for schema in schemas for warning in schema.warnings],
     )
 
 
-def _read_descriptions(own: ExportedRows, group: ExportedRows, flaws: ImportIssues) -> dict[str, RangeRows]:
+def _read_descriptions(own: ExportedRows, group: ExportedRows, issues: ImportIssues) -> dict[str, RangeRows]:
     """Return the V2 descriptions by ID.
 
     The group's own table has no row counts, so a generation that is in both tables is read from the one that has them.
     """
-    by_id = _group_by_range(group, "id", flaws) | _group_by_range(own, "id", flaws)
-    return {id_: _build_description(id_, rows, flaws) for id_, rows in by_id.items()}
+    by_id = _group_by_range(group, "id", issues) | _group_by_range(own, "id", issues)
+    return {id_: _build_description(id_, rows, issues) for id_, rows in by_id.items()}
 
 
-def _build_description(id_: str, rows: Mapping[int, ExportedRow], flaws: ImportIssues) -> RangeRows:
+def _build_description(id_: str, rows: Mapping[int, ExportedRow], issues: ImportIssues) -> RangeRows:
     source = next(iter(rows.values())).source
     claims = None
     if all(row.table is DESCRIPTIONS_V2 for row in rows.values()):
@@ -165,32 +165,34 @@ def _build_description(id_: str, rows: Mapping[int, ExportedRow], flaws: ImportI
         claimed = set(claims.values())
         if claimed != {len(rows)}:
             counts = " and ".join(map(str, sorted(claimed)))
-            flaws.tell(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {counts}: {HALF_WRITTEN}")
+            issues.report(
+                f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {counts}: {HALF_WRITTEN}"
+            )
     ignore_msbs = {end: row.require("ignore_msb") for end, row in rows.items()}
-    return described_range_rows(source, id_, _streams_by_end(rows), ignore_msbs, claims, flaws)
+    return described_range_rows(source, id_, _streams_by_end(rows), ignore_msbs, claims, issues)
 
 
-def _read_streams(rows: ExportedRows, flaws: ImportIssues) -> dict[Milliseconds, RangeRows]:
+def _read_streams(rows: ExportedRows, issues: ImportIssues) -> dict[Milliseconds, RangeRows]:
     """Return the published streams by time (ms), oldest first."""
     return {
-        time_ms: published_range_rows(ranges[min(ranges)].source, time_ms, _streams_by_end(ranges), flaws)
-        for time_ms, ranges in sorted(_group_by_range(rows, "time", flaws).items())
+        time_ms: published_range_rows(ranges[min(ranges)].source, time_ms, _streams_by_end(ranges), issues)
+        for time_ms, ranges in sorted(_group_by_range(rows, "time", issues).items())
     }
 
 
-def _group_by_range(rows: ExportedRows, partition: str, flaws: ImportIssues) -> dict[Any, dict[int, ExportedRow]]:
+def _group_by_range(rows: ExportedRows, partition: str, issues: ImportIssues) -> dict[Any, dict[int, ExportedRow]]:
     """Group rows by partition and range end. A row without streams cannot be stored, so its range is missing."""
     groups: dict[Any, dict[int, ExportedRow]] = {}
     for row in rows.take():
         if row.get("streams") is not None:
             groups.setdefault(row.get(partition), {})[row.require("range_end")] = row
         elif row.get("range_end") is None and row.table is DESCRIPTIONS_V2:
-            flaws.tell(
-                f"{row.place}: generation {row.get('id')} has num_ranges {row.get('num_ranges')} and no rows: "
+            issues.report(
+                f"{row.location}: generation {row.get('id')} has num_ranges {row.get('num_ranges')} and no rows: "
                 f"{HALF_WRITTEN}"
             )
         else:
-            flaws.tell(f"{row.place}: streams: no streams; every range has at least one")
+            issues.report(f"{row.location}: streams: no streams; every range has at least one")
     return groups
 
 
@@ -210,25 +212,27 @@ def _read_v1_streams(row: ExportedRow) -> V1Generation:
 def _read_local(row: ExportedRow) -> CdcLocalRow:
     time_ms, uuid = row.get("streams_timestamp"), row.get("uuid")
     if uuid is not None and time_ms is None:
-        raise InputError(f"{row.place}: uuid {uuid} without streams_timestamp; a generation's ID has its time")
-    return CdcLocalRow(row.place, row.get("host_id"), row.get("key"), time_ms, uuid)
+        raise InputError(f"{row.location}: uuid {uuid} without streams_timestamp; a generation's ID has its time")
+    return CdcLocalRow(row.location, row.get("host_id"), row.get("key"), time_ms, uuid)
 
 
-def _read_topology(rows: Iterable[ExportedRow], flaws: ImportIssues) -> TopologyExport:
+def _read_topology(rows: Iterable[ExportedRow], issues: ImportIssues) -> TopologyExport:
     """Return the nodes in the ring, and the committed generations. Every row repeats the group's values.
 
     Raises:
-        InputError: a state is unknown; or nodes or generations are changing, and `flaws` refuses issues.
+        InputError: a state is unknown; or nodes or generations are changing, and `issues` refuses issues.
     """
     topology = TopologyExport()
     for row in rows:
         host, state, transition = row.get("host_id"), row.get("node_state"), row.get("transition_state")
-        if is_ring_changing(row.place, transition):
-            flaws.tell(f"{row.source}: the topology is changing ({transition}); export it when that is done")
+        if is_ring_changing(row.location, transition):
+            issues.report(f"{row.source}: the topology is changing ({transition}); export it when that is done")
         topology.committed.update(row.get("committed_cdc_generations") or {})
-        membership = membership_from_node_state(f"{row.place}: node {host}", state)
+        membership = membership_from_node_state(f"{row.location}: node {host}", state)
         if not membership.at_rest:
-            flaws.tell(f"{row.source}: node {host} is {state}: the topology is changing; export it when that is done")
+            issues.report(
+                f"{row.source}: node {host} is {state}: the topology is changing; export it when that is done"
+            )
         if membership.in_ring:
             topology.nodes.append(_read_node(row))
     return topology

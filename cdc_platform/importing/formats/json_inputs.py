@@ -56,8 +56,8 @@ def parse_join_request(text: str, source: str = "bootstrap event") -> JoinReques
     """
     value = parse_json(text, source)
     if not isinstance(value, dict):
-        mend = "; a ring snapshot is taken in by: cdc-platform import" if isinstance(value, list) else ""
-        raise InputError(f"{source} has to be one JSON object that describes a node{mend}")
+        hint = "; import a ring snapshot with: cdc-platform import" if isinstance(value, list) else ""
+        raise InputError(f"{source} has to be one JSON object that describes a node{hint}")
     try:
         return JoinRequest.model_validate(value)
     except ValidationError as error:
@@ -95,8 +95,8 @@ class AddNodes(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.tokens is None) == (self.num_tokens is None):
-            found = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
-            raise ValueError(f"{found} there; give tokens to name them, or num_tokens to draw them")
+            which = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
+            raise ValueError(f"{which} given; give tokens to name them, or num_tokens to draw them")
         if self.times > 1 and (self.tokens is not None or self.host_id or self.address):
             raise ValueError(f"times is {self.times}, so that tokens, host_id and address cannot be named; draw them")
         return self
@@ -111,7 +111,7 @@ class RemoveNode(BaseModel):
 
 
 class ReshardNode(BaseModel):
-    """A node that comes back with other shards; what is not said stays."""
+    """A node that comes back with other shards; fields that are not given stay as they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -122,7 +122,7 @@ class ReshardNode(BaseModel):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if self.shard_count is None and self.ignore_msb is None:
-            raise ValueError("neither shard_count nor ignore_msb is there; say what changes")
+            raise ValueError("neither shard_count nor ignore_msb is given; give what changes")
         return self
 
 
@@ -196,14 +196,14 @@ def _parse_step(item: object, number: int, source: str) -> RehearsalFileStep:
         raise InputError(f'{source} has to be an object with one field, which is one of {known}: {{"wait": 3600}}')
     ((kind, fields),) = item.items()
     if kind not in _KINDS:
-        raise InputError(f"{source}: {kind!r} is no change of the topology; there are {known}")
+        raise InputError(f"{source}: {kind!r} is no change of the topology; the changes are {known}")
     model = _KINDS[kind]
     if kind in _SHORT and not isinstance(fields, dict):
         fields = {_SHORT[kind]: fields}
     if not isinstance(fields, dict):
         raise InputError(f"{source}: {kind} has to be an object with the fields {', '.join(model.model_fields)}")
     if "shards" in fields and "shard_count" in fields:
-        raise InputError(f"{source}: {kind}: both shards and shard_count are there; they are the same field")
+        raise InputError(f"{source}: {kind}: both shards and shard_count are given; they are the same field")
     try:
         return RehearsalFileStep(number, kind, model.model_validate(fields))
     except ValidationError as error:

@@ -48,14 +48,14 @@ class NodetoolRing:
 
     source: str
     tokens: dict[str, set[int]] = field(default_factory=dict)
-    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    racks: dict[str, tuple[str, str]] = field(default_factory=dict)
     replicas_only: bool = False
 
-    def own(self, place: str, address: str, datacenter: str, rack: str, token: str) -> int:
+    def own(self, location: str, address: str, datacenter: str, rack: str, token: str) -> int:
         """Record that an address owns a token."""
-        value = _parse_token(place, token)
+        value = _parse_token(location, token)
         self.tokens.setdefault(address, set()).add(value)
-        self.places[address] = datacenter, rack
+        self.racks[address] = datacenter, rack
         return value
 
 
@@ -79,7 +79,7 @@ class NodetoolStatus:
 
     def lists(self, node: Node) -> bool:
         """Return True if the node is printed, by its host ID or its address."""
-        return node.address in self.nodes or any(node.host_id == each.host_id for each in self.nodes.values())
+        return node.address in self.nodes or any(node.host_id == printed.host_id for printed in self.nodes.values())
 
     def host_id(self, address: str) -> UUID | None:
         """Return the host ID of an address, or None if it is not printed."""
@@ -97,46 +97,48 @@ def is_nodetool_status(text: str) -> bool:
     return any(_STATUS_HEADER.fullmatch(line) for line in text[:4096].splitlines())
 
 
-def parse_nodetool_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
+def parse_nodetool_ring(source: str, text: str, issues: ImportIssues) -> NodetoolRing:
     """Return the printed ring.
 
     Raises:
-        InputError: it is truncated, a line or a state is unknown; or a node joins or leaves, and `flaws` refuses
+        InputError: it is truncated, a line or a state is unknown; or a node joins or leaves, and `issues` refuses
             issues.
     """
-    ring = _parse_describering(source, text) if _is_describering(text) else _parse_ring(source, text, flaws)
+    ring = _parse_describering(source, text) if _is_describering(text) else _parse_ring(source, text, issues)
     if not ring.tokens:
         raise InputError(f"{source} lists no token: {HALF_WRITTEN}; print it again")
     return ring
 
 
-def parse_nodetool_status(source: str, text: str, flaws: ImportIssues) -> NodetoolStatus:
+def parse_nodetool_status(source: str, text: str, issues: ImportIssues) -> NodetoolStatus:
     """Return the members that `nodetool status` prints.
 
     Raises:
         InputError: a line or a state is unknown, an address or a host ID is duplicated; or a node joins or leaves, and
-            `flaws` refuses issues.
+            `issues` refuses issues.
     """
     nodes: dict[str, NodetoolNode] = {}
     datacenter = ""
     for number, line in enumerate(text.splitlines(), start=1):
-        place = f"{source}, line {number}"
+        location = f"{source}, line {number}"
         head, row = _DATACENTER.fullmatch(line), _STATUS_ROW.fullmatch(line)
         if head:
             datacenter = head[1]
         elif row:
             _, state, address, tokens, host, rack = row.groups()
-            membership = membership_from_printed_state(f"{place}: node {address}", _STATE_LETTERS.get(state, state))
+            membership = membership_from_printed_state(f"{location}: node {address}", _STATE_LETTERS.get(state, state))
             if not membership.at_rest:
-                flaws.tell(f"{place}: node {address} is {_STATE_LETTERS[state]}; print it when it is Normal or gone")
+                issues.report(
+                    f"{location}: node {address} is {_STATE_LETTERS[state]}; print it when it is Normal or gone"
+                )
             if not membership.in_ring:
                 continue
-            host_id = None if host == "?" else _parse_host_id(place, host)
+            host_id = None if host == "?" else _parse_host_id(location, host)
             if address in nodes or (host_id and any(host_id == node.host_id for node in nodes.values())):
-                raise InputError(f"{place}: node {address} ({host}) is there twice")
+                raise InputError(f"{location}: node {address} ({host}) is printed twice")
             nodes[address] = NodetoolNode(address, host_id, None if tokens == "?" else int(tokens), datacenter, rack)
         elif _STATUS_LIKE.fullmatch(line) and not _STATUS_HEADER.fullmatch(line):
-            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool status that is known here")
+            raise InputError(f"{location}: {line.strip()[:80]!r} is no line of nodetool status that is known here")
     if not nodes:
         raise InputError(f"{source} lists no node: {HALF_WRITTEN}; print it again")
     return NodetoolStatus(source, nodes)
@@ -167,7 +169,7 @@ def nodes_from_ring(
         similar = existing or by_address.get(address)
         known_sharding = (shards, ignore_msb) if similar is None else (similar.shard_count, similar.ignore_msb)
         sharding = _sharding(ring.source, address, *known_sharding)
-        datacenter, rack = ring.places[address]
+        datacenter, rack = ring.racks[address]
         if host_id is None:
             host_id = uuid5(_NAMESPACE, f"{datacenter} {address}") if existing is None else existing.host_id
             unnamed += [] if existing else [address]
@@ -248,38 +250,38 @@ def apply_status(
             updated = _with_printed_names(existing, printed, status.source)
             by_id[updated.host_id] = updated
             warnings += _other_tokens(existing, printed, status.source)
-    gone = [node for node in nodes if not status.lists(node)]
-    if gone:
+    missing = [node for node in nodes if not status.lists(node)]
+    if missing:
         warnings.append(
-            f"{status.source}: {len(gone)} nodes that are known here are not in it, the first {gone[0].host_id}: they "
+            f"{status.source}: {len(missing)} known nodes are not in it, the first {missing[0].host_id}: they "
             "stay; import nodetool ring with it, or system.topology, if they have left"
         )
     return list(by_id.values()), warnings
 
 
-def _with_printed_names(there: Node, printed: NodetoolNode, source: str) -> Node:
-    host_id = there.host_id
+def _with_printed_names(known: Node, printed: NodetoolNode, source: str) -> Node:
+    host_id = known.host_id
     if printed.host_id is not None and printed.host_id != host_id:
-        if host_id != uuid5(_NAMESPACE, f"{there.datacenter} {there.address}"):
+        if host_id != uuid5(_NAMESPACE, f"{known.datacenter} {known.address}"):
             raise InputError(
                 f"{source}: node {printed.address} is host {printed.host_id}, and here it is host {host_id}: another "
                 "node has taken its address; import nodetool ring with it, or system.topology"
             )
         host_id = printed.host_id
     return replace(
-        there,
+        known,
         host_id=host_id,
-        address=there.address or printed.address,
-        datacenter=there.datacenter or printed.datacenter,
-        rack=there.rack or printed.rack,
+        address=known.address or printed.address,
+        datacenter=known.datacenter or printed.datacenter,
+        rack=known.rack or printed.rack,
     )
 
 
-def _other_tokens(there: Node, printed: NodetoolNode, source: str) -> list[str]:
-    if printed.token_count in (None, len(there.tokens)):
+def _other_tokens(known: Node, printed: NodetoolNode, source: str) -> list[str]:
+    if printed.token_count in (None, len(known.tokens)):
         return []
     return [
-        f"{source}: node {printed.address} has {printed.token_count} tokens, and {len(there.tokens)} are known here; "
+        f"{source}: node {printed.address} has {printed.token_count} tokens, and {len(known.tokens)} are known here; "
         "import nodetool ring with it"
     ]
 
@@ -334,7 +336,7 @@ def _is_describering(text: str) -> bool:
     return "TokenRange(" in text[:4096]
 
 
-def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
+def _parse_ring(source: str, text: str, issues: ImportIssues) -> NodetoolRing:
     """Parse `nodetool ring`: the token of each datacenter's last row is printed above its rows."""
     ring = NodetoolRing(source)
     datacenter, expected, last = "", None, None
@@ -348,23 +350,23 @@ def _parse_ring(source: str, text: str, flaws: ImportIssues) -> NodetoolRing:
 
     number = 0
     for number, line in enumerate(text.splitlines(), start=1):
-        place = f"{source}, line {number}"
+        location = f"{source}, line {number}"
         head, row, alone = _DATACENTER.fullmatch(line), _ROW.fullmatch(line), _LAST.fullmatch(line)
         if head:
             end(number)
             datacenter, expected, last = head[1], None, None
         elif alone:
-            expected = _parse_token(place, alone[1])
+            expected = _parse_token(location, alone[1])
         elif row:
             address, rack, _, state, token = row.groups()
             last = int(token)
-            membership = membership_from_printed_state(f"{place}: node {address}", state)
+            membership = membership_from_printed_state(f"{location}: node {address}", state)
             if not membership.at_rest:
-                flaws.tell(f"{place}: node {address} is {state}; print the ring when it is Normal or gone")
+                issues.report(f"{location}: node {address} is {state}; print the ring when it is Normal or gone")
             if membership.in_ring:
-                ring.own(place, address, datacenter, rack, token)
+                ring.own(location, address, datacenter, rack, token)
         elif _ENDS_IN_TOKEN.fullmatch(line):
-            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool ring that is known here")
+            raise InputError(f"{location}: {line.strip()[:80]!r} is no line of nodetool ring that is known here")
     end(number)
     return ring
 
@@ -373,33 +375,33 @@ def _parse_describering(source: str, text: str) -> NodetoolRing:
     """Parse `nodetool describering`: the ranges, each with its first replica and that replica's location."""
     ring, starts, ends = NodetoolRing(source, replicas_only=True), set[int](), set[int]()
     for number, line in enumerate(text.splitlines(), start=1):
-        place = f"{source}, line {number}"
+        location = f"{source}, line {number}"
         if "TokenRange(" not in line:
             continue
         row = _RANGE.search(line)
         if row is None:
-            raise InputError(f"{place}: {line.strip()[:80]!r} is no range of nodetool describering: {HALF_WRITTEN}?")
+            raise InputError(f"{location}: {line.strip()[:80]!r} is no range of nodetool describering: {HALF_WRITTEN}?")
         start, token, endpoints, host, datacenter, rack = row.groups()
         first = endpoints.split(",")[0].strip()
         if first != host:
-            raise InputError(f"{place}: the first endpoint is {first}, and its details are of {host}")
+            raise InputError(f"{location}: the first endpoint is {first}, and its details are of {host}")
         starts.add(int(start))
-        ends.add(ring.own(place, first, datacenter, rack, token))
+        ends.add(ring.own(location, first, datacenter, rack, token))
     if starts != ends:
         gap = min(starts ^ ends)
         raise InputError(f"{source}: the ranges do not close the ring, at token {gap}: {HALF_WRITTEN}; print it again")
     return ring
 
 
-def _parse_host_id(place: str, text: str) -> UUID:
+def _parse_host_id(location: str, text: str) -> UUID:
     try:
         return UUID(text)
     except ValueError:
-        raise InputError(f"{place}: host ID {text!r} is no UUID") from None
+        raise InputError(f"{location}: host ID {text!r} is no UUID") from None
 
 
-def _parse_token(place: str, text: str) -> int:
+def _parse_token(location: str, text: str) -> int:
     try:
         return parse_token(text)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None

@@ -84,8 +84,8 @@ def parse_ring_snapshot(
     """
     value = parse_json(text, source)
     if not isinstance(value, list):
-        mend = "; a joining node is queued by: cdc-platform bootstrap" if isinstance(value, dict) else ""
-        raise InputError(f"{source} has to be a JSON list of nodes{mend}")
+        hint = "; a joining node is queued by: cdc-platform bootstrap" if isinstance(value, dict) else ""
+        raise InputError(f"{source} has to be a JSON list of nodes{hint}")
     if not value:
         raise InputError(f"{source} lists no nodes; a ring snapshot has at least one")
     nodes = [
@@ -110,7 +110,9 @@ def joins_between_snapshots(snapshots: Sequence[Sequence[Node]]) -> list[JoinReq
         present = {node.host_id: node for node in snapshot}
         for host, before in known.items():
             if host not in present:
-                raise InputError(f"snapshot {number}: host {host} of the snapshot before is gone; only joins are read")
+                raise InputError(
+                    f"snapshot {number}: host {host} of the previous snapshot is missing; only joins are read"
+                )
             if _sharding(before) != _sharding(present[host]):
                 raise InputError(f"snapshot {number}: host {host} has other tokens or shards than in the one before")
         requests += [_request(node) for host, node in present.items() if host not in known]

@@ -95,7 +95,7 @@ def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is there twice; name it once")
+        raise ValueError(f"field {twice!r} is given twice; name it once")
     return fields
 
 

@@ -60,13 +60,13 @@ def read_tablet_exports(
     timestamps: Iterable[ExportedRow],
     streams: Iterable[ExportedRow],
     derived: Mapping[TableName, Mapping[Milliseconds, StreamStates]],
-    flaws: ImportIssues,
+    issues: ImportIssues,
 ) -> TabletExports:
     """Return the sets in the rows of both public tables, and those derived from the internal tables.
 
     Raises:
         InputError: a table's name is invalid; or a set does not cover the ring or does not follow from the previous
-            one, and `flaws` refuses issues.
+            one, and `issues` refuses issues.
     """
     times: dict[TableName, dict[Milliseconds, str]] = {}
     rows: dict[TableName, dict[Milliseconds, dict[tuple[int, bytes], str]]] = {}
@@ -80,7 +80,7 @@ def read_tablet_exports(
             known = rows.setdefault(name, {}).setdefault(time_ms, {})
             known.update({key: source for key, source in states.items() if key not in known})
             times.setdefault(name, {}).setdefault(time_ms, next(iter(states.values())))
-    return TabletExports({name: list(build_stream_sets(name, sets, flaws)) for name, sets in rows.items()}, times)
+    return TabletExports({name: list(build_stream_sets(name, sets, issues)) for name, sets in rows.items()}, times)
 
 
 def _table_entry(by_table: dict[TableName, dict[Milliseconds, _Value]], row: ExportedRow) -> dict[Milliseconds, _Value]:
@@ -90,20 +90,20 @@ def _table_entry(by_table: dict[TableName, dict[Milliseconds, _Value]], row: Exp
         try:
             check_table_name(*name)
         except InputError as error:
-            raise InputError(f"{row.place}: {error}") from None
+            raise InputError(f"{row.location}: {error}") from None
     return by_table.setdefault(name, {})
 
 
 def derive_stream_sets(
-    state: Iterable[ExportedRow], history: Iterable[ExportedRow], names: Mapping[str, TableName], flaws: ImportIssues
+    state: Iterable[ExportedRow], history: Iterable[ExportedRow], names: Mapping[str, TableName], issues: ImportIssues
 ) -> dict[TableName, dict[Milliseconds, StreamStates]]:
     """Return every set: the oldest of each table, and each later one derived from its changes to the previous one.
 
     `names` are the tables of logs by the ID of the log.
 
     Raises:
-        InputError: `names` lacks a log, or the oldest set has two times; or there is no oldest set, and `flaws` refuses
-            issues.
+        InputError: `names` lacks a log, or the oldest set has two times; or there is no oldest set, and `issues`
+            refuses issues.
     """
     bases: dict[str, tuple[Milliseconds, dict[bytes, str]]] = {}
     changes: dict[str, dict[Milliseconds, dict[tuple[int, bytes], str]]] = {}
@@ -115,7 +115,7 @@ def derive_stream_sets(
     sets: dict[TableName, dict[Milliseconds, StreamStates]] = {}
     for id_ in sorted({*bases, *changes}):
         if id_ not in bases:
-            flaws.tell(
+            issues.report(
                 f"{STREAMS_STATE.name} has no oldest set of table {id_}, but {STREAMS_HISTORY.name} has changes to it"
             )
         oldest = bases.get(id_, (Milliseconds(0), {}))
@@ -130,7 +130,7 @@ def _add_to_oldest_set(bases: dict[str, tuple[Milliseconds, dict[bytes, str]]], 
     base_ms, streams = bases.setdefault(id_, (time_ms, {}))
     if base_ms != time_ms:
         raise InputError(
-            f"{row.place}: the oldest set of table {id_} began at {format_ms(time_ms)}, and in a row before at "
+            f"{row.location}: the oldest set of table {id_} began at {format_ms(time_ms)}, and in a row before at "
             f"{format_ms(base_ms)}: it was replaced while it was exported; export it again"
         )
     streams[stream] = row.source
@@ -168,17 +168,17 @@ def _table_of_log(id_: str, names: Mapping[str, TableName]) -> TableName:
 
 
 def build_stream_sets(
-    name: TableName, rows: Mapping[Milliseconds, StreamStates], flaws: ImportIssues | None = None
+    name: TableName, rows: Mapping[Milliseconds, StreamStates], issues: ImportIssues | None = None
 ) -> Iterator[ExportedStreamSet]:
     """Yield the sets of a table, oldest first, each checked against the previous one.
 
     `rows` are the streams in their states by time (ms).
 
     Raises:
-        InputError: `flaws` refuses issues, and a set does not cover the ring, or does not follow from its changes to
+        InputError: `issues` refuses issues, and a set does not cover the ring, or does not follow from its changes to
             the previous set.
     """
-    flaws = flaws or refuse_issues()
+    issues = issues or refuse_issues()
     previous: ExportedStreamSet | None = None
     for time_ms in sorted(rows):
         states: dict[int, list[bytes]] = {STREAM_CURRENT: [], STREAM_CLOSED: [], STREAM_OPENED: []}
@@ -191,50 +191,50 @@ def build_stream_sets(
             *(_to_stream_ids(states[state]) for state in (STREAM_CURRENT, STREAM_CLOSED, STREAM_OPENED)),
         )
         where = f"{source}: {'.'.join(name)} at {format_ms(time_ms)}"
-        _check_set(where, stream_set, flaws)
-        _check_change(where, previous, stream_set, flaws)
+        _check_set(where, stream_set, issues)
+        _check_change(where, previous, stream_set, issues)
         yield stream_set
         previous = stream_set
 
 
-def _check_set(where: str, found: ExportedStreamSet, flaws: ImportIssues) -> None:
-    for ids in (found.current, found.closed, found.opened):
+def _check_set(where: str, stream_set: ExportedStreamSet, issues: ImportIssues) -> None:
+    for ids in (stream_set.current, stream_set.closed, stream_set.opened):
         fields = decode_stream_ids(ids)
         wrong = np.flatnonzero((fields.versions != STREAM_ID_VERSION) | (fields.indexes != 0))
         if wrong.size:
             at = int(wrong[0])
-            flaws.tell(
+            issues.report(
                 f"{where}: stream 0x{ids[at].tobytes().hex()} has version {fields.versions[at]} and index "
                 f"{fields.indexes[at]}; a tablet's has 1 and 0"
             )
-    if not len(found.current):
-        flaws.tell(f"{where}: no current streams (state 0): {HALF_WRITTEN}, rows are missing")
+    if not len(stream_set.current):
+        issues.report(f"{where}: no current streams (state 0): {HALF_WRITTEN}, rows are missing")
         return
-    tokens = get_stream_tokens(found.current)
+    tokens = get_stream_tokens(stream_set.current)
     repeated = np.flatnonzero(tokens[1:] == tokens[:-1])
     if repeated.size:
-        flaws.tell(f"{where}: two current streams have token {tokens[repeated[0]]}; a tablet has one stream")
+        issues.report(f"{where}: two current streams have token {tokens[repeated[0]]}; a tablet has one stream")
     if tokens[-1] != LAST_TOKEN:
-        flaws.tell(
+        issues.report(
             f"{where}: its last stream has token {tokens[-1]}, and the ring ends at {LAST_TOKEN}: "
             f"{HALF_WRITTEN}, rows are missing"
         )
 
 
 def _check_change(
-    where: str, previous: ExportedStreamSet | None, found: ExportedStreamSet, flaws: ImportIssues
+    where: str, previous: ExportedStreamSet | None, stream_set: ExportedStreamSet, issues: ImportIssues
 ) -> None:
     """Report a set that differs from its changes applied to the previous one; the oldest only opens its own streams."""
-    before = found.current[:0] if previous is None else previous.current
+    before = stream_set.current[:0] if previous is None else previous.current
     try:
-        computed = apply_difference(before, StreamSetDifference(found.closed, found.opened))
+        computed = apply_difference(before, StreamSetDifference(stream_set.closed, stream_set.opened))
     except InputError as error:
-        flaws.tell(f"{where}: {error}: {HALF_WRITTEN}, rows are missing")
+        issues.report(f"{where}: {error}: {HALF_WRITTEN}, rows are missing")
         return
-    if not np.array_equal(computed, found.current):
-        flaws.tell(
-            f"{where}: what was open, closed and opened makes {len(computed)} streams, which are not its "
-            f"{len(found.current)} current ones: {HALF_WRITTEN}, rows are missing"
+    if not np.array_equal(computed, stream_set.current):
+        issues.report(
+            f"{where}: the previous set with its changes has {len(computed)} streams, which are not its "
+            f"{len(stream_set.current)} current ones: {HALF_WRITTEN}, rows are missing"
         )
 
 

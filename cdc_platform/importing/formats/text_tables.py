@@ -101,7 +101,7 @@ def _read_json_rows(source: str, text: str) -> tuple[list[str], TextRows]:
 
 def strip_session(text: str) -> str:
     """Remove prompts and warnings from text that was copied from a cqlsh session; lines keep their numbers."""
-    return _SESSION.sub(lambda found: "\n" * found[0].count("\n"), text)
+    return _SESSION.sub(lambda session: "\n" * session[0].count("\n"), text)
 
 
 def _lines(text: str, most: int | None = None) -> Iterator[tuple[int, str]]:

@@ -213,7 +213,7 @@ def test_a_generation_that_is_gone_is_named(home: Path) -> None:
     table = schema(lake)
     before, _ = consume(lake, Clock(NOW_US), table, "audit", until_us=START_US)
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_us(START_US))])
-    with pytest.raises(StateError, match="which is gone; what it has not read before 2026-01-31T13:00"):
+    with pytest.raises(StateError, match="which was removed; unread rows before 2026-01-31T13:00"):
         consume(lake, Clock(NOW_US), table, "audit")
     assert consumers.find_consumer(lake, "audit", "ks", "t") == before
 

@@ -53,7 +53,7 @@ def test_a_consumer_waits_for_what_is_brought_in(lake: Lake) -> None:
 def test_an_hour_waits_until_it_is_brought_in(lake: Lake) -> None:
     """It is neither due nor copied before, not even in part."""
     assert HOUR not in hourly.list_due_hours(lake, NOW, 10)
-    with pytest.raises(StateError, match="was brought in from its cluster up to"):
+    with pytest.raises(StateError, match="was ingested from its cluster up to"):
         hourly.copy_hour(lake, NOW, [schema(lake)], HOUR)
     move_on(lake, HOUR + HOUR_US - ONE_US)
     assert HOUR in hourly.list_due_hours(lake, NOW, 10)

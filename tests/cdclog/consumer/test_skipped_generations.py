@@ -95,7 +95,7 @@ class World:
     def consume(self, now_us: int = LATE_US, name: str = "audit", **more: Any) -> list[int]:
         """Read on, and answer with when the rows that came were written."""
         before = len(self.read(name))
-        consume(self.lake, Clock(Microseconds(now_us)), self.schema, name, tell=self.told.append, **more)
+        consume(self.lake, Clock(Microseconds(now_us)), self.schema, name, on_message=self.told.append, **more)
         return self.read(name)[before:]
 
     def read(self, name: str = "audit") -> list[int]:
@@ -164,7 +164,7 @@ def test_one_without_streams_is_passed_over_once_a_later_one_operates(world: Wor
     others = [when for when in WRITTEN if not bare <= when < bare + HOUR_US]
     assert world.consume() == others
     (told,) = world.told
-    assert f"passes over the generation of {format_us(Microseconds(bare))}" in told
+    assert f"skips the generation of {format_us(Microseconds(bare))}" in told
     assert "2 rows of the log" in told
     assert read_skipped_sets(world.lake) == {AUDIT: [bare]}
     assert world.consume() == []
@@ -239,7 +239,7 @@ def test_a_reader_that_noted_nothing_of_its_sets_says_what_it_cannot_read(world:
     for _ in range(2):
         world.told.clear()
         assert world.consume() == []
-        assert f"passed over the generation of {format_us(SECOND_US)}" in world.told[0]
+        assert f"skipped the generation of {format_us(SECOND_US)}" in world.told[0]
     assert world.consume(name="anew") == WRITTEN
     consumers.forget_consumer(world.lake, *AUDIT)
     assert (audit_skipped_sets(world.lake), read_skipped_sets(world.lake)) == ([], {})
@@ -333,7 +333,7 @@ def test_the_command_warns_and_lists_what_was_passed_over(world: World) -> None:
     late = format_us(LATE_US)
     answer = run("--home", home, "--clock", late, "consume", "ks.t", "--name", "audit", "--json")
     assert answer.exit_code == 0
-    assert answer.stderr.startswith("warning: consumer audit of ks.t passes over the generation of 2026-01-31T13:00")
+    assert answer.stderr.startswith("warning: consumer audit of ks.t skips the generation of 2026-01-31T13:00")
     (listed,) = run("--home", home, "consumers", "--json").rows
     assert listed["skipped"] == [format_us(SECOND_US)]
 

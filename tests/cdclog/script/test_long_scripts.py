@@ -68,7 +68,9 @@ def kept(home: Path, folder: Path, scripts: Sequence[str]) -> tuple[list[str], l
     outcomes: list[str] = []
     for number, text in enumerate(scripts):
         clock = Clock(Microseconds(NOW_US + number * 1_000_000))
-        commit_script(text, lake, clock, Settings(), tell=lambda each: outcomes.append(f"{each.became} {each.rows}"))
+        commit_script(
+            text, lake, clock, Settings(), on_outcome=lambda each: outcomes.append(f"{each.became} {each.rows}")
+        )
     schema = read_table_schema(lake, "ks", "t")
     log = log_table(schema, exact=True)
     rows = lake.read_version(log, lake.version(log) or 0).to_pylist()

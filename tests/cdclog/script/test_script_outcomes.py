@@ -144,7 +144,7 @@ def test_a_script_that_cannot_be_finished_stands_in_nobodys_way(tmp_path: Path) 
     _noted(lake, 2, "INSERT INTO ks.t (pk, v) VALUES (1, 1);", {"ks.t": 99})
     result = commit_script(TABLE.replace("ks.t", "ks.other"), lake, clock, Settings())
     (line,) = result.left
-    assert line.startswith("the script that was to be kept at 2020-11-26T12:00:00")
+    assert line.startswith("the script applied at 2020-11-26T12:00:00")
     assert "cannot be finished: " in line
     assert [table.full_name for table in cdc_tables.read_cdc_tables(lake)] == ["ks.other", "ks.t"]
     assert lake.read(KEPT_SCRIPTS, ["finished_at"])["finished_at"].null_count == 0
