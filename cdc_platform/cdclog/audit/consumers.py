@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.cdclog import gaps
-from cdc_platform.cdclog.consumer.hourly import iter_row_keys, select_logs, time_filters
+from cdc_platform.cdclog.consumer.hourly import iter_row_keys, select_logs
 from cdc_platform.cdclog.consumer.progress import StreamProgress
 from cdc_platform.cdclog.consumer.reader import BY_HOUR, FROM_CLUSTER, MAX_ROWS_IN_MEMORY, readable_until_us, sink_table
 from cdc_platform.cdclog.consumer.skipped import describe_appeared_set, find_appeared_sets
+from cdc_platform.cdclog.log_rows import read_row_keys
 from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
 from cdc_platform.checks import HOURS_HOLD_ROWS_ONCE, HOURS_MATCH_LOG, PASSED_OVER_STAYS_EMPTY, Finding
 from cdc_platform.clock import (
@@ -110,9 +111,9 @@ def _compare_hours(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours
     The first reports missing and foreign rows, the second duplicates.
     """
     log, sink = log_table(schema), sink_table(schema, BY_HOUR)
-    keys, inside = list(log.keys), time_filters(hour_us - ONE_US, hour_us + HOUR_US * hours - ONE_US)
+    keys, until_us = list(log.keys), Microseconds(hour_us + HOUR_US * hours)
     order = [(name, "ascending") for name in keys]
-    expected, stored = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
+    expected, stored = (_read_keys(lake, table, hour_us, until_us).sort_by(order) for table in (log, sink))
     expected = _without_skipped_sets(lake, schema, expected)
     if stored.equals(expected) and stored.group_by(keys).aggregate([]).num_rows == stored.num_rows:
         return "", ""
@@ -395,8 +396,7 @@ def _check_skipped_sets(
 
 def _read_keys(lake: Lake, table: Table, since_us: Microseconds, until_us: Microseconds) -> pa.Table:
     """Read the keys and times of an interval's rows; return an empty table if the table does not exist."""
-    inside = time_filters(Microseconds(since_us - ONE_US), Microseconds(until_us - ONE_US))
-    return lake.read(table, [*table.keys, WRITTEN_AT], inside)
+    return read_row_keys(lake, table, Microseconds(since_us - ONE_US), Microseconds(until_us - ONE_US))
 
 
 def _rows_missing_from(rows: pa.Table, others: pa.Table) -> pa.Table:

@@ -31,6 +31,7 @@ from cdc_platform.cdclog.consumer.reader import (
 from cdc_platform.cdclog.consumer.skipped import OnMessage
 from cdc_platform.cdclog.consumer.windows import CONFIDENCE_WINDOW_US, Window, read_reader_sets
 from cdc_platform.cdclog.ddl import load_table_schemas, read_table_schema
+from cdc_platform.cdclog.log_rows import time_filters
 from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
 from cdc_platform.clock import (
     HOUR_US,
@@ -237,11 +238,6 @@ def _with_dropped_columns(sink: Table, rows: pa.Table, stored: pa.Table) -> pa.T
 def iter_row_keys(rows: pa.Table) -> Iterator[_RowKey]:
     """Yield the key of each row: stream, time and position in the batch."""
     return zip(*(rows[name].to_pylist() for name in ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")), strict=True)
-
-
-def time_filters(after_us: Microseconds, until_us: Microseconds) -> list[Filter]:
-    """Return the filters for rows with `after_us` < timestamp <= `until_us` (µs)."""
-    return [(WRITTEN_AT, ">", datetime_from_us(after_us)), (WRITTEN_AT, "<=", datetime_from_us(until_us))]
 
 
 def _read_position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:

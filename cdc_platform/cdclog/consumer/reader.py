@@ -26,6 +26,7 @@ from cdc_platform.cdclog.consumer.windows import (
     read_reader_sets,
     reader_sets_from_source,
 )
+from cdc_platform.cdclog.log_rows import time_filters
 from cdc_platform.cdclog.schema import EXACT, GENERATION, WRITTEN_AT, log_table
 from cdc_platform.cdclog.schema_evolution import convert_log_rows, readable_schema
 from cdc_platform.clock import ONE_US, Clock, Microseconds, datetime_from_us, format_us, us_from_datetime
@@ -371,14 +372,13 @@ def read_between(
 
     The column for values that native columns cannot hold is included if the log has it.
     """
-    low, high = datetime_from_us(after_us), datetime_from_us(until_us)
     # The log has a column that ALTER TABLE added from the first rows with that column.
     stored = lake.stored_schema(get_log_table(lake, schema))
     log = log_table(schema, exact=EXACT in stored.names)
     if with_aside:
         log = _with_retyped_columns(log, stored)
     as_stored = replace(log, schema=readable_schema(schema, log.schema, stored))
-    rows = lake.read(as_stored, filters=[(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)])
+    rows = lake.read(as_stored, filters=time_filters(after_us, until_us))
     return sort_log_rows(conform_rows(log, convert_log_rows(schema, rows)))
 
 
@@ -536,11 +536,7 @@ def filter_by_streams(rows: pa.Table, source: StreamSource, window: Window) -> p
 
 def exclude_stored_rows(lake: Lake, sink: Table, rows: pa.Table, window: Window) -> pa.Table:
     """Return the rows of a window that a sink does not have, by the log's key."""
-    filters = [
-        (WRITTEN_AT, ">", datetime_from_us(window.after_us)),
-        (WRITTEN_AT, "<=", datetime_from_us(window.until_us)),
-    ]
-    known = set(_log_keys(lake.read(sink, list(LOG_KEY), filters)))
+    known = set(_log_keys(lake.read(sink, list(LOG_KEY), time_filters(window.after_us, window.until_us))))
     fresh = np.fromiter((key not in known for key in _log_keys(rows)), bool, rows.num_rows)
     return rows.filter(pa.array(fresh))
 

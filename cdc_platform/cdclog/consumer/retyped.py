@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_platform.cdclog.ddl import schema_from_change
+from cdc_platform.cdclog.log_rows import newest_row_us
 from cdc_platform.cdclog.schema import (
     EXACT,
-    WRITTEN_AT,
     arrow_type,
     log_table,
     stored_columns,
@@ -27,7 +27,7 @@ from cdc_platform.cdclog.schema import (
 from cdc_platform.cdclog.schema_evolution import convert_values, has_new_fields, is_compatible_type
 from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cql import Column, TableSchema, strip_comments
-from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, compute, read_file_batches
+from cdc_platform.delta import Batches, Lake, TaskRows, TaskRunner, read_file_batches
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.spark import frames
@@ -66,8 +66,8 @@ def retype_sink_columns(lake: Lake, sink: Table, log: pa.Schema, schema: TableSc
     remaining = pa.schema([field for field in stored if field.name not in names])
     grown, retyped = compare_column_types(schema, remaining)
     if retyped:
-        newest = compute.max(lake.read(sink, [WRITTEN_AT])[WRITTEN_AT].cast(pa.int64())).as_py()
-        names |= {name: retyped_column_name(name, Microseconds(newest or 0)) for name in retyped}
+        newest = newest_row_us(lake, sink)
+        names |= {name: retyped_column_name(name, newest) for name in retyped}
     if names or grown:
         rewrite_columns(lake, sink, names, types=grown)
 
@@ -177,7 +177,7 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
             rewrite_columns(lake, table, names)
         retyped = _retyped(lake, schema, existing)
         if retyped:
-            rewrite_columns(lake, table, retyped, {RETYPED_APPLICATION: _newest_us(lake, table)})
+            rewrite_columns(lake, table, retyped, {RETYPED_APPLICATION: newest_row_us(lake, table)})
     try:
         return lake.widen(table)
     except StateError:
@@ -185,7 +185,7 @@ def ensure_log_columns(lake: Lake, clock: Clock, schema: TableSchema, *, exact: 
         if not grown and not clash:
             raise
         names = {name: retyped_column_name(name, clock.now_us()) for name in clash}
-        transactions = {RETYPED_APPLICATION: _newest_us(lake, table)} if names else None
+        transactions = {RETYPED_APPLICATION: newest_row_us(lake, table)} if names else None
         rewrite_columns(lake, table, names, transactions, grown)
         return lake.widen(table)
 
@@ -222,7 +222,7 @@ def _retyped(lake: Lake, schema: TableSchema, names_in_log: list[str]) -> dict[s
             old.startswith(f"{name}$until_") for old in names_in_log if old >= retyped_column_name(name, since)
         ):
             names[name] = retyped_column_name(name, since), since
-    newest = _newest_us(lake, log_table(schema)) if names else Microseconds(0)
+    newest = newest_row_us(lake, log_table(schema)) if names else Microseconds(0)
     return {name: retyped for name, (retyped, since) in names.items() if newest <= since}
 
 
@@ -245,9 +245,3 @@ def _schemas_before(lake: Lake, schema: TableSchema) -> list[TableSchema]:
         change for change in reversed(cdc_tables.read_table_changes(lake)) if change.full_name == schema.full_name
     ]
     return [parsed for parsed in map(schema_from_change, changes) if parsed is not None]
-
-
-def _newest_us(lake: Lake, log: Table) -> Microseconds:
-    """Return when the newest row of a log was written (µs); 0 if it has no rows."""
-    newest = compute.max(lake.read(log, [WRITTEN_AT])[WRITTEN_AT].cast(pa.int64())).as_py()
-    return Microseconds(newest or 0)

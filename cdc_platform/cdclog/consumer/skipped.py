@@ -9,10 +9,11 @@ import logging
 from collections.abc import Callable
 
 from cdc_platform.cdclog.consumer.windows import ReaderSets, Window
-from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
-from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us
+from cdc_platform.cdclog.log_rows import count_rows
+from cdc_platform.cdclog.schema import log_table
+from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us
 from cdc_platform.cql import TableSchema
-from cdc_platform.delta import Filter, Lake
+from cdc_platform.delta import Lake
 from cdc_platform.metastore import Consumer, consumers
 from cdc_platform.timeline import StreamSource
 
@@ -53,8 +54,7 @@ def describe_skip(name: str, window: Window, count: int | None) -> str:
 
 def count_set_rows(lake: Lake, schema: TableSchema, window: Window) -> int:
     """Count the rows of a window's set in the lake's log, up to the window's end."""
-    begin, end = datetime_from_us(window.set_us), datetime_from_us(window.until_us)
-    return _count_rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
+    return count_rows(lake, log_table(schema), Microseconds(window.set_us - ONE_US), window.until_us)
 
 
 def clear_skip(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:
@@ -95,16 +95,11 @@ def report_removed_sets(
     listed = ", ".join(format_us(begin_us) for begin_us in removed[:3]) + (
         f" and {len(removed) - 3} more" if len(removed) > 3 else ""
     )
-    count = _count_rows(lake, schema, [(WRITTEN_AT, "<", datetime_from_us(first_us))])
+    count = count_rows(lake, log_table(schema), None, Microseconds(first_us - ONE_US))
     on_message(
         f"consumer {name} of {schema.full_name} begins at {format_us(first_us)} and leaves out what was written before,"
         f" in generations that have been removed ({listed}): {_format_row_count(count)} of the log"
     )
-
-
-def _count_rows(lake: Lake, schema: TableSchema, where: list[Filter]) -> int:
-    """Count the rows of a log that match filters on their time."""
-    return lake.read(log_table(schema), [WRITTEN_AT], where).num_rows
 
 
 def _format_row_count(count: int) -> str:
