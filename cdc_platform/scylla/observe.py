@@ -380,7 +380,7 @@ def _table_changes(
         options |= {
             "created_at_ms": created_ms,
             "ttl_since_ms": _unaltered_since_ms(clock, table, created_ms),
-            "seen": True,
+            "observed": True,
         }
         yield cdc_tables.request_addition(lake, clock, table.keyspace, table.name, **options), f"{name} added"
         return
