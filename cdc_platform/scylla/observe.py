@@ -391,7 +391,7 @@ def _table_changes(
     # Each ingest observes the cluster before it reads on, so nothing was altered up to where it has read.
     read_us = _read_up_to_us(lake, table)
     options |= {"ddl": ddl if ddl is None or read_us is None else with_unchanged_until(ddl, read_us)}
-    options |= {"unchanged_until_us": read_us, "seen": True}
+    options |= {"unchanged_until_us": read_us, "observed": True}
     yield cdc_tables.request_alteration(lake, clock, table.keyspace, table.name, **options), f"{name} altered"
 
 

@@ -60,7 +60,7 @@ def test_threads_that_read_ahead_do_not_kill_a_command(files: Path) -> None:
     assert any(_ended(_READ_AHEAD, files)[0] < 0 for _ in range(5))  # 25 of 25 times where it was tried
     assert _ended(_READ_AHEAD + _LEAVES, files, "--version") == _ended(_LEAVES, "--version")
     code, _, said = _ended(_READ_AHEAD + _LEAVES, files, "nonsense")
-    assert (code, said.count("\n"), said.startswith("error: No such command")) == (2, 1, True)
+    assert (code, said.count("\n"), said.startswith("error: no such command")) == (2, 1, True)
 
 
 def test_what_is_due_at_exit_is_done_first() -> None:

@@ -468,7 +468,7 @@ def test_a_generation_of_a_node_on_its_way_in_is_not_called_wrong(standin: Stand
     assert "repair-due" not in codes
     shares = run("--home", observed, "ring", "--colocation", "latest")
     assert (shares.exit_code, shares.stdout) == (2, "")
-    assert "4 ranges of the generation are of no node here" in shares.stderr
+    assert "4 ranges of the generation belong to nodes that are not here yet" in shares.stderr
     assert "[topology-changing]" in run("--home", observed, "ring").stderr
     judged = audit_ring_fit(lake_of(cluster))
     assert [(each.invariant, each.violations) for each in judged] == [("generations_retrievable", 0)]

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "up": ("tests/storage/test_up_with_store.py", '"up"'),
     "demo": ("tests/support/spark/demo.py", '_run(address, "demo")'),
     "completion": ("tests/cli/test_main.py", '"completion"'),
+    "help": ("tests/cli/test_main.py", '"help"'),
 }
 """What is shown by other files, and by which words there: it starts servers, or asks no home."""
 
