@@ -268,7 +268,7 @@ def test_what_is_damaged_is_not_taken_for_a_copy(s3: S3, tmp_path: Path) -> None
     assert (done.exit_code, done.stderr.count("error: ")) == (2, 1), done
     said = done.stderr.splitlines()[-1]
     assert f"is not what was copied: platform.nodes: {damaged.name}, a file of version" in said
-    assert f"finds that in {home} as well, mend it there, remove what lies at {target}, and copy it anew" in said
+    assert f"finds that in {home} as well, repair it there, remove {target}, and copy again" in said
     assert run("--home", target, "status").exit_code == 2
 
 
