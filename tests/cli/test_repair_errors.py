@@ -94,7 +94,7 @@ FILES = [
     add("no repetitions", "times: 0 is no whole number from 1 to 10000", times=0),
     add("more tokens than a ring has", "no whole number from 0 to 4194304", num_tokens=4_194_305),
     add("an ignore_msb out of bounds", "ignore_msb: 32 is no whole number from 0 to 31", ignore_msb=32),
-    add("a host that is no UUID", "host_id: 'five' is no UUID", host_id="five"),
+    add("a host that is no UUID", "host_id: 'five' is not a UUID", host_id="five"),
     steps("too many steps", "a rehearsal has at most 10000", *[{"add": ADD | {"times": 9_999}}] * 2),
 ]
 OPTIONS = [

@@ -56,7 +56,7 @@ REQUESTS = [
     ),
     argument("one known and one unknown node", "is known", "rewrite", "--node", HOST, "--node", ID),
     argument("a word more", "unexpected extra argument", "rewrite", "everything"),
-    argument("an option that there is not", "No such option", "rewrite", "--force"),
+    argument("an option that there is not", "No such option", "rewrite", "--farce"),
     argument("import --node that is no UUID", "not a valid UUID", "import", "x.csv", "--node", "10.0.0.1"),
 ]
 DESCRIPTIONS = [
