@@ -57,7 +57,13 @@ CASES = [
         *("tables", "alter", "shop.orders", "--created-at", "2025-12-02T00:00:00Z"),
     ),
     argument(
-        "a creation now of a table that is there", "was created at", "tables", "alter", "shop.orders", "--created-at", "now"
+        "a creation now of a table that is there",
+        "was created at",
+        "tables",
+        "alter",
+        "shop.orders",
+        "--created-at",
+        "now",
     ),
     argument("another TTL", "tables alter shop.orders", "tables", "add", "shop.orders", "--ttl", "61"),
     argument(
