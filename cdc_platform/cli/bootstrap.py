@@ -137,7 +137,7 @@ def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:
     from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
     from cdc_platform.metastore import inbox
 
-    home = session.open_home()
+    home = session.open_location()
     lake = Lake(home.lake)
     with shared_lock(lake, JOIN_COMMANDS_LOCK):
         event = inbox.find_event(lake, event_id=event_id.lower())

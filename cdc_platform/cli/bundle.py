@@ -55,7 +55,7 @@ def bundle(session: CliSession, file: Path, as_json: bool) -> None:
     Example:
       cdc-platform bundle incident.tar.gz
     """
-    home = session.open_home()
+    home = session.open_location()
     with atomic.new_file(file, home=home.path, mode=atomic.OWNER_ONLY_MODE) as draft:
         parts, stale = _collect_texts(session, home)
         size = draft.write_bytes(

@@ -5,9 +5,9 @@ A command is suggested only if it would change something; otherwise the document
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,20 +27,18 @@ from cdc_platform.checks import (
 from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe_step
 from cdc_platform.cli.output import json_option, warn
 from cdc_platform.cli.params import GENERATION
-from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.cli.write_rules import WritingCommand
-from cdc_platform.clock import Milliseconds, format_ms, format_us
+from cdc_platform.clock import Milliseconds, format_us
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.checks import CheckResult, Finding, InvariantFamily
+    from cdc_platform.checks import CheckResult
     from cdc_platform.delta import Lake
+    from cdc_platform.home import CheckReport
     from cdc_platform.lifecycle import DamagedGenerations, RepairCheck
-    from cdc_platform.metastore import CheckRun
 
-    Audit = tuple[InvariantFamily, Callable[[], list[Finding] | None]]
 
 FILE_INVARIANTS = (FILES_WHOLE, ROWS_AS_COMMITTED)
 PUBLISHED_INVARIANTS = (PUBLISHED_EQUALS_DESCRIPTION, TIMESTAMP_COMPLETE)
@@ -126,7 +124,6 @@ def _find_damaged(lake: Lake) -> DamagedGenerations | None:
         return None
 
 
-_Value = TypeVar("_Value")
 _MAX_VERSION_DIGITS = 18
 
 
@@ -176,19 +173,11 @@ def check(
             _undo_commit(session, undo or "", reason or "", as_json)
         return
     from cdc_platform.delta import cache_file_reads
-    from cdc_platform.metastore import WHOLE_HOME, CheckRun
 
     ctx.with_resource(cache_file_reads())
-    generation = None if generation is None else session.named(generation)
-    name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
-    judging = CheckRun.begin(session.lake(), session.clock, "cdc-platform check", name or WHOLE_HOME)
-    with show_progress("checking"):
-        judgements = _judge(session, generation, name, deep=deep)
-    failed = [line for line in judgements if line.failed]
-    _store_judgements(judging, judgements)
-    if name is None:
-        _warn_of_gaps(session, good=not failed)
-        _warn_of_observed_home(session, good=all(line.passed for line in judgements))
+    report = session.open_home().check(generation, deep=deep, entry_point="cdc-platform check")
+    name, judgements, failed = report.generation, report.results, report.failed
+    _write_warnings(report)
     next_steps, people = suggest_remedies(session.lake(), failed)
     for sentence in people:
         warn(sentence, code="needs-a-person")
@@ -201,7 +190,7 @@ def check(
     }
     verbose = ctx.find_root().params["verbose"]
     write_result(document, as_json=as_json, show=lambda: _show_results(document, verbose), next_steps=next_steps)
-    if failed or not any(line.passed for line in judgements):
+    if not report.passed:
         ctx.exit(1)
 
 
@@ -240,16 +229,19 @@ def _show_results(document: dict[str, Any], verbose: bool) -> None:
         click.echo(f"{unchecked} not checked, because the tables that they need were not imported: {names}")
 
 
-def _store_judgements(judging: CheckRun, judgements: list[CheckResult]) -> None:
-    """Store the results for `status`. Warn if that fails, since the judgement itself is complete."""
-    from cdc_platform.errors import PlatformError
-    from cdc_platform.metastore import WHOLE_HOME, store_check_results
-
-    try:
-        judged = [line for line in judgements if not line.unknown]
-        store_check_results(judging, judged, all_of_them=judging.asked_of == WHOLE_HOME)
-    except (PlatformError, OSError) as error:
-        warn(f"the results could not be stored, so status will not show them: {error}", code="not-kept")
+def _write_warnings(report: CheckReport) -> None:
+    """Warn if the results could not be recorded, of gaps in logs, and that the home is or was only observed."""
+    if report.unrecorded is not None:
+        warn(f"the results could not be recorded, so status will not show them: {report.unrecorded}", code="not-kept")
+    for line in report.log_gaps:
+        warn(line, code="log-gap")
+    if report.observed_mark_lifted:
+        warn("everything is whole now: this home is no longer only observed", code="whole-again")
+    if report.observed is not None:
+        since = format_us(report.observed.since_us)
+        warn(
+            f"this home is only observed since {since}: nothing is built on it until it is clean", code="only-observed"
+        )
 
 
 def _accept_commit(session: CliSession, accepted: str, reason: str, as_json: bool) -> None:
@@ -286,142 +278,3 @@ def _parse_commit(option: str, named: str) -> tuple[str, int]:
     if not table or not (version.isascii() and version.isdigit() and len(version) <= _MAX_VERSION_DIGITS):
         raise InputError(f"{option} {named!r}: it is written TABLE@VERSION, as in platform.nodes@7")
     return table, int(version)
-
-
-def _read_or_default(read: Callable[[], _Value], nothing: _Value, *, good: bool) -> _Value:
-    """Return `read()`. If it fails and `good` is False, return `nothing`, since the judgements report the damage."""
-    try:
-        return read()
-    except Exception:
-        if good:
-            raise
-        return nothing
-
-
-def _warn_of_gaps(session: CliSession, *, good: bool) -> None:
-    from cdc_platform.cdclog import describe_gaps
-
-    for line in _read_or_default(lambda: describe_gaps(session.lake()), [], good=good):
-        warn(line, code="log-gap")
-
-
-def _warn_of_observed_home(session: CliSession, *, good: bool) -> None:
-    """Warn that the home is only observed, or lift that mark if `good`: every invariant passed."""
-    from cdc_platform.delta import get_home_mode, lift_observed_mark
-
-    status = _read_or_default(lambda: get_home_mode(session.lake()).observed, None, good=good)
-    if status is None:
-        return
-    if good and lift_observed_mark(session.lake(), session.clock):
-        warn("everything is whole now: this home is no longer only observed", code="whole-again")
-    else:
-        since = format_us(status.since_us)
-        warn(
-            f"this home is only observed since {since}: nothing is built on it until it is clean", code="only-observed"
-        )
-
-
-def _judge(
-    session: CliSession, generation: str | Milliseconds | None, name: str | None, *, deep: bool
-) -> list[CheckResult]:
-    """Return the results of all invariants, family by family. Verify before all else that the tables can be read."""
-    lake = session.lake()
-    from cdc_platform.checks import STORAGE_FAMILY, audit_stored, judge_findings, run_family_audit
-    from cdc_platform.delta import track_reads, verify_tables
-    from cdc_platform.tables import TABLES
-
-    verified = verify_tables(lake, deep=deep, names=None if name is None else set(TABLES))
-    damaged = {table.name for table in verified if table.damage}
-    audits = (
-        _all_audits(session, lake, damaged) if name is None else _generation_audits(lake, generation, name, damaged)
-    )
-    judgements: list[CheckResult] = []
-    with track_reads() as read:
-        for family, audit in audits:
-            findings = run_family_audit(family, audit, verified)
-            judgements += [] if findings is None else judge_findings(findings, family.due(findings))
-    if name is not None:  # for one generation, report only the damaged tables that its audits have read
-        verified = [table for table in verified if table.name in read and table.damage]
-    stored = audit_stored(verified)
-    return [*judgements, *judge_findings(stored, STORAGE_FAMILY.due(stored))]
-
-
-def _generation_audits(
-    lake: Lake, generation: str | Milliseconds | None, name: str, damaged: set[str]
-) -> Iterator[Audit]:
-    from cdc_platform.checks import audit_lake, inventory, not_judged_findings
-    from cdc_platform.checks import invariants as families
-    from cdc_platform.lifecycle import audit_ring_fit
-    from cdc_platform.spark import get_task_runner
-    from cdc_platform.timeline import Timeline
-
-    assert generation is not None
-    named = generation
-
-    def audit() -> list[Finding]:
-        Timeline.read(lake).assert_not_removed(named)
-        entries = inventory.read_inventory(lake)
-        if of_generations:  # a Spark task that meets a damaged file fails with a page of stack trace
-            return not_judged_findings(families.GENERATION_FAMILY, of_generations)
-        inventory.find_inventory_generation(entries, name)  # refuse an unknown name before reading more
-        return audit_lake(get_task_runner(), lake, name)
-
-    of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
-    yield families.GENERATION_FAMILY, audit
-
-    def fit() -> list[Finding] | None:
-        newest = Timeline.read(lake).newest
-        if newest is None or name not in (newest.id, format_ms(newest.time_ms)):
-            return None
-        return [line for line in audit_ring_fit(lake) if line.invariant == families.STREAMS_FIT_THE_RING]
-
-    yield families.REPAIR_FAMILY, fit
-
-
-def _all_audits(session: CliSession, lake: Lake, damaged: set[str]) -> Iterator[Audit]:
-    """Yield the audits of all families except that of the stored tables."""
-    from cdc_platform.cdclog import audit_hours, audit_ingest, audit_logs, audit_skipped_sets, audit_states
-    from cdc_platform.checks import (
-        audit_derived_tables,
-        audit_lake,
-        audit_observation,
-        audit_switches,
-        audit_tablets,
-        inventory,
-        not_judged_findings,
-    )
-    from cdc_platform.checks import invariants as families
-    from cdc_platform.errors import NotFound
-    from cdc_platform.lifecycle import audit_expiry, audit_live_generations, audit_ring_fit
-    from cdc_platform.spark import get_task_runner
-    from cdc_platform.timeline import Timeline
-
-    clock, settings = session.clock, session.open_home().settings
-
-    tablets = cache(lambda: audit_tablets(lake))
-
-    def generations() -> list[Finding] | None:
-        try:
-            return audit_lake(get_task_runner(), lake)
-        except NotFound:
-            if tablets() or Timeline.read(lake).known:
-                return None  # only tablets, or known generations have no rows: other families judge that
-            raise
-
-    of_generations = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
-    if of_generations:  # a Spark task that meets a damaged file fails with a page of stack trace
-        yield families.GENERATION_FAMILY, lambda: not_judged_findings(families.GENERATION_FAMILY, of_generations)
-    else:
-        yield families.GENERATION_FAMILY, generations
-    yield families.V1_FAMILY, lambda: audit_live_generations(lake, clock, settings)
-    yield families.TABLET_FAMILY, tablets
-    yield families.SWITCH_FAMILY, lambda: audit_switches(lake)
-    yield families.EXPIRY_FAMILY, lambda: audit_expiry(lake, clock, settings)
-    yield families.REPAIR_FAMILY, lambda: audit_ring_fit(lake)
-    yield families.OBSERVATION_FAMILY, lambda: audit_observation(lake)
-    yield families.LOG_FAMILY, lambda: audit_logs(lake, get_task_runner())
-    yield families.STATE_FAMILY, lambda: audit_states(lake)
-    yield families.HOUR_FAMILY, lambda: audit_hours(lake)
-    yield families.SKIPPED_SET_FAMILY, lambda: audit_skipped_sets(lake)
-    yield families.INGEST_FAMILY, lambda: audit_ingest(lake)
-    yield families.DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake)

@@ -56,7 +56,7 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
         return
     from cdc_platform.scylla import registry
 
-    clusters = registry.list_clusters(session.open_home())
+    clusters = registry.list_clusters(session.open_location())
     view = View("name contacts tls cluster_name newest_generation home", "Clusters")
     rows = [
         _cluster_document(entry) | {"contacts": entry.connection.contacts, "tls": entry.connection.tls}
@@ -112,7 +112,7 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{registry.get_connection_option(str(first['loc'][0]))}: {first['msg']}") from None
-    added = registry.add_cluster(session.open_home(create=True), name, connection)
+    added = registry.add_cluster(session.open_location(create=True), name, connection)
     facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
     write_result(
         _cluster_document(added),
@@ -139,7 +139,7 @@ def test_(ctx: click.Context, session: CliSession, name: str, as_json: bool) -> 
     from cdc_platform.ingest import examine
     from cdc_platform.scylla import registry
 
-    findings = examine(registry.find_cluster(session.open_home(), name))
+    findings = examine(registry.find_cluster(session.open_location(), name))
     fit = all(finding.ok for finding in findings)
     next_steps = [_observe_step(name)] if fit else [build_next_step("cluster", "test", name, why="once that is fixed")]
     write_preflight_results(findings, as_json=as_json, next_steps=next_steps)
@@ -160,7 +160,7 @@ def remove(session: CliSession, name: str, as_json: bool) -> None:
     """
     from cdc_platform.scylla import registry
 
-    removed = registry.remove_cluster(session.open_home(), name)
+    removed = registry.remove_cluster(session.open_location(), name)
     write_result({"removed": removed.name, "home": removed.at}, as_json=as_json)
 
 
@@ -177,7 +177,7 @@ def replace_cluster(session: CliSession, name: str, as_json: bool) -> None:
     """
     from cdc_platform.scylla import registry
 
-    moved_to = registry.renew_cluster(session.open_home(), name, session.clock)
+    moved_to = registry.renew_cluster(session.open_location(), name, session.clock)
     document = {"replaced": name, "previous_home": moved_to}
     write_result(document, as_json=as_json, next_steps=[_observe_step(name)])
 
@@ -227,7 +227,7 @@ def observe(ctx: click.Context, session: CliSession, name: str, as_json: bool) -
     from cdc_platform.scylla import describe_pending_topology, registry
     from cdc_platform.scylla import run_observation as look
 
-    cluster = registry.find_cluster(session.open_home(), name)
+    cluster = registry.find_cluster(session.open_location(), name)
     with show_progress("observing"):
         observation = look(cluster, session.clock)
     observation.imported.generations = _with_stored_sizes(
@@ -316,7 +316,7 @@ def watch(session: CliSession, name: str, interval: float, polls: int | None, ho
     from cdc_platform.scylla import AlertQueue, Hook, registry
     from cdc_platform.scylla import watch_cluster as watching
 
-    home = session.open_home()
+    home = session.open_location()
     registry.find_cluster(home, name)
     alerts = None if hook is None else AlertQueue(Hook.find(home, hook, home.settings.cluster_hook_ms), _warn_of_hook)
     views = islice(watching(home, name, session.clock, interval), polls)

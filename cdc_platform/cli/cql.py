@@ -75,7 +75,7 @@ def run(
         raise click.UsageError("standard input is one file: name FILE or --values")
     text = _read_script(file)
     given = None if values is None else _read_script(values)
-    home = session.open_home()
+    home = session.open_location()
     from cdc_platform.cdclog import commit_script, dry_run_on_stored_tables
     from cdc_platform.delta import Lake
 

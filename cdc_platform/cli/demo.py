@@ -58,7 +58,7 @@ def demo(session: CliSession, force: bool) -> None:
     from cdc_platform.cli import demo_acts, demo_report
     from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, shared_lock
 
-    home = session.open_home(create=True)
+    home = session.open_location(create=True)
     lake, requests = Lake(home.lake), read_demo_joins()
     _refuse_other_content(lake, requests)
     with _progress_bar() as progress:

@@ -65,8 +65,8 @@ def expire(
     from cdc_platform.delta import Lake, get_verified_lake
     from cdc_platform.lifecycle import expiry
 
-    home = session.open_home()
-    lake, settings = session.view(home) if dry_run else Lake(home.lake), home.settings
+    home = session.open_location()
+    lake, settings = session.view() if dry_run else Lake(home.lake), home.settings
     if cql:
         lake, plan = expiry.read_verified_plan(lake, session.clock, settings)
         _warn_of_assumptions(plan)
@@ -185,7 +185,7 @@ def _write_forecast(session: CliSession, nodes: int, hours: int, as_json: bool) 
     from cdc_platform.lifecycle import expiry, forecast
     from cdc_platform.metastore import cdc_tables
 
-    home = session.open_home()
+    home = session.open_location()
     lake = Lake(home.lake)
     steps = forecast.forecast_growth(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
     next_steps: list[NextStep] = []

@@ -14,10 +14,7 @@ from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Microseconds
 
 if TYPE_CHECKING:
-    from cdc_platform.delta import Lake
-    from cdc_platform.home_location import HomeLocation
-    from cdc_platform.settings import Policy
-    from cdc_platform.timeline import StreamSource
+    from cdc_platform.generations import AcceptancePolicy
 
 
 @click.command()
@@ -71,52 +68,13 @@ def explain(
     if typed and table is None:
         raise click.UsageError("--pk needs --table KS.T, whose types the key has")
     home = session.open_home()
-    if typed and table is not None:
-        keys = (_typed_key(session, table, typed),)
-    at_token = _token_from_key(keys) if token is None else token
-    policy = None if policy == "both" else policy
-    source = _stream_source(session.view(home), home, table)
-    if policy is not None and not source.in_generations:
+    chosen = None if policy == "both" else cast("AcceptancePolicy | None", policy)
+    if chosen is not None and not home.stream_source(table).in_generations:
         raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
-    now_us = session.clock.now_us()
-    answer = source.explain(at_token, now_us if at is None else at, now_us, cast("Policy | None", policy))
+    answer = home.explain(key=typed or keys or None, token=token, table=table, at=at, policy=chosen)
     document = answer.facts()
     write_result(document, as_json=as_json, show=lambda: _show_explanation(document))
     ctx.exit(0 if answer.accepted else 1)
-
-
-def _stream_source(lake: Lake, home: HomeLocation, table: tuple[str, str] | None) -> StreamSource:
-    """Return the source of the streams for writes to a table, or the generations' source if `table` is None.
-
-    Raises:
-        NotFound: no such table is known.
-    """
-    from cdc_platform.metastore import cdc_tables
-    from cdc_platform.timeline import StreamSources
-
-    sources = StreamSources(lake, home.settings)
-    if table is None:
-        return sources.generations
-    source = sources.of(*table)
-    if source.in_generations:
-        cdc_tables.find_cdc_table(sources.lake, *table)
-    return source
-
-
-def _typed_key(session: CliSession, table: tuple[str, str], texts: tuple[str, ...]) -> bytes:
-    from cdc_platform.cdclog import read_table_schema
-    from cdc_platform.cql import ExecutionContext, parse_partition_key
-
-    return parse_partition_key(
-        read_table_schema(session.lake(), *table), texts, ExecutionContext(session.clock.now_us())
-    )
-
-
-def _token_from_key(components: tuple[bytes, ...]) -> int:
-    from cdc_platform.ring import serialize_composite_key, tokens_from_keys
-
-    key = components[0] if len(components) == 1 else serialize_composite_key(components)
-    return int(tokens_from_keys([key])[0])
 
 
 def _show_explanation(document: dict[str, Any]) -> None:

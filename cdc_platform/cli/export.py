@@ -71,7 +71,7 @@ def export(
     from cdc_platform.cdclog import list_stored_logs
     from cdc_platform.scylla import export_into_cluster, registry
 
-    home = session.open_home()
+    home = session.open_location()
     cluster = registry.find_cluster(home, name or "")
     _warn_of_missing_columns(list_stored_logs(session.view()))
     with show_progress("exporting"):
@@ -105,7 +105,7 @@ def _export_to_folder(session: CliSession, folder: Path, as_json: bool) -> None:
     logs = list_stored_logs(lake)
     statements = dict.fromkeys(line for log in logs for line in log.ddl)
     with show_progress("exporting"):
-        written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_home().path)
+        written = write_files(lake, folder, log_csv_tables(logs), list(statements), home=session.open_location().path)
     _warn_of_missing_columns(logs)
     for file in written:
         if file.read_otherwise:

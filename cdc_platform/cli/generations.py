@@ -17,15 +17,12 @@ from cdc_platform.cli.output import (
 from cdc_platform.cli.params import GENERATION, TIME
 from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_from_ms
-from cdc_platform.errors import StateError
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cdc_platform.delta import Lake
-    from cdc_platform.generations import TopologyDescription
-    from cdc_platform.timeline import Generation, GenerationSize, Timeline
+    from cdc_platform.home import DescribedSize
 
 
 @click.command()
@@ -42,26 +39,19 @@ def generations(session: CliSession, since: Microseconds | None, as_json: bool) 
     Example:
       cdc-platform generations --since 2026-01-31T12:00:00Z
     """
-    from cdc_platform.timeline import Timeline, read_generation_sizes, read_node_counts
-
-    lake = session.view()
-    timeline = Timeline.read(lake)
-    known, now = timeline.known, timeline.operating(session.clock.now_us())
-    listed = known if since is None else _operating_since(known, since)
-    sizes = {size.time_ms: size for size in read_generation_sizes(lake)}
-    owners = read_node_counts(lake)
     rows = [
         {
             "id": generation.id,
-            "time": format_optional_ms(generation.time_ms),
+            "time": format_ms(generation.time_ms),
             "expired": format_optional_ms(generation.expired_ms),
-            "operating": generation == now,
+            "operating": generation.operating,
             "state": str(generation.state),
             "published": generation.published,
-            "nodes": owners.get(generation.id or ""),
-            **_size_fields(sizes.get(generation.time_ms)),
+            "nodes": generation.num_nodes,
+            "num_ranges": generation.num_ranges,
+            "num_streams": generation.num_streams,
         }
-        for generation in reversed(listed)
+        for generation in session.open_home().generations(since)
     ]
     view = View("time id state num_ranges num_streams nodes expired", "Generations")
     screen = [row | {"state": _screen_state(row)} for row in rows]
@@ -73,20 +63,6 @@ def _screen_state(row: dict[str, Any]) -> str:
     if not row["operating"]:
         return row["state"]
     return "operating" if row["state"] == "published" else f"operating, {row['state']}"
-
-
-def _size_fields(size: GenerationSize | None) -> dict[str, int | None]:
-    """Return the numbers of ranges and streams; None if only the generation's time is known."""
-    return {
-        "num_ranges": (size and size.num_ranges) or None,
-        "num_streams": (size and size.num_streams) or None,
-    }
-
-
-def _operating_since(known: list[Generation], since_us: Microseconds) -> list[Generation]:
-    """Return the generations (oldest first) that start at or after a time, and the one before them."""
-    later = sum(us_from_ms(generation.time_ms) >= since_us for generation in known)
-    return known[-(later + 1) :]
 
 
 _RANGES_PER_WRITE = 256
@@ -106,26 +82,14 @@ def streams(session: CliSession, generation: str | Milliseconds, as_json: bool) 
     Example:
       cdc-platform streams 2026-01-31T12:00:00.000Z
     """
-    from cdc_platform.metastore import generations
-    from cdc_platform.timeline import Timeline
-
-    lake = session.view()
-    time_ms = Timeline.read(lake).find_published(session.named(generation)).time_ms
-    rows = generations.read_published_rows(lake, time_ms)
+    published = session.open_home().streams(generation)
+    rows, time_ms = published.rows, published.generation.time_ms
     if as_json:
         write_json_rows("ranges", _json_texts(rows), time=format_ms(time_ms))
         return
     click.echo(f"{'range_end':>20}  {'shard':>5}  stream_id")
-    for lines in _line_texts(rows, _unordered_range_ends(lake, time_ms)):
+    for lines in _line_texts(rows, published.unordered_range_ends):
         click.echo(lines)
-
-
-def _unordered_range_ends(lake: Lake, time_ms: Milliseconds) -> set[int]:
-    """Return the ends of the generation's ranges whose streams have no known order."""
-    from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES
-
-    where = [("table_name", "=", STREAMS_DESCRIPTIONS_V2.full_name), ("generation", "=", format_ms(time_ms))]
-    return set(lake.read(UNORDERED_RANGES, ["range_end"], where)["range_end"].to_pylist())
 
 
 def _json_texts(rows: pa.Table) -> Iterator[str]:
@@ -137,7 +101,7 @@ def _json_texts(rows: pa.Table) -> Iterator[str]:
         )
 
 
-def _line_texts(rows: pa.Table, unordered: set[int]) -> Iterator[str]:
+def _line_texts(rows: pa.Table, unordered: frozenset[int]) -> Iterator[str]:
     for batch in _range_batches(rows):
         yield "\n".join(
             f"{end:>20}  {'?' if end in unordered else shard:>5}  0x{id_}"
@@ -172,18 +136,10 @@ def diff(session: CliSession, old: str | Milliseconds, new: str | Milliseconds, 
     Example:
       cdc-platform diff 2026-01-31T12:00:00.000Z 2026-02-01T12:00:00.000Z
     """
-    from cdc_platform.generations import compare_generations
-    from cdc_platform.timeline import Timeline
-
-    lake = session.lake()
-    timeline = Timeline.read(lake)
-    (before, old_streams), (after, new_streams) = (
-        _read_description(lake, timeline, name) for name in map(session.named, (old, new))
-    )
-    change = compare_generations(old_streams, new_streams)
+    change = session.open_home().diff(old, new)
     result = {
-        "old": _generation_summary(before, old_streams),
-        "new": _generation_summary(after, new_streams),
+        "old": _size_document(change.old),
+        "new": _size_document(change.new),
         "ranges_added": len(change.ranges_added),
         "ranges_removed": len(change.ranges_removed),
         "streams_kept": change.streams_kept,
@@ -192,25 +148,10 @@ def diff(session: CliSession, old: str | Milliseconds, new: str | Milliseconds, 
     write_result(result, as_json=as_json)
 
 
-def _read_description(
-    lake: Lake, timeline: Timeline, name: str | Milliseconds
-) -> tuple[Generation, TopologyDescription]:
-    from cdc_platform.metastore import generations
-
-    generation = timeline.find(name)
-    id_ = generation.generation_id
-    if id_ is None:
-        raise StateError(
-            f"generation {format_optional_ms(generation.time_ms)} is known by its time alone; import its "
-            "cdc_generation_descriptions_v2 to compare it"
-        )
-    return generation, generations.read_generation_description(lake, id_)
-
-
-def _generation_summary(generation: Generation, streams: TopologyDescription) -> dict[str, object]:
+def _size_document(size: DescribedSize) -> dict[str, object]:
     return {
-        "id": generation.id,
-        "time": format_optional_ms(generation.time_ms),
-        "num_ranges": len(streams),
-        "num_streams": len(streams.streams),
+        "id": size.generation.id,
+        "time": format_ms(size.generation.time_ms),
+        "num_ranges": size.num_ranges,
+        "num_streams": size.num_streams,
     }

@@ -216,7 +216,7 @@ def _write_page(session: CliSession, asked: tuple[str, ...], file: Path, key_fil
     from cdc_platform.reporting import ReportSource, make_page, read_private_key
 
     key = None if key_file is None else read_private_key(key_file)
-    opened = session.open_home()
+    opened = session.open_location()
     with atomic.new_file(file, home=opened.path) as draft:
         home = ReportSource(session.lake(), session.clock, opened.settings)
         names, times = _requested_generations(session, home, asked)
@@ -263,7 +263,7 @@ def _verify_page(session: CliSession, page: Path, public_file: Path | None, as_j
         text = read_user_bytes(page).decode()
     except UnicodeDecodeError:
         raise InputError(f"{page} is no page of cdc-platform report: it is no text") from None
-    home = session.open_home()
+    home = session.open_location()
     try:
         lines = verify_page(session.lake(), home.settings, text, key)
     except InputError as error:

@@ -60,7 +60,7 @@ def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bo
     from cdc_platform.scylla import registry
     from cdc_platform.storage import parse_path
 
-    opened = session.open_home()
+    opened = session.open_location()
     work = maintenance.preview_vacuum if dry_run else maintenance.vacuum_lake
     below = {"": parse_path(opened.name), **registry.list_cluster_homes(opened)}
     done = [(path or None, result) for path, location in below.items() for result in work(Lake(str(location / "lake")))]

@@ -76,7 +76,7 @@ def ingest(
     from cdc_platform.scylla import registry
     from cdc_platform.spark import get_task_runner
 
-    cluster = registry.find_cluster(session.open_home(), name)
+    cluster = registry.find_cluster(session.open_location(), name)
     policy = ReadPolicy(
         _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
     )

@@ -104,7 +104,7 @@ def _read_start(
     from cdc_platform.lifecycle import start_from_lake, start_from_ring
 
     if ring_file is None:
-        home = session.open_home()
+        home = session.open_location()
         warn_if_topology_changing(session.lake())
         return start_from_lake(session.lake(), session.clock.now_ms()), home.settings
     from cdc_platform.home_location import home_exists
@@ -113,7 +113,7 @@ def _read_start(
     from cdc_platform.settings import Settings
 
     # A ring from a file needs no home. If there is one, its settings apply.
-    settings = session.open_home().settings if home_exists(session.home) else Settings()
+    settings = session.open_location().settings if home_exists(session.home) else Settings()
     ring = Ring.of(read_ring_snapshot(ring_file, shards, ignore_msb))
     return start_from_ring(ring, session.clock.now_ms()), settings
 
@@ -122,7 +122,7 @@ def _find_home_folder(session: CliSession) -> Path | None:
     """Return the home's folder, or None without a home, which a ring from a file does not need."""
     from cdc_platform.home_location import home_exists
 
-    return session.open_home().path if home_exists(session.home) else None
+    return session.open_location().path if home_exists(session.home) else None
 
 
 def _check_plot_path(picture: str, home: Path | None) -> Path:

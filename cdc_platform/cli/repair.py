@@ -71,7 +71,7 @@ def repair(
     from cdc_platform.lifecycle import repair as repairing
     from cdc_platform.lifecycle import steps
 
-    home = session.open_home()
+    home = session.open_location()
     lake = session.lake()
     strict = home.settings.repair_strict if strict is None else strict
     checkup = repairing.check_newest_generation(lake, strict=strict)
@@ -143,7 +143,7 @@ def _run_repair(session: CliSession, generation_id: str) -> dict[str, object]:
     from cdc_platform.lifecycle import run_join
     from cdc_platform.spark import get_task_runner
 
-    home = session.open_home()
+    home = session.open_location()
     joined = run_join(
         get_task_runner(), session.lake(), session.clock, home.settings, generation_id, entry_point="repair --run"
     )

@@ -54,7 +54,7 @@ def rewrite(
     from cdc_platform.delta import Lake
     from cdc_platform.lifecycle import rewrite as procedure
 
-    home = session.open_home()
+    home = session.open_location()
     if clients:
         if nodes or dry_run or force:
             raise click.UsageError("--clients writes nothing: omit --node, --dry-run and --force")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,11 +19,9 @@ from cdc_platform.cli.params import GENERATION, OPERATING
 from cdc_platform.cli.render import View, format_percent, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import Milliseconds
-from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
-    from cdc_platform.generations import RingLayout
-    from cdc_platform.ring import Int64s, Ring
+    from cdc_platform.home import ColocationReport
 
 _MAX_SHARDS = 64
 
@@ -54,11 +53,10 @@ def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds
       cdc-platform ring --colocation
       cdc-platform ring --colocation latest --json
     """
-    from cdc_platform.metastore import read_current_ring
-
-    current = read_current_ring(session.view())
-    document = None if colocation is None else _colocation_document(session, current, colocation)
-    warn_if_topology_changing(session.lake())
+    home = session.open_home()
+    current = home.ring()
+    document = None if colocation is None else _colocation_document(home.colocation(colocation))
+    warn_if_topology_changing(home.lake)
     if document is not None:
         write_result(document, as_json=as_json, show=lambda: _show_colocation(document))
         for line in _colocation_warnings(document):
@@ -77,44 +75,16 @@ def ring(ctx: click.Context, session: CliSession, colocation: str | Milliseconds
     show_rows(rows, View("host_id address datacenter rack status tokens shard_count ignore_msb", title))
 
 
-def _colocation_document(session: CliSession, current: Ring, name: str | Milliseconds) -> dict[str, Any]:
-    """Return what a generation colocates on the current ring, as shares from 0 to 1.
-
-    Raises:
-        NotFound: the generation or its description is not here.
-        StateError: there is no ring, the description is incomplete, or the topology is changing and the generation has
-            ranges of nodes that are not here yet.
-    """
-    import numpy as np
-
-    from cdc_platform.generations import RingLayout, decode_stream_ids, find_misplaced_streams
-    from cdc_platform.metastore import cluster_changes, read_generation_description, read_unordered_ranges
-    from cdc_platform.timeline import Timeline
-
-    if not current.has_tokens:
-        raise StateError("no node in the ring owns tokens; import a ring snapshot first")
-    lake = session.lake()
-    generation = Timeline.read(lake).find(session.named(name))
-    description = read_generation_description(lake, generation.gossiped)
-    layout = RingLayout(
-        description.range_ends, description.range_starts, description.stream_counts, description.ignore_msbs
-    )
-    coming = int((~np.isin(layout.range_ends, current.tokens)).sum())
-    changing = cluster_changes.read_topology_transition(lake)
-    if coming and changing is not None:
-        raise StateError(
-            f"{changing}, and {coming} ranges of the generation belong to nodes that are not here yet; observe the "
-            "cluster again when its topology is stable"
-        )
-    excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
-    damage = find_misplaced_streams(description)
+def _colocation_document(report: ColocationReport) -> dict[str, Any]:
     return {
-        "generation": {"id": generation.id, "time": format_optional_ms(generation.time_ms)},
-        **_colocation_shares(layout, current, decode_stream_ids(description.streams).tokens),
-        "excess_ranges": len(excess),
-        "excess_streams": int(excess.sum()),
-        "misplaced_streams": damage[0].detail if damage else None,
-        "unordered_ranges": len(read_unordered_ranges(lake, generation.gossiped)),
+        "generation": {"id": report.generation.id, "time": format_optional_ms(report.generation.time_ms)},
+        "vnode_colocation": report.vnode_colocation,
+        "shard_colocation": report.shard_colocation,
+        "nodes": [asdict(node) for node in report.nodes],
+        "excess_ranges": report.excess_ranges,
+        "excess_streams": report.excess_streams,
+        "misplaced_streams": report.misplaced_streams,
+        "unordered_ranges": report.unordered_ranges,
     }
 
 
@@ -127,40 +97,6 @@ def _colocation_warnings(document: dict[str, Any]) -> list[str]:
             "be wrong"
         )
     return lines
-
-
-def _colocation_shares(layout: RingLayout, current: Ring, streams: Int64s) -> dict[str, Any]:
-    from cdc_platform.generations import compute_colocation_by_shard
-
-    colocation = compute_colocation_by_shard(layout, current, streams)
-    everything = sum(colocation.tokens.tolist())
-    rows = list(zip(colocation.shards.tolist(), colocation.tokens.tolist(), colocation.on_shard.tolist(), strict=True))
-    nodes = []
-    for number, node in enumerate(current.nodes):
-        mine = [row for row, owner in zip(rows, colocation.nodes.tolist(), strict=True) if owner == number]
-        owned = sum(tokens for _, tokens, _ in mine)
-        nodes.append(
-            {
-                "host_id": node.host_id,
-                "address": node.address,
-                "share_of_ring": owned / everything,
-                "vnode_colocation": _ratio(int(colocation.in_vnode[number]), owned),
-                "shard_colocation": _ratio(sum(same for _, _, same in mine), owned),
-                "shards": [
-                    {"shard": shard, "share_of_ring": tokens / everything, "colocation": _ratio(same, tokens)}
-                    for shard, tokens, same in mine
-                ],
-            }
-        )
-    return {
-        "vnode_colocation": _ratio(sum(colocation.in_vnode.tolist()), everything),
-        "shard_colocation": _ratio(sum(colocation.on_shard.tolist()), everything),
-        "nodes": nodes,
-    }
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _show_colocation(document: dict[str, Any]) -> None:

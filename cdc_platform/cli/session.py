@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +13,7 @@ from cdc_platform.clock import Clock, Milliseconds
 
 if TYPE_CHECKING:
     from cdc_platform.delta import Lake
+    from cdc_platform.home import Home
     from cdc_platform.home_location import HomeLocation
 
 
@@ -23,10 +23,10 @@ class CliSession:
 
     home: str | None
     clock: Clock
-    _lakes: dict[str, Lake] = field(default_factory=dict, repr=False, compare=False)
+    _homes: dict[str, Home] = field(default_factory=dict, repr=False, compare=False)
 
-    def open_home(self, *, create: bool = False) -> HomeLocation:
-        """Return the home. Commands that only read do not create one.
+    def open_location(self, *, create: bool = False) -> HomeLocation:
+        """Return the location of the home. Commands that only read do not create one.
 
         Raises:
             EnvironmentProblem: it is missing, not writable, or written by a newer version.
@@ -35,41 +35,45 @@ class CliSession:
 
         return open_home_location(self.home, create=create)
 
+    def open_home(self, *, create: bool = False) -> Home:
+        """Return the home, as the same object each time, so that its open tables stay open.
+
+        Raises:
+            EnvironmentProblem: as `open_location`.
+        """
+        from cdc_platform.home import Home
+
+        location = self.open_location(create=create)
+        return self._homes.setdefault(location.name, Home(location, self.clock))
+
     def lake(self, *, create: bool = False) -> Lake:
-        """Return the home's tables, as the same object each time, so that open tables stay open.
+        """Return the tables of the home.
 
         Raises:
-            EnvironmentProblem: as `open_home_location`.
+            EnvironmentProblem: as `open_location`.
         """
-        return self._lake_at(self.open_home(create=create).lake)
+        return self.open_home(create=create).lake
 
-    def view(self, home: HomeLocation | None = None) -> Lake:
-        """Return the home's tables for a command that only reads. Until it ends, each table is looked up just once.
+    def view(self) -> Lake:
+        """Return the tables of the home for a command that only reads. Until it ends, each table is looked up once.
 
         Raises:
-            EnvironmentProblem: as `open_home_location`.
+            EnvironmentProblem: as `open_location`.
         """
-        lake = self.lake() if home is None else self._lake_at(home.lake)
-        click.get_current_context().with_resource(lake.table_cache.pin_versions())
-        return lake
-
-    def _lake_at(self, address: Path | str) -> Lake:
-        from cdc_platform.delta import Lake
-
-        return self._lakes.setdefault(str(address), Lake(address))
+        return click.get_current_context().with_resource(self.open_home().one_version())
 
     @contextmanager
     def making_home(self) -> Iterator[HomeLocation]:
         """Yield the home, created if it is missing. If the block raises PlatformError, remove a home created for it.
 
         Raises:
-            EnvironmentProblem: as `open_home_location`.
+            EnvironmentProblem: as `open_location`.
         """
         from cdc_platform.errors import PlatformError
         from cdc_platform.home_location import home_exists, remove_empty_home
 
         existed = home_exists(self.home)
-        home = self.open_home(create=True)
+        home = self.open_location(create=True)
         try:
             yield home
         except PlatformError:
@@ -85,16 +89,7 @@ class CliSession:
         Raises:
             NotFound: no generation is `latest` or `operating`, or the name is a prefix of none or of several.
         """
-        if not isinstance(name, str) or len(name) == _UUID_LENGTH:
-            return name
-        from cdc_platform.timeline import Timeline
-
-        timeline = Timeline.read(self.lake())
-        generation = timeline.find_by_name(name, self.clock.now_us())
-        return generation.id or generation.time_ms
-
-
-_UUID_LENGTH = 36
+        return self.open_home().resolve_generation(name)
 
 
 pass_session = click.make_pass_decorator(CliSession)

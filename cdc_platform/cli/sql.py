@@ -154,7 +154,7 @@ def sql(
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
     if as_json + as_csv + (parquet is not None) > 1:
         raise InputError("the result goes out in one form; give one of --json, --csv and --parquet")
-    home = session.open_home()
+    home = session.open_location()
     if parquet is not None:
         atomic.assert_path_free(parquet, home.path)
     is_preview = not (as_json or as_csv or parquet)

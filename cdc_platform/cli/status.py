@@ -57,13 +57,8 @@ def status(ctx: click.Context, session: CliSession, watch: float | None, as_json
 
 def _write_status(session: CliSession, as_json: bool) -> int:
     """Print the status once. Return 1 if there are errors."""
-    from cdc_platform.delta import Lake
-    from cdc_platform.reporting import read_home_status
-
     home = session.open_home()
-    lake = Lake(home.lake)
-    with lake.table_cache.pin_versions():
-        home_status = read_home_status(lake, session.clock, home.settings)
+    home_status = home.status()
     document: dict[str, Any] = {"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)}
     write_result(document, as_json=as_json, show=lambda: _show_overview(document))
     return int(document["errors"] > 0)

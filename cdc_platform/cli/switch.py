@@ -78,7 +78,7 @@ def ack(session: CliSession, generation: str | Milliseconds, node: object, as_js
     from cdc_platform.lifecycle import switch
     from cdc_platform.metastore import switches
 
-    home, lake = session.open_home(), session.lake()
+    home, lake = session.open_location(), session.lake()
     generation_id = switches.find_switch(lake, session.named(generation)).generation_id
     done = switch.acknowledge_switch(lake, session.clock, home.settings, generation_id, [str(node)])
     _write_switch(lake, done, as_json)
@@ -102,7 +102,7 @@ def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -
     from cdc_platform.metastore import switches
     from cdc_platform.spark import get_task_runner
 
-    home, lake = session.open_home(), session.lake()
+    home, lake = session.open_location(), session.lake()
     deciding = get_verified_lake(lake, switch.COMMIT_STEP)
     generation_id = switches.find_switch(deciding, session.named(generation)).generation_id
     done = switch.commit_switch(deciding, session.clock, home.settings, generation_id, DECIDED_BY)

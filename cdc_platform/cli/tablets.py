@@ -72,7 +72,7 @@ def create(
     from cdc_platform.lifecycle import tablets as lifecycle
 
     tokens = None if count is None and last_tokens is None else _read_ends(count, last_tokens, table)
-    home = session.open_home(create=tokens is not None)
+    home = session.open_location(create=tokens is not None)
     lake = Lake(home.lake)
     tokens = _ends_before_drop(lake, table) if tokens is None else tokens
     _show_change(
@@ -187,7 +187,7 @@ def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: in
 
     lake, grace_ms = (
         get_verified_lake(session.lake(), tablets.COLLECTION_STEP),
-        session.open_home().settings.expiry_grace_ms,
+        session.open_location().settings.expiry_grace_ms,
     )
     if table is not None:
         tablets.plan_tablet_collection(lake, session.clock, *table)  # refuse a wrong name before writing anything
@@ -221,7 +221,7 @@ def _apply_change(
 ) -> None:
     from cdc_platform.delta import Lake
 
-    home = session.open_home()
+    home = session.open_location()
     _show_change(change(Lake(home.lake), session.clock, home.settings, *table, wanted), table, as_json)
 
 

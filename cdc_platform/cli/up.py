@@ -48,7 +48,7 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
       cdc-platform up --public-url https://dagster.example.com --read-only
     """
     public = parse_public_url(public_url) if public_url else None
-    home = session.open_home(create=True)
+    home = session.open_location(create=True)
     _refuse_world_writable_home(home)
     with (
         lock_home_exclusively(home) as instance_lock,

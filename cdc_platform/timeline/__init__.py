@@ -23,7 +23,6 @@ __getattr__ = lazy_exports(
             "resolve_generation",
         ),
         "sizes": (
-            "GenerationSize",
             "read_generation_sizes",
             "read_node_counts",
         ),

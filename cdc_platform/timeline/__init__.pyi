@@ -8,7 +8,6 @@ from cdc_platform.timeline.generation_names import get_generation_names as get_g
 from cdc_platform.timeline.generation_names import list_generation_names as list_generation_names
 from cdc_platform.timeline.generation_names import read_generation_digest as read_generation_digest
 from cdc_platform.timeline.generation_names import resolve_generation as resolve_generation
-from cdc_platform.timeline.sizes import GenerationSize as GenerationSize
 from cdc_platform.timeline.sizes import read_generation_sizes as read_generation_sizes
 from cdc_platform.timeline.sizes import read_node_counts as read_node_counts
 from cdc_platform.timeline.sources import StreamSources as StreamSources

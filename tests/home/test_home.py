@@ -296,13 +296,13 @@ def test_a_check_is_recorded_unless_declined(copied: Path) -> None:
     known = [str(invariant) for family in INVARIANT_FAMILIES for invariant in family.invariants]
     assert {str(result.invariant) for result in report.results} <= set(known)
     assert home.tables() == tables
-    assert home.status().sections["checks"]["judged"] == 0
+    assert home.status().sections["checks"]["checks"] == 0
     assert home.check().passed
     assert home.read("platform.judgements")["door"].unique().to_pylist() == ["Python"]
     info = home.lake.commits(TABLES["platform.judgements"])[0].info
     assert info is not None
     assert (info.author.entry_point, info.author.command) == ("Python", "Home.check")
-    assert home.status().sections["checks"]["judged"] > 0
+    assert home.status().sections["checks"]["checks"] > 0
 
 
 def test_one_generation_is_checked(home: Home) -> None:
