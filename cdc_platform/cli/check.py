@@ -25,7 +25,7 @@ from cdc_platform.checks import (
     is_judged,
 )
 from cdc_platform.cli.next_steps import NextStep, build_next_step, build_observe_step
-from cdc_platform.cli.output import json_option, warn
+from cdc_platform.cli.output import json_option, warn, write_facts
 from cdc_platform.cli.params import GENERATION
 from cdc_platform.cli.render import View, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
@@ -213,8 +213,11 @@ def _show_results(document: dict[str, Any], verbose: bool) -> None:
     of = f" of generation {document['generation']}" if document["generation"] else ""
     if failed:
         click.secho(f"{failed} of {checks} checks{of} failed", fg="red", bold=True)
-        rows = [row for row in document["results"] if row["passed"] is False]
-        show_rows(rows, View("invariant violations checked sample"))
+        write_facts(
+            (row["invariant"], f"{row['violations']:,} of {row['checked']:,}: {row['sample']}")
+            for row in document["results"]
+            if row["passed"] is False
+        )
     elif passed:
         click.secho(f"all {passed} checks{of} passed", fg="green")
     else:

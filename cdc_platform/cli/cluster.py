@@ -52,7 +52,7 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         if as_json:
-            raise click.UsageError(f"--json stands behind {ctx.invoked_subcommand}, where it takes it")
+            raise click.UsageError(f"--json goes after {ctx.invoked_subcommand}, if it has that option")
         return
     from cdc_platform.scylla import registry
 

@@ -71,7 +71,11 @@ def _show_overview(document: dict[str, Any]) -> None:
         texts = ["cannot be read"] if section is None and name != "repair" else show(section)
         lines += [(name if index == 0 else "", text) for index, text in enumerate(texts)]
     write_facts(lines)
-    counts = [f"{document[f'{level}s']} {level}s" for level in ("error", "warning", "notice") if document[f"{level}s"]]
+    counts = [
+        f"{count} {level}{'' if count == 1 else 's'}"
+        for level in ("error", "warning", "notice")
+        if (count := document[f"{level}s"])
+    ]
     click.echo()
     click.secho(", ".join(counts) or "no errors, nothing to do", fg="red" if document["errors"] else None)
     for alert in document["alerts"]:

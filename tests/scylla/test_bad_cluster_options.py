@@ -86,7 +86,7 @@ OTHERS = [
     argument("watch of nobody", "no cluster other is known", "watch", "other"),
     argument("a name that is too long", "no name of a cluster", "cluster", "add", _LONG, "--contact", "a"),
     argument("a name that is a sign", "no name of a cluster", "cluster", "add", "-", "--contact", "a"),
-    argument("--json before the command", "--json stands behind add", "cluster", "--json", "add"),
+    argument("--json before the command", "--json goes after add", "cluster", "--json", "add"),
     argument("pages beyond the driver's", "is not in the range", *_ADD, "--page-size", "100001"),
     argument("a part of a row", "integer", *_ADD, "--page-size", "1.5"),
     argument("no datacenter", "--datacenter '' is no name", *_ADD, "--datacenter", ""),
