@@ -97,7 +97,7 @@ def test_a_ttl_that_passes_leaves_no_row_and_that_is_said(cli: Cli, tmp_path: Pa
     file.write_text(f"{text} INSERT INTO ks.t (pk) VALUES (2);")
     answer = cli("--clock", NOW, "cql", "run", file, "--json")
     (note,) = answer.json["notes"]
-    assert note.startswith("2 log rows have a cdc$ttl: ")
+    assert note.startswith("2 log rows have a TTL: ")
     assert answer.stderr == f"warning: {note} [row-ttl]\n"
     file.write_text(f"{PLAIN} INSERT INTO ks.t (pk) VALUES (2);")
     assert cli("--clock", NOW, "cql", "run", file, "--json").json["notes"] == []

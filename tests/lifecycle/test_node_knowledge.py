@@ -64,7 +64,7 @@ def test_nodes_that_are_behind_are_found(
     home = home_with(tmp_path, named)
     answer = status(home, LATER_MS)
     told = answer.json["generations"]["nodes"]
-    assert told["know"] == len(named) - len(behind) - len(unknown)
+    assert told["informed"] == len(named) - len(behind) - len(unknown)
     assert [each["host_id"] for each in told["behind"]] == [host(number) for number in behind]
     assert [each["host_id"] for each in told["unknown"]] == [host(number) for number in unknown]
     wrong = {each["code"] for each in answer.json["alerts"] if each["level"] == "error"}
@@ -97,7 +97,7 @@ def test_a_node_that_could_not_be_asked_is_unknown_and_not_behind(tmp_path: Path
         lake, clock, lambda _: [ClusterChange(who, CDC_LOCAL_ASPECT, "it was not up", "its cdc_local is not known")]
     )
     told = status(home, LATER_MS).json["generations"]["nodes"]
-    assert (told["behind"], told["unknown"]) == ([], [{"host_id": host(2), "why": "it was not up"}])
+    assert (told["behind"], told["unknown"]) == ([], [{"host_id": host(2), "reason": "it was not up"}])
     cluster_changes.record_cluster_changes(
         lake, clock, lambda _: [ClusterChange(who, CDC_LOCAL_ASPECT, None, "its cdc_local is read again")]
     )

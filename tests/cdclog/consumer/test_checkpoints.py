@@ -31,7 +31,7 @@ def test_a_consumer_in_a_removed_generation_is_marked(tmp_path: Path) -> None:
     for name, at in (("in_it", FIRST_US), ("behind_it", SECOND_US - 1), ("after", SECOND_US), ("before", FIRST_US - 9)):
         consumers.register_consumer(lake, Clock(FIRST_US), name, "ks", "t", position_us=Microseconds(at))
     assert standing(home) == {"in_it": "removed", "behind_it": "there", "after": "there", "before": "there"}
-    assert "a generation that was removed" in run("--home", home, "consumers").stdout
+    assert "   removed   " in run("--home", home, "consumers").stdout
 
 
 def test_a_set_of_tablets_that_was_collected_is_gone(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_tables_of_clients_are_judged(tmp_path: Path, client: str) -> None:
         (1, False, "unknown"),
     ]
     assert answer.exit_code == 1
-    assert "3 checkpoints lead to 2 generations" in run("--home", home, "consumers", "checkpoints", file).stdout
+    assert "3 checkpoints point to 2 generations" in run("--home", home, "consumers", "checkpoints", file).stdout
 
 
 def test_all_that_lead_somewhere_are_a_yes(tmp_path: Path) -> None:
