@@ -87,7 +87,11 @@ def _table_violations(lake: Lake) -> Iterator[str | None]:
         under_way = _changed_at(history[-1]) == newest
         allowed = [[[row[name] for name in columns] for row in state] for state in states[-2 if under_way else -1 :]]
         current = [[row[name] for name in columns] for row in standing.get(key, [])]
-        yield None if current in allowed else f"{CDC_TABLES.full_name} has {'.'.join(key)} not as its changes say"
+        yield (
+            None
+            if current in allowed
+            else f"{CDC_TABLES.full_name} has {'.'.join(key)} in another state than its changes"
+        )
 
 
 def _stream_set_violations(lake: Lake) -> Iterator[str | None]:

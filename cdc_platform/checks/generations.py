@@ -260,7 +260,7 @@ _REASONS_UNCHECKED: Mapping[str, str] = {
     STREAM_FORMAT: "no generation has rows with streams",
     STREAMS_UNIQUE: "no generation has rows with streams",
     STREAMS_UNIQUE_ACROSS_GENERATIONS: "no generation has rows with streams",
-    ROW_COUNT: "no V2 descriptions, whose rows say num_ranges",
+    ROW_COUNT: "there are no V2 descriptions, whose rows have num_ranges",
     PUBLISHED_EQUALS_DESCRIPTION: "no generation is in two tables that could be compared",
     TIMESTAMP_COMPLETE: "no timestamp is published",
 }

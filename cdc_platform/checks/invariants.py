@@ -252,11 +252,11 @@ LOG_BATCH_ENDED = LOG_FAMILY.declare("log_batch_ended", "Exactly the last row of
 LOG_INVARIANTS = LOG_FAMILY.invariants
 
 STATE_FAMILY = InvariantFamily(
-    subject="states that are kept beside CDC logs",
+    subject="stored states of CDC-logged tables",
     method="state by state against its log of up to a million rows, without Spark",
     page="docs/log.md",
     blocking=False,
-    fine_without="no state is kept beside a log",
+    fine_without="no table with a log has a stored state",
 )
 STATE_MATCHES_LOG = STATE_FAMILY.declare(
     "state_is_the_logs", "The stored state of a table equals the state that its log yields."

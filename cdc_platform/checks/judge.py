@@ -159,7 +159,7 @@ def judge_findings(findings: Sequence[Finding], expected: Sequence[str] = GENERA
 def _check_result(name: str, lines: Sequence[Finding], wrong: bool) -> CheckResult:
     sample = next((line.sample for line in lines if line.sample), "")
     if wrong and not sample:
-        reasons = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
+        reasons = {0: "it was not audited", 1: "it was not requested, or nothing was checked"}
         sample = reasons.get(len(lines), "it is in the summary twice")
     counts = (sum(getattr(line, what) for line in lines) for what in ("population", "violations", "unjudged"))
     population, violations, unjudged = counts

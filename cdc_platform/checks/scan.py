@@ -415,7 +415,7 @@ def _explain_shard_colocation(stream: Mapping[str, int]) -> str:
         return f"its token {token} is not where a shard of the range begins"
     if not 0 <= msb <= MAX_IGNORE_MSB or count > MAX_SHARD_COUNT or stream["range_end"] == MINIMUM_TOKEN:
         stated = "null" if stream["stated_msb"] == UNKNOWN_MSB else stream["stated_msb"]
-        return f"its shard cannot be told from ignore_msb {stated} and {count} shards"
+        return f"its shard cannot be determined from ignore_msb {stated} and {count} shards"
     if not owns_token(stream["range_start"], stream["range_end"], shard, count, msb):
         return f"shard {shard} owns nothing in the range, so its token has to be the range end"
     return f"its token {token} is on shard {shard_of(token, count, msb)}, not on shard {shard}"

@@ -63,7 +63,7 @@ def _findings(tallies: Iterable[InvariantTally]) -> list[Finding]:
     return [
         Finding(name, tally.population, tally.violations, tally.sample)
         for name in TABLET_INVARIANTS
-        if (tally := totals.get(name, InvariantTally(name, 0, 0, 0, "no timestamp is there to be judged")))
+        if (tally := totals.get(name, InvariantTally(name, 0, 0, 0, "there is no timestamp to check")))
     ]
 
 

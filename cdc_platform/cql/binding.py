@@ -214,7 +214,7 @@ def _set_field(column: Column, field: str, term: s.Term, writing: _WriteContext)
         raise InputError(f"column {column.name} of type {column.type.cql} has no fields")
     if not column.type.multicell:
         raise InputError(
-            f"column {column.name} is frozen, so that its fields cannot be written one by one; set it whole"
+            f"column {column.name} is frozen, so its fields cannot be written one by one; set the whole value"
         )
     index = column.type.index_of(field)
     return _single_element(index, writing.cell(_element_value(column, column.type.parts[index], term, writing)))
@@ -257,7 +257,7 @@ def _check_elements(column: Column) -> None:
         raise InputError(f"column {column.name} of type {column.type.cql} has no elements")
     if not column.type.multicell:
         raise InputError(
-            f"column {column.name} is frozen, so that its elements cannot be written one by one; set it whole"
+            f"column {column.name} is frozen, so its elements cannot be written one by one; set the whole value"
         )
 
 
@@ -327,8 +327,8 @@ class StatementBinder:
         schema = self.catalog.table(write.table)
         if schema.has_counters:
             raise InputError(
-                f"{schema.full_name} has counters, whose writes are not supported: its rows stay without this one; no"
-                " log lacks anything for it, since tables with counters have none"
+                f"{schema.full_name} has counters, whose writes are not supported: this write is skipped; no log is "
+                f"affected, because tables with counters have none"
             )
         timestamp = self._timestamp(write.using)
         ttl = self._ttl(write.using, schema)
@@ -338,7 +338,7 @@ class StatementBinder:
         if isinstance(write, s.Update):
             return self._update(schema, write, writing)
         if write.using.ttl is not None:
-            raise InputError("DELETE takes no TTL; USING TIMESTAMP is all that it can say")
+            raise InputError("DELETE takes no TTL; only USING TIMESTAMP is allowed")
         return self._delete(schema, write, writing)
 
     def _timestamp(self, using: s.UsingClause) -> Microseconds:
@@ -476,7 +476,7 @@ def _insert_from_json(schema: TableSchema, body: s.Insert, moment: ExecutionCont
     for name in values_by_name:
         if not schema.has(name):
             raise InputError(
-                f"JSON values map contains unrecognized column: {name}; names with capitals stand in double quotes"
+                f"JSON values map contains unrecognized column: {name}; put names with capitals in double quotes"
             )
     columns = [
         column

@@ -186,7 +186,7 @@ class Catalog:
             if part.multicell:
                 raise InputError(f"{part.cql} inside of {name}<> has to be frozen: frozen<{part.cql}>")
         if name != "list" and not parts[0].comparable:
-            raise InputError(f"{parts[0].cql} has no order, so that it cannot be a key of a map or an element of a set")
+            raise InputError(f"{parts[0].cql} has no order, so it cannot be a key of a map or an element of a set")
         if name == "list":
             return ListType(parts[0])
         return SetType(parts[0]) if name == "set" else MapType(parts[0], parts[1])

@@ -69,7 +69,7 @@ def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: Microseco
     check_name(body.name, "keyspace")
     if body.name in catalog.keyspaces:
         if not body.if_not_exists:
-            raise InputError(f"keyspace {body.name} exists already; say IF NOT EXISTS, or DROP it first")
+            raise InputError(f"keyspace {body.name} exists already; use IF NOT EXISTS, or DROP it first")
         return
     catalog.keyspaces[body.name] = Keyspace(body.name, _initial_tablets(body), declared=True)
 
@@ -103,7 +103,7 @@ def _create_type(body: s.CreateType, catalog: Catalog, now_us: Microseconds) -> 
     types = catalog.making(keyspace).types
     if name in types:
         if not body.if_not_exists:
-            raise InputError(f"type {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+            raise InputError(f"type {keyspace}.{name} exists already; use IF NOT EXISTS, or DROP it first")
         return
     types[name] = UserType(keyspace, name, _type_fields(catalog, keyspace, name, (), body.fields))
 
@@ -118,7 +118,7 @@ def _type_fields(
     fields = list(known)
     for field, written in added:
         if field in (other for other, _ in fields):
-            raise InputError(f"type {keyspace}.{name} has two fields {field}; give each a name of its own")
+            raise InputError(f"type {keyspace}.{name} has two fields {field}; give each its own name")
         kind = catalog.type_of(written, keyspace)
         if kind == COUNTER:
             raise InputError(f"field {field} of type {keyspace}.{name} cannot be a counter")
@@ -189,7 +189,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
     check_name(name, "table")
     if catalog.has_table(body.name):
         if not body.if_not_exists:
-            raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+            raise InputError(f"table {keyspace}.{name} exists already; use IF NOT EXISTS, or DROP it first")
         return catalog.table(body.name)
     ttl = get_default_ttl(body.properties) or 0
     says_enabled = parse_cdc_options(body.properties) is not None and not omits_enabled(body.properties)
@@ -212,7 +212,7 @@ def _table_columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tupl
     names = [column.name for column in body.columns]
     for name, count in Counter(names).items():
         if count > 1:
-            raise InputError(f"column {name} is defined {count} times; give each column a name of its own")
+            raise InputError(f"column {name} is defined {count} times; give each column its own name")
     for name, count in Counter((*key.partition, *key.clustering)).items():
         if name not in names:
             raise InputError(f"column {name} of the primary key is not defined; {list_alternatives(names)}")
@@ -256,8 +256,8 @@ def _descending_columns(body: s.CreateTable, key: s.PrimaryKey) -> set[str]:
     names = tuple(name for name, _ in orders[0])
     if names != key.clustering[: len(names)]:
         raise InputError(
-            f"CLUSTERING ORDER BY names ({', '.join(names)}); it has to name the clustering columns"
-            f" ({', '.join(key.clustering)}), or the first of them, in their order and each once"
+            f"CLUSTERING ORDER BY names ({', '.join(names)}); it must name the clustering columns "
+            f"({', '.join(key.clustering)}), or the first of them, in their order and each once"
         )
     return {name for name, down in orders[0] if down}
 
@@ -269,13 +269,11 @@ def _check_table(schema: TableSchema) -> None:
     counters = [column for column in values if column.type == COUNTER]
     if counters and schema.cdc.enabled:
         raise InputError(
-            f"Cannot create CDC log for table {schema.full_name}. Counter support not implemented: ScyllaDB refuses the"
-            " statement, and nothing of it is done; without cdc the table can be made, and its writes are in no log"
+            f"Cannot create CDC log for table {schema.full_name}. Counter support not implemented: ScyllaDB refuses "
+            f"the statement and changes nothing; without cdc the table can be created, and its writes are in no log"
         )
     if counters and len(counters) < len(values):
-        raise InputError(
-            f"{schema.full_name} mixes counters with other columns; beside its key it has one or the other"
-        )
+        raise InputError(f"{schema.full_name} mixes counters with other columns; besides its key it has either")
     if schema.cdc.enabled:
         _check_log_columns(schema)
 
@@ -376,7 +374,7 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
     schema = catalog.table(body.name)
     for part in body.properties:
         if not isinstance(part, s.NamedProperty):
-            raise InputError(f"the order and storage of {schema.full_name} are those that it was created with")
+            raise InputError(f"the order and storage of {schema.full_name} cannot be changed after its creation")
     ttl = get_default_ttl(body.properties)
     cdc = parse_cdc_options(body.properties)
     if cdc is not None:
@@ -396,7 +394,7 @@ def _create_index(body: s.CreateIndex, catalog: Catalog, now_us: Microseconds) -
     name = body.name or "_".join((schema.name, *body.columns[:1], "idx"))
     if _find_indexed_table(catalog, schema.keyspace, name) is not None:
         if not body.if_not_exists:
-            raise InputError(f"index {schema.keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+            raise InputError(f"index {schema.keyspace}.{name} exists already; use IF NOT EXISTS, or DROP it first")
         return None
     keyspace = catalog.keyspace(schema.keyspace)
     tablets = keyspace.tablets is not None or not keyspace.declared

@@ -15,12 +15,12 @@ from cdc_platform.cql.search_indexes import CASSANDRA_INDEX_CLASSES, SEARCH_INDE
 
 StatementHandling = Literal["done", "passed over", "refused"]
 
-INDEX_REASON = "an index is made of what a table has and changes nothing in it"
-_VIEW_REASON = "a materialized view is made of its base table and changes nothing in it"
+INDEX_REASON = "an index is derived from its table and changes nothing in it"
+_VIEW_REASON = "a materialized view is derived from its base table and changes nothing in it"
 _ROLE_REASON = "rights and roles change no table"
 _FUNCTION_REASON = "a function changes no table until a statement calls it, which is then refused"
-_SERVICE_LEVEL_REASON = "a service level says how fast statements run, not what they do"
-_CQLSH_REASON = "it tells cqlsh how to run or show statements, not what they do"
+_SERVICE_LEVEL_REASON = "a service level affects how fast statements run, not what they do"
+_CQLSH_REASON = "it affects how cqlsh runs or shows statements, not what they do"
 
 IGNORED_STATEMENTS: Mapping[str, str] = {
     "CREATE INDEX": INDEX_REASON,
@@ -79,10 +79,10 @@ REFUSED_STATEMENTS: Mapping[str, str] = {
     " INSERT statements, one with bind markers and --values for all of them",
     "SOURCE": "it runs the statements of another file, which would be missing here; put them in its place",
     "CREATE TRIGGER": "a trigger writes to tables by itself, and those writes would be missing here; leave it out",
-    "CREATE INDEX OF UNKNOWN CLASS": "its class {class_name!r} is not known, so whether it turns CDC on cannot be told;"
+    "CREATE INDEX OF UNKNOWN CLASS": "its class {class_name!r} is not known, so it is unclear whether it enables CDC;"
     f" the known ones are {', '.join(SEARCH_INDEX_CLASSES)} and those of Cassandra",
-    "ALTER KEYSPACE WITH TABLETS": "the tablets of a keyspace say how many streams its later tables have; give them"
-    " when the keyspace is created",
+    "ALTER KEYSPACE WITH TABLETS": "the tablets of a keyspace determine how many streams its later tables have;"
+    " give them when the keyspace is created",
 }
 """Unsupported statements that could change a table with CDC, by first words, with the consequence of skipping them."""
 

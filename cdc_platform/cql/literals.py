@@ -581,9 +581,7 @@ def _evaluate_argument(term: Term, takes: tuple[CqlType, ...], moment: Execution
     if isinstance(term, FunctionCall | TypeHint):
         value, result_kind = _evaluate_call(term, moment)
         if result_kind not in takes:
-            raise InputError(
-                f"{_describe_term(term)} gives a {result_kind.cql}; what is wanted here is {_join_types(takes)}"
-            )
+            raise InputError(f"{_describe_term(term)} gives a {result_kind.cql}; expected {_join_types(takes)}")
         return value, result_kind
     for kind in takes:
         try:

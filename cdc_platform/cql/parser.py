@@ -226,7 +226,8 @@ def bind_values(statements: Sequence[s.Statement], values: str) -> list[s.Statem
     if not isinstance(document, list) or len(document) != len(marked):
         has = f"it has {len(document)}" if isinstance(document, list) else "it has none"
         raise InputError(
-            f"the values are an array with an entry a statement with bind markers; there are {len(marked)}, {has}"
+            f"the values must be an array with one entry per statement with bind markers; there are {len(marked)}, "
+            f"{has}"
         )
     entries = iter(document)
     bound: list[s.Statement] = []
@@ -278,10 +279,10 @@ def _match_values(markers: Sequence[s.BindMarker], execution: object) -> list[An
     if isinstance(execution, dict):
         missing = [marker.name for marker in markers if marker.name not in execution]
         if missing:
-            raise InputError(f"it has no value for {':' + missing[0] if missing[0] else '?'}, which stands by order")
+            raise InputError(f"it has no value for {':' + missing[0] if missing[0] else '?'}, which is positional")
         spare = set(execution) - {marker.name for marker in markers}
         if spare:
-            raise InputError(f"it has a value for {min(spare)}, of which there is no marker")
+            raise InputError(f"it has a value for {min(spare)}, which has no bind marker")
         return [execution[marker.name] for marker in markers]
     if not isinstance(execution, list):
         raise InputError("an execution is an array of values, or an object of values by name")

@@ -467,7 +467,7 @@ def alter_row_ttl(schema: TableSchema, name: str | None) -> TableSchema:
     known = schema.row_ttl
     if name is None:
         if known is None:
-            raise InputError(f"{schema.full_name} does not have a TTL column; there is nothing to take back")
+            raise InputError(f"{schema.full_name} does not have a TTL column; there is nothing to undo")
         return replace(schema, row_ttl=None)
     if known is not None:
         raise InputError(f"{schema.full_name} already has a TTL column, {known}; ALTER TABLE ... TTL NULL first")

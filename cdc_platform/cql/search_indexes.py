@@ -40,7 +40,7 @@ def check_index_class(class_name: str) -> None:
     """Refuse an index of an unknown class; raises InputError."""
     if not is_known_index_class(class_name):
         raise InputError(
-            f"index class {class_name[:60]!r} is not known, so whether it turns CDC on cannot be told; the known ones "
+            f"index class {class_name[:60]!r} is not known, so it is unclear whether it enables CDC; the known ones "
             f"are {', '.join(SEARCH_INDEX_CLASSES)} and those of Cassandra"
         )
 

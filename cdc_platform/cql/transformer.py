@@ -243,7 +243,7 @@ class StatementTransformer(Transformer[Token, Any]):
     def using(self, *parameters: tuple[str, s.Term]) -> s.UsingClause:
         named = [name for name, _ in parameters]
         if len(set(named)) < len(named):
-            raise InputError(f"USING says {' AND '.join(named).upper()}; each of them is said once")
+            raise InputError(f"USING says {' AND '.join(named).upper()}; give each of them once")
         return s.UsingClause(**{name: term for name, term in parameters if name != "timeout"})
 
     def using_timestamp(self, term: s.Term) -> tuple[str, s.Term]:

@@ -224,7 +224,7 @@ class _Restrictions:
         names, choices = self.together
         mixed = self.bounds or any(column.name in self.choices for column in self.schema.clustering_key)
         if mixed or names != tuple(column.name for column in self.schema.clustering_key):
-            raise InputError(f"({', '.join(names)}) IN has to name all clustering columns, in their order, and alone")
+            raise InputError(f"({', '.join(names)}) IN must name exactly all clustering columns, in their order")
         return RowSelection(partitions, rows=choices)
 
     def _choose_each(self, columns: Sequence[Column], terms: Sequence[s.Term]) -> None:
@@ -297,6 +297,7 @@ class _Restrictions:
         if tuple(columns) != expected:
             before = ", ".join(column.name for column in self.schema.clustering_key[:position]) or "nothing"
             raise InputError(
-                f"({', '.join(column.name for column in columns)}) is bounded, but what is given with = before it is"
+                f"({', '.join(column.name for column in columns)}) is bounded, but the columns before it that are "
+                f"given with = are"
                 f" {before}; bound the clustering column that comes next"
             )

@@ -175,8 +175,8 @@ def _explain_decision(
         return f"accepted: {write} at {now} belongs to the generation of {format_us(generation)}"
     if verdict is WriteVerdict.NOT_RETRIEVED and generation is not None:
         return (
-            f"{write} belongs to the generation of {format_us(generation)}, which is known but whose description"
-            " could not be read yet; bring its description in and write again"
+            f"{write} belongs to the generation of {format_us(generation)}, whose description could not be read yet; "
+            "import its description and write again"
         )
     if verdict is WriteVerdict.FUTURE:
         bound = f"{'before' if policy == 'strict' else 'at most'} {format_us(moment.now + moment.leeway)}"
@@ -189,8 +189,8 @@ def _explain_decision(
         return f"could not find any CDC stream for {write} (clock: {now}): no generation operates then; {usable}"
     usable = "" if first is None else f": at {now} it has to be {format_us(first)} or later"
     return (
-        f"{write} is from the past{usable}, because streams of earlier generations need not be colocated with the"
-        " base writes any more; let the server choose the timestamp or set the client's clock right"
+        f"{write} is from the past{usable}, because streams of earlier generations may no longer be colocated with "
+        f"the base writes; let the server choose the timestamp or set the client's clock right"
     )
 
 

@@ -65,13 +65,13 @@ def find_range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Generatio
     missing = unique_tokens(find_uncovered_tokens(range_ends, ring_tokens))
     if len(missing):
         text = (
-            f"{_describe_count(missing, 'token')} of the ring ends no range of the generation: vnode colocation "
-            "is lost there"
+            f"{_describe_count(missing, 'token')} of the ring ends no range of the generation, so vnode colocation is "
+            f"lost there"
         )
         damage.append(GenerationDamage(DamageKind.UNCOVERED_TOKENS, text))
     excess = unique_tokens(range_ends[~isin_sorted_tokens(range_ends, ring_tokens)])
     if len(excess):
-        text = f"{_describe_count(excess, 'range end')} of the generation is no token of the ring any more"
+        text = f"{_describe_count(excess, 'range end')} of the generation is no longer a token of the ring"
         damage.append(GenerationDamage(DamageKind.EXCESS_RANGES, text))
     return damage
 

@@ -260,7 +260,7 @@ def generate_streams(
     """
     hi = len(layout) if hi is None else hi
     if len(layout) == 0:
-        raise InputError("no tokens to build a generation from; at least one node has to own or bring a token")
+        raise InputError("no tokens to build a generation from; at least one node must own or add a token")
     if not 0 <= lo <= hi <= len(layout):
         raise InputError(f"entries {lo} to {hi} of a layout with {len(layout)} ranges")
     counts = layout.shard_counts[lo:hi]

@@ -357,8 +357,8 @@ def explain_missing_rows(range_ends: Int64s, offsets: Int64s, streams: UInt8s) -
     begin = min(ids.tokens[: offsets[1]].tolist(), key=_distance_from(expected))
     if begin != expected and _is_between(begin, last, int(range_ends[0])):
         return (
-            f"its first range begins with token {begin}, so its last range ends right before; the last row there is"
-            f" ends with {last}"
+            f"its first range begins with token {begin}, so its last range must end right before it; the last "
+            f"existing row ends with {last}"
         )
     return None
 

@@ -160,7 +160,7 @@ def acknowledge_switch(
     if switch.lease_of(host_id) is not None:
         return switch
     if switch.is_decided:
-        raise StateError(f"{_describe_decision(switch)}; an acknowledgement comes too late")
+        raise StateError(f"{_describe_decision(switch)}; it is too late to acknowledge")
     if now_ms >= switch.deadline_ms:
         raise StateError(
             f"the deadline of the switch to {switch.generation_id}, {format_ms(switch.deadline_ms)}, has passed "
@@ -169,8 +169,9 @@ def acknowledge_switch(
         )
     if lease_end_ms <= now_ms + times.leeway_ms:
         raise StateError(
-            f"the lease of host {host_id} ended at {format_ms(lease_end_ms)} before it was answered with (clock: "
-            f"{format_ms(now_ms)}): writes may have been taken after it; wait for the deadline and abort the switch to "
+            f"the lease of host {host_id} ended at {format_ms(lease_end_ms)} before the acknowledgement (clock: "
+            f"{format_ms(now_ms)}): writes may have been accepted after it; wait for the deadline and abort the "
+            f"switch to "
             f"{switch.generation_id}"
         )
     return replace(switch, leases=tuple(sorted((*switch.leases, (host_id, lease_end_ms)))))
@@ -252,9 +253,8 @@ def assert_not_aborted(switch: GenerationSwitch) -> GenerationSwitch:
     """
     if switch.phase is SwitchPhase.ABORTED:
         raise StateError(
-            f"{_describe_decision(switch)} and is not tried again; take its event back with bootstrap "
-            "--withdraw and queue the node "
-            "again: it draws a new generation"
+            f"{_describe_decision(switch)} and is not retried; withdraw its event with bootstrap --withdraw and queue "
+            f"the node again: it chooses a new generation"
         )
     return switch
 

@@ -142,7 +142,7 @@ def _check_nodes_informed(lake: Lake, clock: Clock, settings: Settings) -> list[
     if not knowledge.unknown:
         return [Finding(NODES_KNOW_GENERATION, judged, 0)]
     host, why = next(iter(knowledge.unknown.items()))
-    sample = f"{len(knowledge.unknown)} of {judged + len(knowledge.unknown)} nodes are not known, such as {host}: {why}"
+    sample = f"{len(knowledge.unknown)} of {judged + len(knowledge.unknown)} nodes are unknown, such as {host}: {why}"
     return [Finding(NODES_KNOW_GENERATION, judged, 0, sample)]
 
 

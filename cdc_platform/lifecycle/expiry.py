@@ -250,8 +250,8 @@ class _ExpiryBlocks:
         )
         self.tables_known = cdc_tables.are_cdc_tables_known(lake)
         remedy = (
-            "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: "
-            "cdc-platform tables declare-none"
+            "do so with: cdc-platform tables add KS.T --ttl SECONDS, or declare that there is none: cdc-platform "
+            "tables declare-none"
         )
         self._tables_remedy = choose_remedy(
             lake, remedy, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}"
@@ -287,7 +287,7 @@ class _ExpiryBlocks:
         if not self.tables_known:
             yield (
                 UNKNOWN_TABLES,
-                f"no CDC-enabled table was ever told of; {self._tables_remedy}",
+                f"no CDC-enabled table was ever registered; {self._tables_remedy}",
             )
         blocking = [block for block in self.tables if block.until_us[index] > now_us]
         for block in blocking:
@@ -355,7 +355,7 @@ def _blocking_reasons(
     generation: Generation, index: int | None, current: int, holds: _ExpiryBlocks, now_us: Microseconds
 ) -> Iterable[tuple[str, str]]:
     if index is None:
-        yield UNPUBLISHED, "it is not published, so that its join may still be going on"
+        yield UNPUBLISHED, "it is not published, so its join may be unfinished"
         return
     if index >= current:
         name = OPERATES if index == current else STARTS_LATER
@@ -374,10 +374,10 @@ def _log_assumption(name: str, history: LogTtlHistory) -> ExpiryAssumption | Non
     facts = "since when its TTL is in force"
     command = f"cdc-platform tables alter {shlex.quote(f'{quote_name(keyspace)}.{quote_name(table)}')}"
     times = " and ".join(_period_text(period) for period in history.unknown)
-    assumption = f"its TTL {times} is not known, so its rows are taken to never expire"
+    assumption = f"its TTL {times} is not known, so its rows are assumed never to expire"
     if history.created_us is None:
         assumption = (
-            f"when its log was created is not known, nor its TTL {times}: rows of any age are taken to be in it"
+            f"when its log was created is not known, nor its TTL {times}: it is assumed to have rows of any age"
         )
         facts, command = f"when its log was created, and {facts}", f"{command} --created-at TIME"
     return ExpiryAssumption(name, assumption, f"state {facts}, as far as you know: {command} --ttl-since TIME")

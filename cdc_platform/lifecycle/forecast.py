@@ -113,7 +113,7 @@ def forecast_next_size(ring: Ring, nodes: int) -> tuple[int, int]:
 
 def _no_ring_error() -> StateError:
     return StateError(
-        "no node of a ring that owns tokens is known, so its growth cannot be told; import a ring snapshot first"
+        "no node of a ring that owns tokens is known, so its growth cannot be computed; import a ring snapshot first"
     )
 
 

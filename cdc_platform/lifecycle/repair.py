@@ -89,7 +89,7 @@ def check_newest_generation(
     latest = None if newest is None else newest.gossiped
     unknown = None if newest is None else _missing_table(newest)
     if changing is not None:
-        unknown = f"cannot tell while {changing}: the nodes here are those of before"
+        unknown = f"cannot tell while {changing}: the nodes known here are those before the change"
     if unknown is not None:
         return RepairCheck(latest, (), (), tuple(_find_blockers(lake)), unknown)
     findings = _find_damage(lake, latest, ring, streams, reader)
@@ -152,8 +152,8 @@ def _find_damage(
     except Unavailable as error:
         # The data may become readable again, and a new generation would have been unnecessary.
         raise Unavailable(
-            f"generation {latest} cannot be read now: {error}; mend that, or remove what is unreachable, and "
-            "check again: no new generation is made for it"
+            f"generation {latest} cannot be read now: {error}; fix that, or remove what is unreachable, and check "
+            f"again; no new generation is created for it"
         ) from None
     except (StateError, InputError) as error:
         return [*outdated, GenerationDamage(DamageKind.UNREADABLE, str(error))]

@@ -142,7 +142,7 @@ def rewrite_streams_tables(
     if not todo:
         return run.finish(chosen, (), "step 2: every node is marked as rewritten already")
     if settings.dont_rewrite_streams:
-        return run.finish(chosen, (), "dont_rewrite_streams is set: an administrator has to see to the old table")
+        return run.finish(chosen, (), "dont_rewrite_streams is set: an administrator must handle the old table")
     tables = _enabled_tables(lake)
     if not tables:
         ended = "step 3: no table has CDC enabled, so old generations are not needed"

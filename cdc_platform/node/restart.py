@@ -51,7 +51,7 @@ def restart_node(host_id: UUID, ring: Collection[UUID], disk: NodeDisk, reader: 
         proposes = should_propose_first_generation(host_id, ring)
         proposer = "this node" if proposes else "the node with the largest host ID"
         warning = (
-            f"node {host_id} is a member of the ring and kept no generation in cdc_local, as after an upgrade from a "
+            f"node {host_id} is a member of the ring and has no generation in cdc_local, as after an upgrade from a "
             f"version without CDC; if the cluster has none, {proposer} proposes the first: cdc-platform repair"
         )
         _log.warning(warning)

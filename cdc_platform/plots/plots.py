@@ -345,7 +345,7 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
     more = f" (oldest {len(visible)} of {len(stays)})" if len(stays) > len(visible) else ""
     axes.set_title(f"When generations can go{more}", fontsize=11, color=_INK, loc="left")
     axes.set_xlabel(
-        f"UTC; dashed: now, {format_ms(now_ms)}\ngreen: operates; orange: held; blue: rows may live; grey: grace",
+        f"UTC; dashed: now, {format_ms(now_ms)}\ngreen: operates; orange: blocked; blue: rows may live; grey: grace",
         fontsize=8,
         color=_INK,
     )
@@ -373,7 +373,7 @@ def plot_growth(nodes: Sequence[int], without_expiry: Sequence[int], with_expiry
     axes.set_ylim(bottom=0)
     axes.set_xlabel("nodes more", color=_INK)
     axes.set_ylabel(unit, color=_INK)
-    axes.set_title("Kept in the tables of generations", fontsize=11, color=_INK, loc="left")
+    axes.set_title("Stored in the tables of generations", fontsize=11, color=_INK, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
@@ -433,7 +433,7 @@ def _draw_sizes(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar
         axes.step(numbers, sizes, where="post", color=colour, linestyle=style, linewidth=1.6, label=name)
     if most_bytes is not None:
         axes.axhline(most_bytes / scale, color=PALETTE[5], linestyle="--", linewidth=1.2, label="--max-bytes")
-    axes.set_title(f"Kept in each table after the step, {unit}", fontsize=10, color=_INK, loc="left")
+    axes.set_title(f"Stored in each table after the step, {unit}", fontsize=10, color=_INK, loc="left")
     axes.set_ylim(bottom=0)
     if tables:
         axes.legend(fontsize=7, frameon=False, loc="upper left")

@@ -169,8 +169,8 @@ def _refuse_case_collisions(sources: Sequence[QuerySource]) -> None:
         other = taken.setdefault(source.table.full_name.lower(), source.table)
         if other is not source.table:
             raise InputError(
-                f"{other.full_name} and {source.table.full_name} differ in capitals alone, which this engine does not"
-                " tell apart in one query; ask for one at a time"
+                f"{other.full_name} and {source.table.full_name} differ in capitals alone, which this engine cannot "
+                f"distinguish in one query; query one at a time"
             )
 
 
@@ -217,7 +217,7 @@ def _translated_errors(sources: Iterable[QuerySource]) -> Iterator[None]:
         raise InputError(f"the query: {engine_message(error)}") from None
     except (duckdb.OutOfMemoryException, MemoryError) as error:
         raise EnvironmentProblem(
-            f"the query needs more memory, or room to spill in {tempfile.gettempdir()}, than there is: "
+            f"the query needs more memory, or disk space to spill in {tempfile.gettempdir()}, than there is: "
             f"{engine_message(error)};"
             " narrow it, point TMPDIR at a larger disk, or run it with --spark"
         ) from None

@@ -220,7 +220,7 @@ class _TreeWalk:
 def _refuse_function(name: str, known: frozenset[str] | None = None) -> None:
     lower = name.lower()
     if lower in _FORBIDDEN_FUNCTIONS or (known is not None and lower not in known):
-        raise InputError(f"function {name} is refused: queries read the tables of the home and nothing else")
+        raise InputError(f"function {name} is refused: queries can read only the tables of the home")
 
 
 def _pivot(engine: DuckDBPyConnection, statement: Any) -> CheckedQuery:

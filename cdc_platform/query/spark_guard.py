@@ -18,7 +18,7 @@ from sqlglot.errors import SqlglotError
 from cdc_platform.errors import InputError
 from cdc_platform.query.names import TableReference
 
-_ALLOWED = "on Spark only queries are run: SELECT, VALUES, WITH, and what is made of them"
+_ALLOWED = "Spark runs only queries: SELECT, VALUES, WITH, and their combinations"
 _PART_NAMES = """
 Add Alias Aliases And Anonymous Array Between BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Boolean Bracket CTE Case Cast
 Column ColumnDef Cube CurrentDate CurrentTimestamp DPipe DataType DataTypeParam Distinct Div Dot EQ Escape Except
@@ -160,7 +160,7 @@ def refuse_session_names(tree: exp.Expr, columns: Collection[str]) -> None:
     named |= {name.lower() for alias in tree.find_all(exp.TableAlias) for name in alias.alias_column_names}
     for column in tree.find_all(exp.Column):
         if not column.table and column.name.lower() in _SESSION_FUNCTIONS.difference(columns, named):
-            raise InputError(f"there is no column {column.name}, and Spark's user is not told: {_ALLOWED}")
+            raise InputError(f"there is no column {column.name}, and Spark's user is not available: {_ALLOWED}")
 
 
 def _refuse_substitution(text: str) -> None:

@@ -111,8 +111,8 @@ def is_ring_changing(where: str, transition: str | None) -> bool:
         return False
     known = ", ".join(sorted(RING_TRANSITIONS | OTHER_TRANSITIONS))
     raise InputError(
-        f"{where}: transition_state {transition[:60]!r} is not known, so whether nodes or generations change cannot be "
-        f"told; the known ones are {known}"
+        f"{where}: transition_state {transition[:60]!r} is not known, so it is unclear whether nodes or generations "
+        f"change; the known ones are {known}"
     )
 
 
@@ -120,7 +120,7 @@ def _look_up_membership(where: str, state: str | None, states: Mapping[str, Memb
     membership = states.get(_normalize_state(state or ""))
     if membership is None:
         raise InputError(
-            f"{where}: state {(state or '')[:60]!r} is not known, so whether the node owns its tokens cannot be told; "
+            f"{where}: state {(state or '')[:60]!r} is not known, so it is unclear whether the node owns its tokens; "
             f"the known ones are {', '.join(states)}"
         )
     return membership

@@ -44,7 +44,9 @@ class Node:
         tokens = np.sort(check_tokens(self.tokens, f"node {self.host_id}"))
         duplicates = np.flatnonzero(tokens[1:] == tokens[:-1])
         if len(duplicates):
-            raise InputError(f"node {self.host_id}: token {tokens[duplicates[0]]} is there twice; name each token once")
+            raise InputError(
+                f"node {self.host_id}: token {tokens[duplicates[0]]} is listed twice; list each token once"
+            )
         object.__setattr__(self, "tokens", tuple(tokens.tolist()))
         object.__setattr__(self, "features", tuple(self.features))
 

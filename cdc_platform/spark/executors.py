@@ -157,7 +157,7 @@ def probe_executors(session: SparkSession, sample_path: str) -> list[ExecutorRep
             rows = session.range(0, _PROBE_ROWS).select(probe("id").alias("told")).where(F.col("told") != "").collect()
         except (PySparkException, Py4JError) as error:
             raise EnvironmentProblem(
-                f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); look that it has workers, "
+                f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); check that it has workers, "
                 f"that they reach this machine, and that Python starts there ({get_worker_python() or 'the archive'})"
             ) from None
         after = time.time()
@@ -191,8 +191,8 @@ def check_executor(report: ExecutorReport, archive: worker_archive.WorkerArchive
         f"program {at}", not report.program, report.program or "as here", mend if report.program else None
     )
     mend = (
-        "the home has to lie in a store (home copy), and the worker needs the store's address and credentials in its "
-        "own environment, or a role"
+        "the home must be in a store (home copy), and the worker needs the store's address and credentials in its "
+        "environment, or a role"
     )
     yield PreflightResult(f"lake {at}", not report.read, report.read or "is reached", mend if report.read else None)
     ok = report.skew <= MAX_SKEW_SECONDS

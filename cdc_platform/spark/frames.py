@@ -185,7 +185,7 @@ def replace_partition(
             raise
     try:
         if due is not None and draft.digests != due:
-            raise StateError(f"{what}: the rows made anew are not those that its commits put there; it stays as it was")
+            raise StateError(f"{what}: the restored rows differ from those of its commits; nothing was changed")
         return _commit_with_retries(what, lambda: task_writer.commit_draft(lake, table, draft, where))
     finally:
         task_writer.discard_write_draft(draft)

@@ -184,8 +184,8 @@ def _fetch_jars(folder: Path, wanted: list[MavenJar]) -> None:
                 )
             if sha != jar.sha256:
                 raise EnvironmentProblem(
-                    f"{jar.file_name} came with sha256 {sha} instead of {jar.sha256}; it was not kept: check what is "
-                    "between this machine and Maven Central"
+                    f"{jar.file_name} came with sha256 {sha} instead of {jar.sha256}; it was discarded: check what is "
+                    f"between this machine and Maven Central"
                 )
             fetched.replace(folder / jar.file_name)
     finally:

@@ -437,6 +437,6 @@ def extract_jvm_reason(output: str) -> str:
     lines = [line.strip(" :\t") for line in output.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("at ", "WARNING", "Setting default log level"))]
     telling = [line for line in lines if re.search(r"(Exception|Error|error|Invalid)\b.*: ", line) or "Invalid" in line]
-    return re.sub(
-        r"^(Exception in thread \S+ )?[\w.]+(Exception|Error): ", "", (telling or lines or ["it said nothing"])[0]
-    )[:300]
+    return re.sub(r"^(Exception in thread \S+ )?[\w.]+(Exception|Error): ", "", (telling or lines or ["no output"])[0])[
+        :300
+    ]

@@ -232,7 +232,7 @@ def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         (draft / path.name).replace(path)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{path}, which Spark's workers are given, cannot be made: {error.strerror}; choose another cache with "
+            f"{path}, which is sent to Spark's workers, cannot be created: {error.strerror}; choose another cache with "
             f"{CACHE_VARIABLE}"
         ) from None
     finally:

@@ -100,7 +100,7 @@ def assert_path_free(target: Path, home: Path | None = None, *, folder: bool = F
     if home is not None and path.resolve().is_relative_to(home.resolve()):
         raise InputError(f"{target} lies in the home {home}, which only the platform writes to; name another")
     if os.path.lexists(path):
-        raise InputError(f"{target} is there already; name another, or move it away")
+        raise InputError(f"{target} already exists; choose another name, or move it away")
     parent_folder = next(parent for parent in path.parents if os.path.lexists(parent)) if folder else path.parent
     if not parent_folder.is_dir():
         raise InputError(f"{target}: {parent_folder} is no folder; make it, or name another")
@@ -197,7 +197,7 @@ def _link_name(draft: Path, path: Path, target: Path) -> None:
 
 
 def _name_taken_error(target: Path) -> InputError:
-    return InputError(f"{target} was made by another process meanwhile; name another, or move it away")
+    return InputError(f"{target} was created by another process in the meantime; choose another name, or move it away")
 
 
 def _error_for_target(error: OSError, draft: Path, path: Path) -> OSError:

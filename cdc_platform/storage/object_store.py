@@ -124,7 +124,7 @@ def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsPr
             "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed; install it with "
             "pip install 'cdc-platform[profiles]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
-    mend = "mend it in AWS's files of profiles, name another, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    mend = "fix it in AWS's profile files, name another profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     try:
         core = get_session()
         session = boto3.Session(botocore_session=core)
@@ -146,8 +146,8 @@ def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsPr
 def _assert_endpoint(name: str, text: str) -> None:
     if "@" in text or "?" in text:
         raise EnvironmentProblem(
-            f"{name} has a user, a password or a query in it, which messages would tell; take them out: credentials "
-            "have variables and profiles of their own"
+            f"{name} contains a user, a password or a query, which messages would reveal; remove them and give "
+            f"credentials by environment variables or profiles"
         )
     try:
         is_address = bool(urlsplit(text).netloc)
@@ -185,7 +185,7 @@ def classify_store_error(text: str, name: str = "the store") -> Unavailable | No
         return disk_full_error(name)
     if _CLOCK_SKEW in text:
         return NotLetIn(
-            f"{name} says that this machine's clock is wrong ({_CLOCK_SKEW}); set it by NTP, and run it again"
+            f"{name} reports that this machine's clock is wrong ({_CLOCK_SKEW}); set it by NTP, and run it again"
         )
     if _NO_BUCKET.search(text):
         return Unavailable(f"{name} does not exist (404 Not Found); make the bucket, or name another one")
@@ -204,15 +204,15 @@ def unexpected_response_error(text: str, name: str) -> Unavailable:
     text = clean_message(text)
     if _PLAIN_HTTP_REFUSED.search(text):
         return Unavailable(
-            f"{name} is not asked without TLS; name an endpoint of https://, or, where nobody listens in, as on "
-            "loopback, set AWS_ALLOW_HTTP=true"
+            f"{name} is not contacted without TLS; name an https:// endpoint, or on a trusted network, such as "
+            f"loopback, set AWS_ALLOW_HTTP=true"
         )
     status = _STATUS.search(text)
     detail = status[1].strip() if status else text[:200]
     kind = NotLetIn if _ACCESS_DENIED.search(text) else Unavailable
     return kind(
-        f"{name} does not answer as a store does ({detail}); check that the bucket is there, the endpoint and the "
-        "credentials in the environment, and run it again"
+        f"{name} does not respond like an object store ({detail}); check that the bucket exists, the endpoint and the "
+        f"credentials in the environment, and run it again"
     )
 
 

@@ -108,7 +108,7 @@ def _wait_for_data(descriptor: int, source: str) -> None:
     while not waiting.poll(max(0, (deadline - time.monotonic()) * SECOND_MS)):
         if time.monotonic() >= deadline:
             raise InputError(
-                f"{source} is a pipe or a device from which nothing has come for {seconds:g} s; write to it, name a "
+                f"{source} is a pipe or a device that has sent nothing for {seconds:g} s; write to it, name a "
                 f"file, or wait longer with {PIPE_SECONDS_VARIABLE}"
             )
 

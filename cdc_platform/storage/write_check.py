@@ -85,8 +85,8 @@ def assert_not_known_unsafe(root: ObjectStorePath, what: str) -> None:
 
 def _no_conditional_writes_error(root: ObjectStorePath, what: str) -> NoConditionalWrites:
     return NoConditionalWrites(
-        f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
-        "at and not written to; turn conditional writes on in the store, remove "
+        f"{what}: {root.root} lets two writers create the same object, so this home can be read but not written to; "
+        f"enable conditional writes in the store, remove "
         f"{_get_stored_result_path(root)} and try again, or use another store"
     )
 

@@ -64,7 +64,7 @@ def test_a_damaged_log_fails_one_check(rehearsal: Rehearsal) -> None:
     checks = run(rehearsal).get_asset_check_evaluations()
     assert {check.description for check in checks if check.passed} == {
         "there are no rows",
-        "no state is kept beside a log",
+        "no table with a log has a stored state",
         "no reader passed any over",
     }
     assert len(checks) == len(LOG_INVARIANTS) + 2

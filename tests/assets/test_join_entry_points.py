@@ -239,7 +239,7 @@ def test_a_violation_stops_both_doors_at_the_same_step(
     if following is not None:
         later = rehearsal.join(waiting, following.table.full_name)
         assert not later.success
-        assert f"{table.name} is not to be relied on" in refusal(later)[1]
+        assert f"{table.name} failed its audit by" in refusal(later)[1]
         assert f"{invariant} does not hold" in refusal(later)[1]
 
 

@@ -58,8 +58,8 @@ def _published(rows: Rows) -> Rows:
 SEEDS: dict[str, tuple[str, Table, Callable[[Rows], Rows], str]] = {
     "a published generation is not listed": (TIMESTAMPS, GENERATION_TIMESTAMPS, _published, "lacks 2026-11-01T12:"),
     "a generation is listed twice": (TIMESTAMPS, GENERATION_TIMESTAMPS, lambda rows: [*rows, rows[-1]], "2 times"),
-    "a table is gone": (CHANGES, CDC_TABLES, lambda rows: rows[1:], "shop.carts not as its changes say"),
-    "a table is there twice": (CHANGES, CDC_TABLES, lambda rows: [rows[0], *rows], "shop.carts not as"),
+    "a table is gone": (CHANGES, CDC_TABLES, lambda rows: rows[1:], "shop.carts in another state than its changes"),
+    "a table is there twice": (CHANGES, CDC_TABLES, lambda rows: [rows[0], *rows], "shop.carts in another state"),
     "a TTL is another one": (
         CHANGES,
         CDC_TABLES,

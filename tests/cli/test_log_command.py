@@ -116,7 +116,7 @@ def test_exit_codes(cli: Cli, tmp_path: Path) -> None:
     assert answer.json["summary"]["passed over"] == {"CREATE INDEX": 1}
     shown = cli("--clock", NOW, "cql", "run", file)
     assert shown.exit_code == 1
-    assert "passed over: an index is made of" in shown.stdout
+    assert "passed over: an index is derived from" in shown.stdout
     assert "CREATE INDEX   passed over" in shown.stdout
     strict = cli("--clock", NOW, "cql", "run", file, "--strict")
     assert (strict.exit_code, strict.stdout) == (2, "")

@@ -89,17 +89,17 @@ CASES = [
     script("static without rows", "no clustering columns", "CREATE TABLE ks.t (a int PRIMARY KEY, b int static);"),
     script(
         "order of no key",
-        "has to name the clustering columns (b)",
+        "must name the clustering columns (b)",
         "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (a DESC);",
     ),
     script(
         "order of a later key alone",
-        "has to name the clustering columns (b, c), or the first of them",
+        "must name the clustering columns (b, c), or the first of them",
         "CREATE TABLE ks.t (a int, b int, c int, PRIMARY KEY (a, b, c)) WITH CLUSTERING ORDER BY (c DESC);",
     ),
     script(
         "order with a column twice",
-        "names (b, b); it has to name the clustering columns (b)",
+        "names (b, b); it must name the clustering columns (b)",
         "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (b DESC, b ASC);",
     ),
     script(

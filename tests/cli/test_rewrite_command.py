@@ -131,7 +131,7 @@ def test_settings_reach_the_rule(home: Path) -> None:
     (home / "settings.toml").write_text("dont_rewrite_streams = true\n", encoding="utf-8")
     refused = on(home, "rewrite", "--json")
     assert (refused.exit_code, refused.json["decisions"]) == (0, [])
-    assert "an administrator has to see to the old table" in refused.stderr
+    assert "an administrator must handle the old table" in refused.stderr
 
 
 def test_a_later_import_of_the_missing_data_is_taken_up(home: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ CASES = [
         "the deadline of the switch to",
         *("--clock", LATE, "switch", "ack", "{waiting}", "--node", HOSTS[1]),
     ),
-    argument("an answer to a decision", "comes too late", "switch", "ack", "{aborted}", "--node", HOSTS[1]),
+    argument("an answer to a decision", "too late to acknowledge", "switch", "ack", "{aborted}", "--node", HOSTS[1]),
     argument("commit without all answers", "2 of 3 participants have not", "switch", "commit", "{waiting}"),
     argument("commit of what is aborted", "a decision is final", "switch", "commit", "{aborted}"),
     argument("commit of nothing", "there is no switch", "switch", "commit", UNKNOWN),

@@ -207,7 +207,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(home: Path, tmp_path: Path, na
     os.mkfifo(pipe, mode=0o600)
     left = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
     assert_refused(left)
-    assert ("no regular file" if door.reads == "pem" else "nothing has come for 0.1 s") in left.stderr
+    assert ("no regular file" if door.reads == "pem" else "has sent nothing for 0.1 s") in left.stderr
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])
@@ -218,7 +218,7 @@ def test_a_pipe_is_waited_for_as_long_as_it_may_take(tmp_path: Path, held: bool)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PIPE_SECONDS_VARIABLE, "0.1")
         patch.setenv(SPARK_CONF_VARIABLE, str(tmp_path / "pipe"))
-        with pytest.raises(InputError, match=r"nothing has come for 0\.1 s"):
+        with pytest.raises(InputError, match=r"has sent nothing for 0\.1 s"):
             read_conf_file()
         for wrong in ("0", "-1", "nan", "soon", "1e9"):
             patch.setenv(PIPE_SECONDS_VARIABLE, wrong)

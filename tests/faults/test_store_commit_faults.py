@@ -240,7 +240,7 @@ def test_a_store_without_conditions_is_only_looked_at(s3: S3, monkeypatch: pytes
     lake = Lake(f"{s3.bucket()}/home/lake")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
     for _ in range(2):
-        with pytest.raises(StateError, match="can be looked at and not written to") as told:
+        with pytest.raises(StateError, match="can be read but not written to") as told:
             lake.merge(CONSUMERS, CONSUMERS.schema.empty_table(), update=False)
         assert "\n" not in str(told.value)
     assert lake.read(CONSUMERS).num_rows == 0

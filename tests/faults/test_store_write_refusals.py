@@ -20,7 +20,7 @@ from cdc_platform.storage import leases, object_store
 from cdc_platform.tables import Table, column
 
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
-NOT_LET_IN = "does not answer as a store does (403 Forbidden)"
+NOT_LET_IN = "does not respond like an object store (403 Forbidden)"
 PANIC = re.compile(
     r"\n?thread '[^'\n]*' (?:\(\d+\) )?panicked at [^\n]*\n[^\n]*\n"
     r"(?:stack backtrace:\n(?: ++(?:\d++:|at )[^\n]*+\n)*+)?(?:note: [^\n]*\n)?"

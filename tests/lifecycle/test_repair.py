@@ -180,7 +180,7 @@ def test_data_that_cannot_be_read_now_is_no_reason(repaired: Lake) -> None:
     def told_of(lake: Lake, id: GenerationId) -> TopologyDescription:
         raise StateError("reading: a connection is told of, and it is none of a file system")
 
-    with pytest.raises(Unavailable, match="no new generation is made"):
+    with pytest.raises(Unavailable, match="no new generation is created"):
         repair.check_newest_generation(repaired, reader=unreachable)
     assert [found.condition for found in repair.check_newest_generation(repaired, reader=told_of).reasons] == [
         DamageKind.UNREADABLE

@@ -171,7 +171,7 @@ def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
     done = switch.acknowledge_switch(lake, at(Milliseconds(NOON_MS + 7_000)), TWO_PHASE, prepared, HOSTS[:1])
     assert done.lease_of(HOSTS[0]) == LEASE_END_MS
     switch._record_promises(lake, NOON, done, {HOSTS[1]: Milliseconds(NOON_MS + 13_000)})
-    with pytest.raises(StateError, match="before it was answered with"):
+    with pytest.raises(StateError, match="before the acknowledgement"):
         switch.acknowledge_switch(lake, at(Milliseconds(NOON_MS + 8_000)), TWO_PHASE, prepared, HOSTS[1:2])
     assert switches.find_switch(lake, prepared).missing == tuple(HOSTS[1:])
 

@@ -78,7 +78,7 @@ def test_other_rows_need_a_verdict_of_their_own(lake: Lake) -> None:
     rows = lake.read(GENERATION_DESCRIPTIONS_V2).to_pylist()
     end = rows[0]["range_end"]
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
-    with pytest.raises(StateError, match="cdc_generation_descriptions_v2 was not judged as it is now; run its checks"):
+    with pytest.raises(StateError, match="cdc_generation_descriptions_v2 changed after its last audit; run its checks"):
         introduce(lake, generation_id)
     assert lake.read(GENERATIONS).num_rows == 0
 
@@ -116,8 +116,8 @@ def test_a_bad_verdict_holds_up_every_later_run(lake: Lake) -> None:
         with pytest.raises(StateError) as refused:
             introduce(lake, generation_id, steps, judging=judging)
         assert str(refused.value) == (
-            f"generation {generation_id}: cdc_generation_descriptions_v2 is not to be relied on, as the door of a test "
-            "has found: ring_covered_once does not hold: 1 of 4 violate it: seeded; materialise "
+            f"generation {generation_id}: cdc_generation_descriptions_v2 failed its audit by the door of a test: "
+            "ring_covered_once does not hold: 1 of 4 violate it: seeded; materialise "
             "cdc_generation_descriptions_v2 again, or run the whole join again"
         )
     assert lake.read(GENERATIONS).num_rows == 0
@@ -129,7 +129,7 @@ def test_a_verdict_on_fewer_invariants_is_none(lake: Lake) -> None:
     kept = verdicts.read_last_verdict(lake, generation_id, INSERTED.name)
     assert kept is not None
     verdicts.store_verdict(lake, NOON, replace(kept, invariants=kept.invariants[:-1]))
-    with pytest.raises(StateError, match="was not judged as it is now"):
+    with pytest.raises(StateError, match="changed after its last audit"):
         introduce(lake, generation_id)
 
 
@@ -143,7 +143,7 @@ def test_rows_that_change_while_they_are_judged_get_no_verdict(lake: Lake) -> No
         lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
         return answers(1)(joining)
 
-    with pytest.raises(StateError, match="is not to be relied on"):
+    with pytest.raises(StateError, match="failed its audit by"):
         introduce(lake, generation_id, answering(meanwhile), judging=True)
     assert lake.read(VERDICTS).num_rows == 0
 
@@ -227,7 +227,7 @@ def test_rows_that_another_takes_between_two_steps_are_missed(
         assert other.delete(table, [("range_end", "=", end)]) == 1
 
     meanwhile(monkeypatch, before, taken)
-    with pytest.raises(StateError, match=f"{table.name} is not to be relied on, as a program has found"):
+    with pytest.raises(StateError, match=f"{table.name} failed its audit by a program"):
         run(lake, generation_id)
     assert Lake(lake.root).read(GENERATIONS).num_rows == 0
     found = verdicts.read_last_verdict(Lake(lake.root), generation_id, table.name)

@@ -82,7 +82,7 @@ def test_without_an_id_it_warns_and_the_largest_host_id_proposes(
     assert all(each.generation_id is None for each in found)
     for each in found:
         assert each.warning is not None
-        assert "kept no generation in cdc_local" in each.warning
+        assert "has no generation in cdc_local" in each.warning
     assert "this node proposes the first" in str(found[2].warning)
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 3
 

@@ -84,7 +84,7 @@ def test_rings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"tokens": (1, 2, 1)}, "token 1 is there twice"),
+        ({"tokens": (1, 2, 1)}, "token 1 is listed twice"),
         ({"tokens": (MINIMUM_TOKEN,)}, "out of range"),
         ({"tokens": (LAST_TOKEN + 1,)}, "out of range"),
         ({"tokens": (0.5,)}, "no integer"),

@@ -88,14 +88,16 @@ def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process
     cluster.gives({}, {})
     cluster.finds("down", "down")
     said = cluster.refused(cluster.start(*twins.join, at=tmp_path))
-    assert said.startswith(f"error: {twins.address.rpartition('/')[0]} does not answer as a store does (503 "), said
+    assert said.startswith(f"error: {twins.address.rpartition('/')[0]} does not respond like an object store (503 "), (
+        said
+    )
     cluster.finds("plain", "plain")
     cluster.ends(cluster.start(*twins.join, at=tmp_path))
     twins.assert_same()
     cluster.finds("expired", "expired")
     check = ("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check")
     said = cluster.refused(cluster.start(*check))
-    assert f"{twins.address.rpartition('/')[0]} does not answer as a store does (403 " in said
+    assert f"{twins.address.rpartition('/')[0]} does not respond like an object store (403 " in said
 
 
 def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_store_that_does_not_answer_is_one_line(s3: S3, monkeypatch: pytest.Mo
     address = "http://127.0.0.1:1" if door == "nowhere" else s3.environment(door)["AWS_ENDPOINT_URL"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     # Another bucket's name: connections are kept by name.
-    with pytest.raises(PlatformError, match="does not answer as a store does") as told:
+    with pytest.raises(PlatformError, match="does not respond like an object store") as told:
         (parse_path(f"{bucket}-{door}") / "a").read()
     assert "\n" not in str(told.value)
     assert SECRET not in str(told.value)
@@ -265,7 +265,7 @@ def test_an_endpoint_tells_no_secret(
         with pytest.raises(EnvironmentProblem) as refused:
             ask()
         told.append(str(refused.value))
-    assert [line for line in told if f"{name} has a user, a password or a query in it" not in line] == []
+    assert [line for line in told if f"{name} contains a user, a password or a query" not in line] == []
     assert [line for line in told if "sekret" in line or "damaged" in line] == []
 
 
@@ -284,7 +284,7 @@ def test_an_endpoint_without_tls_is_told_as_that(s3: S3, monkeypatch: pytest.Mon
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     done = run("--home", f"{bucket}/h", "generations")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
-    assert f"{bucket} is not asked without TLS; name an endpoint of https://" in done.stderr
+    assert f"{bucket} is not contacted without TLS; name an https:// endpoint" in done.stderr
     assert "AWS_ALLOW_HTTP=true" in done.stderr
 
 

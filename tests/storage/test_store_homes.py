@@ -143,11 +143,11 @@ def put(home: HomeLocation, name: str, text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("door", "home", "due"),
     [
-        ("expired", "s3://b-expired/h", "does not answer as a store does (403 Forbidden)"),
+        ("expired", "s3://b-expired/h", "does not respond like an object store (403 Forbidden)"),
         ("skewed", "s3://b-skewed/h", "this machine's clock is wrong (RequestTimeTooSkewed); set it by NTP"),
         ("elsewhere", "s3://b-elsewhere/h", "s3://b-elsewhere lies in another region, eu-central-1; set AWS_REGION"),
         ("redirected", "s3://b-redirected/h", "s3://b-redirected lies in another region; set AWS_REGION"),
-        ("readonly", None, "does not answer as a store does (403 Forbidden)"),
+        ("readonly", None, "does not respond like an object store (403 Forbidden)"),
         ("plain", "s3://no-such-bucket/h", "404"),
         ("plain", "s3://no-such-bucket/h", "s3://no-such-bucket does not exist (404 Not Found); make the bucket"),
         ("plain", "ftp://host/h", "ftp:// is no store that is known"),
@@ -175,7 +175,7 @@ def test_doctor_says_of_a_store_that_it_will_not_do(s3: S3, inputs: Path, monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
     assert run("--home", address, "bootstrap", inputs / "node1.json").exit_code == 2
     ok, mend = of_doctor(address)
-    assert (ok, "turn conditional writes on in the store" in str(mend)) == (False, True)
+    assert (ok, "enable conditional writes in the store" in str(mend)) == (False, True)
 
 
 def of_doctor(home: str) -> tuple[bool, str | None]:
@@ -289,7 +289,7 @@ def test_a_home_is_not_copied_into_a_store_that_lets_two_writers_win(
     for _ in range(2):
         refused = run("home", "copy", first, f"{bucket}/copy")
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused
-        assert f"copying to {bucket}/copy: {bucket} lets two writers both put an object" in refused.stderr
+        assert f"copying to {bucket}/copy: {bucket} lets two writers create the same object" in refused.stderr
         assert (parse_path(f"{bucket}/copy").names(), parse_path(f"{bucket}/copy").folders()) == (
             [".lake.contract.json"],
             [],

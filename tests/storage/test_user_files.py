@@ -22,7 +22,7 @@ from cdc_platform.storage import atomic
 
 ROOT = Path(__file__).resolve().parents[2]
 CLOCK = "2026-01-01T01:00:00Z"
-TAKEN = ("is there already", "was made by another process meanwhile")
+TAKEN = ("already exists", "was created by another process in the meantime")
 
 
 @dataclass(frozen=True)

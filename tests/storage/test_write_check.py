@@ -138,7 +138,7 @@ def test_no_method_writes_into_a_store_that_lets_two_writers_win(
     assert isinstance(lake.location, ObjectStorePath)
     before = held(lake.location)
     for name, write in (OF_LAKE | OF_FRAMES).items():
-        with pytest.raises(NoConditionalWrites, match="can be looked at and not written to") as told:
+        with pytest.raises(NoConditionalWrites, match="can be read but not written to") as told:
             write(lake)
         assert "\n" not in str(told.value), name
         assert held(lake.location) == before, name

@@ -235,8 +235,8 @@ def join_zero_token_node(lake: Lake, request: JoinRequest) -> ZeroTokenJoin:
     unfinished = switches.read_unfinished_switches(lake)
     if unfinished:
         raise StateError(
-            f"host {node.host_id} cannot join while nodes switch to generation {unfinished[0].generation_id}, of which "
-            f"it would not learn; look at: cdc-platform switch show {unfinished[0].generation_id}"
+            f"host {node.host_id} cannot join while nodes switch to generation {unfinished[0].generation_id}, which "
+            f"it would not learn of; run: cdc-platform switch show {unfinished[0].generation_id}"
         )
     newest = Timeline.read(lake).newest
     learned = None if newest is None else newest.gossiped
@@ -454,7 +454,7 @@ def insert_v1_description(lake: Lake, clock: Clock, settings: Settings, generati
     if cell is None or not generations.parse_v1_cell(time_ms, cell).equals(description):
         raise StateError(
             f"generation {generation_id}: cdc_generation_descriptions has another generation at "
-            f"{format_ms(time_ms)}; take the join back with bootstrap --withdraw, or import into another --home"
+            f"{format_ms(time_ms)}; withdraw the join with bootstrap --withdraw, or import into another --home"
         )
     failpoints.kill_if_selected(failpoints.AFTER_V1_INSERT)
     return time_ms

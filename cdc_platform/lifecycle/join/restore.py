@@ -85,7 +85,7 @@ def find_damaged_generations(lake: Lake) -> DamagedGenerations:
                 if table is not STREAMS_DESCRIPTIONS_V2 or _is_published(lake, partition.entry)
             ]
         elif verification.is_unreadable:
-            way = f"bring the file back, or move {lake.path(table)} away and run it again"
+            way = f"restore the file, or move {lake.path(table)} away and run it again"
             rest += [f"{line}; {way}" for line in verification.damage]
         else:
             broken = dict(verification.broken)
@@ -110,11 +110,11 @@ def _imported_damage_text(verification: TableVerification, name: str) -> str:
     """Describe the damage of an imported partition and the command that restores it."""
     wrong = [line for line in (*verification.damage, *verification.unexpected) if name in line]
     description = wrong[0] if wrong else f"{verification.name} where {name} is damaged"
-    return f"{description}; it was imported: import --repair FILES makes it anew of the files that it came from"
+    return f"{description}; it was imported: import --repair FILES restores it from the same files"
 
 
 def _unknown_partition_text(table: Table, name: str) -> str:
-    return f"{table.full_name} where {name} is of no generation that was made here"
+    return f"{table.full_name} where {name} belongs to no generation of this home"
 
 
 def restore_generations(
@@ -175,8 +175,8 @@ def _owners_of_tokens(lake: Lake, entry: generations.LedgerEntry, ends: np.ndarr
     owned = sum(len(node_tokens) for _, node_tokens in tokens)
     if not wanted or owned != len(wanted):
         raise StateError(
-            f"generation {entry.generation_id}: nothing tells any more who owned {len(wanted) - owned} of its "
-            f"{len(wanted)} ranges; bring the files of {TOPOLOGY_DESCRIPTIONS.full_name} back from a copy"
+            f"generation {entry.generation_id}: there is no record of the owners of {len(wanted) - owned} of its "
+            f"{len(wanted)} ranges; restore the files of {TOPOLOGY_DESCRIPTIONS.full_name} from a backup"
         )
     return Ring.of(replace(node, tokens=node_tokens) for node, node_tokens in tokens if node_tokens)
 

@@ -197,13 +197,13 @@ def _require_verdict(joining: JoinContext, before: JoinStep, audit: StepAudit) -
     if verdict is None or verdict.content != content or verdict.invariants != audit.invariants:
         if joining.task_runner is None:
             raise StateError(
-                f"generation {generation_id}: {before.name} was not judged as it is now; run its checks, or: "
+                f"generation {generation_id}: {before.name} changed after its last audit; run its checks, or: "
                 "cdc-platform bootstrap FILE --run"
             )
         verdict = _judge_and_store(joining, before, audit)[1]
     if not verdict.passed:
         raise StateError(
-            f"generation {generation_id}: {before.name} is not to be relied on, as {verdict.entry_point} has found: "
+            f"generation {generation_id}: {before.name} failed its audit by {verdict.entry_point}: "
             f"{verdict.message}; materialise {before.name} again, or run the whole join again"
         )
 

@@ -42,7 +42,7 @@ def test_what_cannot_change_a_table_is_passed_over(rehearsed: Rehearse) -> None:
             "GRANT": 1,
         },
     }
-    assert result.outcomes[2].reason == "an index is made of what a table has and changes nothing in it"
+    assert result.outcomes[2].reason == "an index is derived from its table and changes nothing in it"
 
 
 @pytest.mark.parametrize(
