@@ -104,7 +104,7 @@ def test_a_server_of_5_4_tells_all_of_its_generations(standin: StandIn, cluster:
     assert generations.read_generation_description(lake, GenerationId(FIRST_MS, id_)).equals(description(id_))
     assert generations.read_generation_description(lake, GenerationId(before)).equals(description(time_uuid(before)))
     assert lake.read(UNORDERED_RANGES).num_rows == 0
-    assert [each["time"] for each in told(cluster, "generations")] == [
+    assert [each["time"] for each in told(cluster, "generations")["generations"]] == [
         "2026-09-21T14:13:20.000Z",
         "2026-09-21T14:13:19.000Z",
     ]
@@ -119,9 +119,9 @@ def test_expiry_counts_with_the_ttls_that_were_observed(cluster: ScyllaCluster, 
         log.world.cdc_options("shop", "t", ttl=ttl)
         log.world.schema_changed()
         observed(cluster, at)
-        assert told(cluster, "expire", "--dry-run")[0]["expired"] is None
+        assert told(cluster, "expire", "--dry-run")["generations"][0]["expired"] is None
         state_since(cluster, at - 60 * SECOND_US, at)
-    first, second = told(cluster, "expire", "--dry-run")
+    first, second = told(cluster, "expire", "--dry-run")["generations"]
     assert first["expired"] == format_us(Microseconds(SWITCH_US + MARGIN_US + 7200 * SECOND_US))
     assert (first["action"], first["blocked_by"]) == ("keep", ["shop.t"])
     assert (second["action"], second["blocked_by"]) == ("keep", ["operates"])
@@ -130,7 +130,7 @@ def test_expiry_counts_with_the_ttls_that_were_observed(cluster: ScyllaCluster, 
 def test_a_log_whose_rows_live_for_ever_holds_its_generations(cluster: ScyllaCluster, log: LiveLog) -> None:
     """TTL 0, as it was observed."""
     observed(cluster, SWITCH_US + 60 * SECOND_US)
-    first, _ = told(cluster, "expire", "--dry-run", at_us=SWITCH_US + 10_000 * HOUR_US)
+    first, _ = told(cluster, "expire", "--dry-run", at_us=SWITCH_US + 10_000 * HOUR_US)["generations"]
     assert (first["expired"], first["action"], first["blocked_by"]) == (None, "keep", ["shop.t"])
 
 
@@ -159,7 +159,7 @@ def test_the_forecast_begins_with_what_is_there(cluster: ScyllaCluster, log: Liv
     """Ranges and streams of the generations that were observed, and nodes like those of the ring after them."""
     log.world.cdc_options("shop", "t", ttl="3600")
     observed(cluster, SWITCH_US + 60 * SECOND_US)
-    steps = told(cluster, "expire", "--forecast", "2")
+    steps = told(cluster, "expire", "--forecast", "2")["forecast"]
     assert [each["num_ranges"] for each in steps] == [12, 16, 20]
     assert steps[0]["streams"] == sum(len(each.streams) for each in GENERATIONS.values())
     assert steps[0]["streams"] < steps[1]["streams"] < steps[2]["streams"]
