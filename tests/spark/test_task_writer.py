@@ -102,7 +102,7 @@ def test_a_worker_without_the_folder_refuses(lake: Lake, tmp_path: Path) -> None
     [batch] = part.write(iter(rows(5).to_batches()))
     [line] = batch.to_pylist()
     assert line["refused"] == "EnvironmentProblem"
-    assert line["said"].startswith("writing: Spark's workers do not see the home")
+    assert line["message"].startswith("writing: Spark's workers do not see the home")
     assert not (tmp_path / "hidden").exists()
 
 
