@@ -235,7 +235,7 @@ def _show_results(document: dict[str, Any], verbose: bool) -> None:
 def _write_warnings(report: CheckReport) -> None:
     """Warn if the results could not be recorded, of gaps in logs, and that the home is or was only observed."""
     if report.unrecorded is not None:
-        warn(f"the results could not be recorded, so status will not show them: {report.unrecorded}", code="not-kept")
+        warn(f"the results could not be stored, so status will not show them: {report.unrecorded}", code="not-kept")
     for line in report.log_gaps:
         warn(line, code="log-gap")
     if report.observed_mark_lifted:
