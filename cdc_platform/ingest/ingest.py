@@ -163,11 +163,11 @@ def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderS
     if sets.seen:
         return
     if sets.awaited is not None:
-        why = f"{_waiting_for(lake, sets.awaited)}, and it is the first that is known"
+        why = f"{_waiting_for(lake, sets.awaited)}, the first known generation"
     else:
-        why = "it lists none with streams, in cdc_generation_timestamps or in the tables of the first format"
+        why = "no generation with streams in cdc_generation_timestamps or in the V1 tables"
     raise NothingReadable(
-        f"no generation of {cluster} can be read for {schema.full_name}: {why}; look at what there is with:"
+        f"no generation of {cluster} can be read for {schema.full_name}: {why}; see:"
         f" cdc-platform cluster test {cluster}"
     )
 
@@ -179,7 +179,7 @@ def describe_wait(
     awaited = read_reader_sets(lake, schema, now_us).awaited
     if awaited is None or awaited > horizon_us:
         return None
-    return f"{schema.full_name} is held at {format_us(position_us)}: {_waiting_for(lake, awaited)}"
+    return f"{schema.full_name} waits at {format_us(position_us)}: {_waiting_for(lake, awaited)}"
 
 
 def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
@@ -188,7 +188,7 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
         (change.at_us for change in cluster_changes.read_cluster_changes(lake) if change.change.who == name), None
     )
     known = "" if since is None else f", since {format_us(since)}"
-    return f"{name} is committed and not published{known}"
+    return f"{name} is committed but not published{known}"
 
 
 def _replicated(

@@ -38,8 +38,8 @@ CLOCK_TOLERANCE_MS = SECOND_MS
 _EITHER = (
     ("published generations", (system_tables.TIMESTAMPS, system_tables.STREAMS_V2)),
     ("descriptions", (system_tables.DESCRIPTIONS_V2, system_tables.DESCRIPTIONS_V3, system_tables.DESCRIPTIONS_V1)),
-    ("first format", (system_tables.STREAMS_V1,)),
-    ("what nodes keep", (system_tables.LOCAL,)),
+    ("V1 tables", (system_tables.STREAMS_V1,)),
+    ("cdc_local of the nodes", (system_tables.LOCAL,)),
     ("stream sets of tablets", (system_tables.TABLET_TIMESTAMPS, system_tables.TABLET_STREAMS)),
 )
 
@@ -99,7 +99,9 @@ def _known_nodes(cluster: ScyllaCluster) -> Iterator[PreflightResult]:
             yield _failed(f"known node {address}", error)
         else:
             yield PreflightResult(
-                f"known node {address}", True, f"speaks CQL at port {connection.port}; all else is asked by it"
+                f"known node {address}",
+                True,
+                f"speaks CQL at port {connection.port}; used instead of the contact points",
             )
             return
 
@@ -113,7 +115,7 @@ def _inside(cluster: ScyllaCluster, live: ScyllaSession) -> Iterator[PreflightRe
     except PlatformError as error:
         yield _failed("topology", error)
     else:
-        changing = f"changing ({topology.changing}), its nodes are taken in when it has settled"
+        changing = f"changing ({topology.changing}), its nodes are imported once it has settled"
         counts = changing if topology.changing else _counted(topology.nodes)
         yield PreflightResult("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
         yield _same(cluster, topology.identity)
@@ -132,13 +134,13 @@ def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResul
     except PlatformError as error:
         yield _failed(check, error)
         return
-    shards = "says nothing of shards" if options.shards is None else f"{options.shards} shards"
+    shards = "reports no shards" if options.shards is None else f"{options.shards} shards"
     yield PreflightResult(check, True, f"{member.datacenter}, {shards}, ignore_msb {options.ignore_msb}")
     now = created_ms_from_id(require_row(rows, "system.local")["now"]) or 0
     # The node's clock was read between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
     ok = abs(off) <= CLOCK_TOLERANCE_MS
-    mend = None if ok else "keep its time by NTP: CDC takes no write whose time is 5 s ahead of the node's"
+    mend = None if ok else "synchronize it with NTP: CDC rejects writes that are 5 s ahead of the node's clock"
     yield PreflightResult(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
 
 
@@ -147,7 +149,7 @@ def _same(cluster: ScyllaCluster, seen: registry.ClusterIdentity) -> PreflightRe
         registry.assert_same_cluster(cluster, seen)
     except PlatformError as error:
         return _failed("identity", error)
-    return PreflightResult("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
+    return PreflightResult("identity", True, "as observed before" if cluster.identity else "not observed before")
 
 
 def _tables(layout: AvailableTables) -> Iterator[PreflightResult]:
@@ -204,12 +206,12 @@ def _base(lake: Lake, live: ScyllaSession, table: LoggedTable) -> Iterator[Prefl
     try:
         live.select(name, quote_name(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")
     except NotGranted as refusal:
-        detail = "may not be read, and is kept" if needed else "may not be read: ingest --current needs that alone"
+        detail = "may not be read, and is replicated" if needed else "may not be read (only ingest --current needs it)"
         yield PreflightResult(check, not needed, detail, f"{refusal.grant};")
     except PlatformError as error:
         yield _failed(check, error)
     else:
-        yield from [PreflightResult(check, True, "may be read, and is kept")] if needed else []
+        yield from [PreflightResult(check, True, "may be read, and is replicated")] if needed else []
 
 
 def _counted(nodes: tuple[Node, ...]) -> str:

@@ -363,7 +363,7 @@ class _Task:
             yield from self.query.rows_of_task(self.conditions, self.number)
             if self.alive_us is not None and Clock().now_us() > self.alive_us:
                 name, late = self.query.schema.full_name, format_us(self.alive_us)
-                raise _refusal([f"rows of {name} may be gone: they lived up to {late}, and were read later than that"])
+                raise _refusal([f"rows of {name} may have expired: they lived until {late}, and were read later"])
 
 
 def _is_same(one: LogGap, other: LogGap) -> bool:
@@ -373,8 +373,8 @@ def _is_same(one: LogGap, other: LogGap) -> bool:
 def _refusal(lost: Sequence[str]) -> StateError:
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return StateError(
-        f"scylla_cdc: {lost[0]}{more}; to go on with what there is, start the query again with the option gaps ="
-        f" {_TELL}, or begin anew with another checkpoint"
+        f"scylla_cdc: {lost[0]}{more}; to continue without them, restart the query with the option gaps ="
+        f" {_TELL}, or start over with another checkpoint"
     )
 
 

@@ -75,21 +75,23 @@ def validate_connection(connection: Connection) -> Connection:
     ports = {port for _, port in connection.endpoints}
     if len(ports) > 1:
         ports_text = " and ".join(str(port) for port in sorted(ports))
-        raise InputError(f"contact points with ports {ports_text}; the nodes of a cluster all listen at one port")
+        raise InputError(f"contact points with different ports {ports_text}; all nodes of a cluster must use one port")
     if (connection.user_env is None) != (connection.password_env is None):
-        raise InputError("--user-env and --password-env go together: name an environment variable for each")
+        raise InputError(
+            "--user-env and --password-env must be given together, each with the name of an environment variable"
+        )
     if connection.user_env and connection.credentials_file:
-        raise InputError("--user-env and --credentials-file are two ways of one thing; give one of them")
+        raise InputError("--user-env and --credentials-file exclude each other; give one of them")
     for name in (connection.user_env, connection.password_env):
         if name is not None and not _VARIABLE.fullmatch(name):
             raise InputError(
-                "what stands behind --user-env or --password-env is no name of an environment variable; "
-                "give the name, as in CDC_PASSWORD, never the secret itself"
+                "--user-env and --password-env take the name of an environment variable, such as CDC_PASSWORD, "
+                "not the secret itself"
             )
     if (connection.tls_cert is None) != (connection.tls_key is None):
-        raise InputError("--tls-cert and --tls-key go together: a client's certificate and its key")
+        raise InputError("--tls-cert and --tls-key must be given together: a client certificate and its key")
     if not connection.tls and (connection.tls_ca or connection.tls_cert or not connection.tls_host_names):
-        raise InputError("certificates, or how they are judged, are given and TLS is off; add --tls")
+        raise InputError("TLS options are given, but TLS is off; add --tls")
     for option, text in (
         ("--datacenter", connection.datacenter),
         ("--credentials-file", connection.credentials_file),
@@ -98,7 +100,9 @@ def validate_connection(connection: Connection) -> Connection:
         ("--tls-key", connection.tls_key),
     ):
         if text is not None and not (text.strip() and text.isprintable()):
-            raise InputError(f"{option} {text!r} is no name; give one of printable characters, or leave it out")
+            raise InputError(
+                f"{option} {text!r} is empty or not printable; use printable characters, or omit the option"
+            )
     return connection
 
 
@@ -118,11 +122,11 @@ def parse_contact(text: str) -> tuple[str, int]:
     if match is None and "@" in text:
         # The part before the sign may be a password.
         raise InputError(
-            f"...@{text.rpartition('@')[2]!r} is no contact point; write it as HOST:PORT, and name where user and"
-            " password are by --user-env and --password-env or --credentials-file"
+            f"...@{text.rpartition('@')[2]!r} is no contact point; write HOST:PORT, and pass user and password"
+            " with --user-env and --password-env or --credentials-file"
         )
     if match is None or not 1 <= port <= 65_535:
-        raise InputError(f"{text!r} is no contact point; write it as HOST:PORT, as in 10.0.0.1:9042")
+        raise InputError(f"{text!r} is no contact point; write HOST:PORT, as in 10.0.0.1:9042")
     return match["host"].strip("[]"), port
 
 
@@ -172,21 +176,18 @@ def _assert_regular_file(file: Path) -> None:
     status = file.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PEM_BYTES:
         raise EnvironmentProblem(
-            f"TLS: {file} is no PEM file: it is no regular file, or has more than {_MAX_PEM_BYTES >> 20} "
-            "MiB; name another"
+            f"TLS: {file} is no PEM file: not a regular file, or larger than {_MAX_PEM_BYTES >> 20} MiB; name another"
         )
 
 
 def _no_passphrase() -> str:
-    raise EnvironmentProblem("TLS: the key of --tls-key is locked by a passphrase; give one without, with mode 0600")
+    raise EnvironmentProblem("TLS: the key of --tls-key has a passphrase; pass a key without one, with mode 0600")
 
 
 def _read_variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise EnvironmentProblem(
-            f"environment variable {name} is not set, and the cluster's secret is to be in it; export it"
-        )
+        raise EnvironmentProblem(f"environment variable {name} is not set; export it with the cluster's secret")
     return value
 
 
@@ -197,15 +198,13 @@ def _read_credentials_file(path: Path) -> Credentials:
             raise EnvironmentProblem(f"{path} has mode {mode:04o} and others can read it; run: chmod 0600 {path}")
         values = tomllib.loads(read_user_bytes(path, _MAX_CREDENTIALS_BYTES, f"credentials file {path}").decode())
     except OSError as error:
-        raise EnvironmentProblem(
-            f"credentials file {path}: {error.strerror}; it is to be there, with mode 0600"
-        ) from None
+        raise EnvironmentProblem(f"credentials file {path}: {error.strerror}; create it with mode 0600") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         values = {}
     user, password = values.get("user"), values.get("password")
     # Never repeat the file's content: a part of it may be the secret.
     if not (isinstance(user, str) and user and isinstance(password, str) and password):
         raise EnvironmentProblem(
-            f'credentials file {path} does not tell both; it holds two lines: user = "..." and password = "..."'
+            f'credentials file {path} is incomplete; it needs two lines: user = "..." and password = "..."'
         )
     return Credentials(user, password)

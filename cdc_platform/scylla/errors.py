@@ -92,14 +92,14 @@ def translate_error(error: BaseException, where: str, table: str, role: str | No
         causes = error.errors.values() if isinstance(error.errors, dict) else ()
         inner = [cause for cause in causes if isinstance(cause, BaseException)]
         if not inner:
-            return Unreachable(f"{where}: no node is up; look at the nodes, or name others with --contact")
+            return Unreachable(f"{where}: no node is up; check the nodes, or name others with --contact")
         # All nodes were tried: report the first one's error, with a refusal before a timeout.
         inner.sort(key=lambda cause: not isinstance(cause, (AuthenticationFailed, Unauthorized, InvalidRequest)))
         return translate_error(inner[0], where, table, role)
     if isinstance(error, AuthenticationFailed):
         if role is None:
-            return Refused(f"{where}: the cluster asks for a user, and none is configured; {_USER_REMEDY}")
-        return Refused(f"{where}: user {role} was not let in; check the user and the password that are named for it")
+            return Refused(f"{where}: the cluster requires a user, and none is configured; {_USER_REMEDY}")
+        return Refused(f"{where}: user {role} was rejected; check its user and password")
     if isinstance(error, Unauthorized):
         return NotGranted(table, role)
     if isinstance(error, InvalidRequest):
@@ -111,9 +111,7 @@ def translate_error(error: BaseException, where: str, table: str, role: str | No
             f"start the nodes that are down{why}"
         )
     if isinstance(error, (ReadTimeout, OperationTimedOut, TimeoutError)):
-        return Unreachable(
-            f"{where}: no answer about {table} in time; try again, or give it more with --request-timeout"
-        )
+        return Unreachable(f"{where}: no response for {table} in time; try again, or raise --request-timeout")
     if isinstance(error, ReadFailure):
         return Unreachable(f"{where}: replicas failed to read {table}; the server's log says why")
     if isinstance(error, OSError):
@@ -124,34 +122,34 @@ def translate_error(error: BaseException, where: str, table: str, role: str | No
 def translate_connect_error(error: OSError, where: str) -> PlatformError:
     """Return the platform's error for a connection to `where` (host:port) that failed."""
     if isinstance(error, socket.gaierror):
-        return Unreachable(f"{where}: no such host is known; check the name in --contact")
+        return Unreachable(f"{where}: unknown host; check the name in --contact")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Refused(
-            f"{where}: its certificate is not accepted: {error.verify_message}; {_certificate_remedy(error)}"
-        )
+        return Refused(f"{where}: its certificate was rejected: {error.verify_message}; {_certificate_remedy(error)}")
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or str(error)).lower().replace("_", " ")
         if "certificate required" in reason or "handshake failure" in reason:
-            return Refused(f"{where}: it asks for a client's certificate; give --tls-cert and --tls-key")
+            return Refused(f"{where}: it requires a client certificate; pass --tls-cert and --tls-key")
         if "wrong version" in reason or "record layer" in reason:
-            return Refused(f"{where}: it does not speak TLS; leave --tls out, or name its port for TLS")
+            return Refused(f"{where}: it does not use TLS; omit --tls, or name its TLS port")
         return Refused(f"{where}: TLS failed: {reason}")
     if isinstance(error, TimeoutError):
-        return Unreachable(f"{where}: no answer in time; is it the right address, and is a firewall in between?")
+        return Unreachable(f"{where}: no response in time; check the address, and firewalls in between")
     if error.errno == errno.ECONNREFUSED:
-        return Unreachable(f"{where}: nothing listens there; check the port (CQL's is 9042, with TLS often 9142)")
+        return Unreachable(
+            f"{where}: nothing listens on that port; check the port (CQL's is 9042, with TLS often 9142)"
+        )
     if isinstance(error, ConnectionError):
-        return Unreachable(f"{where}: the connection was closed at once; does it want TLS? then add --tls")
+        return Unreachable(f"{where}: the connection was closed immediately; if the node uses TLS, add --tls")
     return Unreachable(f"{where}: {error.strerror or error}")
 
 
 def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
     """Return the remedy that fits the reason for which a server's certificate was rejected."""
     if error.verify_code in (_OTHER_HOST_NAME, _OTHER_ADDRESS):
-        return "name the node in --contact as its certificate does, or give --no-tls-hostname-check"
+        return "use the certificate's host name in --contact, or pass --no-tls-hostname-check"
     if error.verify_code in _NOT_IN_FORCE:
-        return "renew the node's certificate, or set this machine's clock right"
-    return "name the CA that signed it with --tls-ca"
+        return "renew the node's certificate, or correct this machine's clock"
+    return "pass its CA with --tls-ca"
 
 
 def _keyspace(table: str) -> str:

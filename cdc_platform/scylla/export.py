@@ -267,16 +267,20 @@ def export_into_cluster(
         MayNotWrite, NotGranted, Unreachable, Refused: the server rejects the export.
     """
     if prefix.startswith("system"):
-        raise InputError(f"--prefix {prefix} would be ScyllaDB's own keyspaces, which no export writes; name another")
+        raise InputError(
+            f"--prefix {prefix} would be ScyllaDB's own keyspaces, which exports never write; choose another"
+        )
     if not is_valid_name(prefix, _MAX_PREFIX_LENGTH):
         raise InputError(
-            f"--prefix {prefix!r} begins no keyspace's name; give letters, digits and underscores, at most"
+            f"--prefix {prefix!r} is no valid start of a keyspace name; use letters, digits and underscores, at most"
             f" {_MAX_PREFIX_LENGTH}"
         )
     lake = Lake(home.lake)
     tables = list(_plan_tables(lake, prefix))
     if not tables:
-        raise StateError("the home holds no published generation, no stream set and no log: there is nothing to export")
+        raise StateError(
+            "the home has no published generation, no stream set and no log, so there is nothing to export"
+        )
     names = sorted({planned.keyspace for planned in tables})
     with open_session(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
         _assert_other_cluster(home, lake, live)
@@ -380,7 +384,7 @@ def _assert_other_cluster(home: HomeLocation, lake: Lake, live: ScyllaSession) -
     if node is not None:
         raise StateError(
             f"{live.name} is the cluster that this home is of: host {node.host_id} at {node.address} is in its ring; "
-            "export into another one, which is not production"
+            "export into another cluster that is not production"
         )
 
 
@@ -434,7 +438,7 @@ def _assert_columns(live: ScyllaSession, tables: Sequence[TableToWrite]) -> None
         if found and not here <= found:
             raise StateError(
                 f"{item.full_name} of {live.name} has no column {', '.join(sorted(here - found))}, which the home has; "
-                f"drop it there, and export again: DROP TABLE {item.full_name};"
+                f"drop the table there and export again: DROP TABLE {item.full_name};"
             )
 
 
@@ -452,6 +456,6 @@ def _assert_no_foreign_times(live: ScyllaSession, tables: Sequence[TableToWrite]
         time_ms = Milliseconds(ms_from_datetime(row["time"]))
         if time_ms not in home_times:
             raise StateError(
-                f"{table.full_name} of {live.name} has generation {format_ms(time_ms)}, which this home has not: it is "
-                f"of another home, or has expired here; drop the keyspace there first: DROP KEYSPACE {table.keyspace};"
+                f"{table.full_name} of {live.name} has generation {format_ms(time_ms)}, which this home lacks: it is "
+                f"from another home, or expired here; drop the keyspace there first: DROP KEYSPACE {table.keyspace};"
             )

@@ -146,7 +146,7 @@ def read_until_stable(read: Callable[[], Sequence[CqlRow]], what: str) -> Sequen
         if now == before:
             return now
         before = now
-    raise InputError(f"{what} changes while it is read; it is taken in when two reads agree")
+    raise InputError(f"{what} changes while it is read; it is imported once two reads agree")
 
 
 def _new_ids(
@@ -172,14 +172,14 @@ def _read_description(live: ScyllaSession, layout: AvailableTables, id_: str) ->
         claimed = {row["num_ranges"] for row in rows}
         if rows and claimed != {len(rows)}:
             claimed_text = " and ".join(str(number) for number in claimed)
-            raise InputError(f"{what} has {len(rows)} rows, num_ranges claims {claimed_text}: it is not written whole")
+            raise InputError(f"{what} has {len(rows)} rows, num_ranges claims {claimed_text}: it is incomplete")
     if not rows and system_tables.DESCRIPTIONS_V3 in layout:
         where = "WHERE key = 'cdc_generations' AND id = %s"
         columns = "range_end, ignore_msb, streams"
         at = live.contact
         rows = read_until_stable(lambda: live.select(system_tables.DESCRIPTIONS_V3, columns, where, [key], at=at), what)
     if not rows:
-        raise InputError(f"{what} is known by its ID alone: no node has its rows")
+        raise InputError(f"{what} has no rows on any node")
     msbs = {row["range_end"]: _validate_ignore_msb(what, row["ignore_msb"]) for row in rows}
     return described_range_rows(live.name, id_, _streams_by_end(what, rows), msbs)
 

@@ -62,10 +62,12 @@ def probe_node(host: str, port: int, tls: ssl.SSLContext | None, timeout: float)
                 return _request_options(safe, where)
     except _ConnectionClosed:
         if tls is None:
-            raise Unreachable(f"{where}: the connection was closed at once; does it want TLS? then add --tls") from None
+            raise Unreachable(
+                f"{where}: the connection was closed immediately; if the node uses TLS, add --tls"
+            ) from None
         # In TLS 1.3 a server that requires a certificate reports so after the client has completed the handshake.
         raise Refused(
-            f"{where}: it closed the connection after TLS was agreed on; if it asks for a client's certificate, give "
+            f"{where}: it closed the connection after the TLS handshake; if it requires a client certificate, pass "
             "--tls-cert and --tls-key"
         ) from None
     except OSError as error:
@@ -78,12 +80,12 @@ def _request_options(connection: socket.socket, where: str) -> NodeOptions:
     version, _, _, opcode, length = _HEAD.unpack(head)
     # A TLS server answers a message that is not TLS with an alert, whose first byte is 0x15.
     if head[0] == 0x15 and head[1] == 3:
-        raise Unreachable(f"{where}: it speaks TLS only; add --tls")
+        raise Unreachable(f"{where}: it accepts only TLS; add --tls")
     if version & 0x80 == 0 or version & 0x7F not in range(3, 6) or not 0 <= length <= _MAX_BYTES:
-        raise InputError(f"{where}: what answers there is no CQL server; check the port, CQL's is 9042")
+        raise InputError(f"{where}: the peer is no CQL server; check the port (CQL's is 9042)")
     body = _receive_exactly(connection, length, where)
     if opcode != _SUPPORTED:
-        raise InputError(f"{where}: it answers CQL's OPTIONS with opcode {opcode}; ScyllaDB from 4.3 on is read")
+        raise InputError(f"{where}: it answers CQL's OPTIONS with opcode {opcode}; ScyllaDB 4.3 or later is supported")
     return NodeOptions(_decode_multimap(body, where))
 
 
@@ -93,9 +95,9 @@ def _receive_exactly(connection: socket.socket, count: int, where: str) -> bytes
         part = connection.recv(count - len(received))
         if not part:
             if received[:2] == b"\x15\x03":
-                raise Unreachable(f"{where}: it speaks TLS only; add --tls")
+                raise Unreachable(f"{where}: it accepts only TLS; add --tls")
             if received:
-                raise InputError(f"{where}: what answers there is no CQL server; check the port, CQL's is 9042")
+                raise InputError(f"{where}: the peer is no CQL server; check the port (CQL's is 9042)")
             raise _ConnectionClosed
         received += part
     return received
@@ -123,5 +125,5 @@ def _decode_multimap(body: bytes, where: str) -> dict[str, tuple[str, ...]]:
             name = text()
             options[name] = tuple(text() for _ in range(number()))
     except (struct.error, UnicodeDecodeError):
-        raise InputError(f"{where}: what it says that it supports cannot be read; is it a CQL server?") from None
+        raise InputError(f"{where}: its list of supported options cannot be parsed; is it a CQL server?") from None
     return options

@@ -79,9 +79,10 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
     named = {log_column.name for log_column in get_log_columns(schema)}
     for page in pages:
         if set(page.names) != named:
+            columns = ", ".join(sorted(set(page.names) ^ named))
             raise OtherColumns(
-                f"the log of {schema.full_name} has columns {', '.join(sorted(set(page.names) ^ named))} more or less "
-                "than its table was known to have; observe the cluster again"
+                f"the log of {schema.full_name} differs from its known table in columns {columns}; observe the cluster "
+                "again"
             )
     decoded, count = DecodedLogRows(pa.table({})), sum(page.rows for page in pages)
     arrays: dict[str, pa.Array] = {}

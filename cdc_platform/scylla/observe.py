@@ -119,8 +119,8 @@ def assert_listed_by_cluster(
 
 def _unlisted_error(name: str, what: str) -> StateError:
     return StateError(
-        f"the home of {name} publishes {what}, which the cluster does not list: it was made here, or the cluster was "
-        "restored, and rows would be looked for where nobody writes them; start over with: "
+        f"the home of {name} publishes {what}, which the cluster does not list: it was created here, or the cluster "
+        "was restored, so readers would look in the wrong streams; start over with: "
         f"cdc-platform cluster replace {name}, which moves the old home aside"
     )
 
@@ -153,7 +153,7 @@ def follow_removals(lake: Lake, clock: Clock, settings: Settings, listed: Collec
         for table in expiry.REMOVAL_TABLES:
             expiry.remove_generation_rows(lake, table, begun)
     except (NotAsCommitted, ClockRefused) as error:
-        return f"what has expired is neither marked nor removed here: {error}"
+        return f"expired generations are neither marked nor removed: {error}"
     return None
 
 

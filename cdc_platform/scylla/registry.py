@@ -116,7 +116,8 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
     """
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{name!r} is no name of a cluster: 1 to 48 lower-case letters, digits, - and _, no sign first"
+            f"{name!r} is no cluster name: use 1 to 48 lower-case letters, digits, - and _, and start with a letter or "
+            "digit"
         )
     validate_connection(connection)
     with _clusters_lock(home):
@@ -126,7 +127,7 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
             known = find_cluster(home, name)
             if known.connection != connection:
                 raise InputError(
-                    f"a cluster {name} is known already, reached otherwise; take it out first with: "
+                    f"cluster {name} is already registered with another connection; remove it first with: "
                     f"cdc-platform cluster remove {name}"
                 )
             return known
@@ -169,12 +170,12 @@ def _unknown_cluster_error(home: HomeLocation, name: str) -> NotFound:
     around = get_registering_home(home_path)
     if around is not None and read_mirrored_cluster(home_path) == name:
         return NotFound(
-            f"this is the home of {name} itself, and ways to clusters are known in the one that it lies in; run it"
+            f"this is the home of {name} itself, and clusters are registered in its parent home; run the command"
             f" with: --home {around}"
         )
     names = ", ".join(cluster.name for cluster in list_clusters(home)) or "none is"
     return NotFound(
-        f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
+        f"no cluster {name or repr(name)} is known ({names}); register it with: cdc-platform cluster add NAME"
         " --contact HOST:PORT"
     )
 

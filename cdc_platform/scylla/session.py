@@ -236,7 +236,7 @@ class ScyllaSession:
         )
         host = None if at is None else self._hosts.get(at)
         if at is not None and host is None:
-            raise Unreachable(f"{at} is no node of {self.name} any more")
+            raise Unreachable(f"{at} is no longer a node of {self.name}")
         if host is not None:
             self._await_first_connection(host)
         where_asked = self.name if at is None else f"{self.name}, node {at}"
@@ -371,7 +371,7 @@ def open_session(
             raise translate_error(error, name, "system.local", role) from None
         contact = driver.get_control_connection_host()
         if contact is None:
-            raise Unreachable(f"{name}: the connection was lost at once; try again")
+            raise Unreachable(f"{name}: the connection was lost immediately; try again")
         live = ScyllaSession(name, connection, driver, session, contact, role, one)
         _check_datacenter(live)
         if one is not None and driver.control_connection is not None:
@@ -458,8 +458,8 @@ def _check_datacenter(live: ScyllaSession) -> None:
     known = sorted({member.datacenter for member in live.members})
     if wanted is not None and wanted not in known:
         raise StateError(
-            f"{live.name} has no datacenter {wanted}, but {', '.join(known)}; add it again with one of those as "
-            "--datacenter"
+            f"{live.name} has no datacenter {wanted}, but {', '.join(known)}; add the cluster again with one of them "
+            "as --datacenter"
         )
 
 
@@ -470,5 +470,5 @@ def require_row(rows: Sequence[CqlRow], what: str) -> CqlRow:
         InputError: the table has none.
     """
     if not rows:
-        raise InputError(f"{what} has no row, which no running server shows; is a proxy in between?")
+        raise InputError(f"{what} has no row, which every running server has; is a proxy in between?")
     return rows[0]

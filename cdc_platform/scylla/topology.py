@@ -149,7 +149,7 @@ def _sorted_if_set(value: object) -> object:
 def _raft_node(row: CqlRow, first: CqlRow, addresses: Mapping[UUID, str]) -> Node:
     features = row.get("supported_features") or first.get("enabled_features") or ()
     if row["shard_count"] is None or row["ignore_msb"] is None:
-        raise InputError(f"system.topology does not say how node {row['host_id']} shards its tokens")
+        raise InputError(f"system.topology has no sharding for node {row['host_id']}")
     return Node(
         host_id=row["host_id"],
         tokens=_parse_tokens(row["tokens"] or (), row["host_id"]),
@@ -203,9 +203,9 @@ def _sharding(live: ScyllaSession, host: UUID, address: str, known: Mapping[UUID
     except Unreachable as error:
         if host in known:
             return known[host].shard_count, known[host].ignore_msb
-        raise StateError(f"{error}; only node {host} itself can say how it shards its tokens") from None
+        raise StateError(f"{error}; only node {host} itself reports its sharding") from None
     if options.shards is None or options.ignore_msb is None:
-        raise StateError(f"{live.name}, node {address} does not say how it shards its tokens; it is no ScyllaDB")
+        raise StateError(f"{live.name}, node {address} reports no sharding, so it is no ScyllaDB node")
     return options.shards, options.ignore_msb
 
 
@@ -227,4 +227,4 @@ def _parse_tokens(texts: Iterable[str], host: UUID) -> tuple[int, ...]:
     try:
         return tuple(int(text) for text in texts)
     except ValueError:
-        raise InputError(f"node {host}: a token is no whole number; is its partitioner Murmur3?") from None
+        raise InputError(f"node {host}: a token is no integer; is its partitioner Murmur3?") from None

@@ -53,10 +53,10 @@ def parse_public_url(text: str) -> PublicUrl:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise InputError(f"--public-url {text!r}: {error}; it is written https://HOST[:PORT][/PATH]") from None
+        raise InputError(f"--public-url {text!r}: {error}; write https://HOST[:PORT][/PATH]") from None
     unfit = parts.username or parts.password or parts.query or parts.fragment
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or unfit:
-        raise InputError(f"--public-url {text!r} is no address of a proxy; it is written https://HOST[:PORT][/PATH]")
+        raise InputError(f"--public-url {text!r} is no proxy address; write https://HOST[:PORT][/PATH]")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return PublicUrl(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/"))
 

@@ -103,10 +103,12 @@ class AuthMiddleware:
             changes = scope["type"] == "websocket" or scope["method"] not in _SAFE_METHODS
             if not changes or headers.get("origin"):
                 return None
-            return HttpRefusal(HTTPStatus.FORBIDDEN, "which page asks? Programs send Authorization: Bearer TOKEN")
+            return HttpRefusal(
+                HTTPStatus.FORBIDDEN, "the request names no origin; programs send Authorization: Bearer TOKEN"
+            )
         return HttpRefusal(
             HTTPStatus.UNAUTHORIZED,
-            "this Dagster wants its token: open the link that cdc-platform up has printed, or send the header "
+            "this Dagster requires a token: open the link printed by cdc-platform up, or send the header "
             "Authorization: Bearer TOKEN with the token of <home>/up/ui.token",
         )
 
@@ -116,13 +118,11 @@ class AuthMiddleware:
             return None
         if scope["method"] != "POST":
             has_query = "query" in parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            return HttpRefusal(HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is asked by POST") if has_query else None
+            return HttpRefusal(HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL requires POST") if has_query else None
         kind = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
         if kind in _GRAPHQL_TYPES:
             return None
-        return HttpRefusal(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"GraphQL is asked in JSON, not in {kind[:60] or 'nothing'}"
-        )
+        return HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"GraphQL requires JSON, not {kind[:60] or 'nothing'}")
 
     def _is_link(self, scope: AsgiScope) -> bool:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"].rstrip("/") != self._names.prefix:

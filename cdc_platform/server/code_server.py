@@ -43,9 +43,7 @@ def initialize_dagster_storage(folder: Path) -> None:
                     tables.free_concurrency_slots_for_run(run_id)
     except Exception as error:  # noqa: BLE001 any error of Dagster, its database or its disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise EnvironmentProblem(
-            f"Dagster cannot work in {folder} ({reason}); mend that, or name another home"
-        ) from None
+        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({reason}); fix it, or use another home") from None
 
 
 PRELOADED = "cdc_platform.server.prefork_imports"

@@ -78,7 +78,7 @@ class HomeFilesApp:
             if file.suffix == ".html":
                 self._by_key.discard(file)
                 return await self._find(file)
-            return _FileResponse(why="this picture is gone; materialise its asset again for a new one")
+            return _FileResponse(why="this plot was deleted; materialize its asset again")
 
     async def _make(self, file: Path) -> _FileResponse:
         """Generate a page or resolve its generation's key, in a process that returns its memory when it ends."""
@@ -96,7 +96,9 @@ class HomeFilesApp:
             async with asyncio.timeout(_PAGE_SECONDS):
                 output, errors = await process.communicate()
         except TimeoutError:
-            return _FileResponse(why=f"it takes longer than {_PAGE_SECONDS} s; make it with: cdc-platform report")
+            return _FileResponse(
+                why=f"generating the page took longer than {_PAGE_SECONDS} s; use: cdc-platform report"
+            )
         finally:
             if process.returncode is None:
                 process.kill()
@@ -104,7 +106,7 @@ class HomeFilesApp:
         line, _, content = output.partition(b"\n")
         page = ui_files.report_file(self._home.path, line.decode(errors="replace")) if process.returncode == 0 else None
         if page is None:
-            return _FileResponse(why=errors.decode(errors="replace").strip()[-500:] or "there is no page of it")
+            return _FileResponse(why=errors.decode(errors="replace").strip()[-500:] or "there is no page for it")
         if page.file != file:
             return _FileResponse(address=f"{self._prefix}/{ui_files.UI_FOLDER}/{ui_files.UI_REPORTS}/{page.file.name}")
         if self._store_pages:

@@ -69,8 +69,8 @@ def test_the_position_waits_for_a_generation_that_nodes_use_and_nobody_can_read(
     told: list[str] = []
     done = bring(cluster, workers, told=told, policy=NEVER_AGAIN)
     assert (done.rows, done.position_us) == (1, SWITCH_US - 1)
-    name = f"generation {format_us(SWITCH_US)} is committed and not published, since {format_us(Microseconds(early))}"
-    assert done.waiting_for == f"shop.t is held at {format_us(Microseconds(SWITCH_US - 1))}: {name}"
+    name = f"generation {format_us(SWITCH_US)} is committed but not published, since {format_us(Microseconds(early))}"
+    assert done.waiting_for == f"shop.t waits at {format_us(Microseconds(SWITCH_US - 1))}: {name}"
     assert told == [done.waiting_for]
     assert claims(cluster, log, FIRST_US, SWITCH_US, NOW_US)
     assert not claims(cluster, log, FIRST_US, SWITCH_US + 1, NOW_US)
@@ -339,7 +339,7 @@ def test_a_cluster_of_which_nothing_can_be_read_is_refused_with_the_reason(
     answer = run("--home", cluster.home.parent.parent, "--clock", format_us(NOW_US), "ingest", "prod", "shop.t")
     assert answer.exit_code == 1
     (line,) = answer.stderr.splitlines()
-    reason = "lists none with streams" if what == "nothing is listed" else "is committed and not published"
+    reason = "lists none with streams" if what == "nothing is listed" else "is committed but not published"
     assert "no generation of prod can be read for shop.t" in line
     assert reason in line
     assert not lake_of(cluster).exists(log_table(log.schema))

@@ -44,12 +44,12 @@ def test_a_healthy_cluster_has_ticks_alone(standin: StandIn, cluster: ScyllaClus
 
 
 def test_a_topology_that_is_changing_is_nothing_to_mend(standin: StandIn, cluster: ScyllaCluster) -> None:
-    """It can be observed, and is told of: its nodes are taken in when it has settled."""
+    """It can be observed, and is told of: its nodes are imported once it has settled."""
     standin.world.put("scylla.topology", key="topology", transition_state="write_both_read_old")
     code, found = tried(cluster)
     assert (code, found["topology"]["remedy"]) == (0, None)
     assert str(found["topology"]["message"]).endswith(
-        "changing (write_both_read_old), its nodes are taken in when it has settled"
+        "changing (write_both_read_old), its nodes are imported once it has settled"
     )
 
 
@@ -98,7 +98,7 @@ def test_the_grant_of_a_table_that_is_kept_is_named(
             bring(cluster, workers, current=True)
         standin.world.run(grant.rstrip(";"))
         bring(cluster, workers, current=True)
-        assert tried(cluster)[1]["table shop.t"]["message"] == "may be read, and is kept"
+        assert tried(cluster)[1]["table shop.t"]["message"] == "may be read, and is replicated"
         standin.world.run("REVOKE SELECT ON shop.t FROM plain")
         code, found = tried(cluster)
         assert code == 1

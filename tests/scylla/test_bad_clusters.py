@@ -33,16 +33,24 @@ REQUESTS = [
     argument("a port beyond 65535", "no contact point", "cluster", "add", "new", "--contact", "a:70000"),
     argument("an empty contact point", "no contact point", "cluster", "add", "new", "--contact", ""),
     argument("two ports", "one port", *_ADD, "--contact", "127.0.0.2:2"),
-    argument("a name with a slash", "no name of a cluster", "cluster", "add", "../x", "--contact", "a"),
-    argument("a name in capitals", "no name of a cluster", "cluster", "add", "Prod", "--contact", "a"),
-    argument("a user without a password", "go together", *_ADD, "--user-env", "CDC_USER"),
-    argument("a secret for a name", "never the secret", *_ADD, "--user-env", "U", "--password-env", "pa$$word"),
+    argument("a name with a slash", "no cluster name", "cluster", "add", "../x", "--contact", "a"),
+    argument("a name in capitals", "no cluster name", "cluster", "add", "Prod", "--contact", "a"),
+    argument("a user without a password", "must be given together", *_ADD, "--user-env", "CDC_USER"),
+    argument("a secret for a name", "not the secret itself", *_ADD, "--user-env", "U", "--password-env", "pa$$word"),
     argument("two ways of a secret", "give one", *_ADD, "--user-env", "U", "--password-env", "P", *_OF_FILE),
-    argument("a certificate without its key", "go together", *_ADD, "--tls", "--tls-cert", "c.pem"),
+    argument("a certificate without its key", "must be given together", *_ADD, "--tls", "--tls-cert", "c.pem"),
     argument("a CA without TLS", "add --tls", *_ADD, "--tls-ca", "ca.pem"),
     argument("a timeout of nothing", "--connect-timeout", *_ADD, "--connect-timeout", "0"),
     argument("pages without rows", "--page-size", *_ADD, "--page-size", "0"),
-    argument("the same name for another", "reached otherwise", "cluster", "add", "prod", "--contact", "127.0.0.1:2"),
+    argument(
+        "the same name for another",
+        "already registered with another connection",
+        "cluster",
+        "add",
+        "prod",
+        "--contact",
+        "127.0.0.1:2",
+    ),
     *(
         argument(f"{' '.join(command)} of a cluster that nobody knows", "no cluster other is known", *command, "other")
         for command in (("observe",), ("cluster", "test"), ("cluster", "remove"), ("cluster", "replace"))
@@ -187,13 +195,13 @@ def _hostile_rack(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> di
 
 
 FAULTS = [
-    Fault("wrong password", "check the user and the password", _wrong_password),
-    Fault("unknown user", "check the user and the password", _wrong_user),
-    Fault("no login where one is wanted", "asks for a user, and none is configured", _no_login),
+    Fault("wrong password", "was rejected; check its user and password", _wrong_password),
+    Fault("unknown user", "was rejected; check its user and password", _wrong_user),
+    Fault("no login where one is wanted", "requires a user, and none is configured", _no_login),
     Fault("permissions missing", "GRANT SELECT ON system.", _not_granted),
-    Fault("unknown host", "no such host", _changes(contacts=("no-such-host.invalid:9042",))),
+    Fault("unknown host", "unknown host", _changes(contacts=("no-such-host.invalid:9042",))),
     Fault("wrong port", "nothing listens", _changes(contacts=("127.0.0.1:1",))),
-    Fault("TLS that the server does not speak", "does not speak TLS", _tls_is_not_spoken),
+    Fault("TLS that the server does not speak", "does not use TLS", _tls_is_not_spoken),
     Fault("unknown datacenter", "no datacenter moon, but datacenter1", _changes(datacenter="moon")),
     Fault("a version without CDC", "no table of CDC generations", _of_version("4.2")),
     Fault("a plain Cassandra", "it is no ScyllaDB", _of_version("Cassandra")),
@@ -220,9 +228,9 @@ def test_a_broken_cluster_is_one_line(
     ("answer", "says"),
     [
         (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "no CQL server"),
-        (b"", "closed at once"),
+        (b"", "closed immediately"),
         (b"SSH-2.0", "no CQL server"),
-        (b"\x84\x00\x00\x00\x06\x00\x00\x00\x03\x00\x05a", "cannot be read"),
+        (b"\x84\x00\x00\x00\x06\x00\x00\x00\x03\x00\x05a", "cannot be parsed"),
         (b"\x84\x00\x00\x00\x00\x00\x00\x00\x06\x00\x00\x00\x0a\x00\x00", "opcode 0"),
     ],
     ids=["HTTP", "closes", "SSH", "a broken SUPPORTED", "an error"],
@@ -237,7 +245,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
     """It takes the connection and is silent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         contact = f"127.0.0.1:{silent.getsockname()[1]}"
-        _assert_refused(Connection(contacts=(contact,), connect_timeout=0.3), "no answer in time", tmp_path)
+        _assert_refused(Connection(contacts=(contact,), connect_timeout=0.3), "no response in time", tmp_path)
 
 
 @pytest.mark.cassandra
@@ -245,9 +253,9 @@ def test_a_server_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"tls": False, "tls_ca": None}, "add --tls"),
-        ({"tls_ca": None}, "name the CA that signed it with --tls-ca ["),
-        ({}, "asks for a client's certificate"),
-        ({"contacts": ("localhost:{port}",)}, "name the node in --contact as its certificate does"),
+        ({"tls_ca": None}, "pass its CA with --tls-ca ["),
+        ({}, "requires a client certificate"),
+        ({"contacts": ("localhost:{port}",)}, "use the certificate's host name in --contact"),
     ],
     ids=["no TLS", "an unknown CA", "no certificate of the client", "another host name"],
 )

@@ -45,10 +45,10 @@ class Nobody:
 
 
 NOBODIES = [
-    Nobody("unknown host", "no such host"),
+    Nobody("unknown host", "unknown host"),
     Nobody("wrong port", "nothing listens"),
     Nobody("HTTP", "no CQL server", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    Nobody("closes at once", "closed at once", b""),
+    Nobody("closes at once", "closed immediately", b""),
     Nobody("garbage", "no CQL server", bytes(range(64))),
     Nobody("a greeting that breaks off", "", b"\x84\x00\x00\x00\x06\x00\x00\x00\x30\x00\x01"),
 ]
@@ -143,7 +143,7 @@ FAULTS = [
     Fault("unknown user", "check the user and the password", _user(USER, "nobody")),
     Fault("a password that is not there", f"{PASSWORD} is not set", _user(PASSWORD, "")),
     Fault("permissions missing", "GRANT SELECT ON system.", _plain),
-    Fault("all nodes down", "closed at once", _down),
+    Fault("all nodes down", "closed immediately", _down),
     Fault("nodes that hang in the middle", "--request-timeout", _paused),
     Fault("too few replicas", "replicas", _errors(UNAVAILABLE)),
     Fault("replicas that are too slow", "in time", _errors(READ_TIMEOUT)),

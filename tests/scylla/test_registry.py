@@ -65,7 +65,7 @@ def test_the_home_of_a_cluster_is_not_the_one_that_knows_it(tmp_path: Path, comm
     answer = run("--home", tmp_path / "clusters" / "prod", *command)
     assert answer.exit_code == 2
     assert "this is the home of prod itself" in answer.stderr
-    assert answer.stderr.rstrip().endswith(f"run it with: --home {tmp_path} [not-found]")
+    assert answer.stderr.rstrip().endswith(f"run the command with: --home {tmp_path} [not-found]")
 
 
 def test_a_damaged_file_says_so(tmp_path: Path) -> None:

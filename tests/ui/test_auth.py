@@ -124,7 +124,7 @@ def test_without_the_token_nobody_is_let_in(local: Served, path: str, headers: d
     """Not to a page, not to a file, not to ask."""
     status, text, _ = local.ask("GET", path, headers)
     assert status == 401
-    assert "wants its token" in text
+    assert "requires a token" in text
     assert local.ask("POST", path, headers | JSON)[0] == 401
 
 
@@ -178,7 +178,7 @@ def test_a_foreign_page_loads_nothing(local: Served) -> None:
 def test_graphql_is_asked_by_post_in_json(local: Served, path: str) -> None:
     """What any page can make a browser send runs no query, and so changes nothing."""
     query = f"{path}?query=mutation%7Ba%7D"
-    assert local.ask("GET", query, BEARER)[:2] == (405, "GraphQL is asked by POST\n")
+    assert local.ask("GET", query, BEARER)[:2] == (405, "GraphQL requires POST\n")
     assert local.ask("HEAD", query, BEARER)[0] == 405
     assert local.ask("GET", query, BEARER | {"Accept": "text/html"})[0] == 405
     for kind in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=a", ""):
@@ -246,5 +246,5 @@ def test_a_proxy_is_let_in_by_its_address(proxied: Served) -> None:
 )
 def test_an_address_that_is_none_is_named(text: str) -> None:
     """In one line that says how it is written."""
-    with pytest.raises(InputError, match=re.escape("it is written https://HOST[:PORT][/PATH]")):
+    with pytest.raises(InputError, match=re.escape("write https://HOST[:PORT][/PATH]")):
         parse_public_url(text)
