@@ -152,10 +152,10 @@ def _tells_all(change: TableChange) -> bool:
     return change.enabled and (schema is None or schema.cdc.delta == "full")
 
 
-def _columns_back(said: Iterable[TableChange]) -> Iterator[Microseconds]:
+def _columns_back(changes: Iterable[TableChange]) -> Iterator[Microseconds]:
     """Yield when (µs) a dropped column was added again; the drop removed the log's values of the old one."""
     lost, names = set[str](), set[str]()
-    for change in said:
+    for change in changes:
         schema = schema_from_change(change)
         if schema is not None:
             now = {column.name for column in schema.columns}
@@ -217,10 +217,10 @@ def gap_of_late_set(schema: TableSchema, window: Window, died_us: Microseconds) 
     return LogGap(schema.keyspace, schema.name, LogLoss.DIED, *times, why)
 
 
-def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
+def _off_since(changes: list[TableChange], last: TableChange) -> Microseconds:
     """Return when (µs) CDC was disabled for a table whose definition `last` has it disabled."""
     since = last.changed_at_us
-    for change in reversed(said[: said.index(last) + 1]):
+    for change in reversed(changes[: changes.index(last) + 1]):
         if change.enabled:
             break
         since = change.changed_at_us
