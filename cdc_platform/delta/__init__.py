@@ -31,6 +31,7 @@ __getattr__ = lazy_exports(
             "CommitAuthor",
             "UNKNOWN_USER",
             "commit_as",
+            "get_machine_user",
             "new_commit_info",
         ),
         "commit_retry": ("retry_on_conflict",),

@@ -24,6 +24,7 @@ from cdc_platform.delta.arrow import uuids_to_text as uuids_to_text
 from cdc_platform.delta.commit_info import UNKNOWN_USER as UNKNOWN_USER
 from cdc_platform.delta.commit_info import CommitAuthor as CommitAuthor
 from cdc_platform.delta.commit_info import commit_as as commit_as
+from cdc_platform.delta.commit_info import get_machine_user as get_machine_user
 from cdc_platform.delta.commit_info import new_commit_info as new_commit_info
 from cdc_platform.delta.commit_retry import retry_on_conflict as retry_on_conflict
 from cdc_platform.delta.conform import conform_rows as conform_rows

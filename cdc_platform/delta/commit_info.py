@@ -89,7 +89,7 @@ def new_commit_info(
     return CommitInfo(
         str(uuid.uuid4()),
         author,
-        author.user or _get_machine_user(),
+        author.user or get_machine_user(),
         __version__,
         numbers or {},
         digests or {},
@@ -115,7 +115,8 @@ def parse_commit_info(commit_info: Mapping[str, Any]) -> CommitInfo | None:
 
 
 @cache
-def _get_machine_user() -> str:
+def get_machine_user() -> str:
+    """Return the name of the user that runs this process, or its number if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in many containers

@@ -1,4 +1,4 @@
-"""Attribute runs and backfills requested in the UI to the user that a trusted proxy names.
+"""Attribute runs and backfills requested in the UI to the user that a trusted proxy names, or without one to ours.
 
 A header alone proves nothing. It counts only if a setting names it and the request came through the proxy's address.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from dagster import DagsterInstance, DagsterRun
 
 from cdc_platform.dagster_home import USER_TAG
-from cdc_platform.delta import UNKNOWN_USER
+from cdc_platform.delta import UNKNOWN_USER, get_machine_user
 from cdc_platform.server.addresses import UiAddresses
 from cdc_platform.server.auth import AsgiApplication, AsgiReceive, AsgiScope, AsgiSend, request_headers
 
@@ -24,8 +24,13 @@ _user: ContextVar[str] = ContextVar("user of the current request to the UI", def
 
 
 def user_finder(names: UiAddresses, header: str) -> FindUser:
-    """Return a function that finds the user in a request's headers; with an empty `header` it finds none."""
-    by_proxy = names.public.hosts if names.public else frozenset()
+    """Return a function that finds the user in a request's headers; with an empty `header` it finds none.
+
+    Without a proxy the UI serves only this machine, and its token is readable only for the user that runs it.
+    """
+    if names.public is None:
+        return lambda headers: get_machine_user()
+    by_proxy = names.public.hosts
 
     def find_user(headers: Headers) -> str:
         if not header or not {host.lower() for host in headers.get("host", ())} & by_proxy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
@@ -142,11 +143,12 @@ def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
 
 
 def test_a_name_that_nobody_vouches_for_is_no_name() -> None:
-    """Without the setting, without a proxy, or with two names, nobody is named."""
+    """Without the setting, or with two names, the user is unknown; without a proxy it is the one who runs the UI."""
     proxied = UiAddresses(3000, parse_public_url("https://dagster.example.com/cdc"))
     by_proxy = {"host": ["Dagster.example.com"], "x-user": ["ada"]}
     assert user_finder(proxied, "X-User")(by_proxy) == "ada"
     assert user_finder(proxied, "")(by_proxy) == "unknown"
-    assert user_finder(UiAddresses(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
+    assert user_finder(proxied, "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
+    assert user_finder(UiAddresses(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == getpass.getuser()
     assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["mallory", "ada"]}) == "unknown"
     assert user_finder(proxied, "X-User")(by_proxy | {"x-user": ["a\x1b[2J"]}) == "unknown"
