@@ -52,7 +52,7 @@ class IngestResult:
     position_us: Microseconds
     second_pass_us: Microseconds | None
     late_ever: int
-    horizon_us: Microseconds
+    read_until_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
     current: ReplicationResult | None = None
     waiting_for: str | None = None
@@ -111,18 +111,18 @@ def ingest_table(
     ):
         lap_timer = LapTimer()
         # Before generations are read: by then nodes know every generation that begins up to this time.
-        horizon = policies.find_read_until_us(live, clock, policy, on_message)
+        read_until_us = policies.find_read_until_us(live, clock, policy, on_message)
         if until_us is not None:
-            horizon = min(horizon, until_us)
+            read_until_us = min(read_until_us, until_us)
         refreshed = refresh_if_changed(live, cluster, clock)
-        unheld_us = horizon
+        clocks_allow_us = read_until_us
         if refreshed is not None:
-            horizon = refreshed.readable_us(f"{keyspace}.{table}", horizon)
+            read_until_us = refreshed.readable_us(f"{keyspace}.{table}", read_until_us)
             for line in refreshed.incomplete:
                 on_message(f"left out: {line}")
         schema = definition(lake, keyspace, table)
-        wanted = current or recopy
-        if recopy or (wanted and not is_replicated(lake, schema)):
+        replicate = current or recopy
+        if recopy or (replicate and not is_replicated(lake, schema)):
             assert_replicable(lake, schema)
         lifetimes = Lifetimes.read(lake, schema)
         sets = read_reader_sets(lake, schema, clock.now_us())
@@ -131,27 +131,29 @@ def ingest_table(
             lake, clock, schema, FROM_CLUSTER, on_message, lambda: lifetimes.first_us(sets, clock.now_us())
         )
         reader = WindowReader(live, cluster, clock, lake, schema, policy, way, on_message)
-        log = ClusterLogSource(lake, clock, reader, consumer, horizon, workers, lap_timer, on_message)
-        begun_us, late_windows = consumer.position_us, list[ReadWindow]()
-        second_us: Microseconds | None = None
-        second_pass_first = second_pass_goes_first(begun_us, policy, lifetimes, clock.now_us())
+        log = ClusterLogSource(lake, clock, reader, consumer, read_until_us, workers, lap_timer, on_message)
+        start_us, late_windows = consumer.position_us, list[ReadWindow]()
+        second_pass_us: Microseconds | None = None
+        second_pass_first = second_pass_goes_first(start_us, policy, lifetimes, clock.now_us())
         if second_pass_first:
-            second_us, late_windows = run_second_pass(log, begun_us, policy, lifetimes)
-        consumer, rows = consume_windows(lake, clock, schema, consumer, log, horizon, on_message)
+            second_pass_us, late_windows = run_second_pass(log, start_us, policy, lifetimes)
+        consumer, rows = consume_windows(lake, clock, schema, consumer, log, read_until_us, on_message)
         if not second_pass_first:
-            second_us, late_windows = run_second_pass(log, begun_us, policy, lifetimes)
+            second_pass_us, late_windows = run_second_pass(log, start_us, policy, lifetimes)
         windows = [*late_windows, *log.windows] if second_pass_first else [*log.windows, *late_windows]
-        table_now = None
-        if wanted or is_replicated(lake, log.schema):
-            table_now = _replicated(live, log, policy, consumer.position_us, lifetimes, recopy=recopy)
+        replication = None
+        if replicate or is_replicated(lake, log.schema):
+            replication = _replicate(live, log, policy, consumer.position_us, lifetimes, recopy=recopy)
         late = sum(window.late or 0 for window in late_windows)
-        ever = lake.transaction(log.sink, LATE) or 0
-        waiting = describe_wait(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
+        late_ever = lake.transaction(log.sink, LATE) or 0
+        waiting = describe_wait(lake, schema, clock.now_us(), consumer.position_us, clocks_allow_us)
         if waiting is not None:
             on_message(waiting)
-        result = IngestResult(schema.full_name, rows, late, consumer.position_us, second_us, ever, horizon, windows)
+        result = IngestResult(
+            schema.full_name, rows, late, consumer.position_us, second_pass_us, late_ever, read_until_us, windows
+        )
         gaps = [gap for gap in read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
-        return replace(result, current=table_now, waiting_for=waiting, gaps=gaps)
+        return replace(result, current=replication, waiting_for=waiting, gaps=gaps)
 
 
 def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderSets) -> None:
@@ -173,11 +175,11 @@ def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: ReaderS
 
 
 def describe_wait(
-    lake: Lake, schema: TableSchema, now_us: Microseconds, position_us: Microseconds, horizon_us: Microseconds
+    lake: Lake, schema: TableSchema, now_us: Microseconds, position_us: Microseconds, read_until_us: Microseconds
 ) -> str | None:
     """Return a line if the position waits at the start of a generation that nodes use and clients cannot read yet."""
     awaited = read_reader_sets(lake, schema, now_us).awaited
-    if awaited is None or awaited > horizon_us:
+    if awaited is None or awaited > read_until_us:
         return None
     return f"{schema.full_name} waits at {format_us(position_us)}: {_waiting_for(lake, awaited)}"
 
@@ -191,7 +193,7 @@ def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
     return f"{name} is committed but not published{known}"
 
 
-def _replicated(
+def _replicate(
     live: ScyllaSession,
     log: ClusterLogSource,
     policy: ReadPolicy,

@@ -59,7 +59,7 @@ from cdc_platform.timeline import StreamSources
 
 _log = logging.getLogger(__name__)
 _OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by", "gaps")
-_TELL, _REFUSE = "tell", "refuse"
+_REPORT, _REFUSE = "tell", "refuse"
 _Offset = dict[str, Any]
 """What Spark stores as JSON."""
 _Interval = tuple[int, int]
@@ -67,7 +67,7 @@ _Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _QueryOptions:
     """The options of a query. Times in µs, the first one read and the last. `refuses` gaps; None if not given."""
 
     home: str
@@ -81,7 +81,7 @@ class _Asked:
     refuses: bool | None
 
     @classmethod
-    def of(cls, options: MutableMapping[str, str]) -> _Asked:
+    def of(cls, options: MutableMapping[str, str]) -> _QueryOptions:
         """Parse the options of a query, which Spark compares without regard to case.
 
         Raises:
@@ -108,8 +108,8 @@ class _Asked:
         confidence = _confidence_us(values.get("confidence", "30"))
         chosen_way: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
         gaps = values.get("gaps")
-        if gaps not in (None, _TELL, _REFUSE):
-            raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_TELL} or {_REFUSE}")
+        if gaps not in (None, _REPORT, _REFUSE):
+            raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_REPORT} or {_REFUSE}")
         refuses = None if gaps is None else gaps == _REFUSE
         return cls(
             values["home"],
@@ -157,8 +157,8 @@ class ScyllaCdc(DataSource):
     """The CDC log of a table, as in the platform's lake."""
 
     @cached_property
-    def _asked(self) -> _Asked:
-        return _Asked.of(self.options)
+    def _query_options(self) -> _QueryOptions:
+        return _QueryOptions.of(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -168,17 +168,17 @@ class ScyllaCdc(DataSource):
     @in_one_line()
     def schema(self) -> StructType:
         """Return the columns of the log, with the one for out-of-range values."""
-        return arrow_to_spark_schema(log_table(self._asked.schema(), exact=True).schema)
+        return arrow_to_spark_schema(log_table(self._query_options.schema(), exact=True).schema)
 
     @in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        return _Reader(self._asked)
+        return _Reader(self._query_options)
 
     @in_one_line()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
-        return _StreamReader(self._asked)
+        return _StreamReader(self._query_options)
 
 
 class _Planner:
@@ -187,11 +187,11 @@ class _Planner:
     A stream (`streams`) ends at a gap unless its options say otherwise. One that goes on records it.
     """
 
-    def __init__(self, asked: _Asked, streams: bool) -> None:
-        self.asked, self._opened = asked, ExitStack()
+    def __init__(self, query_options: _QueryOptions, streams: bool) -> None:
+        self.query_options, self._opened = query_options, ExitStack()
         self._streams = streams
-        self._refuses = streams if asked.refuses is None else asked.refuses
-        self.cluster = asked.find()
+        self._refuses = streams if query_options.refuses is None else query_options.refuses
+        self.cluster = query_options.find()
         self.lake = Lake(self.cluster.open_home().lake)
 
     @cached_property
@@ -207,17 +207,23 @@ class _Planner:
 
     def schema(self) -> TableSchema:
         """Return the table as the home has it."""
-        return read_table_schema(self.lake, self.asked.keyspace, self.asked.table)
+        return read_table_schema(self.lake, self.query_options.keyspace, self.query_options.table)
 
-    def horizon_us(self) -> Microseconds:
+    def find_read_until_us(self) -> Microseconds:
         """Return up to when (µs) can be read now; import what the cluster has new."""
-        horizon = policies.find_read_until_us(self.live, Clock(), self.asked.policy, _log.warning)
+        read_until_us = policies.find_read_until_us(self.live, Clock(), self.query_options.policy, _log.warning)
         refreshed = _refreshed(self.live, self.cluster)
         if refreshed is not None:
-            horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
+            read_until_us = refreshed.readable_us(
+                f"{self.query_options.keyspace}.{self.query_options.table}", read_until_us
+            )
             for line in refreshed.incomplete:
                 _log.warning("left out: %s", line)
-        return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
+        return (
+            read_until_us
+            if self.query_options.until_us is None
+            else Microseconds(min(read_until_us, self.query_options.until_us))
+        )
 
     def first_us(self) -> Microseconds:
         """Return the time (µs) after which reading begins.
@@ -225,19 +231,19 @@ class _Planner:
         Raises:
             NothingReadable: no generation or stream set of the log can be read yet.
         """
-        if self.asked.first_us is not None:
-            return Microseconds(self.asked.first_us - ONE_US)
+        if self.query_options.first_us is not None:
+            return Microseconds(self.query_options.first_us - ONE_US)
         schema, now = self.schema(), Clock().now_us()
         sets = read_reader_sets(self.lake, schema, now)
         assert_readable(self.cluster.name, self.lake, schema, sets)
         return Lifetimes.read(self.lake, schema).first_us(sets, now)
 
-    def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
+    def readable_us(self, after_us: Microseconds, read_until_us: Microseconds) -> Microseconds:
         """Return the end (µs) of the last window from there on that can be read without waiting for a generation."""
         now, schema = Clock().now_us(), self.schema()
-        ends = [window.until_us for window in iter_complete_windows(self.lake, schema, after_us, horizon_us, now)]
+        ends = [window.until_us for window in iter_complete_windows(self.lake, schema, after_us, read_until_us, now)]
         until = max(ends, default=after_us)
-        waiting = describe_wait(self.lake, schema, now, until, horizon_us)
+        waiting = describe_wait(self.lake, schema, now, until, read_until_us)
         if waiting is not None:
             _log.warning(waiting)
         return until
@@ -270,8 +276,8 @@ class _Planner:
         """
         schema = self.schema()
         windows = list(iter_complete_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
-        self._tell_of_gaps(schema, windows, whole_us, missed)
-        concurrency = self.asked.policy.concurrency
+        self._report_gaps(schema, windows, whole_us, missed)
+        concurrency = self.query_options.policy.concurrency
         query = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla, concurrency)
         least = Lifetimes.read(self.lake, schema).min_us
         partitions: list[InputPartition] = []
@@ -280,7 +286,9 @@ class _Planner:
             for window in missed
             for window_plan in self._plans(schema, [window], STREAMS)
         ]
-        plans += [(window_plan, whole_us) for window_plan in self._plans(schema, windows, way or self.asked.way)]
+        plans += [
+            (window_plan, whole_us) for window_plan in self._plans(schema, windows, way or self.query_options.way)
+        ]
         for window_plan, whole in plans:
             alive = max(window_plan.after_us, whole) + least
             until = Microseconds(alive) if least and self._refuses and whole < window_plan.until_us else None
@@ -292,7 +300,9 @@ class _Planner:
         """Return how to read all windows of a batch, so that its offset can record it."""
         schema, now = self.schema(), Clock().now_us()
         windows = iter_complete_windows(self.lake, schema, after_us, until_us, now, only)
-        first = next(self._plans(schema, [window for window in windows if not window.passed], self.asked.way), None)
+        first = next(
+            self._plans(schema, [window for window in windows if not window.passed], self.query_options.way), None
+        )
         return STREAMS if first is None else first.chosen.way
 
     def scanned(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Iterator[_Interval]:
@@ -301,7 +311,7 @@ class _Planner:
             if not window.passed:
                 yield window.after_us, window.until_us
 
-    def _tell_of_gaps(
+    def _report_gaps(
         self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds, missed: Sequence[Window]
     ) -> None:
         now, lost = Clock().now_us(), list[LogGap]()
@@ -322,7 +332,7 @@ class _Planner:
         for gap in lost:
             _log.warning(str(gap))
         if self._streams:
-            reason = f"option gaps = {_TELL}"
+            reason = f"option gaps = {_REPORT}"
             accepted = {"reader": SPARK_STREAM_READER, "reason": reason, "accepted_at_us": Clock().now_us()}
             log_gaps.record_log_gaps(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
 
@@ -374,23 +384,23 @@ def _refusal(lost: Sequence[str]) -> StateError:
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return StateError(
         f"scylla_cdc: {lost[0]}{more}; to continue without them, restart the query with the option gaps ="
-        f" {_TELL}, or start over with another checkpoint"
+        f" {_REPORT}, or start over with another checkpoint"
     )
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, asked: _Asked) -> None:
-        self._asked = asked
+    def __init__(self, query_options: _QueryOptions) -> None:
+        self._query_options = query_options
 
     @in_one_line()
     def partitions(self) -> Sequence[InputPartition]:
         """Return the windows up to now."""
-        planner = _Planner(self._asked, streams=False)
+        planner = _Planner(self._query_options, streams=False)
         try:
-            horizon, first = planner.horizon_us(), planner.first_us()
-            until = planner.readable_us(first, horizon)
+            read_until_us, first = planner.find_read_until_us(), planner.first_us()
+            until = planner.readable_us(first, read_until_us)
             # Without a start time the query wants what exists, with or without gaps.
-            whole = until if self._asked.first_us is None else first
+            whole = until if self._query_options.first_us is None else first
             return planner.partitions(first, until, whole) or [InputPartition(None)]
         finally:
             planner.close()
@@ -413,8 +423,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     than that must not be missing; earlier ones may be.
     """
 
-    def __init__(self, asked: _Asked) -> None:
-        self._asked = asked
+    def __init__(self, query_options: _QueryOptions) -> None:
+        self._query_options = query_options
         self._fixed_us: Microseconds | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -423,15 +433,15 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> _Planner:
-        return _Planner(self._asked, streams=True)
+        return _Planner(self._query_options, streams=True)
 
     @in_one_line()
     def initialOffset(self) -> _Offset:
         """Return where a new query begins."""
-        self._planner.horizon_us()
+        self._planner.find_read_until_us()
         first = self._planner.first_us()
         offset: _Offset = {"until": first, "origin": first, "sets": []}
-        return offset if self._asked.first_us is not None else {**offset, "whole": Clock().now_us()}
+        return offset if self._query_options.first_us is not None else {**offset, "whole": Clock().now_us()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return no limit: rows of a cluster cannot be counted before they are read."""
@@ -440,14 +450,14 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_one_line()
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the time up to which this run reads."""
-        self._fixed_us = self._planner.horizon_us()
+        self._fixed_us = self._planner.find_read_until_us()
 
     @in_one_line()
     def latestOffset(self, start: _Offset, limit: ReadLimit) -> _Offset:
         """Return the offset up to which can be read by now, or could when this run began."""
-        horizon = self._planner.horizon_us() if self._fixed_us is None else self._fixed_us
+        read_until_us = self._planner.find_read_until_us() if self._fixed_us is None else self._fixed_us
         after = Microseconds(start["until"])
-        until = max(after, self._planner.readable_us(after, horizon))
+        until = max(after, self._planner.readable_us(after, read_until_us))
         sets = self._planner.readable_sets(until)
         if until == after and set(sets) <= set(start.get("sets", sets)):
             return start

@@ -24,7 +24,7 @@ WRITTEN = {
 def test_the_command_line_and_spark_read_a_name_alike(text: str) -> None:
     """Without quotes it is lower case, as in CQL."""
     options = {"home": "h", "cluster": "c", "table": text}
-    asked = ScyllaCdc(options)._asked
+    asked = ScyllaCdc(options)._query_options
     assert (asked.keyspace, asked.table) == TABLE_NAME.convert(text, None, None) == WRITTEN[text]
 
 
@@ -32,7 +32,7 @@ def test_the_command_line_and_spark_read_a_name_alike(text: str) -> None:
 def test_both_refuse_what_names_no_table(text: str) -> None:
     """With the same words."""
     with pytest.raises(InputError, match=r"is no table; write it as keyspace\.table") as of_spark:
-        ScyllaCdc({"home": "h", "cluster": "c", "table": text})._asked  # noqa: B018
+        ScyllaCdc({"home": "h", "cluster": "c", "table": text})._query_options  # noqa: B018
     with pytest.raises(click.BadParameter) as of_line:
         TABLE_NAME.convert(text, None, None)
     assert str(of_spark.value).removeprefix("scylla_cdc: ") == of_line.value.message
