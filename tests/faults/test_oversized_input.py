@@ -207,7 +207,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(home: Path, tmp_path: Path, na
     os.mkfifo(pipe, mode=0o600)
     left = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
     assert_refused(left)
-    assert ("no regular file" if door.reads == "pem" else "has sent nothing for 0.1 s") in left.stderr
+    assert ("not a regular file" if door.reads == "pem" else "has sent nothing for 0.1 s") in left.stderr
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])

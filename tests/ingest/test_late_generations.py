@@ -339,7 +339,7 @@ def test_a_cluster_of_which_nothing_can_be_read_is_refused_with_the_reason(
     answer = run("--home", cluster.home.parent.parent, "--clock", format_us(NOW_US), "ingest", "prod", "shop.t")
     assert answer.exit_code == 1
     (line,) = answer.stderr.splitlines()
-    reason = "lists none with streams" if what == "nothing is listed" else "is committed but not published"
+    reason = "no generation with streams" if what == "nothing is listed" else "is committed but not published"
     assert "no generation of prod can be read for shop.t" in line
     assert reason in line
     assert not lake_of(cluster).exists(log_table(log.schema))

@@ -400,5 +400,5 @@ def test_a_task_that_ends_after_its_rows_may_have_died_is_refused(standin: Stand
     assert {task.alive_us for task in tasks} == {end - 60 * SECOND_US + HOUR_US}
     assert sum(batch.num_rows for task in tasks for batch in task.rows()) == 1
     late = [replace(task, alive_us=Clock().now_us() - 1) for task in tasks]
-    with pytest.raises(StateError, match="were read later than that"):
+    with pytest.raises(StateError, match="and were read later"):
         list(chain.from_iterable(task.rows() for task in late))

@@ -139,8 +139,8 @@ def _plain(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = [
-    Fault("wrong password", "check the user and the password", _user(PASSWORD, "hunter2")),
-    Fault("unknown user", "check the user and the password", _user(USER, "nobody")),
+    Fault("wrong password", "was rejected; check its user and password", _user(PASSWORD, "hunter2")),
+    Fault("unknown user", "was rejected; check its user and password", _user(USER, "nobody")),
     Fault("a password that is not there", f"{PASSWORD} is not set", _user(PASSWORD, "")),
     Fault("permissions missing", "GRANT SELECT ON system.", _plain),
     Fault("all nodes down", "closed immediately", _down),

@@ -129,7 +129,7 @@ def test_killed_and_started_again_it_is_whole_and_read_once(
     assert {name: there(standin, name) for name in first} == first
     _assert_read(standin, home)
     standin.world.put(f"{PREFIX}_distributed.cdc_generation_timestamps", key="timestamps", time=1)
-    with pytest.raises(StateError, match=r"has generation 1970-01-01T00:00:00\.001Z, which this home has not"):
+    with pytest.raises(StateError, match=r"has generation 1970-01-01T00:00:00\.001Z, which this home lacks"):
         export(target, home)
 
 
