@@ -284,8 +284,8 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
     except NotFound:
         look = choose_remedy(lake, "cdc-platform cluster test", "cdc-platform cluster test {cluster}")
         raise NotFound(
-            f"the cluster has no table {keyspace}.{table} with a CDC log with a supported definition; look at what"
-            f" there is with: {look}"
+            f"the cluster has no table {keyspace}.{table} with a CDC log and a supported definition; see"
+            f" what there is with: {look}"
         ) from None
 
 

@@ -176,7 +176,7 @@ def _assert_regular_file(file: Path) -> None:
     status = file.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PEM_BYTES:
         raise EnvironmentProblem(
-            f"TLS: {file} is no PEM file: not a regular file, or larger than {_MAX_PEM_BYTES >> 20} MiB; name another"
+            f"TLS: {file} is no PEM file: not a regular file, or has more than {_MAX_PEM_BYTES >> 20} MiB; name another"
         )
 
 

@@ -356,7 +356,7 @@ def test_requests_and_rows_are_what_was_estimated(
         (["nobody", "shop.t"], "no cluster nobody is known"),
         (
             ["prod", "shop.none"],
-            "no table shop.none with a CDC log with a supported definition; see with: cdc-platform --home ",
+            "no table shop.none with a CDC log and a supported definition; see what there is with: cdc-platform",
         ),
         (["prod", "shop.t", "--until", "yesterday"], "yesterday"),
         (["prod", "shop.t", "--by", "magic"], "magic"),

@@ -83,7 +83,7 @@ def _told(command: str, answer: Answer) -> str:
         return change["what"]
     (failed,) = [each for each in answer.rows if not each["ok"]]
     assert failed["remedy"]
-    return f"{failed['found']} {failed['mend']}"
+    return f"{failed['message']} {failed['remedy']}"
 
 
 Happens = Callable[[StandIn, LiveLog, pytest.MonkeyPatch], None]
