@@ -64,8 +64,8 @@ def _write_joins(lake: Lake, joins: Sequence[DemoJoin]) -> None:
                 f"{join.seconds:.1f}" if join.seconds is not None else "finished before",
             )
         )
-    columns = ("node", "its generation", "operates from", ">ranges", ">streams", ">seconds")
-    write_table("Three nodes joined; each join made a generation", columns, rows)
+    columns = ("node", "generation", "operates from", ">ranges", ">streams", ">seconds")
+    write_table("Three nodes joined. Each join created a generation", columns, rows)
 
 
 def _write_audits(joins: Sequence[DemoJoin]) -> None:
@@ -73,13 +73,13 @@ def _write_audits(joins: Sequence[DemoJoin]) -> None:
     ran = [join for join in joins if join.checks]
     if not ran:
         click.echo(
-            "Nothing had to be run. Judge the invariants now with: check; run every step again with: demo --force\n"
+            "Every join was finished before. To check the invariants, run: check; to repeat every step: demo --force\n"
         )
         return
     names = list(dict.fromkeys(name for join in ran for name in join.checks))
     rows = [(name, *(f"{join.checks.get(name, 0):,}" for join in ran), 0) for name in names]
     columns = ("invariant", *(f">{join.event.node.address}" for join in ran), ">violations")
-    write_table("Audited before anything was published: how much was checked, at which node's join", columns, rows)
+    write_table("Items checked before each generation was published, by joining node", columns, rows)
 
 
 def _write_switches(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> None:
@@ -95,12 +95,12 @@ def _write_switches(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -
         for moment, now, at in _SWITCH_MOMENTS:
             answers = [source.explain(token, switch_us + at, switch_us + now, "strict") for token in tokens]
             rows.append((moment, *(_describe_placement(answer, addresses) for answer in answers)))
-        title = f"Where writes of some keys go around switch {number}, {format_ms(ms_from_us(switch_us))}"
-        write_table(title, ("a write", *(f"of {key}" for key in EXAMPLE_KEYS)), rows)
+        title = f"Streams of three keys around switch {number}, {format_ms(ms_from_us(switch_us))}"
+        write_table(title, ("write", *EXAMPLE_KEYS), rows)
     click.echo(
-        "Each switch gives every key another stream, also where its owner stays. Until its timestamp the generation\n"
-        "before is used. A write stamped 1 s before it that arrives 1 s after it is refused: readers may be done with\n"
-        "the streams that it belongs to.\n"
+        "Each switch gives every key a new stream, even if its owner stays. Writes before the timestamp use the\n"
+        "previous generation. A write with a timestamp 1 s before the switch that arrives 1 s after it is refused,\n"
+        "because readers may have finished its streams.\n"
     )
 
 
@@ -140,15 +140,10 @@ def _write_log(lake: Lake, settings: Settings, joins: Sequence[DemoJoin]) -> Non
         label = f"{operation.value} {operation.name.lower().replace('_', '-')}"
         rows.append((statement, label, _shorten_stream(row.stream_id), f"of join {number}" if number else "unknown"))
         previous = row.statement
-    title = (
-        f"The CDC log of {demo_acts.CARTS_TABLE}: two writes half a minute before switch 2, three half a minute "
-        "after it"
-    )
+    title = f"The CDC log of {demo_acts.CARTS_TABLE}: two writes 30 s before switch 2, and three 30 s after it"
     write_table(title, ("statement", "cdc$operation", "cdc$stream_id", "generation"), rows)
     if demo_log.replayed != demo_log.base:
-        raise StateError(
-            f"the log of {demo_acts.CARTS_TABLE} does not amount to its base table; look at: cdc-platform check"
-        )
+        raise StateError(f"the log of {demo_acts.CARTS_TABLE} does not yield its base table; run: cdc-platform check")
     click.echo(
         "A consumer reads the streams of one generation to their end, then those of the next. The table rebuilt from\n"
         "these rows alone:"
@@ -163,10 +158,10 @@ def _write_rewrite(old: OldCluster) -> None:
         return
     rows = [(format_ms(decision.time_ms), decision.action, decision.reason) for decision in old.decided]
     columns = ("generation", "action", "reason")
-    write_table("An old cluster is upgraded: the rewrite of the generations in its V1 tables", columns, rows)
+    write_table("Rewrite of the V1 generations of an old cluster", columns, rows)
     click.echo(
-        "In a home of its own: the same nodes, which had joined in the first format, where clients of today do not\n"
-        "look. What a log can still hold rows of goes to the new tables, range by range, its timestamp last.\n"
+        "This home holds the same nodes, whose generations are in V1 tables, which current clients do not read. The\n"
+        "rewrite copies the generations that logs can still have rows of to the V2 tables, each timestamp last.\n"
     )
 
 
@@ -181,7 +176,7 @@ def _write_expiry(old: OldCluster) -> None:
             _format_datetime(row["time"]),
             _format_datetime(row["expired"]),
             "removed",
-            f"{row['rows']:,} rows are gone from all tables",
+            f"{row['rows']:,} rows removed from all tables",
         )
         for row in removed
     ]
@@ -189,11 +184,11 @@ def _write_expiry(old: OldCluster) -> None:
         expired = None if planned.expired_ms is None else format_ms(planned.expired_ms)
         rows.append((format_ms(planned.time_ms), expired, planned.action.value, "; ".join(planned.reasons)))
     title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after two runs of expiry"
-    write_table(title, ("generation", "expired", "action", "why"), rows)
+    write_table(title, ("generation", "expired", "action", "reason"), rows)
     click.echo(
-        "A generation expires when no CDC log can hold a row of it: after the next one has started, and the longest\n"
-        "TTL has passed. A run marks it, and a run an hour later removes it, its timestamp first, so that no reader\n"
-        "sees half of it.\n"
+        "A generation expires when no CDC log can hold one of its rows: once the next one has started and the longest\n"
+        "TTL has passed. One run marks it. A run an hour later removes it, its timestamp first, so that readers never\n"
+        "see an incomplete generation.\n"
     )
 
 
@@ -216,10 +211,10 @@ def _write_tablets(lake: Lake) -> None:
         counts = (len(change.current), len(change.closed), len(change.opened))
         rows.append((format_ms(stream_set.timestamp_ms), *counts, *stream_ids))
     columns = ("stream set from", ">tablets", ">closed", ">opened", *(f"stream of {key}" for key in keys))
-    write_table(f"A table with tablets, {name}: made with two of them, which are split", columns, rows)
+    write_table(f"The tablet-based table {name}: created with two tablets, then split", columns, rows)
     click.echo(
-        "Such a table has streams of its own, one a tablet, and no generation has a part in it. A split closes all of\n"
-        "them and opens new ones.\n"
+        "A tablet-based table has its own streams, one per tablet, and uses no generation. A split closes all of them\n"
+        "and opens new ones.\n"
     )
 
 
@@ -240,19 +235,22 @@ def _write_commands_to_try(home: str | None) -> None:
     program = bare + (f" --home {home}" if home else "")
     old = Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME) / demo_acts.OLD_HOME
     tried = (
-        (f"{program} explain --key 0x{EXAMPLE_KEYS[0].encode().hex()}", f"where a write of {EXAMPLE_KEYS[0]} goes now"),
+        (
+            f"{program} explain --key 0x{EXAMPLE_KEYS[0].encode().hex()}",
+            f"the stream of a write of {EXAMPLE_KEYS[0]} now",
+        ),
         (f"{program} generations", "the generations, newest first"),
         (f"{program} check", "every invariant over every table"),
-        (f"{program} expire --dry-run", "when they can go, and what keeps them"),
-        (f"{program} tablets show {'.'.join(demo_acts.SESSIONS)}", "the stream sets of the table with tablets"),
+        (f"{program} expire --dry-run", "when generations can be removed"),
+        (f"{program} tablets show {'.'.join(demo_acts.SESSIONS)}", "the stream sets of the tablet-based table"),
         (
             f"{program} cql run {_relative_path(demo_acts.get_script_path(demo_acts.CARTS_SCRIPTS[1]))}",
-            "the same writes as they would go now",
+            "the log rows of the same writes now",
         ),
-        (f"{bare} --home {old} rewrite --force --dry-run", "what is left of the old cluster"),
+        (f"{bare} --home {old} rewrite --force --dry-run", "the rewrite in the old cluster"),
         (f'{program} sql "SELECT time FROM system_distributed.cdc_generation_timestamps"', ""),
-        (f"{program} up", "all of this in the Dagster UI"),
-        (f"{program} --help", "everything else"),
+        (f"{program} up", "the Dagster UI"),
+        (f"{program} --help", "all commands"),
     )
     width = max(len(command) for command, what in tried if what)
     click.echo(

@@ -79,6 +79,7 @@ def _record_lines(names: Sequence[str], rows: Sequence[Sequence[str]], width: in
         yield ""
         for name, part in format_fact_lines(list(zip(names, row, strict=True)), width):
             yield f"{name}  {part}".rstrip()
+    yield ""
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], columns: Sequence[str]) -> Iterator[str]:

