@@ -73,7 +73,7 @@ def _write_audits(joins: Sequence[DemoJoin]) -> None:
     ran = [join for join in joins if join.checks]
     if not ran:
         click.echo(
-            "Every join was finished before. To check the invariants, run: check; to repeat every step: demo --force\n"
+            "Every join is finished already. To check the invariants, run: check; to repeat every step: demo --force\n"
         )
         return
     names = list(dict.fromkeys(name for join in ran for name in join.checks))

@@ -140,7 +140,7 @@ def test_the_report_shows_the_log_and_what_it_amounts_to(home: Path) -> None:
 def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
     """Of three V1 generations the oldest is too old to be rewritten; it and the second go, the newest operates."""
     told = (home / "told").read_text(encoding="utf-8")
-    rewritten = told[told.index("An old cluster is upgraded") : told.index("The old cluster's generations")]
+    rewritten = told[told.index("Rewrite of the V1 generations") : told.index("The old cluster's generations")]
     assert re.findall(r"Z   (skip-\S+|rewrite) ", rewritten) == ["skip-too-old", "rewrite", "rewrite"]
     lake = Lake(open_home_location(home / "old_cluster").lake)
     (left,) = Timeline.read(lake).known
