@@ -91,13 +91,15 @@ def test_a_page_says_what_its_commands_say(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_page_is_found_and_ends_with_what_to_do(page: Path) -> None:
-    """It opens with "When", the index links it by that title, and it says what the output means and what to do."""
+    """Its title is a question, the index links it by that title, and it explains the output and what to do."""
     text = page.read_text(encoding="utf-8")
-    title = text.splitlines()[0]
-    assert re.fullmatch(r"# When .+", title)
+    title, _, purpose = text.splitlines()[:3]
+    assert re.fullmatch(r"# [A-Z].+\?", title)
+    assert re.fullmatch(r"[A-Z].+", purpose)
     assert f"[{title.removeprefix('# ')}]({page.name})" in (FOLDER / "README.md").read_text(encoding="utf-8")
-    means, do = text.find("**What it means.**"), text.find("**What to do.**")
-    assert 0 < text.find("```console") < means < do
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == ["Run", "What it means", "What to do"]
+    run_at, means_at, do_at = (text.find(f"\n## {heading}\n") for heading in ("Run", "What it means", "What to do"))
+    assert run_at < text.find("```console") < text.rfind("```") < means_at < do_at
 
 
 def test_every_question_has_its_page() -> None:
