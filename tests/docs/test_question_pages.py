@@ -1,4 +1,4 @@
-"""The pages of docs/questions are true: each runs its commands on a home with the problem, and shows what they say."""
+"""Run the commands of each page in docs/questions on an example home, and compare their output with the page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.homes.questions import PROBLEMS, home_for
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "questions"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 SKIPS = "..."
-"""A line of it stands for any lines, within a line for any part of it."""
+"""A line of it matches any lines; within a line it matches any text."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A command as a page shows it, with what it writes and how it leaves."""
+    """A command of a page, with its output and exit code."""
 
     command: list[str]
     lines: list[str]
@@ -29,23 +29,23 @@ class Shown:
 
 
 def shown(page: Path) -> Iterator[Shown]:
-    """Every command of a page, in order."""
+    """Yield every command of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```console\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *lines = part.splitlines()
-            told = [found for line in lines if (found := re.fullmatch(r"exit code (\d+)", line))]
-            said = [line for line in lines if not re.fullmatch(r"exit code \d+", line)]
-            yield Shown(shlex.split(command), said, int(told[0][1]) if told else 0)
+            exit_codes = [found for line in lines if (found := re.fullmatch(r"exit code (\d+)", line))]
+            output = [line for line in lines if not re.fullmatch(r"exit code \d+", line)]
+            yield Shown(shlex.split(command), output, int(exit_codes[0][1]) if exit_codes else 0)
 
 
 def words(line: str) -> str:
-    """A line without what depends on how wide a table is."""
+    """Return a line without rules and column padding."""
     return " ".join(line.replace("─", "").split())
 
 
 def pattern(lines: list[str]) -> str:
-    """What the words of an output have to match, all of it."""
+    """Return the regular expression that the whole output has to match."""
     parts = []
     for line in filter(None, map(words, lines)):
         if line == SKIPS:
@@ -57,7 +57,7 @@ def pattern(lines: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a home by its name, made when the first page asks for it."""
+    """Return the folder of an example home by name; the first page that uses it creates it."""
     folder, made = tmp_path_factory.mktemp("questions"), {}
 
     def made_once(name: str) -> Path:
@@ -69,10 +69,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_page_says_what_its_commands_say(
+def test_a_page_shows_the_output_of_its_commands(
     page: Path, place: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the home that it names each command leaves with that exit code and writes the lines shown, in that order."""
+    """On the home that the page names, each command has the exit code and the lines shown, in that order."""
     (name,) = re.findall(r"^<!-- home: (.+) -->$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     monkeypatch.chdir(place(name))
     monkeypatch.setenv("COLUMNS", "160")
@@ -84,8 +84,10 @@ def test_a_page_says_what_its_commands_say(
         assert program == "cdc-platform"
         assert [line for line in each.lines if words(line) not in ("", SKIPS)], "the page shows nothing"
         answer = run(*arguments)
-        said = "\n".join(words(line) for line in (answer.stdout + answer.stderr).splitlines() if words(line)) + "\n"
-        assert re.fullmatch(pattern(each.lines), said), f"$ {shlex.join(each.command)}\n{answer.stdout}{answer.stderr}"
+        output = "\n".join(words(line) for line in (answer.stdout + answer.stderr).splitlines() if words(line)) + "\n"
+        assert re.fullmatch(pattern(each.lines), output), (
+            f"$ {shlex.join(each.command)}\n{answer.stdout}{answer.stderr}"
+        )
         assert answer.exit_code == each.exit_code
 
 
@@ -103,22 +105,22 @@ def test_a_page_is_found_and_ends_with_what_to_do(page: Path) -> None:
 
 
 def test_every_question_has_its_page() -> None:
-    """The 28 questions that people were heard to ask of generations, each with a page of its own in the index."""
+    """There are 28 questions, each with its own page."""
     assert len(PAGES) == 28
 
 
 def test_the_index_lists_pages_that_are_there() -> None:
-    """No link of the index leads nowhere, and no home was made for no page."""
+    """The index links every page once, and every example home is used by a page."""
     listed = re.findall(r"\]\(([\w-]+\.md)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(page.name for page in PAGES)
     heads = {re.search(r"<!-- home: (.+) -->", page.read_text(encoding="utf-8")) for page in PAGES}
     assert {head[1] for head in heads if head} == set(PROBLEMS)
 
 
-def test_a_line_that_is_not_said_is_found_out() -> None:
-    """The comparison tells an output from one that differs in a word, lacks a line or has one more."""
-    said = "one 1\ntwo 2\nthree 3\n"
-    assert re.fullmatch(pattern(["one   1", "...", "three ..."]), said)
+def test_a_line_that_differs_from_the_output_is_found() -> None:
+    """The comparison detects a changed word, a missing line and an extra line."""
+    output = "one 1\ntwo 2\nthree 3\n"
+    assert re.fullmatch(pattern(["one   1", "...", "three ..."]), output)
     wrong = [["one 1", "three 3"], ["one 1", "..."], ["two 2", "...", "one 1"], ["...", "four 4"], ["one", "..."]]
-    assert [bool(re.fullmatch(pattern(lines), said)) for lines in wrong] == [False, True, False, False, False]
+    assert [bool(re.fullmatch(pattern(lines), output)) for lines in wrong] == [False, True, False, False, False]
     assert all(earlier != later for earlier, later in pairwise(wrong))
