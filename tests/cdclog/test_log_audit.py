@@ -447,9 +447,9 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
     rows = rows_of(lake)
     schema = read_table_schema(lake, "ks", "t")
     told = ("--home", home, "--clock", "2026-01-31T14:00:00Z", "check", "--json")
-    checked = {line["invariant"]: line for line in run(*told).json}
+    checked = {line["invariant"]: line for line in run(*told).rows}
     assert [name for name, line in checked.items() if name.startswith("log_") and line["passed"]] == [*LOG_INVARIANTS]
-    of_one = [line["invariant"] for line in run(*told, ID).json]
+    of_one = [line["invariant"] for line in run(*told, ID).rows]
     assert names.RING_COVERED_ONCE in of_one
     assert not set(of_one) & set(LOG_INVARIANTS)
     for damage in (_other_shard, _lost_row, _stream_of_the_past):

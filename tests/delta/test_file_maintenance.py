@@ -111,7 +111,7 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
     dry = run("--home", aged.home, "home", "maintain", "--dry-run", "--json")
     assert (dry.exit_code, there([*old, *young, *named])) == (0, [True] * (len(old) + len(young) + len(named)))
     due = [{"home": at, "table": name, "files": 2, "failed": ""} for at, name, _ in tables(aged.home)]
-    assert dry.json == due
+    assert dry.rows == due
     done = run("--home", aged.home, "home", "maintain", "--json")
     assert (done.exit_code, done.rows) == (0, due), done
     assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))

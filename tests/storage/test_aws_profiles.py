@@ -46,7 +46,7 @@ def test_a_home_lives_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> No
         ("half", "AWS_PROFILE is half, which cannot be used: Partial credentials found in shared-credentials-file"),
         ("bare", "AWS_PROFILE is bare, which has no credentials; "),
         ("halting", "AWS_PROFILE is halting, which cannot be used: Error when retrieving credentials from custom-p"),
-        ("open", "the endpoint_url of AWS_PROFILE open has a user, a password or a query in it"),
+        ("open", "the endpoint_url of AWS_PROFILE open contains a user, a password or a query"),
     ],
 )
 def test_a_profile_that_does_not_do_is_one_line(
