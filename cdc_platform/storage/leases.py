@@ -42,7 +42,7 @@ def hold_store_lock(path: ObjectStorePath, what: str) -> Iterator[StoreLock]:
     lock = StoreLock(path)
     if not lock.acquire(give_up=lambda: lock.is_renewed_by_other):
         raise StateError(
-            f"{what} already on another machine or from another folder (process {lock.read_holder()}); end that one, "
+            f"{what} already on another machine or from another folder (process {lock.read_holder()}); stop it, "
             "or choose another home"
         )
     try:

@@ -408,7 +408,7 @@ def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
         (["ks."], "names no table"),
         (["ks.t", "ks.t"], "named twice"),
         (["ks.t", "ks.nothing"], "no CDC-enabled table ks.nothing"),
-        (["ks.t", "ks.empty"], "has no log here"),
+        (["ks.t", "ks.bare"], "has no log here"),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says: str) -> None:

@@ -68,7 +68,7 @@ def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
     assert read_table_schema(lake, "ks", "t") == replace(schema, created_at_us=Microseconds(0))
     cdc_tables.alter_cdc_table(lake, clock, "ks", "t", created_at_ms=Milliseconds(7))
     assert read_table_schema(lake, "ks", "t") == schema
-    with pytest.raises(NotFound, match=r"the definition of ks\.empty is not known"):
+    with pytest.raises(NotFound, match=r"the definition of ks\.bare is not known"):
         read_table_schema(lake, "ks", "bare")
 
 

@@ -44,7 +44,7 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
     assert len(log) <= 256 * 1024
     assert "geheim" not in "".join(texts.values())
     again = run("--home", home, "bundle", file)
-    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered
     answer = complete(rows)
     assert (answer.exit_code, answer.json["verified"]) == (0, True), answer
     for lines, found in (
-        (rows[1:], "1 that the log tells of are gone"),
+        (rows[1:], "1 rows of the log are missing"),
         ([rows[0].replace('"v": 0', '"v": 9'), *rows[1:]], "1 have other values"),
     ):
         answer = complete(lines)

@@ -53,7 +53,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> None:
     """The answer names the event, the generation, its time and size; the generation is there and operates."""
     home, answer = joined
-    assert set(answer) == {"event_id", "generation_id", "time", "num_ranges", "num_streams", "next"}
+    assert set(answer) == {"version", "event_id", "generation_id", "time", "num_ranges", "num_streams", "next"}
     assert (answer["time"], answer["num_ranges"], answer["num_streams"]) == ("2026-01-31T12:01:05.000Z", 3, 9)
     listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").rows
     made = {"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}

@@ -93,7 +93,7 @@ def test_parquet_is_written_outside_the_home(cli: Cli, seeded_home: Path, tmp_pa
 REFUSED = [
     argument("into the home", "lies in the home", "sql", "SELECT 1", "--parquet", "{home}/lake/x.parquet"),
     argument("into the home by a detour", "lies in the home", "sql", "SELECT 1", "--parquet", "{dir}/way/x.parquet"),
-    argument("over a file", "is there already", "sql", "SELECT 1", "--parquet", "{dir}/there"),
+    argument("over a file", "already exists", "sql", "SELECT 1", "--parquet", "{dir}/there"),
     argument("into no folder", "is no folder", "sql", "SELECT 1", "--parquet", "{dir}/none/x.parquet"),
     argument("a type Parquet lacks", "as text, with CAST", "sql", "SELECT INTERVAL 1 DAY", "--parquet", "{dir}/x"),
     argument("two forms", "goes out in one form", "sql", "SELECT 1", "--json", "--csv"),
@@ -157,7 +157,7 @@ def documented() -> list[list[str]]:
     from cdc_platform.cli.sql import sql
 
     pages = [page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]]
-    shown = re.findall(r"^(?:\$ )?(?:\.venv/bin/)?cdc-platform (sql .+)$", "\n".join(pages), flags=re.MULTILINE)
+    shown = re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?cdc-platform (sql .+)$", "\n".join(pages), flags=re.MULTILINE)
     shown += re.findall(r"`cdc-platform (sql '[^`]+)`", "\n".join(pages))
     shown += re.findall(r"^ *cdc-platform (sql .+)$", sql.help or "", flags=re.MULTILINE)
     return [shlex.split(line) for line in shown]

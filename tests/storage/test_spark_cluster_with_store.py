@@ -62,12 +62,12 @@ def test_the_documented_daemons_run(cluster: Cluster) -> None:
         assert line[1] == command[1]
         assert [word for word in line if word.startswith("--")] == [word for word in command if word.startswith("--")]
         assert line[-1].startswith("spark://") == command[-1].startswith("spark://")
-    exported = re.findall(r"^\$ export (.*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    exported = re.findall(r"^ *\$ export (.*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert {word.split("=")[0] for line in exported for word in line.split()} == {
         *standalone.environment,
         HOME_VARIABLE,
     }
-    assert documented("cdc-platform") == [["cdc-platform", *words] for words in (["up"], _JOIN, _DOCTOR, _CHECK)]
+    assert documented("cdc-platform") == [["cdc-platform", *words] for words in (["up"], _DOCTOR, _JOIN, _CHECK)]
 
 
 def test_doctor_looks_at_every_executor(cluster: Cluster, logged: str, s3_process: S3) -> None:
@@ -161,7 +161,7 @@ def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: 
 
 def documented(program: str) -> list[list[str]]:
     """The commands of a program that the document tells a reader to type, in order, by their words."""
-    lines = re.findall(rf"^\$ ({program} .*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = re.findall(rf"^ *\$ ({program} .*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return [shlex.split(line) for line in lines]
 
 

@@ -41,7 +41,7 @@ def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: 
         refused = there.command("up", "--port", "0")
         _, said = refused.communicate(timeout=120)
         assert (refused.returncode, len(said.splitlines())) == (2, 1), said
-        assert f"{address} is already running" in said
+        assert f"home {address} is up already on another machine" in said
         assert run("--home", address, "bootstrap", node).exit_code == 0
         await_true(lambda: published(address) == 1, 120, "a published generation")
         assert told_of(SECRET, tmp_path, parse_path(address)) == []
