@@ -147,7 +147,7 @@ def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:
             raise StateError(f"{to} is a copy that another version has begun; remove it, and copy again")
         return [_CopiedHome(part["path"], parse_path(part["source"]), part["versions"]) for part in began["parts"]]
     if not _is_empty(to):
-        raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
+        raise StateError(f"{to} already exists; copy a home to a new folder or prefix")
     lake_copy.assert_can_copy_to(Lake(str(to / "lake")))
     sources = {"": parse_path(begun.name), **registry.list_cluster_homes(begun, to)}
     at = lake_copy.read_settled_versions(*(Lake(str(source / "lake")) for source in sources.values()))

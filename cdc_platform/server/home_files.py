@@ -86,7 +86,7 @@ class HomeFilesApp:
         command = [sys.executable, "-m", "cdc_platform.server.report_page", "--home", self._home.name]
         process = await asyncio.create_subprocess_exec(
             *command,
-            *(["--apply"] if self._store_pages else []),
+            *(["--store"] if self._store_pages else []),
             "--",
             name,
             stdout=asyncio.subprocess.PIPE,

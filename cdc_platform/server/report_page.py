@@ -20,9 +20,9 @@ from cdc_platform.storage import atomic
 
 @click.command()
 @click.option("--home", required=True)
-@click.option("--apply", is_flag=True, help="Keep the page in the home, if it has none yet.")
+@click.option("--store", is_flag=True, help="Store the page in the home, if it has none yet.")
 @click.argument("name")
-def report_page(home: str, keep: bool, name: str) -> None:
+def report_page(home: str, store: bool, name: str) -> None:
     """Print the key of the generation that goes by NAME, and the page if that is NAME."""
     from cdc_platform.delta import Lake
     from cdc_platform.reporting import ReportSource, make_page
@@ -40,7 +40,7 @@ def report_page(home: str, keep: bool, name: str) -> None:
         content = page.file.read_bytes()
     else:
         content = make_page(ReportSource(lake, clock, opened.settings), [names])[1].encode()
-        if keep:
+        if store:
             page.file.parent.mkdir(parents=True, exist_ok=True)
             atomic.write_bytes_atomically(page.file, content)
     sys.stdout.buffer.write(content)

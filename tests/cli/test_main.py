@@ -17,6 +17,7 @@ from cdc_platform.cli import main as program_module
 from cdc_platform.cli import program
 from cdc_platform.cli.commands import COMMAND_GROUPS, COMMANDS
 from cdc_platform.errors import AuditFailed, StateError, WriteRefused
+from cdc_platform.server.report_page import report_page
 
 NAMES = [name for name in COMMANDS if name in program.list_commands(click.Context(program))]
 
@@ -59,6 +60,7 @@ def test_every_function_takes_the_options_of_its_command() -> None:
 
     context = click.Context(program)
     commands = [leaf for name in NAMES if (command := program.get_command(context, name)) for leaf in leaves(command)]
+    commands.append(report_page)
     assert len(commands) > 50
     for command in commands:
         assert command.callback is not None

@@ -125,7 +125,7 @@ def test_nothing_is_written_over_and_nothing_half(home: Path, tmp_path: Path) ->
     (tmp_path / "there").mkdir()
     ran = run("--home", home, "export", tmp_path / "there")
     assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
-    assert "is there already" in ran.stderr
+    assert "already exists" in ran.stderr
     with pytest.raises(StateError, match="nothing to export"):
         export_files(Lake(tmp_path / "empty"), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -38,7 +38,7 @@ def test_an_export_is_imported_as_it_was_written(tmp_path: Path, name: str) -> N
     home, first, second = made(tmp_path / "made", name), tmp_path / "first", tmp_path / "second"
     written = run("--home", home, "--clock", AT, "export", first)
     if written.exit_code:
-        assert "there is nothing to export" in written.stderr or "than its commits put there" in written.stderr, written
+        assert "there is nothing to export" in written.stderr or "than its commits recorded" in written.stderr, written
         return
     other = tmp_path / "other"
     imported = run("--home", other, "--clock", AT, "import", "--allow-incomplete", first)

@@ -366,7 +366,7 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
         "--home", lake.root.parent, "explain", "--token", "1", "--at", iso(Milliseconds(TIMES_MS[1] + 1)), "--json"
     )
     assert (explained.exit_code, explained.json["generation"]["id"], explained.json["stream_id"]) == (1, IDS[1], None)
-    assert "was removed with its streams" in explained.json["reason"]
+    assert "was removed with its streams" in explained.json["note"]
 
 
 def test_a_node_that_still_names_a_generation_keeps_it(lake: Lake) -> None:

@@ -78,7 +78,7 @@ def test_nodes_that_are_behind_are_found(
     assert line["checked"] == len(named) - len(unknown)
     assert all(host(number) in str(line["sample"]) for number in behind)
     if unknown and not behind:
-        assert f"{len(unknown)} of 3 nodes are not known" in str(line["sample"])
+        assert f"{len(unknown)} of 3 nodes are unknown" in str(line["sample"])
 
 
 def test_a_generation_that_has_just_started_may_be_unknown_to_nodes(tmp_path: Path) -> None:

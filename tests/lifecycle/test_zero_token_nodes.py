@@ -100,7 +100,7 @@ def test_a_ring_with_one_comes_out_as_it_went_in(tmp_path: Path) -> None:
     home, other = tmp_path / "home", tmp_path / "other"
     (tmp_path / "ring.json").write_text(json.dumps([{**node_fields(1), "tokens": [-5, 5]}, fields(2)]))
     assert run("--home", home, "import", tmp_path / "ring.json").exit_code == 0
-    assert "2 nodes, 1 of them zero-token, 2 ranges" in run("--home", home, "ring").stdout
+    assert "2 nodes, 1 of them zero-token; 2 ranges" in run("--home", home, "ring").stdout
     written = run("--home", home, "ring", "--json").stdout
     (tmp_path / "again.json").write_text(written)
     assert run("--home", other, "import", tmp_path / "again.json").exit_code == 0

@@ -184,7 +184,7 @@ def test_a_consumer_moves_forward_window_by_window(lake: Lake) -> None:
     assert consumers.read_consumers(lake) == []
     with pytest.raises(NotFound, match=r"audit of ks\.t"):
         consumers.forget_consumer(lake, "audit", "ks", "t")
-    with pytest.raises(InputError, match="needs a name"):
+    with pytest.raises(InputError, match="must not be empty"):
         consumers.register_consumer(lake, NOW, " ", "ks", "t", position_us=Microseconds(0))
 
 

@@ -105,7 +105,7 @@ def test_the_same_home_is_the_same_page(folder: Path) -> None:
     assert run(*again).exit_code == 0
     assert (folder / "again.html").read_bytes() == (folder / "page.html").read_bytes()
     refused = run(*again)
-    assert (refused.exit_code, refused.stderr.count("\n"), "is there already" in refused.stderr) == (2, 1, True)
+    assert (refused.exit_code, refused.stderr.count("\n"), "already exists" in refused.stderr) == (2, 1, True)
 
 
 def test_nothing_that_it_is_told_becomes_html(folder: Path) -> None:

@@ -138,7 +138,7 @@ def test_nothing_is_copied_over_what_is_there(s3: S3, tmp_path: Path, there: str
         (tmp_path / "draft").write_text("mine", encoding="utf-8")
         place.receive(tmp_path / "draft")
         refused = run("home", "copy", source, target)
-        assert (refused.exit_code, refused.stderr.count("\n"), "is there already" in refused.stderr) == (2, 1, True)
+        assert (refused.exit_code, refused.stderr.count("\n"), "already exists" in refused.stderr) == (2, 1, True)
         assert place.read() == b"mine"
         assert not parse_path(f"{target}/.copying.json").stat()
 

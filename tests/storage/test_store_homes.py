@@ -274,7 +274,7 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     assert [open_home_location(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
     assert parse_path(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
     assert run("--home", there, "check", "--deep").exit_code == 0
-    for target, due in ((first, "is the home itself"), (back, "is there already"), (there, "is there already")):
+    for target, due in ((first, "is the home itself"), (back, "already exists"), (there, "already exists")):
         refused = run("home", "copy", first, target)
         assert (refused.exit_code, due in refused.stderr) == (2, True), refused
 

@@ -150,7 +150,7 @@ def test_what_is_there_stays(name: str, home: Path, tmp_path: Path) -> None:
     for taken in ("file", "folder", "link", "pipe"):
         refused = run(*command(name, home, tmp_path / f"{taken}{suffix}"))
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
-        assert "is there already" in refused.stderr
+        assert "already exists" in refused.stderr
     for place in (home / f"out{suffix}", home / "lake" / f"out{suffix}"):
         refused = run(*command(name, home, place))
         assert (refused.exit_code, "lies in the home" in refused.stderr) == (2, True), refused.stderr

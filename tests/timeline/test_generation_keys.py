@@ -63,7 +63,7 @@ def test_a_name_of_another_inbox_is_none(name: str) -> None:
 
 def test_what_is_no_name_is_refused() -> None:
     """Neither a name nor a time nor a UUID."""
-    with pytest.raises(InputError, match="names no generation"):
+    with pytest.raises(InputError, match="is no name of a generation"):
         keys().generation("nonsense")
     with pytest.raises(NotFound, match="no bootstrap event"):
         keys().of(FIRST)
