@@ -342,7 +342,7 @@ def gaps(
     listed = read_log_gaps(lake, None if table is None else [".".join(table)])
     rows = [gap.facts() for gap in listed]
     open_ = [gap for gap in listed if gap.is_open]
-    view = View("table reader from until what why state found_at", f"Gaps, {len(open_)} of them open")
+    view = View("table from until state reader what why found_at", f"Gaps, {len(open_)} of them open", essential=4)
     screen = [row | {"state": _gap_state(gap)} for row, gap in zip(rows, listed, strict=True)]
     write_result({"gaps": rows}, as_json=as_json, show=lambda: show_rows(screen, view))
     ctx.exit(int(bool(open_)))

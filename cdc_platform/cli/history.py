@@ -99,7 +99,7 @@ def _write_cluster_changes(lake: Lake, as_json: bool) -> None:
         raise NotFound(
             "no live cluster was observed into this home; each has its own, HOME/clusters/NAME: name it by --home"
         )
-    view = View(_CLUSTER_COLUMNS, "Changes in the cluster")
+    view = View(_CLUSTER_COLUMNS, "Changes in the cluster", essential=3)
     write_result({"changes": changes}, as_json=as_json, views={"changes": view})
 
 
@@ -269,5 +269,7 @@ def _verify_page(session: CliSession, page: Path, public_file: Path | None, as_j
     except InputError as error:
         raise InputError(f"{page}: {error}") from None
     results = [{"check": line.check, "result": str(line.result), "detail": line.detail} for line in lines]
-    write_result({"checks": results}, as_json=as_json, views={"checks": View("check result detail", str(page))})
+    write_result(
+        {"checks": results}, as_json=as_json, views={"checks": View("check result detail", str(page), essential=3)}
+    )
     return int(any(line.result in (ChainStatus.DIFFERS, ChainStatus.UNKNOWN) for line in lines))

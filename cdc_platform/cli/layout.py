@@ -32,18 +32,19 @@ def get_page_width() -> int:
 
 
 def format_table_lines(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, drop: bool = False
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, essential: int | None = None
 ) -> Iterator[str]:
     """Yield the lines of a table, without its title. Columns whose name begins with `>` are right-aligned.
 
-    With `drop`, columns that do not fit are dropped from the end, and a last line names them.
+    Columns that do not fit are dropped from the end, down to the first `essential` ones, and a last line names them. If
+    those do not fit either, or without `essential`, each row becomes a block of lines.
     """
     names = [name.removeprefix(">") for name in columns]
     cells = [names, *rows]
     natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     least = [max(map(_longest_word, column)) for column in zip(*cells, strict=True)]
     shown = len(names)
-    while drop and shown > 1 and sum(least[:shown]) > _available_width(width, shown):
+    while essential is not None and shown > essential and sum(least[:shown]) > _available_width(width, shown):
         shown -= 1
     if sum(least[:shown]) > _available_width(width, shown):
         yield from _record_lines(names, rows, width)

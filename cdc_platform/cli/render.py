@@ -53,11 +53,13 @@ _SECOND_UNITS = (("d", DAY_SECONDS), ("h", HOUR_SECONDS), ("min", _MINUTE_SECOND
 class View:
     """How a screen shows one list of a document: a title, and the fields of its rows.
 
-    The most important column comes first. A narrow screen drops columns from the end.
+    The most important column comes first. A narrow screen drops columns from the end. If the first `essential` columns
+    do not fit, it shows each row as a block of lines, with all columns.
     """
 
     columns: str
     title: str = ""
+    essential: int = 1
 
 
 def write_result(
@@ -136,7 +138,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], view: View) -> None:
     cells = [[format_field(name, row[name]) for name in names] for row in rows]
     if view.title:
         click.echo(click.style(escape_unprintable(view.title), bold=True))
-    for line in format_table_lines(headings, cells, get_page_width(), drop=True):
+    for line in format_table_lines(headings, cells, get_page_width(), essential=view.essential):
         click.echo(line)
 
 

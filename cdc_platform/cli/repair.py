@@ -178,4 +178,4 @@ def _show_check(result: dict[str, Any]) -> None:
         for finding in findings
     ]
     if rows:
-        show_rows(rows, View("kind condition detail"))
+        show_rows(rows, View("kind condition detail", essential=3))

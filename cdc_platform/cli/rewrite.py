@@ -80,7 +80,7 @@ def rewrite(
         "nodes": list(done.hosts),
         "marked_as_rewritten": list(done.marked),
     }
-    views = {"decisions": View("time action reason", "V1 generations")}
+    views = {"decisions": View("time action reason", "V1 generations", essential=3)}
     write_result(document, as_json=as_json, views=views, next_steps=next_steps)
 
 

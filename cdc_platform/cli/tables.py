@@ -73,7 +73,9 @@ def tables(ctx: click.Context, session: CliSession, history: bool, as_json: bool
 
     for line in describe_gaps(lake):
         warn(line, code="log-gap")
-    columns = "table enabled ttl_seconds created_at" + (" what changed_at" if history else "")
+    columns = "table enabled ttl_seconds created_at"
+    if history:
+        columns = "table changed_at what ttl_seconds enabled created_at"
     name = "changes" if history else "tables"
     write_result({name: rows}, as_json=as_json, views={name: View(columns, title)})
 

@@ -115,7 +115,20 @@ def test_a_narrow_screen_drops_the_last_columns(width: int, dropped: list[str]) 
     names = ["time", "state", "rows", "note"]
     if width == 60:
         row[1] = "z" * 40
-    text = "\n".join(format_table_lines(names, [row], width, drop=True))
+    text = "\n".join(format_table_lines(names, [row], width, essential=1))
     assert row[0] in text
     assert (f"not shown at {width} columns: {', '.join(dropped)}" in text) == bool(dropped)
     assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_essential_columns_are_never_dropped() -> None:
+    """Where they do not fit, each row is a block of lines with all columns."""
+    row = ["2026-10-10T00:00:00.384Z", "x" * 37, "y" * 30, "z"]
+    text = "\n".join(format_table_lines(["time", "host", "what", "note"], [row], 80, essential=3))
+    assert "not shown" not in text
+    assert [line.split() for line in text.splitlines() if line] == [
+        ["time", row[0]],
+        ["host", row[1]],
+        ["what", row[2]],
+        ["note", row[3]],
+    ]
