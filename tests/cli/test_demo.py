@@ -196,7 +196,7 @@ def test_the_second_run_needs_no_java(home: Path, program: Path, tmp_path: Path)
     assert versions(home) == before
     assert ran.stdout.count("finished before") == 3
     told = (home / "told").read_text(encoding="utf-8")
-    again = ran.stdout[ran.stdout.index("Where writes") :]
+    again = ran.stdout[ran.stdout.index("Streams of three keys") :]
     assert [part for part in again.split("\n\n") if part not in told] == []
 
 
