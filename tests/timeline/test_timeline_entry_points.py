@@ -135,7 +135,7 @@ def asked_explain(home: Path, question: Question) -> Told:
     answer = run("--home", home, "--clock", clock, "explain", "--key", KEY.hex(), "--table", "ks.t", "--json").json
     if answer["accepted"]:
         return bytes.fromhex(answer["stream_id"][2:])
-    return REMOVED if "was removed with its streams" in (answer["note"] or "") else answer["verdict"]
+    return REMOVED if "was removed with its streams" in (answer.get("note") or "") else answer["verdict"]
 
 
 def asked_script(home: Path, question: Question) -> Told:
