@@ -27,6 +27,9 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.metastore import JoinRequest
 from cdc_platform.runtime import tune_short_process
 
+os.environ.pop("COLUMNS", None)
+"""Workers of pytest-xdist have it; without it a screen is as wide in a worker as in a single process."""
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.processes.nursery import Nursery
