@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.cli.session import CliSession
-from cdc_platform.delta import WriteSource, read_home_mode, write_as
+from cdc_platform.delta import HomeIsMirror, HomeIsObserved, WriteSource, read_home_mode, write_as
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import locate_home
 
@@ -134,9 +134,10 @@ class WritingCommand(click.Command):
 
 
 def find_write_refusal(program: click.Group, words: Sequence[str]) -> PlatformError | None:
-    """Return the error with which its home would refuse a command line, None if it would not.
+    """Return the error with which the mode of its home would refuse a command line, None if it would not.
 
-    `words` are those after the program's name. The command is parsed and not run.
+    `words` are those after the program's name. The command is parsed and not run. If the mode cannot be read, the
+    command itself reports that.
     """
     command: click.Command = program
     ctx = click.Context(program, **program.context_settings)
@@ -157,8 +158,10 @@ def find_write_refusal(program: click.Group, words: Sequence[str]) -> PlatformEr
     try:
         mode = read_home_mode(locate_home(home))
         command.check_writes(mode, _command_path(ctx), ctx.params, command.get_source(ctx.params))
-    except PlatformError as refusal:
+    except (HomeIsMirror, HomeIsObserved) as refusal:
         return refusal
+    except PlatformError:
+        return None
     return None
 
 
