@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from cdc_platform.metastore import inbox, write_nodes
 from cdc_platform.ring import Node
 from cdc_platform.settings import Settings
 from cdc_platform.storage import ObjectStorePath, cache_fetches, map_in_threads, parse_path
+from cdc_platform.storage.leases import RENEWAL_SECONDS
 from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
 
 START_US = Microseconds(1_767_225_600_000_000)
@@ -68,12 +70,15 @@ def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) 
     lake, clock = Lake(open_home_location(home).lake), Clock(Microseconds(START_US + HOUR_US * 4))
     made = inbox.queue_join(lake, clock, join_request(4)).generation_id
     versions, fresh, before = held(lake), Lake(str(lake.location)), s3.counts()
+    began = time.monotonic()
     run_join(TaskRunner.alone(), fresh, clock, Settings(), made)
+    renewals = int((time.monotonic() - began) // RENEWAL_SECONDS)  # a join on a busy machine outlives one
     after = s3.counts()
     commits = more(held(lake), versions)
     assert commits >= STEPS
     assert after[LOOKS] - before[LOOKS] <= A_STEP * STEPS
-    assert after[PUTS] - before[PUTS] == A_COMMIT_PUTS * commits + A_TURN_PUTS
+    due = A_COMMIT_PUTS * commits + A_TURN_PUTS
+    assert due <= after[PUTS] - before[PUTS] <= due + renewals
     assert more(after, before) <= A_COMMIT * commits + A_TABLE * len(versions)
 
 
