@@ -158,10 +158,8 @@ def find_write_refusal(program: click.Group, words: Sequence[str]) -> PlatformEr
     try:
         mode = read_home_mode(locate_home(home))
         command.check_writes(mode, _command_path(ctx), ctx.params, command.get_source(ctx.params))
-    except (HomeIsMirror, HomeIsObserved) as refusal:
-        return refusal
-    except PlatformError:
-        return None
+    except PlatformError as error:
+        return error if isinstance(error, (HomeIsMirror, HomeIsObserved)) else None
     return None
 
 
