@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def split_tablets(
     """
     return _finish_and_return(
         lake,
-        decide_tablet_resize(lake, clock, settings, keyspace, table, _resize_rule(tablets.split_tablet_ends, count)),
+        decide_tablet_resize(lake, clock, settings, keyspace, table, partial(tablets.split_tablet_ends, count=count)),
     )
 
 
@@ -126,7 +127,7 @@ def merge_tablets(
     """
     return _finish_and_return(
         lake,
-        decide_tablet_resize(lake, clock, settings, keyspace, table, _resize_rule(tablets.merge_tablet_ends, count)),
+        decide_tablet_resize(lake, clock, settings, keyspace, table, partial(tablets.merge_tablet_ends, count=count)),
     )
 
 
@@ -414,10 +415,6 @@ def _last_change_us(lake: Lake, keyspace: str, table: str) -> Microseconds:
 def _table_changes(lake: Lake, keyspace: str, table: str) -> list[TableChange]:
     changes = cdc_tables.read_table_changes(lake)
     return [change for change in changes if (change.keyspace_name, change.table_name) == (keyspace, table)]
-
-
-def _resize_rule(rule: Callable[[np.ndarray, int], np.ndarray], count: int) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda ends: rule(ends, count)
 
 
 collection_log = logging.getLogger(__name__)
