@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """One checked prerequisite: what was found and, if it must be fixed, how."""
+    """One checked prerequisite: what the check found and, if something must be fixed, how."""
 
     check: str
     ok: bool
-    found: str
-    mend: str | None = None
+    message: str
+    remedy: str | None = None

@@ -167,9 +167,9 @@ def _check_home(home: str | Path | None) -> Iterator[PreflightResult]:
     if not exists and path.local_path is not None:
         above = _nearest_existing(path.local_path)
         ok = os.access(above, os.W_OK | os.X_OK)
-        mend = None if ok else f"choose another with --home or {HOME_VARIABLE}"
+        remedy = None if ok else f"choose another with --home or {HOME_VARIABLE}"
         yield PreflightResult(
-            "home", ok, f"{path} is made by the first command" if ok else f"{above} is not writable", mend
+            "home", ok, f"{path} is made by the first command" if ok else f"{above} is not writable", remedy
         )
         return
     try:
@@ -198,10 +198,10 @@ def _check_memory() -> Iterator[PreflightResult]:
         yield _check_minimum("memory", total, MIN_MEMORY, "Spark needs more: use a larger machine, or SPARK_REMOTE")
 
 
-def _check_minimum(check: str, found: int, needed: int, mend: str) -> PreflightResult:
+def _check_minimum(check: str, found: int, needed: int, remedy: str) -> PreflightResult:
     ok = found >= needed
     message = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
-    return PreflightResult(check, ok, message, None if ok else mend)
+    return PreflightResult(check, ok, message, None if ok else remedy)
 
 
 def _nearest_existing(path: Path) -> Path:

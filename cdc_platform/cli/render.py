@@ -7,7 +7,7 @@ those columns of a table that fit. `LABELS` and the formats below are the only p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,14 +91,14 @@ def write_preflight_results(
     results: Sequence[PreflightResult], *, as_json: bool, next_steps: Iterable[NextStep] = ()
 ) -> None:
     """Write each preflight check (at least one) with a tick or a cross, and its remedy if there is one."""
-    checks = [{"check": entry.check, "ok": entry.ok, "message": entry.found, "remedy": entry.mend} for entry in results]
+    checks = [asdict(entry) for entry in results]
 
     def show() -> None:
         width = max(len(entry.check) for entry in results)
         for entry in results:
-            show_mark(entry.ok, f"{entry.check:<{width}}  {entry.found}")
-            if entry.mend:
-                remedy = add_home_option(entry.mend, get_home_option())
+            show_mark(entry.ok, f"{entry.check:<{width}}  {entry.message}")
+            if entry.remedy:
+                remedy = add_home_option(entry.remedy, get_home_option())
                 click.echo(f"  {'':<{width}}  {click.style('remedy:', bold=True)} {escape_unprintable(remedy)}")
 
     write_result({"checks": checks}, as_json=as_json, show=show, next_steps=next_steps)

@@ -140,8 +140,8 @@ def _node(live: ScyllaSession, member: ClusterMember) -> Iterator[PreflightResul
     # The node's clock was read between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
     ok = abs(off) <= CLOCK_TOLERANCE_MS
-    mend = None if ok else "synchronize it with NTP: CDC rejects writes that are 5 s ahead of the node's clock"
-    yield PreflightResult(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
+    remedy = None if ok else "synchronize it with NTP: CDC rejects writes that are 5 s ahead of the node's clock"
+    yield PreflightResult(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", remedy)
 
 
 def _same(cluster: ScyllaCluster, seen: registry.ClusterIdentity) -> PreflightResult:
@@ -219,5 +219,5 @@ def _counted(nodes: tuple[Node, ...]) -> str:
 
 
 def _failed(check: str, error: PlatformError) -> PreflightResult:
-    what, _, mend = str(error).partition("; ")
-    return PreflightResult(check, False, what, mend or "see the server's log")
+    what, _, remedy = str(error).partition("; ")
+    return PreflightResult(check, False, what, remedy or "see the server's log")

@@ -306,23 +306,23 @@ def assert_same_cluster(
     before = known.identity
     if before is None:
         return
-    mend = (
+    remedy = (
         f"if it was restored or rebuilt, run: cdc-platform cluster replace {known.name}, which moves the old home aside"
     )
     if seen.cluster_name != before.cluster_name:
         raise StateError(
             f"{known.name} is another cluster now: it calls itself {seen.cluster_name}, and {before.cluster_name} "
-            f"before; {mend}"
+            f"before; {remedy}"
         )
     if not set(seen.host_ids) & set(before.host_ids):
         raise StateError(
             f"{known.name} is another cluster now: none of its {len(before.host_ids)} hosts of before is in it, "
-            f"{before.host_ids[0]} was the first; {mend}"
+            f"{before.host_ids[0]} was the first; {remedy}"
         )
     if before.newest_ms is not None and times_ms is not None and before.newest_ms not in times_ms:
         raise StateError(
             f"{known.name} is another cluster now: generation {format_ms(before.newest_ms)}, its newest before, is no "
-            f"longer published; {mend}"
+            f"longer published; {remedy}"
         )
 
 

@@ -175,26 +175,26 @@ def check_executor(report: ExecutorReport, archive: worker_archive.WorkerArchive
     at = f"on {report.where}"
     expected = ".".join(archive.python.split(".")[:2])
     ok = report.python.startswith(f"{expected}.")
-    mend = f"give it Python {expected}: unset PYSPARK_PYTHON, so that the archive is sent"
-    yield PreflightResult(f"Python {at}", ok, report.python, None if ok else mend)
+    remedy = f"give it Python {expected}: unset PYSPARK_PYTHON, so that the archive is sent"
+    yield PreflightResult(f"Python {at}", ok, report.python, None if ok else remedy)
     wrong = [
         f"{name} is {report.packages.get(name, 'missing')}, expected {version}"
         for name, version in archive.packages.items()
         if report.packages.get(name) != version
     ]
-    mend = f"unset PYSPARK_PYTHON, so that the archive is sent, or install there what is in {archive.path}"
+    remedy = f"unset PYSPARK_PYTHON, so that the archive is sent, or install there what is in {archive.path}"
     yield PreflightResult(
-        f"packages {at}", not wrong, "; ".join(wrong) or f"{len(archive.packages)} as here", mend if wrong else None
+        f"packages {at}", not wrong, "; ".join(wrong) or f"{len(archive.packages)} as here", remedy if wrong else None
     )
-    mend = "open the session by the platform (CDC_PLATFORM_SPARK_MASTER or SPARK_REMOTE), which sends it"
+    remedy = "open the session by the platform (CDC_PLATFORM_SPARK_MASTER or SPARK_REMOTE), which sends it"
     yield PreflightResult(
-        f"program {at}", not report.program, report.program or "as here", mend if report.program else None
+        f"program {at}", not report.program, report.program or "as here", remedy if report.program else None
     )
-    mend = (
+    remedy = (
         "the home must be in a store (home copy), and the worker needs the store's address and credentials in its "
         "environment, or a role"
     )
-    yield PreflightResult(f"lake {at}", not report.read, report.read or "is reached", mend if report.read else None)
+    yield PreflightResult(f"lake {at}", not report.read, report.read or "is reached", remedy if report.read else None)
     ok = report.skew <= MAX_SKEW_SECONDS
     detail = f"off by {report.skew:.0f} s at least" if not ok else f"within {MAX_SKEW_SECONDS} s"
     yield PreflightResult(f"clock {at}", ok, detail, None if ok else "set it by NTP, as the driver's")

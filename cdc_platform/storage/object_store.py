@@ -124,18 +124,18 @@ def _load_aws_profile(name: str, _environment: tuple[str | None, ...]) -> _AwsPr
             "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed; install it with "
             "pip install 'cdc-platform[profiles]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
-    mend = "fix it in AWS's profile files, name another profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    remedy = "fix it in AWS's profile files, name another profile, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     try:
         core = get_session()
         session = boto3.Session(botocore_session=core)
         if session.get_credentials() is None:
-            raise EnvironmentProblem(f"AWS_PROFILE is {name}, which has no credentials; {mend}")
+            raise EnvironmentProblem(f"AWS_PROFILE is {name}, which has no credentials; {remedy}")
         credentials = Boto3CredentialProvider(session)
         credentials()  # a role or a credential process runs once here, to report here why it fails
         settings = ConfiguredEndpointProvider(core.full_config, core.get_scoped_config(), "s3")
         endpoint = settings.provide()
     except BotoCoreError as error:
-        raise EnvironmentProblem(f"AWS_PROFILE is {name}, which cannot be used: {error}; {mend}") from None
+        raise EnvironmentProblem(f"AWS_PROFILE is {name}, which cannot be used: {error}; {remedy}") from None
     if endpoint is not None:
         _assert_endpoint(f"the endpoint_url of AWS_PROFILE {name}", endpoint)
     region = os.environ.get("AWS_REGION") or session.region_name

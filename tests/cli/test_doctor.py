@@ -50,7 +50,7 @@ def test_looking_makes_no_home(tmp_path: Path) -> None:
 def test_an_existing_home_is_opened(tmp_path: Path) -> None:
     """A home that is there is named with the policy that it sets."""
     open_home_location(tmp_path).path.joinpath("settings.toml").write_text('policy = "recent-past"\n', encoding="utf-8")
-    assert found(tmp_path)["home"].found.endswith("acceptance policy recent-past")
+    assert found(tmp_path)["home"].message.endswith("acceptance policy recent-past")
 
 
 def test_missing_java_is_named_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     finding = found(tmp_path / "home")["Java"]
     assert not finding.ok
-    assert "version 11" in (finding.mend or "")
+    assert "version 11" in (finding.remedy or "")
 
 
 def test_other_package_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +84,9 @@ def test_other_package_versions_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module.metadata, "version", lambda name: "9.9.9" if name == "deltalake" else real(name))
     finding = found(tmp_path)["packages"]
     assert not finding.ok
-    assert finding.found == "deltalake is 9.9.9, expected ==1.6.6"
-    assert finding.mend is not None
-    assert "make .venv" in finding.mend
+    assert finding.message == "deltalake is 9.9.9, expected ==1.6.6"
+    assert finding.remedy is not None
+    assert "make .venv" in finding.remedy
 
 
 def test_jars_that_are_not_there_yet_are_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_jars_that_are_not_there_yet_are_no_fault(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CDC_PLATFORM_CACHE", str(tmp_path / "cache"))
     finding = found(tmp_path)["JARs"]
     assert finding.ok
-    assert "2 of 2 to be fetched" in finding.found
+    assert "2 of 2 to be fetched" in finding.message
     assert not (tmp_path / "cache").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_jar_counts_as_missing(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "jars").mkdir()
     for jar in DELTA_JARS:
         (tmp_path / "jars" / jar.file_name).write_bytes(b"cut off")
-    assert "2 of 2 to be fetched" in found(tmp_path)["JARs"].found
+    assert "2 of 2 to be fetched" in found(tmp_path)["JARs"].message
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_home_that_cannot_be_used_is_mended_elsewhere(tmp_path: Path, marker: 
     (tmp_path / "platform.json").write_text(marker, encoding="utf-8")
     finding = found(tmp_path)["home"]
     assert not finding.ok
-    assert told in (finding.mend or "")
-    assert "--home" in (finding.mend or "")
+    assert told in (finding.remedy or "")
+    assert "--home" in (finding.remedy or "")
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
     open_home_location(tmp_path).path.joinpath("settings.toml").write_text("ring_delay_ms = -1\n", encoding="utf-8")
     finding = found(tmp_path)["home"]
     assert not finding.ok
-    assert "ring_delay_ms" in (finding.mend or "")
+    assert "ring_delay_ms" in (finding.remedy or "")
 
 
 def test_too_little_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +138,4 @@ def test_too_little_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytes
     findings = found(tmp_path)
     for check in ("free disk", "memory"):
         assert not findings[check].ok
-        assert "are needed" in findings[check].found
+        assert "are needed" in findings[check].message

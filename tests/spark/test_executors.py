@@ -39,8 +39,8 @@ def test_what_a_worker_lacks_is_one_line_with_its_mend(lacks: dict[str, Any], ch
     assert [trial.check for trial in check_executor(FIT, ARCHIVE) if not trial.ok] == []
     (bad,) = [trial for trial in check_executor(replace(FIT, **lacks), ARCHIVE) if not trial.ok]
     assert bad.check == f"{check} on host (app-1/0)"
-    assert bad.found.startswith(found)
-    assert bad.mend
+    assert bad.message.startswith(found)
+    assert bad.remedy
 
 
 def test_settings_of_one_machine_stay_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
