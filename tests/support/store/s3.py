@@ -14,6 +14,7 @@ from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
 NAMES = "/names-in-lists"
+WRITTEN = "/written-objects"
 ROOM = "/room-for-writes"
 FAULTS = "faults"
 AGES = "/ages-of-objects"
@@ -78,6 +79,14 @@ class S3:
     def names(self) -> int:
         """How many names the lists had that the store has answered with."""
         return self._asked(NAMES)
+
+    def writes(self, home: str) -> list[str]:
+        """The requests since the last call that wrote below an address, leases aside: verb and path.
+
+        Another process may renew a lease at any time.
+        """
+        path = f" {home.removeprefix('s3:/')}/"
+        return [each for each in self._asked(WRITTEN) if path in each and "/.lake.turns/" not in each]
 
     def has_room(self, writes: int | None) -> None:
         """Let the store be full after so many writes more, behind every door; None lets it take all again."""

@@ -35,7 +35,7 @@ from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from moto.s3.responses import S3Response
-from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
+from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS, WRITTEN
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -55,6 +55,7 @@ class Store:
         # moto looks whether an object is there, and puts it, in two steps.
         self._writing = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self._written: list[str] = []
         self.ways = {"first": "plain", "second": "plain"}
         self._room: int | None = None
         self._slow: dict[str, Any] | None = None
@@ -66,6 +67,10 @@ class Store:
         if environ["PATH_INFO"] == NAMES:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(_listed["names"]).encode()]
+        if environ["PATH_INFO"] == WRITTEN:
+            start("200 OK", [("Content-Type", "application/json")])
+            written, self._written = self._written, []
+            return [json.dumps(written).encode()]
         method = environ["REQUEST_METHOD"]
         if environ["PATH_INFO"] in (ROOM, AGES, SLOW, WAYS):
             self._hear(environ["PATH_INFO"], json.load(environ["wsgi.input"]))
@@ -77,6 +82,7 @@ class Store:
             return _no(start, "XMinioStorageFull", "507 Insufficient Storage")
         self.counts[f"LIST {method}" if "list-type" in environ["QUERY_STRING"] else method] += 1
         if method in ("PUT", "POST", "DELETE"):
+            self._written.append(f"{method} {environ['PATH_INFO']}")
             with self._writing:
                 answer = list(self._application(environ, start))
                 seconds = self._late_by(method, environ["PATH_INFO"])
