@@ -91,6 +91,7 @@ PACKAGES = $(BIN)/uv pip install $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytec
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
 	@$(PACKAGES) --quiet --offline 2>/dev/null || $(PACKAGES)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@mkdir -p .venv/src && ln -sfn ../../assets .venv/src/cdc_platform_assets && ln -sfn ../../resources .venv/src/cdc_platform_resources
 	@touch $@
 
 .PHONY: java

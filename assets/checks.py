@@ -20,14 +20,14 @@ from dagster import (
 )
 from dagster import _check as check
 
-from assets.failures import platform_errors_as_failures
-from assets.partitions import get_run_partitions
-from assets.specs import asset_key_from_table
 from cdc_platform.checks import CheckResult, Finding, Invariant, InvariantFamily, judge_findings
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
 from cdc_platform.tables import Table
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.partitions import get_run_partitions
+from cdc_platform_assets.specs import asset_key_from_table
 
 FamilyFindings = Iterable[tuple[InvariantFamily, Sequence[Finding]]]
 """The findings of audits, by family."""

@@ -21,14 +21,14 @@ from dagster import (
     TableColumnLineage,
 )
 
-from assets.reports import build_report_link
-from assets.specs import asset_key_from_table
 from cdc_platform import __version__
 from cdc_platform.clock import datetime_from_ms
 from cdc_platform.delta import Lake, PartChange, find_last_change, provenance
 from cdc_platform.storage import format_uri, parse_path
 from cdc_platform.tables import GENERATION_TIMESTAMPS
 from cdc_platform.timeline import GenerationRows
+from cdc_platform_assets.reports import build_report_link
+from cdc_platform_assets.specs import asset_key_from_table
 
 LINEAGE_METADATA_KEY = "dagster/column_lineage"
 DATA_VERSION_TAG = "dagster/data_version"

@@ -29,12 +29,6 @@ from dagster import (
     schedule,
 )
 
-from assets.data_versions import AssetEventSpec, build_partition_event, find_last_write, read_partition_content
-from assets.failures import RETRY_POLICY, platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_plot_metadata, build_rows_preview
-from assets.run_requests import request_scheduled_run, skip_unless_writable
-from assets.specs import ColumnSources, asset_key_from_table, compute_code_version, pool_from_table, table_asset
-from assets.table_checks import build_table_checks
 from cdc_platform.checks import EXPIRY_FAMILY
 from cdc_platform.clock import DAY_MS, Clock, format_ms, us_from_datetime
 from cdc_platform.delta import VERSION_RETENTION, Lake, get_verified_lake, maintenance
@@ -51,8 +45,25 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.data_versions import (
+    AssetEventSpec,
+    build_partition_event,
+    find_last_write,
+    read_partition_content,
+)
+from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_plot_metadata, build_rows_preview
+from cdc_platform_assets.run_requests import request_scheduled_run, skip_unless_writable
+from cdc_platform_assets.specs import (
+    ColumnSources,
+    asset_key_from_table,
+    compute_code_version,
+    pool_from_table,
+    table_asset,
+)
+from cdc_platform_assets.table_checks import build_table_checks
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 _CODE_MODULES = ("cdc_platform.lifecycle.expiry", "cdc_platform.generations.expiry")
 PLAN_JOB = "plan_expiry"

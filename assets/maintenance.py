@@ -16,15 +16,15 @@ from dagster import (
     schedule,
 )
 
-from assets.failures import RETRY_POLICY, platform_errors_as_failures
-from assets.metadata import build_rows_preview
-from assets.run_requests import request_scheduled_run
 from cdc_platform.delta import Lake, list_stored_tables, maintenance
 from cdc_platform.errors import StateError
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.scylla import registry
 from cdc_platform.storage import parse_path
-from resources.home import HomeResource
+from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
+from cdc_platform_assets.metadata import build_rows_preview
+from cdc_platform_assets.run_requests import request_scheduled_run
+from cdc_platform_resources.home import HomeResource
 
 UPKEEP_JOB = "upkeep"
 MAINTENANCE_CRON = "30 4 * * *"

@@ -19,11 +19,11 @@ from dagster import (
     TableSchema,
 )
 
-from assets.data_versions import PartitionContent, build_content_metadata, find_last_write
-from assets.specs import ColumnSources, build_column_lineage
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import local_state_folder
 from cdc_platform.plots import ui_files
+from cdc_platform_assets.data_versions import PartitionContent, build_content_metadata, find_last_write
+from cdc_platform_assets.specs import ColumnSources, build_column_lineage
 
 MAX_PREVIEW_ROWS = 50
 """The most rows of a table in a materialization's metadata, because Dagster stores all of them forever."""

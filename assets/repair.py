@@ -22,12 +22,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import LOW_PRIORITY_TAGS, start_judging, tag_violations_on_run
-from assets.failures import platform_errors_as_failures
-from assets.metadata import build_rows_preview
-from assets.run_requests import NoWork, Work, read_versions, request_work, skip_unless_writable
-from assets.specs import asset_key_from_table, pool_from_table
-from assets.table_checks import build_table_checks
 from cdc_platform.checks import GENERATIONS_RETRIEVABLE, REPAIR_FAMILY, STREAMS_FIT_THE_RING, judge_findings
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
@@ -35,8 +29,14 @@ from cdc_platform.lifecycle import audit_ring_fit, find_misfits
 from cdc_platform.lifecycle import repair as repairing
 from cdc_platform.metastore import inbox, store_check_results
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import LOW_PRIORITY_TAGS, start_judging, tag_violations_on_run
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import build_rows_preview
+from cdc_platform_assets.run_requests import NoWork, Work, read_versions, request_work, skip_unless_writable
+from cdc_platform_assets.specs import asset_key_from_table, pool_from_table
+from cdc_platform_assets.table_checks import build_table_checks
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 REPAIR_JOB = "check_and_repair_streams"
 

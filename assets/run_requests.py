@@ -12,7 +12,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, R
 
 from cdc_platform.delta import Lake, get_home_mode
 from cdc_platform.tables import Table
-from resources.home import HomeResource
+from cdc_platform_resources.home import HomeResource
 
 MAX_ATTEMPTS = 3
 """The most runs that a sensor requests for one state of the tables before it leaves the failure to an operator."""

@@ -34,8 +34,8 @@ from dagster import (
     with_source_code_references,
 )
 
-from assets.failures import RETRY_POLICY
 from cdc_platform.tables import Table
+from cdc_platform_assets.failures import RETRY_POLICY
 
 JOIN_CODE_MODULES = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
 """The modules that compute a generation and its rows."""

@@ -17,12 +17,6 @@ from dagster import (
     sensor,
 )
 
-from assets.data_versions import read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.run_requests import NoWork, Work, request_work, skip_unless_writable
-from assets.specs import ColumnSources, table_asset
-from assets.table_checks import build_table_checks
 from cdc_platform.checks import SWITCH_FAMILY, audit_switches
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.delta import Lake
@@ -31,8 +25,14 @@ from cdc_platform.lifecycle import JoinContext, run_introduce_step, switch
 from cdc_platform.metastore import switches
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.data_versions import read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.run_requests import NoWork, Work, request_work, skip_unless_writable
+from cdc_platform_assets.specs import ColumnSources, table_asset
+from cdc_platform_assets.table_checks import build_table_checks
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 SWITCH_JOB = "drive_switches"
 DRIVEN_BY = "the job drive_switches"

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dagster import AssetCheckExecutionContext, AssetCheckResult, AssetChecksDefinition, multi_asset_check
 
-from assets.checks import LOW_PRIORITY_TAGS, check_specs, evaluate_checks
-from assets.specs import pool_from_table
 from cdc_platform.checks import Finding, Invariant, InvariantFamily
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.settings import Settings
 from cdc_platform.tables import Table
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import LOW_PRIORITY_TAGS, check_specs, evaluate_checks
+from cdc_platform_assets.specs import pool_from_table
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 
 def build_table_checks(

@@ -24,10 +24,6 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import FamilyFindings, check_specs, evaluate_checks
-from assets.metadata import Stopwatch, build_rows_preview
-from assets.run_requests import request_scheduled_run
-from assets.specs import pool_from_table, table_asset
 from cdc_platform.checks import (
     DERIVED_TABLE_FAMILY,
     STORAGE_FAMILY,
@@ -38,8 +34,12 @@ from cdc_platform.checks import (
 from cdc_platform.delta import Lake, list_stored_tables, verify_tables
 from cdc_platform.errors import PlatformError
 from cdc_platform.tables import Table
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.metadata import Stopwatch, build_rows_preview
+from cdc_platform_assets.run_requests import request_scheduled_run
+from cdc_platform_assets.specs import pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 AUDIT_JOB = "audit_tables"
 AUDIT_CRON = "30 3 * * *"

@@ -25,20 +25,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.data_versions import AssetEventSpec, build_partition_event, find_last_write, read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.partitions import GENERATIONS_NAME, read_generation_keys
-from assets.run_requests import NoWork, Work, request_scheduled_run, request_work, skip_unless_writable
-from assets.specs import (
-    JOIN_CODE_MODULES,
-    ColumnSources,
-    asset_key_from_table,
-    build_column_lineage,
-    compute_code_version,
-    table_asset,
-)
-from assets.table_checks import build_table_checks
 from cdc_platform.checks import V1_FAMILY
 from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms
 from cdc_platform.delta import Lake
@@ -57,8 +43,27 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import GenerationRows, get_generation_names
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.data_versions import (
+    AssetEventSpec,
+    build_partition_event,
+    find_last_write,
+    read_partition_content,
+)
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import GENERATIONS_NAME, read_generation_keys
+from cdc_platform_assets.run_requests import NoWork, Work, request_scheduled_run, request_work, skip_unless_writable
+from cdc_platform_assets.specs import (
+    JOIN_CODE_MODULES,
+    ColumnSources,
+    asset_key_from_table,
+    build_column_lineage,
+    compute_code_version,
+    table_asset,
+)
+from cdc_platform_assets.table_checks import build_table_checks
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 REWRITE_JOB = "rewrite"
 REWRITE_CRON = "0 * * * *"

@@ -17,7 +17,6 @@ from typing import Any
 from dagster import DagsterEventType, DagsterInstance, RunsFilter
 from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator
 
-from assets.join.inbox import JOIN_JOB
 from bench.cluster import Size, lake_before_join, lake_before_next_join
 from bench.empty_job import JOB, PARTITION
 from bench.idle import SETTLES_SECONDS, up
@@ -29,6 +28,7 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home_location import open_home_location
 from cdc_platform.server import CODE_LOCATION
 from cdc_platform.tables import GENERATION_TIMESTAMPS
+from cdc_platform_assets.join.inbox import JOIN_JOB
 
 _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2

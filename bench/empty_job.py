@@ -27,8 +27,8 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.join.steps import JOIN_ASSETS
 from cdc_platform import definitions
+from cdc_platform_assets.join.steps import JOIN_ASSETS
 
 JOB = "empty"
 PARTITION = "nothing"

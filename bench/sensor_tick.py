@@ -29,9 +29,9 @@ _TICK = """
 import json, os, sys, time
 import cdc_platform.definitions  # the whole code location, as the code server has it before the first tick
 from dagster import DagsterInstance, build_sensor_context
-from assets.join.inbox import waiting_joins
+from cdc_platform_assets.join.inbox import waiting_joins
 from bench.measure import children
-from resources.home import HomeResource
+from cdc_platform_resources.home import HomeResource
 took = []
 with DagsterInstance.local_temp(sys.argv[2]) as instance:
     instance.get_runs(limit=1)  # makes the databases, which the daemon has long since

@@ -7,16 +7,16 @@ from cdc_platform.runtime import gc_paused_for_imports
 with gc_paused_for_imports():  # garbage collection would take a third of the import time in every process
     from dagster import Definitions, in_process_executor
 
-    from assets import expiry, maintenance, repair, switch, tables, v1_rewrite
-    from assets.catalog_sync import definitions as reconcile
-    from assets.cluster import definitions as cluster
-    from assets.join import definitions as join
-    from assets.log import definitions as log
-    from assets.tablets import definitions as tablets
     from cdc_platform.instance_lock import bind_to_up
-    from resources.clock import ClockResource
-    from resources.home import HomeResource
-    from resources.spark import SparkResource
+    from cdc_platform_assets import expiry, maintenance, repair, switch, tables, v1_rewrite
+    from cdc_platform_assets.catalog_sync import definitions as reconcile
+    from cdc_platform_assets.cluster import definitions as cluster
+    from cdc_platform_assets.join import definitions as join
+    from cdc_platform_assets.log import definitions as log
+    from cdc_platform_assets.tablets import definitions as tablets
+    from cdc_platform_resources.clock import ClockResource
+    from cdc_platform_resources.home import HomeResource
+    from cdc_platform_resources.spark import SparkResource
 
 bind_to_up()
 

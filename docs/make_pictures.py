@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from assets.join.plots import count_streams_by_shard
 from cdc_platform.clock import parse_time_ms
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import open_home_location
@@ -23,6 +22,7 @@ from cdc_platform.metastore import read_current_ring
 from cdc_platform.plots import GenerationBar, plot_ring, plot_streams, plot_timeline
 from cdc_platform.ring import Ring
 from cdc_platform.timeline import Timeline
+from cdc_platform_assets.join.plots import count_streams_by_shard
 
 IMAGES = Path(__file__).parent / "images"
 NOW = "2026-01-31T12:00:00Z"

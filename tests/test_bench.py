@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assets.join.inbox import JOIN_JOB
 from bench import empty_job, plain_loop
 from bench.__main__ import ROWS
 from bench.cluster import IGNORE_MSB, Size, lake_before_join, ring_of
@@ -21,6 +20,7 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.generations import RingLayout, generate_description
 from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import generations, inbox, read_current_ring
+from cdc_platform_assets.join.inbox import JOIN_JOB
 
 
 @pytest.mark.parametrize("size", [Size(1, 1, 4), Size(3, 16, 8), Size(5, 7, 64)], ids=str)

@@ -160,6 +160,17 @@ def test_all_data_is_packaged() -> None:
     assert "py.typed" in beside
 
 
+def test_every_package_is_installed_by_its_import_name() -> None:
+    """A package that the list lacks would be missing in the wheel; common names such as `assets` stay out of it."""
+    setuptools = PROJECT["tool"]["setuptools"]
+    names = {folder: name for name, folder in setuptools["package-dir"].items()}
+    folders = [path.parent.relative_to(ROOT) for path in files("cdc_platform", "assets", "resources", suffix=".py")]
+    packages = {".".join((names.get(each.parts[0], each.parts[0]), *each.parts[1:])) for each in folders}
+    assert sorted(setuptools["packages"]) == sorted(packages)
+    common = re.compile(r"^\s*(from|import) (assets|resources)\b", flags=re.MULTILINE)
+    assert [str(p) for p in files(*FOLDERS, suffix=".py") if common.search(p.read_text(encoding="utf-8"))] == []
+
+
 def test_make_alone_lists_every_target() -> None:
     """Whoever types `make` sees what there is."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

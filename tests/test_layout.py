@@ -13,13 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cdc_platform", "assets", "resources")
+IMPORT_NAMES = {"assets": "cdc_platform_assets", "resources": "cdc_platform_resources"}
+"""The folders that are imported by another name."""
 MOST_LINES = 800
 """A module above this length is worth a second look at its topics."""
 
 
 def module_name(path: Path) -> str:
     """Return the dotted name of a module of the project."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    parts = (IMPORT_NAMES.get(folder, folder), *rest)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -391,10 +391,10 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hour that was left out is copied by the job, and its consumer stands behind the one that was there."""
     from dagster import DagsterInstance
 
-    from assets.catalog_sync.sync import add_hour_partitions
     from cdc_platform.clock import Clock, parse_time_us
     from cdc_platform.definitions import defs
     from cdc_platform.home_location import HOME_VARIABLE
+    from cdc_platform_assets.catalog_sync.sync import add_hour_partitions
 
     def position() -> str:
         return next(

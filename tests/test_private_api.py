@@ -20,8 +20,8 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from assets import data_versions
 from cdc_platform.cli import demo
+from cdc_platform_assets import data_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_IMPORTS, MOST_MODULES = 5, 2

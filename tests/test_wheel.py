@@ -26,13 +26,13 @@ def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
 def test_it_is_the_wheel_that_runs(program: Path, tmp_path: Path) -> None:
     """All three packages come from the environment; the home of Dagster is made; the code location loads."""
     code = (
-        "import json, sys, cdc_platform, assets, resources\n"
+        "import json, sys, cdc_platform, cdc_platform_assets, cdc_platform_resources\n"
         "from cdc_platform.dagster_home import PACKAGES_FOLDER, prepare_dagster_home\n"
         "from cdc_platform.home_location import open_home_location\n"
         "from cdc_platform.definitions import defs\n"
         "folder = prepare_dagster_home(open_home_location('home'))\n"
         "jobs = len(defs.get_repository_def().get_all_jobs())\n"
-        "files = [each.__file__ for each in (cdc_platform, assets, resources)]\n"
+        "files = [each.__file__ for each in (cdc_platform, cdc_platform_assets, cdc_platform_resources)]\n"
         "print(json.dumps([files, str(PACKAGES_FOLDER), (folder / 'dagster.yaml').is_file(), jobs]))"
     )
     done = run(program.with_name("python"), tmp_path, "-c", code)

@@ -20,13 +20,13 @@ from dagster import (
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.event_api import PartitionKeyFilter
 
-from assets.specs import asset_key_from_table
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
 from cdc_platform.lifecycle import JoinContext, JoinStep, StepVerdict, select_steps, verdicts
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import GenerationNames
+from cdc_platform_assets.specs import asset_key_from_table
 
 JUDGED_CONTENT_METADATA_KEY = "judged_content"
 """The metadata key of a result that names the judged content, so that no result is reported twice."""

@@ -2,12 +2,12 @@
 
 from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, SkipReason, sensor
 
-from assets.catalog_sync.sync import add_hour_partitions, sync_catalog
-from assets.catalog_sync.table_contents import describe_table_versions
-from assets.specs import build_table_spec
 from cdc_platform.tables import CDC_TABLES, GENERATIONS
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.catalog_sync.sync import add_hour_partitions, sync_catalog
+from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions
+from cdc_platform_assets.specs import build_table_spec
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 
 @sensor(

@@ -13,10 +13,16 @@ from typing import Any, Protocol
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance
 
-from assets.catalog_sync import table_contents
-from assets.catalog_sync.check_results import find_missing_results
-from assets.catalog_sync.table_contents import StoredPartition
-from assets.data_versions import (
+from cdc_platform.cdclog import hourly
+from cdc_platform.clock import Clock
+from cdc_platform.delta import Lake, get_verified_lake, provenance
+from cdc_platform.errors import NotAsCommitted
+from cdc_platform.tables import BOOTSTRAP_EVENTS
+from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
+from cdc_platform_assets.catalog_sync import table_contents
+from cdc_platform_assets.catalog_sync.check_results import find_missing_results
+from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
+from cdc_platform_assets.data_versions import (
     DATA_VERSION_TAG,
     LINEAGE_METADATA_KEY,
     AssetEventSpec,
@@ -25,7 +31,7 @@ from assets.data_versions import (
     data_version_from_digest,
     find_last_write,
 )
-from assets.partitions import (
+from cdc_platform_assets.partitions import (
     CDC_LOG_PARTITIONS,
     GENERATION_PARTITIONS,
     HOUR_PARTITIONS,
@@ -33,13 +39,7 @@ from assets.partitions import (
     partition_from_hour_us,
     read_generation_keys,
 )
-from assets.specs import asset_key_from_table
-from cdc_platform.cdclog import hourly
-from cdc_platform.clock import Clock
-from cdc_platform.delta import Lake, get_verified_lake, provenance
-from cdc_platform.errors import NotAsCommitted
-from cdc_platform.tables import BOOTSTRAP_EVENTS
-from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
+from cdc_platform_assets.specs import asset_key_from_table
 
 MAX_EVENTS = 200
 """The most events that one tick reports. Each costs Dagster's storage about ten milliseconds."""

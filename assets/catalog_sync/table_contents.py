@@ -9,9 +9,6 @@ from typing import Any
 
 from dagster import AssetKey
 
-from assets.data_versions import PartitionContent
-from assets.partitions import partition_from_hour_us
-from assets.specs import asset_key_from_table
 from cdc_platform.cdclog import log_table, read_logged_tables
 from cdc_platform.clock import us_from_datetime
 from cdc_platform.delta import Lake, provenance, row_hash
@@ -36,6 +33,9 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import GenerationDigests, GenerationNames, GenerationRows
+from cdc_platform_assets.data_versions import PartitionContent
+from cdc_platform_assets.partitions import partition_from_hour_us
+from cdc_platform_assets.specs import asset_key_from_table
 
 CDC_LOG_KEY = AssetKey(["platform", "cdc_log"])
 MAX_LOG_BYTES = 64 << 20

@@ -2,8 +2,13 @@
 
 from dagster import Definitions
 
-from assets.cluster.ingest import audit_ingested_log, ingest_log, ingested_log, live_logs
-from assets.cluster.observations import audit_observed_cluster, changed_clusters, observe_cluster_job, observed_cluster
+from cdc_platform_assets.cluster.ingest import audit_ingested_log, ingest_log, ingested_log, live_logs
+from cdc_platform_assets.cluster.observations import (
+    audit_observed_cluster,
+    changed_clusters,
+    observe_cluster_job,
+    observed_cluster,
+)
 
 DEFINED = Definitions(
     assets=[observed_cluster, ingested_log],

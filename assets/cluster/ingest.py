@@ -23,12 +23,6 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import FamilyFindings, check_specs, evaluate_checks
-from assets.data_versions import read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions
-from assets.specs import table_asset
 from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_table_schema
 from cdc_platform.checks import INGEST_FAMILY, merge_findings
 from cdc_platform.clock import SECOND_US, format_us
@@ -41,9 +35,15 @@ from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.scylla import registry
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
-from resources.spark import SparkResource
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.run_requests import MAX_RETRIES_TAG, find_active_partitions
+from cdc_platform_assets.specs import table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
+from cdc_platform_resources.spark import SparkResource
 
 INGESTED_LOGS_NAME = "ingested_log"
 INGESTED_LOG_PARTITIONS = DynamicPartitionsDefinition(name=INGESTED_LOGS_NAME)

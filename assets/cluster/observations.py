@@ -25,12 +25,6 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import FamilyFindings, check_specs, evaluate_checks
-from assets.data_versions import read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.run_requests import request_run
-from assets.specs import table_asset
 from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation, merge_findings
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
@@ -51,8 +45,14 @@ from cdc_platform.scylla import (
 )
 from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.run_requests import request_run
+from cdc_platform_assets.specs import table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 CLUSTERS_NAME = "cluster"
 CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)

@@ -2,8 +2,8 @@
 
 from dagster import Definitions
 
-from assets.join.inbox import bootstrap, bootstrap_events, waiting_joins
-from assets.join.steps import JOIN_ASSETS, JOIN_CHECKS, join
+from cdc_platform_assets.join.inbox import bootstrap, bootstrap_events, waiting_joins
+from cdc_platform_assets.join.steps import JOIN_ASSETS, JOIN_CHECKS, join
 
 DEFINED = Definitions(
     assets=[bootstrap_events, *JOIN_ASSETS], asset_checks=JOIN_CHECKS, jobs=[join, bootstrap], sensors=[waiting_joins]

@@ -22,13 +22,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.data_versions import AssetEventSpec, build_partition_event, find_last_write, log_partition_events
-from assets.failures import RETRY_POLICY, platform_errors_as_failures
-from assets.join.partition_keys import get_joined_generation_id, read_step_content
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME, get_requested_partitions, read_generation_keys
-from assets.run_requests import read_versions, request_run, skip_unless_writable
-from assets.specs import asset_key_from_table, compute_code_version, pool_from_table, table_asset
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, is_shared_lock_held
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import CDC_GENERATIONS_V2
@@ -38,8 +31,25 @@ from cdc_platform.metastore import JoinRequest, PendingEvent, inbox
 from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.tables import GENERATIONS as LEDGER
 from cdc_platform.timeline import GenerationKeys
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.data_versions import (
+    AssetEventSpec,
+    build_partition_event,
+    find_last_write,
+    log_partition_events,
+)
+from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
+from cdc_platform_assets.join.partition_keys import get_joined_generation_id, read_step_content
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import (
+    GENERATION_PARTITIONS,
+    GENERATIONS_NAME,
+    get_requested_partitions,
+    read_generation_keys,
+)
+from cdc_platform_assets.run_requests import read_versions, request_run, skip_unless_writable
+from cdc_platform_assets.specs import asset_key_from_table, compute_code_version, pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 INBOX_CODE_MODULES = ("cdc_platform.metastore.inbox",)
 JOIN_JOB = "join"

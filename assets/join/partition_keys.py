@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from assets.data_versions import PartitionContent
 from cdc_platform.clock import format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.metastore import generations
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationKeys, get_generation_names, read_generation_digest
+from cdc_platform_assets.data_versions import PartitionContent
 
 
 def get_joined_generation_id(lake: Lake, partition: str) -> str:

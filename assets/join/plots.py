@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from dagster import MarkdownMetadataValue
 
-from assets.metadata import build_plot_metadata
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.plots import GenerationBar, plot_ring, plot_streams, plot_timeline
 from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
 from cdc_platform.timeline import Generation
+from cdc_platform_assets.metadata import build_plot_metadata
 
 # Beyond this many streams, ranges are sampled evenly: the plot would look the same but take longer.
 _MAX_SAMPLED_STREAMS = 1 << 21

@@ -5,10 +5,6 @@ from dataclasses import dataclass, field
 from logging import Logger
 from typing import Any
 
-from assets import reports
-from assets.join.plots import build_ring_plot, build_streams_plot, build_timeline_plot
-from assets.metadata import build_rows_preview
-from assets.specs import ColumnSources
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.lifecycle import DescribedGeneration, InsertResult, JoinContext
 from cdc_platform.metastore import generations, inbox
@@ -27,6 +23,10 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import Timeline
+from cdc_platform_assets import reports
+from cdc_platform_assets.join.plots import build_ring_plot, build_streams_plot, build_timeline_plot
+from cdc_platform_assets.metadata import build_rows_preview
+from cdc_platform_assets.specs import ColumnSources
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,6 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.checks import (
-    build_check_results,
-    build_judgement_results,
-    check_specs,
-    describe_run,
-    report_partition_results,
-    start_judging,
-)
-from assets.data_versions import find_last_write, log_partition_events
-from assets.failures import platform_errors_as_failures
-from assets.join.inbox import JOIN_JOB
-from assets.join.partition_keys import filter_finished_joins, get_joined_generation_id, read_step_content
-from assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
-from assets.metadata import Stopwatch, build_materialize_result
-from assets.partitions import GENERATION_PARTITIONS, get_requested_partitions, get_run_partitions
-from assets.specs import JOIN_CODE_MODULES, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform.checks import GENERATION_FAMILY
 from cdc_platform.lifecycle import (
     V2_STEPS,
@@ -48,9 +32,25 @@ from cdc_platform.lifecycle import (
     select_steps,
 )
 from cdc_platform.tables import BOOTSTRAP_EVENTS
-from resources.clock import ClockResource
-from resources.home import HomeResource
-from resources.spark import SparkResource
+from cdc_platform_assets.checks import (
+    build_check_results,
+    build_judgement_results,
+    check_specs,
+    describe_run,
+    report_partition_results,
+    start_judging,
+)
+from cdc_platform_assets.data_versions import find_last_write, log_partition_events
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.join.inbox import JOIN_JOB
+from cdc_platform_assets.join.partition_keys import filter_finished_joins, get_joined_generation_id, read_step_content
+from cdc_platform_assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
+from cdc_platform_assets.partitions import GENERATION_PARTITIONS, get_requested_partitions, get_run_partitions
+from cdc_platform_assets.specs import JOIN_CODE_MODULES, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
+from cdc_platform_resources.spark import SparkResource
 
 
 def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:

@@ -2,8 +2,8 @@
 
 from dagster import Definitions
 
-from assets.log.hourly import audit_consumed_hours, consume_hours, consumed_hours, hourly_logs
-from assets.log.logs import audit_cdc_log, cdc_log, changed_logs, check_logs
+from cdc_platform_assets.log.hourly import audit_consumed_hours, consume_hours, consumed_hours, hourly_logs
+from cdc_platform_assets.log.logs import audit_cdc_log, cdc_log, changed_logs, check_logs
 
 DEFINED = Definitions(
     assets=[cdc_log, consumed_hours],

@@ -33,28 +33,28 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_specs, evaluate_checks
-from assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.log.logs import CDC_LOG
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.partitions import (
-    HOUR_PARTITIONS,
-    HOURS_NAME,
-    get_requested_partitions,
-    hour_us_from_partition,
-    partition_from_hour_us,
-)
-from assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_unless_writable
-from assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform.cdclog import audit_hours, hourly
 from cdc_platform.checks import HOUR_FAMILY as HOURS_FAMILY
 from cdc_platform.clock import Clock, datetime_from_us, format_us
 from cdc_platform.delta import Lake
 from cdc_platform.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.log.logs import CDC_LOG
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import (
+    HOUR_PARTITIONS,
+    HOURS_NAME,
+    get_requested_partitions,
+    hour_us_from_partition,
+    partition_from_hour_us,
+)
+from cdc_platform_assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_unless_writable
+from cdc_platform_assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 HOURS_JOB = "consume_hours"
 MAX_HOUR_REQUESTS = 24

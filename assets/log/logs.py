@@ -22,12 +22,6 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import FamilyFindings, check_specs, evaluate_checks
-from assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
-from assets.specs import pool_from_table, table_asset
 from cdc_platform.cdclog import (
     audit_log,
     audit_logs,
@@ -44,9 +38,15 @@ from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
-from resources.spark import SparkResource
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
+from cdc_platform_assets.specs import pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
+from cdc_platform_resources.spark import SparkResource
 
 LOGS_JOB = "cdc_logs"
 CDC_LOG = Table(

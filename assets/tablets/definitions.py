@@ -2,8 +2,13 @@
 
 from dagster import Definitions
 
-from assets.tablets.maintenance import collect_tablets, collectable_stream_sets, unfinished_tablets
-from assets.tablets.stream_sets import TABLET_ASSETS, audit_cdc_streams, audit_cdc_timestamps, change_tablets
+from cdc_platform_assets.tablets.maintenance import collect_tablets, collectable_stream_sets, unfinished_tablets
+from cdc_platform_assets.tablets.stream_sets import (
+    TABLET_ASSETS,
+    audit_cdc_streams,
+    audit_cdc_timestamps,
+    change_tablets,
+)
 
 DEFINED = Definitions(
     assets=TABLET_ASSETS,

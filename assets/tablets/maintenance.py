@@ -19,18 +19,18 @@ from dagster import (
     sensor,
 )
 
-from assets.failures import RETRY_POLICY, platform_errors_as_failures
-from assets.partitions import TABLET_TABLE_PARTITIONS, TABLET_TABLES_NAME, table_from_partition
-from assets.run_requests import read_versions, request_run, skip_unless_writable
-from assets.specs import pool_from_table
-from assets.tablets.stream_sets import TABLETS_JOB
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.lifecycle import tablets
 from cdc_platform.metastore import tablets as metastore_tablets
 from cdc_platform.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
+from cdc_platform_assets.partitions import TABLET_TABLE_PARTITIONS, TABLET_TABLES_NAME, table_from_partition
+from cdc_platform_assets.run_requests import read_versions, request_run, skip_unless_writable
+from cdc_platform_assets.specs import pool_from_table
+from cdc_platform_assets.tablets.stream_sets import TABLETS_JOB
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 GC_JOB = "tablet_gc"
 MAX_GC_REQUESTS = 50

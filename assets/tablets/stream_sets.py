@@ -17,12 +17,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import FamilyFindings, check_specs, evaluate_checks
-from assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from assets.failures import platform_errors_as_failures
-from assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from assets.partitions import TABLET_TABLE_PARTITIONS, get_requested_partitions, table_from_partition
-from assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform.checks import TABLET_FAMILY, TABLET_TIMESTAMP_COMPLETE, audit_tablet_table, audit_tablets
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
@@ -34,8 +28,14 @@ from cdc_platform.metastore import tablets as metastore_tablets
 from cdc_platform.settings import Settings
 from cdc_platform.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import TABLET_TABLE_PARTITIONS, get_requested_partitions, table_from_partition
+from cdc_platform_assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 TABLETS_JOB = "tablets"
 _STREAM_INVARIANTS = tuple(name for name in TABLET_FAMILY.invariants if name != TABLET_TIMESTAMP_COMPLETE)

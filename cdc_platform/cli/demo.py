@@ -166,8 +166,8 @@ def _start_spark() -> None:
 
 def _sync_catalog(home: HomeLocation, lake: Lake) -> None:
     """Report writes from outside Dagster's runs as Dagster events, as its sensor does under `up`."""
-    from assets.catalog_sync.sync import sync_catalog
     from cdc_platform.definitions import defs
+    from cdc_platform_assets.catalog_sync.sync import sync_catalog
 
     with _open_dagster(home) as instance:
         sync_catalog(lake, instance, defs.get_repository_def().asset_graph, most=None)
@@ -181,8 +181,8 @@ def _materialize_join(
     Raises:
         StateError: a step failed or an invariant does not hold.
     """
-    from assets.join.inbox import JOIN_JOB, build_join_tags
-    from assets.partitions import GENERATIONS_NAME, read_generation_keys
+    from cdc_platform_assets.join.inbox import JOIN_JOB, build_join_tags
+    from cdc_platform_assets.partitions import GENERATIONS_NAME, read_generation_keys
 
     start = time.perf_counter()
     names = read_generation_keys(lake, instance)

@@ -19,15 +19,15 @@ from dagster import (
 )
 from support.worlds.rehearsal import Rehearsal, node_config
 
-from assets.join.inbox import JOIN_JOB, MAX_NEW_PARTITIONS, waiting_joins
-from assets.partitions import GENERATIONS_NAME
-from assets.run_requests import MAX_ATTEMPTS
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, shared_lock
 from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.metastore import JoinRequest, PendingEvent, inbox
-from resources.home import HomeResource
+from cdc_platform_assets.join.inbox import JOIN_JOB, MAX_NEW_PARTITIONS, waiting_joins
+from cdc_platform_assets.partitions import GENERATIONS_NAME
+from cdc_platform_assets.run_requests import MAX_ATTEMPTS
+from cdc_platform_resources.home import HomeResource
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,8 +199,8 @@ import json, sys, uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 import pyarrow as pa
-from assets.join.inbox import request_join
-from assets.partitions import GENERATIONS_NAME
+from cdc_platform_assets.join.inbox import request_join
+from cdc_platform_assets.partitions import GENERATIONS_NAME
 from cdc_platform.delta.lake import Lake
 from cdc_platform.tables.nodes import BOOTSTRAP_EVENTS
 from dagster import DagsterInstance

@@ -20,11 +20,6 @@ from support.homes.expiring import GRACE_MS, TIMES_MS, add_table, import_generat
 from support.nodes import join_request
 from support.worlds.rehearsal import Rehearsal
 
-from assets.catalog_sync.definitions import catalogue
-from assets.catalog_sync.sync import SyncSummary, sync_catalog
-from assets.catalog_sync.table_contents import GENERATION_TABLES
-from assets.partitions import GENERATIONS_NAME
-from assets.specs import asset_key_from_table
 from cdc_platform.clock import MINUTE_US, Clock, Milliseconds, parse_time_us
 from cdc_platform.definitions import defs
 from cdc_platform.delta import CommitAuthor, TaskRunner, commit_as
@@ -40,8 +35,13 @@ from cdc_platform.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.catalog_sync.definitions import catalogue
+from cdc_platform_assets.catalog_sync.sync import SyncSummary, sync_catalog
+from cdc_platform_assets.catalog_sync.table_contents import GENERATION_TABLES
+from cdc_platform_assets.partitions import GENERATIONS_NAME
+from cdc_platform_assets.specs import asset_key_from_table
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 GRAPH = defs.get_repository_def().asset_graph
 NOON = "2026-01-31T12:00:00Z"

@@ -9,11 +9,11 @@ from dagster import ExecuteInProcessResult
 from support.homes.log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.log.logs import LOGS_JOB, request_log_checks
-from assets.partitions import LOGS_NAME
 from cdc_platform.checks import LOG_BATCH_COMPLETE, LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY, STATE_MATCHES_LOG
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs
+from cdc_platform_assets.log.logs import LOGS_JOB, request_log_checks
+from cdc_platform_assets.partitions import LOGS_NAME
 
 
 @pytest.fixture(autouse=True)

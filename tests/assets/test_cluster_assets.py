@@ -13,8 +13,6 @@ from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.cluster.ingest import INGEST_JOB, INGESTED_LOGS_NAME, request_scheduled_ingests
-from assets.cluster.observations import CLUSTERS_NAME, OBSERVE_JOB, build_hook_callback, request_observations
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
@@ -22,6 +20,13 @@ from cdc_platform.delta import Lake
 from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.reporting import read_home_status
 from cdc_platform.scylla import ScyllaCluster, SessionPool, registry
+from cdc_platform_assets.cluster.ingest import INGEST_JOB, INGESTED_LOGS_NAME, request_scheduled_ingests
+from cdc_platform_assets.cluster.observations import (
+    CLUSTERS_NAME,
+    OBSERVE_JOB,
+    build_hook_callback,
+    request_observations,
+)
 
 pytestmark = pytest.mark.cassandra
 

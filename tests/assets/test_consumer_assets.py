@@ -31,8 +31,6 @@ from support.drawing import examples
 from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
 from support.worlds.rehearsal import QUIET
 
-from assets.log.hourly import HOURS_JOB, MAX_HOUR_REQUESTS, hourly_logs, request_scheduled_hours
-from assets.partitions import HOURS_NAME
 from cdc_platform import failpoints
 from cdc_platform.cdclog import audit_hours, log_table
 from cdc_platform.cdclog.batch_encoder import encode_log_batch
@@ -52,6 +50,8 @@ from cdc_platform.lifecycle import expiry, tablets
 from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.settings import Settings
 from cdc_platform.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform_assets.log.hourly import HOURS_JOB, MAX_HOUR_REQUESTS, hourly_logs, request_scheduled_hours
+from cdc_platform_assets.partitions import HOURS_NAME
 
 HOUR = 3_600_000_000
 NOON, ONE, TWO, THREE = (parse_time_us(f"2026-01-31T{hour}:00:00Z") for hour in (12, 13, 14, 15))

@@ -37,15 +37,6 @@ from support.homes.expiring import (
 from support.nodes import node_fields
 from support.worlds.rehearsal import QUIET
 
-from assets.expiry import (
-    EXPIRE_JOB,
-    PLAN_JOB,
-    describe_due_removal,
-    hourly_expiry,
-    hourly_expiry_plan,
-    request_scheduled_plan,
-    request_scheduled_removal,
-)
 from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us, system_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
@@ -55,6 +46,15 @@ from cdc_platform.lifecycle import expiry
 from cdc_platform.settings import Settings
 from cdc_platform.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.timeline import Timeline
+from cdc_platform_assets.expiry import (
+    EXPIRE_JOB,
+    PLAN_JOB,
+    describe_due_removal,
+    hourly_expiry,
+    hourly_expiry_plan,
+    request_scheduled_plan,
+    request_scheduled_removal,
+)
 
 EXPIRED_MS = Milliseconds(TIMES_MS[1] + SKEW_MS + Milliseconds(1000))
 """When the first generation has expired; nothing else has."""

@@ -13,13 +13,13 @@ from deltalake import DeltaTable
 from support.homes.every_table import LOGS, every_table
 from support.worlds.rehearsal import QUIET
 
-from assets.checks import VIOLATED_TAG
-from assets.tables import AUDIT_JOB, request_scheduled_audit
 from cdc_platform.checks import DERIVED_TABLE_FAMILY, STORAGE_FAMILY
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake, list_stored_tables
 from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.tables import GENERATION_TIMESTAMPS, NODES, TABLES
+from cdc_platform_assets.checks import VIOLATED_TAG
+from cdc_platform_assets.tables import AUDIT_JOB, request_scheduled_audit
 
 
 @pytest.fixture(scope="module")

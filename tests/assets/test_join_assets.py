@@ -20,8 +20,6 @@ from dagster import (
 )
 from support.worlds.rehearsal import Rehearsal, failures
 
-from assets.join.plots import count_streams_by_shard
-from assets.specs import asset_key_from_table
 from cdc_platform.definitions import defs
 from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake
 from cdc_platform.generations import RingLayout, generate_description
@@ -40,6 +38,8 @@ from cdc_platform.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
+from cdc_platform_assets.join.plots import count_streams_by_shard
+from cdc_platform_assets.specs import asset_key_from_table
 
 OF_A_GENERATION = (
     TOPOLOGY_DESCRIPTIONS,

@@ -20,7 +20,6 @@ from support.nodes import node_fields
 from support.worlds.invariant_seeds import Owners, Row, generation_rows, with_low_bits, with_token
 from support.worlds.rehearsal import Rehearsal
 
-from assets.partitions import GENERATIONS_NAME
 from cdc_platform.clock import Clock, datetime_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.delta import Lake
@@ -40,6 +39,7 @@ from cdc_platform.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
+from cdc_platform_assets.partitions import GENERATIONS_NAME
 
 Damage = Callable[[Lake, str], None]
 NOON = "2026-01-31T12:00:00Z"

@@ -9,14 +9,14 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from support.nodes import join_request
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.catalog_sync.sync import sync_catalog
-from assets.catalog_sync.table_contents import GENERATION_TABLES
-from assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME
-from assets.specs import asset_key_from_table
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.metastore import inbox
 from cdc_platform.tables import BOOTSTRAP_EVENTS, TOPOLOGY_DESCRIPTIONS
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
+from cdc_platform_assets.catalog_sync.table_contents import GENERATION_TABLES
+from cdc_platform_assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME
+from cdc_platform_assets.specs import asset_key_from_table
 
 GRAPH = defs.get_repository_def().asset_graph
 

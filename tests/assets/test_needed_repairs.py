@@ -19,17 +19,17 @@ from dagster import (
 )
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.checks import VIOLATED_TAG
-from assets.join.inbox import waiting_joins
-from assets.repair import REPAIR_JOB, audit_named_generations, needed_repairs, streams_fit_the_ring
 from cdc_platform.clock import Milliseconds
 from cdc_platform.definitions import defs
 from cdc_platform.generations import GenerationId
 from cdc_platform.metastore import cdc_local, inbox, write_nodes
 from cdc_platform.ring import Node
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.checks import VIOLATED_TAG
+from cdc_platform_assets.join.inbox import waiting_joins
+from cdc_platform_assets.repair import REPAIR_JOB, audit_named_generations, needed_repairs, streams_fit_the_ring
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 HOSTS = [
     Node(UUID(int=number), tokens, 2, 12, f"10.0.0.{number}", "dc1", "r1", ("CDC_GENERATIONS_V2",))

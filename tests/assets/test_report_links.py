@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from support.nodes import node_text
 
-from assets import reports
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.importing import parse_join_request
@@ -16,6 +15,7 @@ from cdc_platform.lifecycle import JoinContext, run_join
 from cdc_platform.metastore import inbox
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import GenerationKeys
+from cdc_platform_assets import reports
 
 LOG = logging.getLogger("a run")
 

@@ -12,8 +12,8 @@ from cdc_platform.clock import parse_time_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, prepare_dagster_home
 from cdc_platform.errors import InputError
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 NOON, LATER = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 
@@ -52,7 +52,8 @@ def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
 def test_the_spark_resource_starts_nothing_by_itself() -> None:
     """Making the resource neither starts a JVM nor a session."""
     code = (
-        "from resources.spark import SparkResource; SparkResource(); import sys; from pyspark import SparkContext; "
+        "from cdc_platform_resources.spark import SparkResource; SparkResource(); import sys; "
+        "from pyspark import SparkContext; "
         "from pyspark.sql import SparkSession; "
         "print(SparkContext._gateway is None, SparkSession.getActiveSession() is None)"
     )

@@ -23,9 +23,6 @@ from dagster._core.loader import LoadingContextForTest
 from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.run_requests import MAX_ATTEMPTS
-from assets.specs import asset_key_from_table
-from assets.v1_rewrite import REWRITE_JOB, hourly_rewrite, request_rewrite, request_scheduled_rewrite, v1_leftovers
 from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
@@ -35,8 +32,17 @@ from cdc_platform.lifecycle.rewrite import rewrite_streams_tables
 from cdc_platform.metastore.cdc_local import hosts_with_rewrite_marker
 from cdc_platform.settings import Settings
 from cdc_platform.tables import GENERATION_TIMESTAMPS
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.run_requests import MAX_ATTEMPTS
+from cdc_platform_assets.specs import asset_key_from_table
+from cdc_platform_assets.v1_rewrite import (
+    REWRITE_JOB,
+    hourly_rewrite,
+    request_rewrite,
+    request_scheduled_rewrite,
+    v1_leftovers,
+)
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 NOW_MS = Milliseconds(START_MS + 5 * HOUR_MS)
 NOW = Clock(us_from_ms(NOW_MS))

@@ -9,8 +9,6 @@ from dagster import AssetCheckEvaluation, DagsterRunStatus, ExecuteInProcessResu
 from support.worlds.rehearsal import QUIET, Rehearsal
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from assets.run_requests import MAX_ATTEMPTS
-from assets.switch import SWITCH_JOB, request_switch_run, unfinished_switches
 from cdc_platform.checks.invariants import SWITCH_INVARIANTS
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
@@ -19,8 +17,10 @@ from cdc_platform.generations import SwitchPhase
 from cdc_platform.lifecycle import switch
 from cdc_platform.metastore import switches
 from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
-from resources.clock import ClockResource
-from resources.home import HomeResource
+from cdc_platform_assets.run_requests import MAX_ATTEMPTS
+from cdc_platform_assets.switch import SWITCH_JOB, request_switch_run, unfinished_switches
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 
@@ -60,7 +60,7 @@ def said(found: SensorResult) -> str:
 
 def checked(rehearsal: Rehearsal) -> dict[str, AssetCheckEvaluation]:
     """What the checks say, by name."""
-    from assets.switch import audit_generation_switches
+    from cdc_platform_assets.switch import audit_generation_switches
 
     result = (
         defs.resolve_implicit_global_asset_job_def()

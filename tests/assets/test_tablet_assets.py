@@ -9,10 +9,6 @@ from dagster import DagsterEventType, DagsterRunStatus, ExecuteInProcessResult, 
 from support.oracles import oracle, tablet_oracle
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.partitions import TABLET_TABLES_NAME
-from assets.run_requests import MAX_ATTEMPTS
-from assets.tablets.maintenance import GC_JOB, request_collections, request_unfinished_changes
-from assets.tablets.stream_sets import TABLETS_JOB
 from cdc_platform.checks.invariants import TABLET_INVARIANTS
 from cdc_platform.clock import Clock, parse_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
@@ -23,6 +19,10 @@ from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.metastore import tablets as metastore_tablets
 from cdc_platform.settings import Settings
 from cdc_platform.tables import TABLET_STREAMS
+from cdc_platform_assets.partitions import TABLET_TABLES_NAME
+from cdc_platform_assets.run_requests import MAX_ATTEMPTS
+from cdc_platform_assets.tablets.maintenance import GC_JOB, request_collections, request_unfinished_changes
+from cdc_platform_assets.tablets.stream_sets import TABLETS_JOB
 
 NAME = ("ks", "t")
 NOON, ONE, LATER = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-03T12:00:00Z")

@@ -39,7 +39,7 @@ from cdc_platform.delta.row_hash import DigestRule
 from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.spark import frames
 from cdc_platform.tables import CONSUMERS, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, Table, column
-from resources.home import HomeResource
+from cdc_platform_resources.home import HomeResource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

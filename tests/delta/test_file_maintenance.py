@@ -21,7 +21,6 @@ from support.processes.nursery import Nursery
 from support.store.s3 import S3
 from support.worlds.rehearsal import QUIET
 
-from assets.maintenance import UPKEEP_JOB, open_lakes, request_scheduled_maintenance
 from cdc_platform import failpoints
 from cdc_platform.checks import audit_stored
 from cdc_platform.clock import Clock
@@ -34,6 +33,7 @@ from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.storage import StoragePath, leases, parse_path, write_check
 from cdc_platform.tables import TABLES
+from cdc_platform_assets.maintenance import UPKEEP_JOB, open_lakes, request_scheduled_maintenance
 
 HOUR = timedelta(hours=1)
 YOUNG, OLD = (VERSION_RETENTION + by for by in (-HOUR, HOUR))

@@ -37,7 +37,6 @@ from support.homes.expiring import (
 )
 from support.worlds.switch_lake import NOON_MS, switching
 
-from assets.catalog_sync.sync import sync_catalog
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake, TableVerification, verify_tables
@@ -60,6 +59,7 @@ from cdc_platform.tables import (
     TABLET_TIMESTAMPS,
     Table,
 )
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,12 +16,12 @@ from support.nodes import node_text
 from support.store.s3 import S3
 from support.worlds.rehearsal import Rehearsal
 
-from assets.join.inbox import waiting_joins
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import HOME_VARIABLE, STATE_VARIABLE, open_home_location
 from cdc_platform.metastore import inbox
 from cdc_platform.tables import GENERATION_TIMESTAMPS, GENERATIONS, NODES, TOPOLOGY_DESCRIPTIONS
-from resources.home import HomeResource
+from cdc_platform_assets.join.inbox import waiting_joins
+from cdc_platform_resources.home import HomeResource
 
 _MACHINE = """
 import sys

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
-from assets.partitions import GENERATIONS_NAME, read_generation_keys
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
+from cdc_platform_assets.partitions import GENERATIONS_NAME, read_generation_keys
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
