@@ -181,6 +181,7 @@ def _window_document(window: ReadWindow) -> dict[str, Any]:
         "until": format_us(window.until_us),
         **estimates,
         "requests": window.requests,
+        "retries": window.retries,
         "rows": window.rows,
         "late": window.late,
         "seconds": window.seconds,

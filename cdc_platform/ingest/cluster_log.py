@@ -28,7 +28,7 @@ from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import ConflictError, StateError
-from cdc_platform.ingest.marks import LATE, PARTS, PARTS_UNTIL
+from cdc_platform.ingest.marks import LATE, PARTS, PARTS_UNTIL, REQUESTS, RETRIES
 from cdc_platform.ingest.planner import Estimate, Plan
 from cdc_platform.ingest.policy import Lifetimes, find_gaps, gap_before_first_read, gap_of_late_set
 from cdc_platform.ingest.requests import empty_rows
@@ -45,7 +45,7 @@ TASKS_HERE = 8
 
 @dataclass(frozen=True)
 class ReadWindow:
-    """A window as it was read, with estimates and results. Times in µs; `requests` counts pages.
+    """A window as it was read, with estimates and results. Times in µs; `requests` counts pages, `retries` repetitions.
 
     `seconds` run from the commit of the previous window, so those of all windows add up to the time of the ingest.
 
@@ -66,6 +66,7 @@ class ReadWindow:
     seconds: float = 0.0
     scanned_with: int | None = None
     catch_up: bool = False
+    retries: int = 0
 
     @classmethod
     def of(
@@ -79,12 +80,22 @@ class ReadWindow:
         catch_up: bool = False,
     ) -> ReadWindow:
         """Describe a committed window and what it took."""
-        chosen, other, requests, scanned_with = None, None, 0, None
-        if result is not None:
-            chosen, other = result.chosen, result.other
-            requests, scanned_with = result.requests, result.scanned_with
         times = window.set_us, window.after_us, window.until_us
-        return cls(window.number, *times, chosen, other, requests, rows, late, seconds, scanned_with, catch_up)
+        if result is None:
+            return cls(window.number, *times, None, None, 0, rows, late, seconds, None, catch_up)
+        return cls(
+            window.number,
+            *times,
+            result.chosen,
+            result.other,
+            result.requests,
+            rows,
+            late,
+            seconds,
+            result.scanned_with,
+            catch_up,
+            result.retries,
+        )
 
 
 class LapTimer:
@@ -161,17 +172,17 @@ class ClusterLogSource:
             result = reader.read(source, window, self._read_until_us, commit_part, plan, first_read=first_read)
             # Rows may have expired while they were being read.
             marks = self._with_gaps(window, marks, new)
-            count = self.append(result.rows, marks, expected)
+            count = self.append(result.rows, self.count_requests(marks, result), expected)
             count = None if count is None else count + result.committed
         else:
             assert plan is not None
             if plan.chosen.windows > 1:
                 # What tasks read goes straight into the window's files.
                 plan = reader.plan(source, window, first_read=first_read)
-            marks = self._with_gaps(window, marks, new)
+            result = WindowResult(empty_rows(self.schema), plan.chosen, plan.other, len(plan.places))
+            marks = self.count_requests(self._with_gaps(window, marks, new), result)
             count = self._append_in_tasks(plan, marks, expected)
             self._with_gaps(window, marks, new)
-            result = WindowResult(empty_rows(self.schema), plan.chosen, plan.other, len(plan.places))
         if count is not None:
             self.windows.append(ReadWindow.of(window, result, count, self.lap_timer.lap()))
             self._report(new)
@@ -205,7 +216,7 @@ class ClusterLogSource:
         died = died_us()
         if died is not None:
             marks = {**marks, GAP_APPLICATION: max(died, self.lake.transaction(self.sink, GAP_APPLICATION) or 0)}
-        count = self.append(result.rows, marks, expected)
+        count = self.append(result.rows, self.count_requests(marks, result), expected)
         if count is not None:
             count += result.committed
             self.windows.append(ReadWindow.of(window, result, count, self.lap_timer.lap(), catch_up=True))
@@ -223,6 +234,13 @@ class ClusterLogSource:
             self._append_numbered(rows, {LATE: (self.lake.transaction(self.sink, LATE) or 0) + rows.num_rows})
 
         return self._reader.read(source, window, until_us, commit_part, drop_known=True)
+
+    def count_requests(self, marks: Mapping[str, int], result: WindowResult | None) -> Mapping[str, int]:
+        """Return the marks of a commit with the log's totals of requests and retries, a window's included."""
+        if result is None or not result.requests:
+            return marks
+        totals = {name: self.lake.transaction(self.sink, name) or 0 for name in (REQUESTS, RETRIES)}
+        return {**marks, REQUESTS: totals[REQUESTS] + result.requests, RETRIES: totals[RETRIES] + result.retries}
 
     def append(self, rows: pa.Table, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Append rows in memory to the log, with the marks; return None if the first mark's value is not `expected`."""

@@ -71,12 +71,15 @@ class LogQuery:
             if page.rows:
                 yield from decode_log_rows(self.schema, [page], exact=True).rows.to_batches()
 
-    def pages(self, conditions: Iterable[str], task: int = 0) -> Iterator[RawPage]:
+    def pages(
+        self, conditions: Iterable[str], task: int = 0, *, on_retry: Callable[[], None] | None = None
+    ) -> Iterator[RawPage]:
         """Yield the pages of all requests as they arrive, `concurrency` requests at once.
 
-        A process without a session opens one with the node that the task's number selects.
+        A process without a session opens one with the node that the task's number selects. `on_retry` is called for
+        each request that is repeated after a failure.
         """
-        for _, page in iter_request_pages(conditions, self._sender(task), self.concurrency):
+        for _, page in iter_request_pages(conditions, self._sender(task, on_retry), self.concurrency):
             yield page
 
     def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
@@ -84,12 +87,14 @@ class LogQuery:
         answers = start_requests(conditions, self._sender(task), self.concurrency)
         return (pages for _, pages in answers)
 
-    def _sender(self, task: int) -> SendRequest[str]:
+    def _sender(self, task: int, on_retry: Callable[[], None] | None = None) -> SendRequest[str]:
         live = _session(self.name, self.connection, task)
         node_by_condition: dict[str, str | None] = {}
 
         def send(condition: str, attempt: int, paging_state: bytes | None) -> Pages:
             if attempt > 1:
+                if on_retry is not None:
+                    on_retry()
                 live.leave(node_by_condition[condition])
             node_by_condition[condition] = live.node
             rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))

@@ -44,7 +44,8 @@ def run_second_pass(
         result = None if window.passed else log.read_late(source, window, until)
         late = log.sink.schema.empty_table() if result is None else result.rows
         total = (lake.transaction(log.sink, LATE) or 0) + late.num_rows
-        if log.append(late, {AGAIN: window.until_us, LATE: total}, done) is None:
+        marks = log.count_requests({AGAIN: window.until_us, LATE: total}, result)
+        if log.append(late, marks, done) is None:
             raise ConflictError(f"another process runs the second pass of {schema.full_name}; stop one of them")
         late_count = late.num_rows + (0 if result is None else result.committed)
         windows.append(ReadWindow.of(window, result, late_count, log.lap_timer.lap(), late=late_count))

@@ -50,8 +50,9 @@ CommitPart = Callable[[pa.Table, Microseconds], None]
 class WindowResult:
     """The remaining rows of a window to commit, sorted, and what reading them took.
 
-    `committed` rows of the window went into parts. `requests` is 0 if the scan of an earlier window read the rows;
-    `scanned_with` is then the number of that window.
+    `committed` rows of the window went into parts. `requests` counts pages, `retries` the requests that were repeated
+    after a failure. Both are 0 if the scan of an earlier window read the rows; `scanned_with` is then the number of
+    that window.
     """
 
     rows: pa.Table
@@ -60,6 +61,7 @@ class WindowResult:
     requests: int
     scanned_with: int | None = None
     committed: int = 0
+    retries: int = 0
 
 
 class WindowReader:
@@ -140,7 +142,9 @@ class WindowReader:
             self._ahead = None
         if ahead.number is None:
             ahead.number = window.number
-            return WindowResult(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests, committed=committed)
+            return WindowResult(
+                rows, ahead.plan.chosen, ahead.plan.other, ahead.requests, committed=committed, retries=ahead.retries
+            )
         stored = self._planner.stored(self._clock.now_us(), first_read=first_read)
         return WindowResult(rows, *self._planner.served(source, window, stored), 0, ahead.number, committed)
 
@@ -187,7 +191,7 @@ class WindowReader:
         drop_known = drop_known or plan.after_us < self._parts_until()
         ahead = _Ahead(plan)
         unreadable: Counter[str] = Counter()
-        for page in self.query().pages(plan.conditions):
+        for page in self.query().pages(plan.conditions, on_retry=ahead.note_retry):
             ahead.requests += 1
             if not page.rows:
                 continue
@@ -237,6 +241,7 @@ class _Ahead:
     size: int = 0
     rows: pa.Table = field(default_factory=lambda: pa.table({}))
     requests: int = 0
+    retries: int = 0
     number: int | None = None
     committed: Counter[int] = field(default_factory=Counter)
 
@@ -248,6 +253,10 @@ class _Ahead:
     def covers(self, window: Window) -> bool:
         """Return True if all rows of a window have been read."""
         return self.plan.after_us <= window.after_us and window.until_us <= self.until_us
+
+    def note_retry(self) -> None:
+        """Count a request that was repeated."""
+        self.retries += 1
 
     def add(self, rows: pa.Table) -> None:
         """Add rows that arrived."""

@@ -33,7 +33,7 @@ from cdc_platform.clock import HOUR_US, SECOND_US, Microseconds, Milliseconds, u
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.ingest import ReadPolicy, window_reader
-from cdc_platform.ingest.marks import LATE
+from cdc_platform.ingest.marks import LATE, REQUESTS, RETRIES
 from cdc_platform.metastore import ring
 from cdc_platform.scylla import ScyllaCluster
 
@@ -76,6 +76,26 @@ def test_a_cluster_that_fails_now_and_then_loses_and_doubles_nothing(
     bring(cluster, workers, told=told, way="streams")
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert [line for line in told if "127.0.0.3" in line]
+
+
+def test_requests_and_retries_are_counted_with_the_rows(
+    standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """The totals over all runs are in the log's own commits, and a page that fails twice is two retries."""
+    log.write([FIRST_US + place for place in range(500)])
+    first = bring(cluster, workers, FIRST_US + 31 * SECOND_US)
+    log.write([SWITCH_US + place for place in range(500)])
+    faults = standin.proxy.faults
+    faults.pages_asked, faults.meanwhile = 0, {1: lambda: faults.errors.extend([OVERLOADED, READ_TIMEOUT])}
+    second = bring(cluster, workers, way="streams")
+    windows = [*first.windows, *second.windows]
+    stored = lake_of(cluster).transactions(log_table(log.schema), (REQUESTS, RETRIES))
+    assert stored == {
+        REQUESTS: sum(window.requests for window in windows),
+        RETRIES: sum(window.retries for window in windows),
+    }
+    assert [sum(window.retries for window in done.windows) for done in (first, second)] == [0, 2]
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
 
 
 def test_rows_that_come_late_are_found_once(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
