@@ -180,7 +180,7 @@ class CommandGroup(click.Group):
 
     def _invoke(self, ctx: click.Context, read: Set[str]) -> Any:
         try:
-            return super().invoke(ctx)
+            return self._invoke_interruptible(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except PlatformError as error:
@@ -215,6 +215,18 @@ class CommandGroup(click.Group):
                 EXIT_DEFECT,
                 "defect",
             ) from error
+
+    def _invoke_interruptible(self, ctx: click.Context) -> Any:
+        """Run the command; raise KeyboardInterrupt if an error replaced it.
+
+        Ctrl-C also ends the JVM. Clean-up that asks the JVM for something then raises its own error.
+        """
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if any(isinstance(each, KeyboardInterrupt) for each in _iter_chain(error)):
+                raise KeyboardInterrupt from error
+            raise
 
     def make_context(self, info_name: str | None, args: list[str], *pos: Any, **extra: Any) -> click.Context:
         """Parse the options, and convert Ctrl-C into one line here too.
@@ -274,6 +286,13 @@ def _allow_interrupts(hears: bool) -> Iterator[None]:
     finally:
         if hears:
             signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
+
+
+def _iter_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that were being handled when it was raised, newest first."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 def _interrupted_failure() -> CommandFailure:

@@ -166,6 +166,22 @@ def test_every_failure_is_one_line_and_a_code(
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize("error", [ValueError("the JVM is gone"), StateError("Spark is gone"), OSError(5, "gone")])
+def test_an_error_of_the_clean_up_does_not_hide_an_interrupt(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Ctrl-C ends the JVM, too; libraries ask it for something in their `finally` and fail."""
+
+    @click.command()
+    def failing() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    monkeypatch.setattr(program, "get_command", lambda ctx, name: failing)
+    answer = run("ring")
+    assert (answer.exit_code, answer.stdout, answer.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_debug_shows_where_a_failure_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trace comes before the line, and only when it is asked for."""
 
