@@ -39,6 +39,29 @@ def _bounded_field(default: Any, **bounds: Any) -> Any:
     return field(default=default, metadata=bounds)
 
 
+AlertThreshold = Literal["error", "warning", "notice"]
+
+
+@dataclass(frozen=True)
+class AlertSettings:
+    """The table `[alerts]`: who learns of problems. Addresses are secrets, so settings only name where they are."""
+
+    command: str = _bounded_field("", max_length=4096)
+    """The program that gets each alert as a JSON line on its standard input; empty: none."""
+    webhook_env: str = _bounded_field("", pattern=r"^[A-Za-z0-9_]{0,200}$")
+    """The environment variable with the URL to which each alert is POSTed as JSON; empty: none."""
+    webhook_file: str = _bounded_field("", max_length=4096)
+    """A file with that URL, readable by its owner alone; empty: none."""
+    apprise_env: str = _bounded_field("", pattern=r"^[A-Za-z0-9_]{0,200}$")
+    """The environment variable with Apprise's address of a service, such as slack:// or pagerduty://; empty: none."""
+    apprise_file: str = _bounded_field("", max_length=4096)
+    """A file with such addresses, one a line, readable by its owner alone; empty: none."""
+    timeout_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=100, le=MINUTE_MS)
+    """How long a destination may take for one message."""
+    level: AlertThreshold = "warning"
+    """The least serious level that is sent: error, warning or notice."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of one home; times in milliseconds. `load_settings` validates the values of a file."""
@@ -83,13 +106,29 @@ class Settings:
     """How long the hook may run for one change before it is killed."""
     user_header: str = _bounded_field("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: users are unknown."""
+    inbox_warn_ms: Milliseconds = _bounded_field(MINUTE_MS * 15, ge=SECOND_MS, le=DAY_MS * 30)
+    """How long the first node of the inbox may wait before its check warns."""
+    inbox_error_ms: Milliseconds = _bounded_field(HOUR_MS, ge=SECOND_MS, le=DAY_MS * 30)
+    """How long the first node of the inbox may wait before its check fails."""
+    alerts: AlertSettings = AlertSettings()
+    """The destinations of alerts, see docs/operating.md."""
 
 
 def redacted_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings in a form fit for others. For a free text it shows only whether there is one."""
-    hints = get_type_hints(Settings)
-    values = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
-    return {name: (REDACTED if value else "") if hints[name] is str else value for name, value in values.items()}
+    return _redacted(settings)
+
+
+def _redacted(settings: Settings | AlertSettings) -> dict[str, Any]:
+    hints = get_type_hints(type(settings))
+    shown: dict[str, Any] = {}
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        if isinstance(value, AlertSettings):
+            shown[setting.name] = _redacted(value)
+        else:
+            shown[setting.name] = (REDACTED if value else "") if hints[setting.name] is str else value
+    return shown
 
 
 def load_settings(path: StoragePath) -> Settings:
@@ -112,7 +151,9 @@ def load_settings(path: StoragePath) -> Settings:
         for name in _REMOVED_SETTINGS:
             if read.pop(name, None) is not None:
                 _log.warning("%s: %s is no longer a setting and changes nothing; remove it", path, name)
-        return Settings(**_settings_model().model_validate(read).model_dump())
+        values: dict[str, Any] = _settings_model(Settings).model_validate(read).model_dump()
+        alerts = AlertSettings(**values.pop("alerts"))
+        return Settings(**values, alerts=alerts)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
@@ -122,13 +163,16 @@ def load_settings(path: StoragePath) -> Settings:
 
 
 @cache
-def _settings_model() -> type[BaseModel]:
-    """Return the settings as a pydantic model, which validates their types and bounds."""
+def _settings_model(declaring: type[Settings | AlertSettings]) -> type[BaseModel]:
+    """Return a class of settings as a pydantic model, which validates their types and bounds."""
     from pydantic import ConfigDict, Field, create_model
 
-    hints = get_type_hints(Settings)
-    declared: dict[str, Any] = {
-        setting.name: (hints[setting.name], Field(default=setting.default, **setting.metadata))
-        for setting in fields(Settings)
-    }
-    return create_model("Settings", __config__=ConfigDict(extra="forbid", strict=True), **declared)
+    hints = get_type_hints(declaring)
+    declared: dict[str, Any] = {}
+    for setting in fields(declaring):
+        if hints[setting.name] is AlertSettings:
+            model = _settings_model(AlertSettings)
+            declared[setting.name] = (model, Field(default_factory=model))
+        else:
+            declared[setting.name] = (hints[setting.name], Field(default=setting.default, **setting.metadata))
+    return create_model(declaring.__name__, __config__=ConfigDict(extra="forbid", strict=True), **declared)

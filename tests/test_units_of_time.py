@@ -27,7 +27,7 @@ COUNTS = {
     "expiry._GENERATIONS_A_COMMIT": "range ends in one predicate",
     "sync.MAX_PARTITIONS": "partitions that a tick adds",
     "object_store._PAGE_SIZE": "files that a store names at once",
-    "alerts.MAX_WAITING_ALERTS": "changes that wait for a program",
+    "hooks.MAX_WAITING_ALERTS": "changes that wait for a program",
     "inbox.MAX_NEW_PARTITIONS": "partitions that one evaluation adds",
     "settings.rewrite_attempts": "attempts",
     "plots._BYTE_UNITS": "bytes of a unit on an axis",

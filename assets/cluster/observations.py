@@ -3,6 +3,7 @@
 A sensor tick costs a few small queries per cluster, over a session that the code server keeps open.
 """
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,7 @@ from dagster import (
     sensor,
 )
 
+from cdc_platform.alerts import Alert, Hook, forget_alerts, send_alerts, sync_alerts
 from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation, merge_findings
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
@@ -32,16 +34,14 @@ from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.metastore import cdc_tables, ring
 from cdc_platform.scylla import (
-    Hook,
     MetadataSnapshot,
     ScyllaCluster,
     SessionPool,
     describe_pending_topology,
-    forget_alerts,
+    down_nodes,
     read_last_fingerprint,
     registry,
     run_observation,
-    send_alerts,
 )
 from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
@@ -197,13 +197,17 @@ def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> Metadata
 def build_hook_callback(home: HomeLocation, clock: Clock, warn: Callable[[str], None]) -> AlertCallback:
     """Return a callback that sends changes of each cluster to the hook in this home's settings, if there is one.
 
+    The cluster's problems are also alerts of the home.
+
     If the hook cannot run, the callback warns, and the alerts wait.
     """
     program, begun = home.settings.cluster_hook, time.monotonic()
-    if not program:
-        return lambda cluster, seen: forget_alerts(cluster)
 
     def alert(cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError) -> None:
+        sync_alerts(home, clock, f"cluster/{cluster.name}/", build_cluster_alerts(home, cluster, seen))
+        if not program:
+            forget_alerts(cluster)
+            return
         try:
             hook = Hook.find(home, program, home.settings.cluster_hook_ms)
             send_alerts(cluster, hook, clock, seen, warn, begun)
@@ -211,6 +215,20 @@ def build_hook_callback(home: HomeLocation, clock: Clock, warn: Callable[[str], 
             warn(str(error))
 
     return alert
+
+
+def build_cluster_alerts(
+    home: HomeLocation, cluster: ScyllaCluster, seen: MetadataSnapshot | PlatformError
+) -> list[Alert]:
+    """Return the alerts of what prevents reading a cluster, or of its nodes that are down."""
+    command = shlex.join(["cdc-platform", "cluster", "test", cluster.name, "--home", home.name])
+    prefix = f"cluster/{cluster.name}"
+    if isinstance(seen, PlatformError):
+        return [Alert(f"{prefix}/cluster", "error", str(seen), command)]
+    return [
+        Alert(f"{prefix}/{who}", "warning", f"{cluster.name}: {who} {line}", command)
+        for (who, _), line in down_nodes(seen.down).items()
+    ]
 
 
 @sensor(

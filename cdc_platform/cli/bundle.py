@@ -117,11 +117,15 @@ def _known_secrets(home: HomeLocation) -> Iterator[str]:
 
     A log may show such a secret without a word that announces it.
     """
+    from cdc_platform.alerts import read_addresses
     from cdc_platform.scylla import registry, resolve_credentials
 
-    for value in (home.settings.cluster_hook, home.settings.user_header):
+    for value in (home.settings.cluster_hook, home.settings.user_header, home.settings.alerts.command):
         yield value
         yield from (part for part in _SECRET_SEPARATORS.split(value) if len(part) >= _MIN_SECRET_LENGTH)
+    for address in read_addresses(home):
+        yield address
+        yield from (part for part in re.split(r"[/?#&=@:]", address) if len(part) >= _MIN_SECRET_LENGTH)
     for cluster in registry.list_clusters(home):
         with suppress(PlatformError):
             credentials = resolve_credentials(cluster.connection)

@@ -23,9 +23,10 @@ from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_ms, format_us
 
 if TYPE_CHECKING:
+    from cdc_platform.alerts import AlertQueue
     from cdc_platform.delta import Lake
     from cdc_platform.importing import ImportedGeneration
-    from cdc_platform.scylla import AlertQueue, ClusterView, Observation, ScyllaCluster, WatchedChange
+    from cdc_platform.scylla import ClusterView, Observation, ScyllaCluster, WatchedChange
 
     Seen = tuple[ClusterView, list[WatchedChange]]
 
@@ -313,7 +314,8 @@ def watch(session: CliSession, name: str, interval: float, polls: int | None, ho
       cdc-platform watch prod --interval 30 --json
       cdc-platform watch prod --hook ./alert.sh
     """
-    from cdc_platform.scylla import AlertQueue, Hook, registry
+    from cdc_platform.alerts import AlertQueue, Hook
+    from cdc_platform.scylla import registry
     from cdc_platform.scylla import watch_cluster as watching
 
     home = session.open_location()

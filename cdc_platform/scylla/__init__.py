@@ -11,13 +11,12 @@ from cdc_platform.exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
-        "alerts": (
-            "AlertQueue",
-            "Hook",
-            "forget_alerts",
-            "send_alerts",
+        "changes": (
+            "PREEXISTING",
+            "describe_pending_topology",
+            "diff_states",
+            "down_nodes",
         ),
-        "changes": ("describe_pending_topology",),
         "connection": (
             "Connection",
             "create_tls_context",
@@ -70,6 +69,7 @@ __getattr__ = lazy_exports(
             "ClusterView",
             "SessionPool",
             "WatchedChange",
+            "problems_after_failure",
             "watch_cluster",
         ),
     },

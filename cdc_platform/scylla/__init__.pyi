@@ -1,10 +1,9 @@
 from cdc_platform.scylla import registry as registry
 from cdc_platform.scylla import system_tables as system_tables
-from cdc_platform.scylla.alerts import AlertQueue as AlertQueue
-from cdc_platform.scylla.alerts import Hook as Hook
-from cdc_platform.scylla.alerts import forget_alerts as forget_alerts
-from cdc_platform.scylla.alerts import send_alerts as send_alerts
+from cdc_platform.scylla.changes import PREEXISTING as PREEXISTING
 from cdc_platform.scylla.changes import describe_pending_topology as describe_pending_topology
+from cdc_platform.scylla.changes import diff_states as diff_states
+from cdc_platform.scylla.changes import down_nodes as down_nodes
 from cdc_platform.scylla.connection import Connection as Connection
 from cdc_platform.scylla.connection import create_tls_context as create_tls_context
 from cdc_platform.scylla.connection import parse_contact as parse_contact
@@ -38,4 +37,5 @@ from cdc_platform.scylla.topology import read_topology as read_topology
 from cdc_platform.scylla.watch import ClusterView as ClusterView
 from cdc_platform.scylla.watch import SessionPool as SessionPool
 from cdc_platform.scylla.watch import WatchedChange as WatchedChange
+from cdc_platform.scylla.watch import problems_after_failure as problems_after_failure
 from cdc_platform.scylla.watch import watch_cluster as watch_cluster

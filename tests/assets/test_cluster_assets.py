@@ -13,6 +13,7 @@ from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
+from cdc_platform.alerts import read_open_alerts
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
@@ -133,11 +134,14 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
         (home.path / "settings.toml").write_text(f'cluster_hook = "{name}"\n', encoding="utf-8")
         told.write_text("", encoding="utf-8")
         for _ in range(2):
-            alerts = build_hook_callback(open_home_location(home.path), Clock(), warnings.append)
-            request_observations(home, rehearsal.instance, sessions, alerts)
+            hook = build_hook_callback(open_home_location(home.path), Clock(), warnings.append)
+            request_observations(home, rehearsal.instance, sessions, hook)
         found = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
         assert {each["cluster"] for each in found} <= {"prod"}
         return [(each["who"], each["what"]) for each in found]
+
+    def alerts() -> list[tuple[str | None, str | None]]:
+        return [(each["key"], each["command"]) for each in read_open_alerts(home)]
 
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
     assert tick() == []
@@ -161,9 +165,10 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
     ((who, gone),) = tick()
     assert (who, gone[:5]) == ("cluster", "prod,")
     assert tick() == []
+    assert alerts() == [("cluster/prod/cluster", f"cdc-platform cluster test prod --home {home.path}")]
     standin.proxy.faults.down.clear()
     assert tick() == [("cluster", "answers again")]
-    assert len(warnings) == 4
+    assert (len(warnings), alerts()) == (4, [])
 
 
 def test_a_look_that_left_something_out_fails_its_check(

@@ -16,7 +16,7 @@ from support.homes.timelines import FIRST_MS, home_of, uuid_of
 
 from cdc_platform.clock import format_ms
 from cdc_platform.redaction import Redactor, redact_secrets
-from cdc_platform.settings import Settings, redacted_settings
+from cdc_platform.settings import AlertSettings, Settings, redacted_settings
 
 
 def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
@@ -85,6 +85,8 @@ def test_every_text_setting_is_left_out(tmp_path: Path) -> None:
     shown = redacted_settings(replace(Settings(), **dict[str, Any](texts)))
     assert {name: shown[name] for name in texts} == dict.fromkeys(texts, "***")
     assert {name: redacted_settings(Settings())[name] for name in texts} == dict.fromkeys(texts, "")
+    alerts = AlertSettings(command="geheim", webhook_file="geheim", apprise_env="geheim")
+    assert "geheim" not in str(redacted_settings(Settings(alerts=alerts)))
     others = {name: value for name, value in asdict(Settings()).items() if name not in texts}
     assert {name: value for name, value in shown.items() if name not in texts} == others
 
@@ -95,12 +97,15 @@ def test_no_planted_secret_is_in_a_bundle(tmp_path: Path, kind: str, monkeypatch
     home = home_of(tmp_path, "named_by_node")
     planted = {
         name: f"geheim-{name}-5f0c3c5e"
-        for name in ("hook", "header", "password", "ui", "spark", "aws", "session", "url", "cluster", "key")
+        for name in ("hook", "header", "password", "ui", "spark", "aws", "session", "url", "cluster", "key", "webhook")
     }
     planted["password"] = 'geheim "pass\\word" ü'
     (home / "settings.toml").write_text(
-        f'cluster_hook = "/opt/hooks/{planted["hook"]} --to x"\nuser_header = "{planted["header"]}"\n', encoding="utf-8"
+        f'cluster_hook = "/opt/hooks/{planted["hook"]} --to x"\nuser_header = "{planted["header"]}"\n'
+        '[alerts]\nwebhook_env = "ALERT_TARGET"\n',
+        encoding="utf-8",
     )
+    monkeypatch.setenv("ALERT_TARGET", f"https://hooks.example.com/{planted['webhook']}")
     (home / "up").mkdir(exist_ok=True)
     (home / "up" / "ui.token").write_text(planted["ui"], encoding="utf-8")
     remote = "SPARK_REMOTE=sc://localhost:15002"

@@ -90,7 +90,7 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "assets/catalog_sync/sync.py:_sync_partitions": ("catalogue",),
     "cdc_platform/scylla/registry.py:remove_cluster": "an address, which `cluster add` brings back",
     "cdc_platform/scylla/registry.py:renew_cluster": "an address beside the home that was moved aside, which is kept",
-    "cdc_platform/scylla/alerts.py:forget_alerts": "up to where a hook was told: it starts with what comes next",
+    "cdc_platform/alerts/hooks.py:forget_alerts": "up to where a hook was told: it starts with what comes next",
     "cdc_platform/ingest/replica/merge.py:RangeMerger._replace": FOLLOWS,
     "cdc_platform/cdclog/consumer/hourly.py:_replace_rows": FOLLOWS,
     "cdc_platform/lifecycle/join/publish.py:write_published_streams": FOLLOWS,

@@ -19,24 +19,20 @@ from support.standin.cluster import FIRST_MS, PASSWORD, USER, StandIn, descripti
 from support.standin.world import OBSERVER, time_uuid
 from support.waiting import await_true
 
+from cdc_platform.alerts import AlertQueue, Hook, forget_alerts, hooks, send_alerts
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
 from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.metastore import cluster_changes
 from cdc_platform.scylla import (
-    AlertQueue,
     Connection,
-    Hook,
     MetadataSnapshot,
     ScyllaCluster,
     Unreachable,
-    forget_alerts,
     registry,
     run_observation,
-    send_alerts,
 )
-from cdc_platform.scylla import alerts as hooks
 from cdc_platform.scylla.registry import ClusterIdentity
 
 SECOND_MS = FIRST_MS + Milliseconds(3_600_000)

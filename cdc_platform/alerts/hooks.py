@@ -1,7 +1,7 @@
-"""Run a user's program for each change of a cluster: in order, in bounded time, each change once.
+"""Run a user's program for each alert, or for each change of a cluster: in order and in bounded time.
 
-A failing or hanging program is one warning and never stops the watcher. Progress is stored beside the cluster's
-home before the program runs: a kill in between loses one alert, and none is sent twice.
+A failing or hanging program is one warning and never stops the watcher. For the sensor of live clusters, progress is
+stored beside the cluster's home after each run of the program: a kill in between repeats one change and loses none.
 """
 
 from __future__ import annotations
@@ -22,16 +22,23 @@ from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cdc_platform.clock import Clock, Milliseconds, seconds_from_ms
+from cdc_platform.clock import Clock, Milliseconds, seconds_from_ms, system_time_us
 from cdc_platform.delta import Lake, lake_lock
 from cdc_platform.errors import InputError, PlatformError
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.metastore import cluster_changes
 from cdc_platform.processes import get_death_signal_setter
-from cdc_platform.scylla import changes, registry
-from cdc_platform.scylla.metadata_fingerprint import MetadataSnapshot
-from cdc_platform.scylla.registry import ScyllaCluster
-from cdc_platform.scylla.watch import WatchedChange, problems_after_failure
+from cdc_platform.retries import retry_pause_us
+from cdc_platform.scylla import (
+    PREEXISTING,
+    MetadataSnapshot,
+    ScyllaCluster,
+    WatchedChange,
+    diff_states,
+    down_nodes,
+    problems_after_failure,
+    registry,
+)
 from cdc_platform.storage import atomic
 
 MAX_WAITING_ALERTS = 1000
@@ -80,7 +87,10 @@ class Hook:
 
     def run(self, change: Mapping[str, str]) -> HookFailure | None:
         """Run the program with a change on its standard input; return the failure, or None if it succeeded."""
-        label = f"hook {self.program}, change of {change['who']}"
+        return self.pipe(change, f"hook {self.program}, change of {change['who']}")
+
+    def pipe(self, document: Mapping[str, object], label: str) -> HookFailure | None:
+        """Run the program with a JSON line on its standard input; `label` begins the line of a failure."""
         try:
             running = subprocess.Popen(
                 [self.program],
@@ -95,7 +105,7 @@ class Hook:
             return HookFailure(f"{label}: cannot be run: {error.strerror}")
         with running:
             try:
-                running.communicate(f"{json.dumps(change)}\n".encode(), timeout=self.seconds)
+                running.communicate(f"{json.dumps(document)}\n".encode(), timeout=self.seconds)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)
@@ -157,18 +167,25 @@ class AlertQueue:
 
 
 _FILE, _LOCK = "alerted.json", "alerts"
+MAX_HOOK_ATTEMPTS = 8
+"""How often a hook that fails gets one change: over about an hour."""
 ALERT_TICK_SECONDS = 20.0
 """A tick starts no run of the hook after this time, and no run takes longer; the next tick sends the remaining alerts.
 """
 
 
 class _SentAlerts(BaseModel):
-    """What was sent: the number of the last recorded change, and the open problems as (subject, aspect, text)."""
+    """What was sent: the number of the last recorded change, and the open problems as (subject, aspect, text).
+
+    `failures` counts the consecutive failures of the hook for the next change, which is sent again at `retry_at_us`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int
     problems: tuple[tuple[str, str, str], ...] = ()
+    failures: int = 0
+    retry_at_us: int = 0
 
 
 def forget_alerts(cluster: ScyllaCluster) -> None:
@@ -187,53 +204,67 @@ def send_alerts(
     """Alert the hook to changes recorded since the last alert, and to problems with reaching the cluster or its nodes.
 
     `seen` is this tick's snapshot of the cluster, or the error that prevented it. `begun` is when the tick started, by
-    `time.monotonic`. The first call sends nothing that was recorded before it.
+    `time.monotonic`. The first call sends nothing that was recorded before it. If the hook fails, later ticks repeat
+    the change with growing pauses; after `MAX_HOOK_ATTEMPTS` it is dropped.
     """
     begun = time.monotonic() if begun is None else begun
     hook = replace(hook, seconds=min(hook.seconds, ALERT_TICK_SECONDS))
     lake = Lake(cluster.open_home().lake)
     with lake_lock(lake, _LOCK):
-        for sent, change in _pending_alerts(cluster, lake, clock, seen, on_message):
+        before = _read_sent(cluster) or _begin_after_newest(cluster, lake)
+        if before.retry_at_us > system_time_us():
+            return
+        for sent, change in _pending_alerts(before, cluster.name, lake, clock, seen, on_message):
             if time.monotonic() - begun > ALERT_TICK_SECONDS:
                 on_message(f"{cluster.name}: the next tick runs hook {hook.program} for the remaining changes")
                 return
-            _write_sent(cluster, sent)
             failure = hook.run(change.document())
             if failure is not None:
                 on_message(failure.line)
+                failures = before.failures + 1
+                if failures < MAX_HOOK_ATTEMPTS:
+                    retry_at_us = system_time_us() + retry_pause_us(failures)
+                    _write_sent(cluster, before.model_copy(update={"failures": failures, "retry_at_us": retry_at_us}))
+                    return
+                on_message(f"{cluster.name}: dropped the change of {change.who} after {failures} failures of the hook")
+            _write_sent(cluster, sent)
+            before = sent
+
+
+def _begin_after_newest(cluster: ScyllaCluster, lake: Lake) -> _SentAlerts:
+    """Store that everything recorded so far was sent, and return that state."""
+    noted = cluster_changes.read_cluster_changes(lake, -1)
+    sent = _SentAlerts(number=noted[-1].number if noted else -1)
+    _write_sent(cluster, sent)
+    return sent
 
 
 def _pending_alerts(
-    cluster: ScyllaCluster,
+    sent: _SentAlerts,
+    name: str,
     lake: Lake,
     clock: Clock,
     seen: MetadataSnapshot | PlatformError,
     on_message: Callable[[str], None],
 ) -> Iterator[tuple[_SentAlerts, WatchedChange]]:
-    """Yield the changes to send, each with the state to store for it."""
-    sent = _read_sent(cluster)
-    noted = cluster_changes.read_cluster_changes(lake, -1 if sent is None else sent.number)
-    if sent is None:
-        sent = _SentAlerts(number=noted[-1].number if noted else -1)
-        noted = []
-        _write_sent(cluster, sent)
+    """Yield the changes of a cluster to send, each with the state to store once it is sent."""
+    noted = cluster_changes.read_cluster_changes(lake, sent.number)
+    sent = sent.model_copy(update={"failures": 0, "retry_at_us": 0})
     if len(noted) > MAX_WAITING_ALERTS:
-        on_message(f"{cluster.name}: dropped {len(noted) - MAX_WAITING_ALERTS} changes for the hook, too many wait")
+        on_message(f"{name}: dropped {len(noted) - MAX_WAITING_ALERTS} changes for the hook, too many wait")
     for recorded in noted[-MAX_WAITING_ALERTS:]:
-        if recorded.change.what == changes.PREEXISTING:
+        if recorded.change.what == PREEXISTING:
             continue
         sent = sent.model_copy(update={"number": recorded.number})
-        yield sent, WatchedChange(recorded.at_us, cluster.name, recorded.change.who, recorded.change.what)
+        yield sent, WatchedChange(recorded.at_us, name, recorded.change.who, recorded.change.what)
     standing = {(who, aspect): line for who, aspect, line in sent.problems}
-    after = (
-        changes.down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
-    )
-    for recorded in changes.diff_states(standing, after, clock.now_us()):
+    after = down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
+    for recorded in diff_states(standing, after, clock.now_us()):
         standing.pop((recorded.who, recorded.aspect), None)
         if recorded.state is not None:
             standing[recorded.who, recorded.aspect] = recorded.state
         sent = sent.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
-        yield sent, WatchedChange(clock.now_us(), cluster.name, recorded.who, recorded.what)
+        yield sent, WatchedChange(clock.now_us(), name, recorded.who, recorded.what)
 
 
 def _read_sent(cluster: ScyllaCluster) -> _SentAlerts | None:

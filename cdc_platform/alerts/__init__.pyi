@@ -1,0 +1,11 @@
+from cdc_platform.alerts.channel import Alert as Alert
+from cdc_platform.alerts.channel import deliver_alerts as deliver_alerts
+from cdc_platform.alerts.channel import raise_alert as raise_alert
+from cdc_platform.alerts.channel import read_open_alerts as read_open_alerts
+from cdc_platform.alerts.channel import resolve_alert as resolve_alert
+from cdc_platform.alerts.channel import sync_alerts as sync_alerts
+from cdc_platform.alerts.destinations import read_addresses as read_addresses
+from cdc_platform.alerts.hooks import AlertQueue as AlertQueue
+from cdc_platform.alerts.hooks import Hook as Hook
+from cdc_platform.alerts.hooks import forget_alerts as forget_alerts
+from cdc_platform.alerts.hooks import send_alerts as send_alerts
