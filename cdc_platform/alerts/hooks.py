@@ -38,6 +38,7 @@ from cdc_platform.scylla import (
     down_nodes,
     problems_after_failure,
     registry,
+    with_ingest_lags,
 )
 from cdc_platform.storage import atomic
 
@@ -201,7 +202,9 @@ def send_alerts(
     on_message: Callable[[str], None],
     begun: float | None = None,
 ) -> None:
-    """Alert the hook to changes recorded since the last alert, and to problems with reaching the cluster or its nodes.
+    """Alert the hook to changes recorded since the last alert, to problems with nodes, and to logs read too slowly.
+
+    Problems are that the cluster or a node cannot be reached. A log is alerted to at each level of its ingest's lag.
 
     `seen` is this tick's snapshot of the cluster, or the error that prevented it. `begun` is when the tick started, by
     `time.monotonic`. The first call sends nothing that was recorded before it. If the hook fails, later ticks repeat
@@ -259,6 +262,7 @@ def _pending_alerts(
         yield sent, WatchedChange(recorded.at_us, name, recorded.change.who, recorded.change.what)
     standing = {(who, aspect): line for who, aspect, line in sent.problems}
     after = down_nodes(seen.down) if isinstance(seen, MetadataSnapshot) else problems_after_failure(standing, seen)
+    after = with_ingest_lags(after, lake, clock.now_us())
     for recorded in diff_states(standing, after, clock.now_us()):
         standing.pop((recorded.who, recorded.aspect), None)
         if recorded.state is not None:

@@ -20,12 +20,13 @@ from cdc_platform.cdclog.consumer.checkpoints import parse_checkpoints as parse_
 from cdc_platform.cdclog.consumer.clients import BacklogPart as BacklogPart
 from cdc_platform.cdclog.consumer.clients import CdcClient as CdcClient
 from cdc_platform.cdclog.consumer.clients import ClientReadPlan as ClientReadPlan
+from cdc_platform.cdclog.consumer.lag import IngestLag as IngestLag
 from cdc_platform.cdclog.consumer.lag import RowLifetime as RowLifetime
 from cdc_platform.cdclog.consumer.lag import TtlLag as TtlLag
-from cdc_platform.cdclog.consumer.lag import TtlStatus as TtlStatus
 from cdc_platform.cdclog.consumer.lag import changes_since_last_drop as changes_since_last_drop
 from cdc_platform.cdclog.consumer.lag import find_expired_until_us as find_expired_until_us
-from cdc_platform.cdclog.consumer.lag import get_ttl_status as get_ttl_status
+from cdc_platform.cdclog.consumer.lag import get_ingest_lag as get_ingest_lag
+from cdc_platform.cdclog.consumer.lag import read_ingest_lags as read_ingest_lags
 from cdc_platform.cdclog.consumer.lag import row_lifetimes as row_lifetimes
 from cdc_platform.cdclog.consumer.progress import origin_application as origin_application
 from cdc_platform.cdclog.consumer.reader import FROM_CLUSTER as FROM_CLUSTER

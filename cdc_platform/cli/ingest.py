@@ -12,7 +12,7 @@ from cdc_platform.cli.params import TABLE_NAME, TIME, SecondsRange
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
-from cdc_platform.clock import MAX_CDC_TTL_SECONDS, SECOND_US, Microseconds, format_us
+from cdc_platform.clock import MAX_CDC_TTL_SECONDS, SECOND_US, Microseconds, format_us, seconds_from_us
 
 if TYPE_CHECKING:
     from cdc_platform.ingest import Estimate, IngestResult, ReadWindow, ReplicationResult
@@ -57,8 +57,8 @@ def ingest(
     followed. If nodes use a generation that clients cannot read yet, the ingest waits there and says so. Windows are
     read a second time to find late rows. Spark is started for backlogs that are too large for one process.
 
-    Rows that can no longer be read are recorded as a gap. The exit code is 1 while the log has an open gap: see
-    `consumers gaps`.
+    Rows that can no longer be read are recorded as a gap. The exit code is 1 while the log has an open gap, see
+    `consumers gaps`, and if unread rows may have expired. A lag of half of the log's TTL or more is reported.
 
     With --current the table KS.T is replicated as well: copied once, then updated from its log. Values that CQL does
     not return exactly are marked in its column cdc$inexact, and counted.
@@ -95,9 +95,11 @@ def ingest(
         )
     for line in describe_gaps(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")
+    if done.lag.status.lag.code is not None:
+        warn(str(done.lag), code="lag-near-ttl")
     document = _result_document(done)
     write_result(document, as_json=as_json, show=lambda: _show_result(document, done))
-    ctx.exit(int(done.has_open_gaps))
+    ctx.exit(int(done.loses_rows))
 
 
 def _us_from_seconds(seconds: float) -> Microseconds:
@@ -162,6 +164,8 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
         "late_ever": done.late_ever,
         "position": format_us(done.position_us),
         "second_pass": None if done.second_pass_us is None else format_us(done.second_pass_us),
+        "lag_seconds": None if done.lag.lag_us is None else seconds_from_us(done.lag.lag_us),
+        "lag": str(done.lag.status.lag),
         "held": done.waiting_for,
         "current": None if done.current is None else _current_document(done.current),
         "gaps": [gap.facts() for gap in done.gaps],

@@ -141,7 +141,8 @@ def _table_line(table: dict[str, Any]) -> str:
     ttl = format_field("ttl_seconds", table["ttl_seconds"])
     log = f"{table['log_rows']:,} log rows ({format_bytes(table['log_bytes_in_lake'])} in the lake)"
     off = "" if table["enabled"] else ", CDC is off"
-    return f"{table['table']}  TTL {ttl}, {log}, streams of {table['streams']}{off}{_copy_text(table['copy'])}"
+    lag = ", lag unknown" if table["lag"] == "unknown" else ""
+    return f"{table['table']}  TTL {ttl}, {log}, streams of {table['streams']}{off}{lag}{_copy_text(table['copy'])}"
 
 
 def _copy_text(copy: dict[str, Any] | None) -> str:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from cdc_platform.cdclog import (
     FROM_CLUSTER,
+    IngestLag,
     OnMessage,
     ReaderSets,
+    TtlLag,
     consume_windows,
     ensure_consumer,
+    get_ingest_lag,
     log_message,
     read_log_gaps,
     read_reader_sets,
@@ -33,13 +36,15 @@ from cdc_platform.ingest.replica.tables import assert_replicable, find_replica, 
 from cdc_platform.ingest.requests import serving
 from cdc_platform.ingest.second_pass import run_second_pass
 from cdc_platform.ingest.window_reader import WindowReader, definition
-from cdc_platform.metastore import LogGap, cluster_changes, consumers
+from cdc_platform.metastore import LogGap, cdc_tables, cluster_changes, consumers
 from cdc_platform.scylla import ScyllaCluster, ScyllaSession, open_session, refresh_if_changed
 
 
 @dataclass
 class IngestResult:
     """The result of an ingest. The first pass has read all rows up to `position_us`, the second up to `second_pass_us`.
+
+    `lag` is how far the position is behind now, against the TTL of the log's rows.
 
     `late` counts the rows that the second pass found now, `late_ever` all that it ever found. `current` is the
     replicated table, if there is one. `waiting_for` says which generation the position waits for, None for
@@ -53,6 +58,7 @@ class IngestResult:
     second_pass_us: Microseconds | None
     late_ever: int
     read_until_us: Microseconds
+    lag: IngestLag
     windows: list[ReadWindow] = field(default_factory=list)
     current: ReplicationResult | None = None
     waiting_for: str | None = None
@@ -62,6 +68,11 @@ class IngestResult:
     def has_open_gaps(self) -> bool:
         """Return True if rows of the log are lost and not accepted as lost, as found by this run or an earlier one."""
         return any(gap.is_open for gap in self.gaps)
+
+    @property
+    def loses_rows(self) -> bool:
+        """Return True if rows are lost and not accepted as lost, or unread rows may have expired by now."""
+        return self.has_open_gaps or self.lag.status.lag is TtlLag.DYING
 
 
 class NothingReadable(StateError):
@@ -149,8 +160,10 @@ def ingest_table(
         waiting = describe_wait(lake, schema, clock.now_us(), consumer.position_us, clocks_allow_us)
         if waiting is not None:
             on_message(waiting)
+        changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
+        lag = get_ingest_lag((schema.keyspace, schema.name), changes, consumer, clock.now_us())
         result = IngestResult(
-            schema.full_name, rows, late, consumer.position_us, second_pass_us, late_ever, read_until_us, windows
+            schema.full_name, rows, late, consumer.position_us, second_pass_us, late_ever, read_until_us, lag, windows
         )
         gaps = [gap for gap in read_log_gaps(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
         return replace(result, current=replication, waiting_for=waiting, gaps=gaps)

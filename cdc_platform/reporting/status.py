@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from cdc_platform.cdclog import TtlLag, TtlStatus, gaps, get_ttl_status
+from cdc_platform.cdclog import IngestLag, gaps, get_ingest_lag, read_ingest_lags
 from cdc_platform.checks import OBSERVED_WHOLE
 from cdc_platform.clock import (
     ONE_US,
@@ -46,7 +46,6 @@ from cdc_platform.metastore import (
     STATUS_LEFT,
     STATUS_NORMAL,
     WHOLE_HOME,
-    Consumer,
     JoinProgress,
     LogGap,
     LogLoss,
@@ -478,6 +477,7 @@ def _switch_alert(each: GenerationSwitch, clock: Clock) -> StatusAlert:
 def read_table_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
     """Return the CDC-enabled tables with their TTL, their log in the lake, and the source of their streams."""
     sources = StreamSources(lake, settings)
+    lags = {lag.full_name: str(lag.status.lag) for lag in read_ingest_lags(lake, clock.now_us())}
     facts = []
     for table in cdc_tables.read_cdc_tables(lake):
         parts = lake.partitions(Table(table.keyspace_name, table.table_name + LOG_SUFFIX, pa.schema([]), (), ""))
@@ -489,6 +489,7 @@ def read_table_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[lis
                 "streams": "generations"
                 if sources.of(table.keyspace_name, table.table_name).in_generations
                 else "tablets",
+                "lag": lags.get(table.full_name),
                 "log_rows": sum(part.rows for part in parts),
                 "log_bytes_in_lake": sum(part.bytes for part in parts),
                 "copy": _replica_facts(lake, table.keyspace_name, table.table_name, clock.now_us()),
@@ -545,13 +546,11 @@ def read_consumer_status(
         name = f"{consumer.keyspace_name}.{consumer.table_name}"
         # Rows of the lake's own log never expire, so the TTL matters only to a reader of the cluster.
         of_cluster = consumer.name == consumers.INGEST_CONSUMER
-        behind = (
-            get_ttl_status((change for change in changes if change.full_name == name), consumer, now_us)
-            if of_cluster
-            else None
-        )
-        if behind is not None:
-            alerts += _lag_alerts(lake, consumer, behind, now_us)
+        own_changes = (change for change in changes if change.full_name == name)
+        lag = get_ingest_lag(consumer.key[1:], own_changes, consumer, now_us) if of_cluster else None
+        if lag is not None:
+            alerts += _lag_alerts(lake, lag)
+        behind = None if lag is None else lag.status
         facts.append(
             {
                 "name": consumer.name,
@@ -576,25 +575,11 @@ def read_consumer_status(
     return facts, alerts
 
 
-def _lag_alerts(lake: Lake, reader: Consumer, behind: TtlStatus, now_us: Microseconds) -> list[StatusAlert]:
+def _lag_alerts(lake: Lake, lag: IngestLag) -> list[StatusAlert]:
     """Return the alert for a reader of a live cluster's log whose lag approaches the TTL of the rows."""
-    name = f"{reader.keyspace_name}.{reader.table_name}"
-    seconds = seconds_from_us(Microseconds(now_us - reader.position_us))
-    code = _LAG_CODES.get(behind.lag)
-    if code is None or behind.ttl_us is None or behind.share is None:
-        return []
-    message = (
-        f"the log of {name} was read up to {format_us(reader.position_us)}, {seconds:,.0f} s ago, and its rows live "
-        f"for {seconds_from_us(behind.ttl_us):,.0f} s"
-    )
-    if behind.died_us is not None:
-        message += f": rows that were written up to {format_us(behind.died_us)} may have died unread"
+    code = lag.status.lag.code
     cluster = get_mirrored_cluster(lake) or "NAME"
-    return [StatusAlert(code, message, f"cdc-platform ingest {cluster} {name}")]
-
-
-_LAG_CODES = {TtlLag.HALF: "lag-half-ttl", TtlLag.MOST: "lag-near-ttl", TtlLag.DYING: "rows-dying"}
-"""The code of each lag that raises an alert; other lags raise none."""
+    return [] if code is None else [StatusAlert(code, str(lag), f"cdc-platform ingest {cluster} {lag.full_name}")]
 
 
 def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:

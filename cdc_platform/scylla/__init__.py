@@ -16,6 +16,7 @@ __getattr__ = lazy_exports(
             "describe_pending_topology",
             "diff_states",
             "down_nodes",
+            "with_ingest_lags",
         ),
         "connection": (
             "Connection",

@@ -4,6 +4,7 @@ from cdc_platform.scylla.changes import PREEXISTING as PREEXISTING
 from cdc_platform.scylla.changes import describe_pending_topology as describe_pending_topology
 from cdc_platform.scylla.changes import diff_states as diff_states
 from cdc_platform.scylla.changes import down_nodes as down_nodes
+from cdc_platform.scylla.changes import with_ingest_lags as with_ingest_lags
 from cdc_platform.scylla.connection import Connection as Connection
 from cdc_platform.scylla.connection import create_tls_context as create_tls_context
 from cdc_platform.scylla.connection import parse_contact as parse_contact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from cdc_platform.cdclog import TtlLag, read_ingest_lags
 from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, parse_time_ms, us_from_ms
 from cdc_platform.cql import strip_comments
 from cdc_platform.delta import Lake
@@ -29,8 +30,10 @@ from cdc_platform.scylla.generations import SkippedItem
 from cdc_platform.tables import CLUSTER_CHANGES
 from cdc_platform.timeline import Timeline
 
-REACH, LOOK, UP, STREAM_SET = "reach", "look", "up", "stream set "
-"""Aspects: the cluster is reachable, the cluster is observable, a node is up, and one of a table's stream sets."""
+REACH, LOOK, UP, STREAM_SET, LAG = "reach", "look", "up", "stream set ", "lag"
+"""Aspects: the cluster is reachable, the cluster is observable, a node is up, one of a table's stream sets, and how far
+the ingest of its log is behind.
+"""
 PREEXISTING = "was there before changes were noted"
 """Marks the initial state of a home in the record of changes; it is no change."""
 GENERATION = "generation "
@@ -41,6 +44,12 @@ _RESOLVED = {
     (CLUSTER_SUBJECT, REACH): "answers again",
     (CLUSTER_SUBJECT, LOOK): "can be looked at again",
 }
+_LAG_STATES = {
+    TtlLag.HALF: "notice: half of the TTL of its unread log rows has passed",
+    TtlLag.MOST: "warning: three quarters of the TTL of its unread log rows have passed",
+    TtlLag.DYING: "error: rows of its log may have expired unread",
+}
+"""The state of a table whose ingest is behind. It names no time, so that each level is one change."""
 _MAX_LINES = 6
 _ALTERED_PREFIX = "altered last at "
 _OPTIONS = re.compile(r"\) WITH cdc = \{(?P<options>.*?)\}")
@@ -90,6 +99,16 @@ def current_problems(
 def down_nodes(addresses: Iterable[str]) -> dict[AspectKey, str]:
     """Return the problem entries of nodes that do not answer."""
     return {(f"node {address}", UP): "is down" for address in addresses}
+
+
+def with_ingest_lags(problems: ClusterState, lake: Lake, now_us: Microseconds) -> dict[AspectKey, str]:
+    """Return problems with the logs whose ingest is behind now, against the TTL of their rows."""
+    lags = {
+        (f"table {lag.full_name}", LAG): _LAG_STATES[lag.status.lag]
+        for lag in read_ingest_lags(lake, now_us)
+        if lag.status.lag in _LAG_STATES
+    }
+    return {key: line for key, line in problems.items() if key[1] != LAG} | lags
 
 
 def record_initial_state(lake: Lake, clock: Clock) -> None:
@@ -160,6 +179,8 @@ def _describe_change(key: AspectKey, old: str | None, new: str | None, now_us: M
         return "is no longer left out" if new is None else f"is left out: {new}"
     if aspect == CDC_LOCAL_ASPECT:
         return "its cdc_local is read again" if new is None else f"its cdc_local is not known: {new}"
+    if aspect == LAG:
+        return "the ingest of its log has caught up" if new is None else new
     if aspect == UP:
         return "is up again" if new is None else new
     if aspect.startswith(STREAM_SET):

@@ -121,7 +121,8 @@ def read_cluster_view(lake: Lake, now_us: Microseconds, problems: dict[AspectKey
         for consumer in consumers.read_consumers(lake)
         if consumer.name == FROM_CLUSTER
     }
-    return ClusterView(now_us, changes.read_cluster_state(lake), problems or {}, positions)
+    current = changes.with_ingest_lags(problems or {}, lake, now_us)
+    return ClusterView(now_us, changes.read_cluster_state(lake), current, positions)
 
 
 def diff_views(name: str, before: ClusterView, after: ClusterView) -> list[WatchedChange]:

@@ -363,6 +363,25 @@ def test_lag_against_the_ttl_is_a_finding(
     assert answer.exit_code == (code == "rows-dying")
 
 
+@pytest.mark.parametrize(
+    ("behind_s", "lag"),
+    [(1799, "fine"), (1800, "half"), (2700, "three quarters"), (3600, "dying")],
+)
+def test_an_ingest_reports_its_lag_and_fails_once_rows_may_have_expired(
+    behind_s: int, lag: str, standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
+) -> None:
+    """It is stopped where the log was read already, so nothing is read and no gap is recorded yet."""
+    world = begun(standin, cluster, workers, TTL)
+    at = READ_US + 1 + behind_s * SECOND_US
+    answer = world.ingest(at, "--until", format_us(Microseconds(READ_US)), "--second-pass-after", "0", "--json")
+    assert (answer.exit_code, answer.json["lag"]) == (int(lag == "dying"), lag)
+    assert answer.json["lag_seconds"] == (at - READ_US) / SECOND_US
+    assert ("[lag-near-ttl]" in answer.stderr) == (lag != "fine")
+    assert ("may have died unread" in answer.stderr) == (lag == "dying")
+    assert answer.json["windows"] == []
+    assert world.rows() == []
+
+
 def test_rows_that_never_die_lag_behind_nothing(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
     """However late it is; and before a first window nobody knows."""
     begun(standin, cluster, workers, 0)

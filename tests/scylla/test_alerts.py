@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run
+from support.homes.ingested import POSITION_US, ReadLog, ingested_home, read_up_to
 from support.standin.cluster import FIRST_MS, PASSWORD, USER, StandIn, description
 from support.standin.world import OBSERVER, time_uuid
 from support.waiting import await_true
 
 from cdc_platform.alerts import AlertQueue, Hook, forget_alerts, hooks, send_alerts
-from cdc_platform.clock import Clock, Milliseconds
+from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError
 from cdc_platform.home_location import HomeLocation, open_home_location
@@ -34,6 +35,7 @@ from cdc_platform.scylla import (
     run_observation,
 )
 from cdc_platform.scylla.registry import ClusterIdentity
+from cdc_platform.scylla.watch import ClusterView, diff_views, read_cluster_view
 
 SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 CHANGE = {"at": "2026-11-22T12:00:00.000000Z", "cluster": "prod", "who": "cluster", "what": "answers again"}
@@ -274,6 +276,56 @@ def test_what_was_noted_is_told_once_however_often_it_is_asked(
     assert tick() == [("node 127.0.0.3", "is up again")]
     forget_alerts(cluster)
     assert (tick(), warnings) == ([], [])
+
+
+def test_an_ingest_that_falls_behind_is_one_alert_a_level(writing: Path, tmp_path: Path) -> None:
+    """Half of the TTL, three quarters, all of it, also while the cluster is down; then that it has caught up."""
+    home, cluster = ingested_home(tmp_path / "mirror", [ReadLog("t"), ReadLog("forever", 0), ReadLog("new", 400, None)])
+    hook, warnings = Hook.find(home, str(writing), TEN_SECONDS), list[str]()
+
+    def tick(after_s: int, seen: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
+        (tmp_path / "told").unlink(missing_ok=True)
+        clock = Clock(Microseconds(POSITION_US + 1 + after_s * SECOND_US))
+        for _ in range(2):
+            send_alerts(cluster, hook, clock, seen, warnings.append)
+        return [(each["who"], each["what"]) for each in told(tmp_path)]
+
+    assert tick(199) == []
+    assert tick(200) == [("table shop.t", "notice: half of the TTL of its unread log rows has passed")]
+    assert tick(299) == []
+    down = Unreachable("prod: no node is up")
+    assert tick(300, down) == [
+        ("table shop.t", "warning: three quarters of the TTL of its unread log rows have passed"),
+        ("cluster", "prod: no node is up"),
+    ]
+    assert tick(400, down) == [("table shop.t", "error: rows of its log may have expired unread")]
+    read_up_to(Lake(cluster.open_home().lake), [ReadLog("t", position_us=POSITION_US + 400 * SECOND_US)])
+    assert tick(400, down) == [("table shop.t", "the ingest of its log has caught up")]
+    assert warnings == []
+
+
+def test_a_watch_shows_each_level_of_lag_as_a_change(tmp_path: Path) -> None:
+    """From one look to the next; a lag that stays at its level is no change, and neither is one of an earlier look."""
+    _, cluster = ingested_home(tmp_path / "home", [ReadLog("t"), ReadLog("new", windows=None)])
+    lake = Lake(cluster.open_home().lake)
+
+    def view(after_s: int, before: ClusterView | None = None) -> ClusterView:
+        now_us = Microseconds(POSITION_US + 1 + after_s * SECOND_US)
+        return read_cluster_view(lake, now_us, {} if before is None else dict(before.problems))
+
+    fine = view(199)
+    half = view(200, fine)
+    whole = view(400, half)
+    assert [change.what for change in diff_views("prod", fine, half)] == [
+        "notice: half of the TTL of its unread log rows has passed"
+    ]
+    assert diff_views("prod", half, view(299, half)) == []
+    assert [(change.who, change.what) for change in diff_views("prod", half, whole)] == [
+        ("table shop.t", "error: rows of its log may have expired unread")
+    ]
+    assert [change.what for change in diff_views("prod", whole, view(0, whole))] == [
+        "the ingest of its log has caught up"
+    ]
 
 
 @pytest.mark.cassandra
