@@ -26,11 +26,11 @@ from cdc_platform_assets.metadata import build_rows_preview
 from cdc_platform_assets.run_requests import request_scheduled_run
 from cdc_platform_resources.home import HomeResource
 
-UPKEEP_JOB = "upkeep"
+MAINTENANCE_JOB = "maintenance"
 MAINTENANCE_CRON = "30 4 * * *"
 
 
-@op(pool="platform/upkeep", retry_policy=RETRY_POLICY)
+@op(pool="platform/maintenance", retry_policy=RETRY_POLICY)
 def clear_tables(context: OpExecutionContext, home: HomeResource) -> None:
     """Delete files that no table needs; after all other tables, fail if one could not be vacuumed."""
     with platform_errors_as_failures():
@@ -56,12 +56,12 @@ def open_lakes(home: HomeLocation) -> dict[str, Lake]:
 
 
 @job(
-    name=UPKEEP_JOB,
+    name=MAINTENANCE_JOB,
     description="Deletes files that no table version has needed for seven days, in all tables of this home and of its "
     "clusters. A failed run can be repeated.",
     executor_def=in_process_executor,
 )
-def upkeep() -> None:
+def maintain_tables() -> None:
     """Vacuum all tables."""
     clear_tables()
 
@@ -71,19 +71,19 @@ def request_scheduled_maintenance(
 ) -> RunRequest | SkipReason:
     """Request a maintenance run at `moment` if there are tables and no run is active."""
     has_tables = any(list_stored_tables(lake) for lake in open_lakes(home).values())
-    return request_scheduled_run(instance, UPKEEP_JOB, moment, None if has_tables else "there are no tables yet")
+    return request_scheduled_run(instance, MAINTENANCE_JOB, moment, None if has_tables else "there are no tables yet")
 
 
 @schedule(
-    name="daily_upkeep",
-    job_name=UPKEEP_JOB,
+    name="daily_maintenance",
+    job_name=MAINTENANCE_JOB,
     cron_schedule=MAINTENANCE_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
     description="Every night, requests the deletion of files that no table version has needed for seven days.",
 )
-def daily_upkeep(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
+def daily_maintenance(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
     """Run `request_scheduled_maintenance` on this home and instance."""
     return request_scheduled_maintenance(home.home(), context.instance, context.scheduled_execution_time)
 
 
-DEFINED = Definitions(jobs=[upkeep], schedules=[daily_upkeep])
+DEFINED = Definitions(jobs=[maintain_tables], schedules=[daily_maintenance])

@@ -145,7 +145,7 @@ LEAVES = {
 }
 """What of that is left to do in the cluster itself."""
 READ_ON = {
-    *("catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_upkeep", "live_logs"),
+    *("catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_maintenance", "live_logs"),
     "hourly_logs",
 }
 """Ticks that look at a home, keep its files up, or ask for what readers do."""

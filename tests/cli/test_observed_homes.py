@@ -76,7 +76,14 @@ LOOKING = {
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster replace"),
 }
 """Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
-LOOKING_TICKS = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_upkeep", "live_logs"}
+LOOKING_TICKS = {
+    "catalogue",
+    "changed_clusters",
+    "changed_logs",
+    "daily_audit_of_tables",
+    "daily_maintenance",
+    "live_logs",
+}
 
 
 @pytest.fixture(scope="module")

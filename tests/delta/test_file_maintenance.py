@@ -33,7 +33,7 @@ from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.storage import StoragePath, leases, parse_path, write_check
 from cdc_platform.tables import TABLES
-from cdc_platform_assets.maintenance import UPKEEP_JOB, open_lakes, request_scheduled_maintenance
+from cdc_platform_assets.maintenance import MAINTENANCE_JOB, open_lakes, request_scheduled_maintenance
 
 HOUR = timedelta(hours=1)
 YOUNG, OLD = (VERSION_RETENTION + by for by in (-HOUR, HOUR))
@@ -225,7 +225,7 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
             f"{aged.home}/empty" if aged.home.startswith("s3:") else str(Path(aged.home).parent / "empty")
         )
         assert isinstance(request_scheduled_maintenance(empty, instance, datetime(2026, 1, 1)), SkipReason)
-        job = defs.resolve_job_def(UPKEEP_JOB)
+        job = defs.resolve_job_def(MAINTENANCE_JOB)
         assert job.execute_in_process(run_config=QUIET, instance=instance).success
         assert not any(there(strange))
         (_, name, damaged), *_ = tables(aged.home)
