@@ -1,4 +1,4 @@
-"""checkAndRepairCdcStreams in Dagster: a check, a job that queues the repair, and a sensor that is off by default.
+"""checkAndRepairCdcStreams in Dagster: a check, a job that queues the repair, and a sensor that reports the need.
 
 The sensor `waiting_joins` runs a queued repair like a join. No Spark.
 """
@@ -28,6 +28,7 @@ from cdc_platform.errors import PlatformError
 from cdc_platform.lifecycle import audit_ring_fit, find_misfits
 from cdc_platform.lifecycle import repair as repairing
 from cdc_platform.metastore import inbox, store_check_results
+from cdc_platform.settings import Settings
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
 from cdc_platform_assets.checks import LOW_PRIORITY_TAGS, start_judging, tag_violations_on_run
 from cdc_platform_assets.failures import platform_errors_as_failures
@@ -115,8 +116,12 @@ audit_named_generations = build_table_checks(
 )
 
 
-def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """Request a run of the repair job if ScyllaDB's own conditions call for it. This reads no stream."""
+def request_repair(lake: Lake, settings: Settings, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+    """Request a run of the repair job if ScyllaDB's own conditions call for it and the settings allow it.
+
+    Without the setting `repair_automatically` the skip reason names the condition and the command. This reads no
+    stream.
+    """
 
     def find_work() -> Work | NoWork:
         try:
@@ -129,6 +134,12 @@ def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) ->
             return NoWork("a repair is queued; the sensor waiting_joins runs it")
         if checkup.blocked_by:
             return NoWork(f"a repair is needed, but {checkup.blocked_by[0]}")
+        if not settings.repair_automatically:
+            issue = checkup.reasons[0]
+            return NoWork(
+                f"a repair is needed ({issue.condition.value}: {issue.detail}); queue it with: cdc-platform repair, or "
+                "let this sensor do so with the setting repair_automatically"
+            )
         return Work(read_versions(lake, watched), "queue the repair", "run: cdc-platform repair")
 
     watched = (NODES, BOOTSTRAP_EVENTS, GENERATIONS)
@@ -141,14 +152,15 @@ def request_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) ->
     name="needed_repairs",
     job_name=REPAIR_JOB,
     minimum_interval_seconds=60,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Every minute, requests a repair if the latest generation no longer fits the ring. Off by default: "
-    "only an operator knows whether a node that left will come back.",
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Every minute, checks whether the latest generation still fits the ring, and says in its tick which "
+    "repair is needed. It requests no run unless `repair_automatically = true` is in settings.toml: a repair creates a "
+    "generation, and only an operator knows whether a node that left will come back.",
 )
 @skip_unless_writable
 def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
     """Run `request_repair` on this home and instance."""
-    return request_repair(home.lake(), context.instance, context.cursor)
+    return request_repair(home.lake(), home.settings(), context.instance, context.cursor)
 
 
 def _build_conditions_table(checkup: repairing.RepairCheck) -> TableMetadataValue:

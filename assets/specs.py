@@ -24,7 +24,9 @@ from dagster import (
     AssetSpec,
     BackfillPolicy,
     BetaWarning,
+    FreshnessPolicy,
     PartitionsDefinition,
+    SpecificPartitionsPartitionMapping,
     TableColumn,
     TableColumnConstraints,
     TableColumnDep,
@@ -34,7 +36,7 @@ from dagster import (
     with_source_code_references,
 )
 
-from cdc_platform.tables import Table
+from cdc_platform.tables import TIMESTAMP, Table, column
 from cdc_platform_assets.failures import RETRY_POLICY
 
 JOIN_CODE_MODULES = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
@@ -80,6 +82,21 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
 
 OWNERS = ["team:cdc"]
 
+REWRITE_DECISIONS = Table(
+    "platform",
+    "rewrite_decisions",
+    pa.schema(
+        [
+            column("time", TIMESTAMP, "timestamp of a V1 generation"),
+            column("action", pa.string(), "rewrite, skip-too-old, skip-present or missing-data"),
+            column("reason", pa.string(), "why the rewrite decided so"),
+        ]
+    ),
+    keys=("time",),
+    comment="What the rewrite decided about each V1 generation",
+)
+"""Stands for the decisions, which no table stores: the rewrite between the V1 and the V2 tables."""
+
 ColumnSources = Mapping[str, Sequence[tuple[Table, str]]]
 """The source columns of each column, as (table, column)."""
 
@@ -87,6 +104,15 @@ ColumnSources = Mapping[str, Sequence[tuple[Table, str]]]
 def asset_key_from_table(table: Table) -> AssetKey:
     """Return the asset key of a table: its keyspace and name, as in ScyllaDB."""
     return AssetKey([table.keyspace, table.name])
+
+
+def lineage_edge(table: Table) -> AssetDep:
+    """Return a dependency on a partitioned table that the asset graph shows and that makes no partition stale.
+
+    For inputs of which most changes leave existing partitions as they are: a new generation changes no row of an older
+    one. The mapping names no partition of the input, so Dagster compares no versions along the edge.
+    """
+    return AssetDep(asset_key_from_table(table), partition_mapping=SpecificPartitionsPartitionMapping([]))
 
 
 def pool_from_table(table: Table) -> str:
@@ -104,17 +130,20 @@ def table_asset(
     partitions: PartitionsDefinition | None = None,
     sources: ColumnSources | None = None,
     code: Sequence[str] = (),
+    reads: str | None = None,
+    freshness: FreshnessPolicy | None = None,
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
-    """Return Dagster's `@asset` for a table. `spark`: True if materializing it needs a session.
+    """Return Dagster's `@asset` for a table. `spark`: True if materializing it can need a session.
 
-    `code` names the modules that compute the table and so determine its code version. One run handles several
-    partitions.
+    `code` names the modules that compute the table and so determine its code version. `reads` is the kind of the
+    system outside the home that a materialization reads. `freshness` is for assets that are materialized regularly.
+    One run handles several partitions.
     """
     make = without_beta_warnings(asset)(
         key=asset_key_from_table(table),
         group_name=group,
         owners=OWNERS,
-        kinds={"deltalake", "pyspark"} if spark else {"deltalake"},
+        kinds={"deltalake", "spark" if spark else "python", *([reads] if reads else [])},
         pool=pool_from_table(table),
         retry_policy=RETRY_POLICY,
         description=f"{table.comment}.\n\n{description}",
@@ -124,6 +153,7 @@ def table_asset(
         partitions_def=partitions,
         code_version=compute_code_version(*code) if code else None,
         backfill_policy=None if partitions is None else BackfillPolicy.single_run(),
+        freshness_policy=freshness,
     )
 
     def made(materialize: Callable[..., Any]) -> AssetsDefinition:
@@ -146,7 +176,12 @@ def without_beta_warnings(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def build_table_spec(
-    table: Table, *, group: str, description: str, partitions: PartitionsDefinition | None = None
+    table: Table,
+    *,
+    group: str,
+    description: str,
+    deps: Sequence[AssetKey | AssetDep] = (),
+    partitions: PartitionsDefinition | None = None,
 ) -> AssetSpec:
     """Build the spec of a table that assets read but none of them writes."""
     return AssetSpec(
@@ -157,6 +192,7 @@ def build_table_spec(
         description=f"{table.comment}.\n\n{description}",
         metadata=build_table_metadata(table, None),
         tags={"keyspace": table.keyspace},
+        deps=deps,
         partitions_def=partitions,
     )
 

@@ -29,7 +29,7 @@ from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from cdc_platform_assets.run_requests import NoWork, Work, request_work, skip_unless_writable
-from cdc_platform_assets.specs import ColumnSources, table_asset
+from cdc_platform_assets.specs import ColumnSources, lineage_edge, table_asset
 from cdc_platform_assets.table_checks import build_table_checks
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -48,6 +48,7 @@ _STATE_TAG = "cdc_platform/switch_state"
     GENERATION_SWITCHES,
     group="generations",
     spark=False,
+    deps=[lineage_edge(GENERATION_DESCRIPTIONS_V2)],
     sources=GENERATION_SWITCHES_LINEAGE,
     code=("cdc_platform.lifecycle.switch", "cdc_platform.generations.switch"),
     description="Materializing it advances every unfinished switch: it collects missing acknowledgements, commits a "

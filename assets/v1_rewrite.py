@@ -6,6 +6,8 @@ from datetime import datetime
 
 from dagster import (
     AssetExecutionContext,
+    AssetMaterialization,
+    AssetObservation,
     AssetSelection,
     Config,
     DagsterInstance,
@@ -30,7 +32,7 @@ from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.lifecycle import V2_STEPS, audit_rewrite, find_step
 from cdc_platform.lifecycle import rewrite as procedure
-from cdc_platform.metastore import generations
+from cdc_platform.metastore import cdc_tables, generations
 from cdc_platform.settings import Settings
 from cdc_platform.tables import (
     CDC_LOCAL,
@@ -42,7 +44,7 @@ from cdc_platform.tables import (
     STREAMS_DESCRIPTIONS_V2,
     Table,
 )
-from cdc_platform.timeline import GenerationRows, get_generation_names
+from cdc_platform.timeline import GenerationRows, list_generation_names
 from cdc_platform_assets.data_versions import (
     AssetEventSpec,
     build_partition_event,
@@ -51,13 +53,15 @@ from cdc_platform_assets.data_versions import (
 )
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.partitions import GENERATIONS_NAME, read_generation_keys
+from cdc_platform_assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME, read_generation_keys
 from cdc_platform_assets.run_requests import NoWork, Work, request_scheduled_run, request_work, skip_unless_writable
 from cdc_platform_assets.specs import (
     JOIN_CODE_MODULES,
+    REWRITE_DECISIONS,
     ColumnSources,
     asset_key_from_table,
     build_column_lineage,
+    build_table_spec,
     compute_code_version,
     table_asset,
 )
@@ -78,6 +82,9 @@ _REWRITTEN_LINEAGE: Mapping[Table, ColumnSources] = {
     GENERATION_TIMESTAMPS: {"time": [(STREAMS_DESCRIPTIONS, "time")]},
 }
 """The sources of the rows that a rewrite publishes. A join publishes other rows of the same tables."""
+_PUBLISHED_TABLES = tuple(_REWRITTEN_LINEAGE)
+MAX_SKIPPED = 200
+"""The most V1 generations that one run or tick reports, so that it stays short."""
 _CODE_MODULES = ("cdc_platform.lifecycle.rewrite", "cdc_platform.generations.expiry")
 
 
@@ -93,7 +100,7 @@ class RewriteConfig(Config):
 
 @table_asset(
     GENERATION_DESCRIPTIONS,
-    group="first_format",
+    group="v1_format",
     spark=False,
     code=_CODE_MODULES,
     description="Materializing it lists the V1 generations with data and writes nothing. Nodes write this table until "
@@ -111,7 +118,7 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
 
 @table_asset(
     STREAMS_DESCRIPTIONS,
-    group="first_format",
+    group="v1_format",
     spark=False,
     deps=[asset_key_from_table(GENERATION_DESCRIPTIONS)],
     code=_CODE_MODULES,
@@ -144,6 +151,8 @@ def cdc_streams_descriptions(
         "decisions": build_rows_preview(("time", "action", "reason"), rows),
     }
     if not config.dry_run:
+        _log_decisions(context, lake, done.decisions)
+        report_skipped_generations(lake, clock.clock(), home.settings(), context.instance)
         _log_rewritten_partitions(
             context, lake, [outcome.time_ms for outcome in done.decisions if outcome.action == "rewrite"]
         )
@@ -153,26 +162,101 @@ def cdc_streams_descriptions(
 
 def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times: Sequence[Milliseconds]) -> None:
     """Log, for each rewritten generation, that this run wrote its streams rows and its timestamp."""
-    names = read_generation_keys(lake, context.instance)
-    partitions = {time_ms: names.of(get_generation_names(lake, names, time_ms).id, time_ms) for time_ms in times}
+    keys = _read_partition_keys(lake, context.instance)
+    partitions = {time_ms: keys[time_ms] for time_ms in times}
     context.instance.add_dynamic_partitions(GENERATIONS_NAME, list(partitions.values()))
     for time_ms, partition in partitions.items():
-        for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
+        for table in _PUBLISHED_TABLES:
             part = GenerationRows(table, {"time": datetime_from_ms(time_ms)})
-            inputs = [asset_key_from_table(input_table) for input_table in find_step(V2_STEPS, table).relies_on]
-            spec = AssetEventSpec(
-                asset_key_from_table(table),
-                inputs,
-                compute_code_version(*JOIN_CODE_MODULES),
-                build_column_lineage(_REWRITTEN_LINEAGE[table]),
-            )
+            content, change = read_partition_content(lake, part), find_last_write(lake, part)
             context.log_event(
-                build_partition_event(
-                    context.instance, spec, partition, read_partition_content(lake, part), find_last_write(lake, part)
-                )
+                build_partition_event(context.instance, _build_event_spec(table), partition, content, change)
             )
 
 
+def _build_event_spec(table: Table) -> AssetEventSpec:
+    """Return what an event names of a table into which the rewrite publishes."""
+    return AssetEventSpec(
+        asset_key_from_table(table),
+        [asset_key_from_table(input_table) for input_table in find_step(V2_STEPS, table).relies_on],
+        compute_code_version(*JOIN_CODE_MODULES),
+        build_column_lineage(_REWRITTEN_LINEAGE[table]),
+    )
+
+
+def report_skipped_generations(lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance) -> int:
+    """Report each V1 generation that is too old to be rewritten, and return how many are new to Dagster.
+
+    Its partitions of the V2 tables get an event without rows that gives the reason; otherwise they would stay missing
+    for ever. Partitions that have any event already are left as they are. While the CDC-enabled tables are unknown,
+    none is reported, because each generation may still have log rows.
+    """
+    if procedure.has_no_v1_streams(lake) or not cdc_tables.are_cdc_tables_known(lake):
+        return 0
+    skipped = [
+        decision for decision in procedure.plan_rewrite(lake, clock, settings) if decision.action == "skip-too-old"
+    ]
+    listed = generations.read_listed_times(lake)
+    keys = _read_partition_keys(lake, instance)
+    reasons = {keys[decision.time_ms]: decision for decision in skipped if decision.time_ms not in listed}
+    if not reasons:
+        return 0
+    missing = {
+        table: reasons.keys() - instance.get_materialized_partitions(asset_key_from_table(table))
+        for table in _PUBLISHED_TABLES
+    }
+    new = [partition for partition in reasons if any(partition in absent for absent in missing.values())]
+    new = new[:MAX_SKIPPED]
+    if new:
+        instance.add_dynamic_partitions(GENERATIONS_NAME, new)
+    for partition in new:
+        for table in (table for table in _PUBLISHED_TABLES if partition in missing[table]):
+            instance.report_runless_asset_event(_build_skip_event(lake, instance, table, partition, reasons[partition]))
+    return len(new)
+
+
+def _read_partition_keys(lake: Lake, instance: DagsterInstance) -> dict[Milliseconds, str]:
+    """Return the partition key of each generation by its time (ms)."""
+    names = list_generation_names(lake, read_generation_keys(lake, instance))
+    return {name.time_ms: name.key for name in names if name.time_ms is not None}
+
+
+def _build_skip_event(
+    lake: Lake, instance: DagsterInstance, table: Table, partition: str, decision: procedure.RewriteDecision
+) -> AssetMaterialization:
+    content = read_partition_content(lake, GenerationRows(table, {"time": datetime_from_ms(decision.time_ms)}))
+    event = build_partition_event(instance, _build_event_spec(table), partition, content, None)
+    return AssetMaterialization(
+        event.asset_key,
+        description=f"Skipped by the rewrite: {decision.reason}.",
+        metadata={"skipped": decision.reason, "dagster/row_count": 0, "table": table.full_name},
+        partition=partition,
+        tags=event.tags,
+    )
+
+
+def _log_decisions(context: AssetExecutionContext, lake: Lake, decisions: Sequence[procedure.RewriteDecision]) -> None:
+    """Log what this run did about each V1 generation, on the asset that stands for the rewrite's decisions."""
+    keys = _read_partition_keys(lake, context.instance)
+    for decision in decisions[-MAX_SKIPPED:]:
+        context.log_event(
+            AssetObservation(
+                asset_key_from_table(REWRITE_DECISIONS),
+                description=f"{decision.action}: {decision.reason}",
+                metadata={"action": decision.action, "reason": decision.reason},
+                partition=keys[decision.time_ms],
+            )
+        )
+
+
+REWRITE_DECISIONS_SPEC = build_table_spec(
+    REWRITE_DECISIONS,
+    group="v1_format",
+    deps=[asset_key_from_table(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)],
+    partitions=GENERATION_PARTITIONS,
+    description="The rewrite between the V1 and the V2 tables. Each run that decides about a generation reports here "
+    "what it did and why.",
+)
 audit_cdc_streams_descriptions = build_table_checks("audit_rewrite", STREAMS_DESCRIPTIONS, V1_FAMILY, audit_rewrite)
 
 
@@ -219,11 +303,20 @@ def request_rewrite(
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
     description="Every minute, requests the rewrite while a V1 generation that can still hold rows is not in the V2 "
-    "tables and a node is not marked as rewritten.",
+    "tables and a node is not marked as rewritten. Reports generations that are too old for it as skipped.",
 )
+def v1_leftovers(
+    context: SensorEvaluationContext, home: HomeResource, clock: ClockResource
+) -> SensorResult | SkipReason:
+    """Report what the rewrite skips, and run `request_rewrite` on this home and instance."""
+    report_skipped_generations(home.lake(), clock.clock(), home.settings(), context.instance)
+    return _request_if_writable(context, home=home, clock=clock)
+
+
 @skip_unless_writable
-def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
-    """Run `request_rewrite` on this home and instance."""
+def _request_if_writable(
+    context: SensorEvaluationContext, home: HomeResource, clock: ClockResource
+) -> SensorResult | SkipReason:
     return request_rewrite(home.lake(), clock.clock(), home.settings(), context.instance, context.cursor)
 
 
@@ -238,9 +331,10 @@ def request_scheduled_rewrite(
     name="hourly_rewrite",
     job_name=REWRITE_JOB,
     cron_schedule=REWRITE_CRON,
-    default_status=DefaultScheduleStatus.STOPPED,
-    description="Every hour, requests the rewrite until every node is marked as rewritten. An alternative to the "
-    "sensor `v1_leftovers`; both may be on.",
+    default_status=DefaultScheduleStatus.RUNNING,
+    description="Every hour, requests the rewrite while the home has a V1 streams table and a node is not marked as "
+    "rewritten. It repeats what the sensor `v1_leftovers` gives up after three attempts; neither requests a run while "
+    "one is in progress.",
 )
 @skip_unless_writable
 def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
@@ -265,7 +359,7 @@ def _hash_state(hosts: Sequence[str], times: Sequence[int]) -> str:
 
 
 DEFINED = Definitions(
-    assets=[cdc_generation_descriptions, cdc_streams_descriptions],
+    assets=[cdc_generation_descriptions, cdc_streams_descriptions, REWRITE_DECISIONS_SPEC],
     asset_checks=[audit_cdc_streams_descriptions],
     jobs=[rewrite],
     sensors=[v1_leftovers],

@@ -86,6 +86,8 @@ class Settings:
     """How long the rewrite waits before it repeats a read."""
     repair_strict: bool = False
     """Whether a repair also fixes mere warnings: sharding that differs from the owners', and misplaced streams."""
+    repair_automatically: bool = False
+    """Whether Dagster's sensor `needed_repairs` queues a repair that is needed, or only says so."""
     expiry_grace_ms: Milliseconds = _bounded_field(HOUR_MS, ge=0, le=DAY_MS * 30)
     """How long an expired generation stays for readers that are in the middle of it: at least their longest window."""
     expiry_skew_margin_ms: Milliseconds = _bounded_field(SECOND_MS * 10, ge=0, le=HOUR_MS)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import AssetSpec
+from dagster import AssetSpec, FreshnessPolicy
+from dagster._core.definitions.freshness import TimeWindowFreshnessPolicy
 
 from cdc_platform.checks import judge
 from cdc_platform.checks.invariants import INVARIANTS_BY_NAME
@@ -22,7 +23,10 @@ from cdc_platform.home_location import HOME_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SNAPSHOT = Path(__file__).resolve().parent / "data" / "definitions.json"
-READ = {"platform/generations", "platform/cdc_tables"}
+READ = {
+    *("platform/generations", "platform/cdc_tables"),
+    *("platform/ring_before_join", "platform/rewrite_decisions"),
+}
 """The tables that are shown and that no asset makes."""
 LOADERS = {
     "workspace": ["-w", str(ROOT / "workspace.yaml")],
@@ -88,10 +92,69 @@ def told(spec: AssetSpec) -> dict[str, Any]:
         "group": spec.group_name,
         "owners": list(spec.owners),
         "kinds": sorted(spec.kinds),
+        "freshness": None if spec.freshness_policy is None else windows(spec.freshness_policy),
         "deps": sorted(dep.asset_key.to_user_string() for dep in spec.deps),
         "partitions": getattr(partitions, "name", None),
         "columns": [column.name for column in spec.metadata["dagster/column_schema"].columns],
     }
+
+
+def windows(policy: FreshnessPolicy) -> list[str]:
+    """After how long an asset is told of as late, and as too late."""
+    assert isinstance(policy, TimeWindowFreshnessPolicy)
+    late = policy.warn_window
+    assert late is not None
+    return [str(late.to_timedelta()), str(policy.fail_window.to_timedelta())]
+
+
+def connected() -> dict[str, frozenset[str]]:
+    """What each asset is connected to by edges, in either direction and however far."""
+    graph = defs.resolve_asset_graph()
+    edges = {key: {*graph.get(key).parent_keys, *graph.get(key).child_keys} for key in graph.get_all_asset_keys()}
+    found: dict[str, frozenset[str]] = {}
+    for start in edges:
+        reached, waiting = {start}, [start]
+        while waiting:
+            waiting += (new := edges[waiting.pop()] - reached)
+            reached |= new
+        found[start.to_user_string()] = frozenset(key.to_user_string() for key in reached)
+    return found
+
+
+def test_no_group_is_an_island_without_a_reason() -> None:
+    """An asset is connected to those of the published generations, or its description says why no edge leads there."""
+    graph, groups = connected(), {}
+    specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
+    for name, spec in specs.items():
+        groups.setdefault(spec.group_name, set()).add(name)
+        apart = "system_distributed/cdc_generation_timestamps" not in graph[name]
+        assert not apart or "No edge leads" in (spec.description or ""), name
+    for group, members in groups.items():
+        others = set().union(*(graph[name] for name in members)) - members
+        reasons = ["No edge leads" in (specs[name].description or "") for name in members]
+        assert others or all(reasons), group
+
+
+def test_the_lineage_has_the_edges_of_the_design() -> None:
+    """From V1 to V2 by the rewrite, from streams to logs, and from the ring to the generation made of it."""
+    graph = defs.resolve_asset_graph()
+    parents = {
+        key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
+        for key in graph.get_all_asset_keys()
+    }
+    old = {f"system_distributed/{name}" for name in ("cdc_generation_descriptions", "cdc_streams_descriptions")}
+    assert parents["platform/rewrite_decisions"] == old
+    for name in ("cdc_streams_descriptions_v2", "cdc_generation_timestamps"):
+        assert "platform/rewrite_decisions" in parents[f"system_distributed/{name}"]
+    streams = {"system_distributed/cdc_streams_descriptions_v2", "system/cdc_timestamps"}
+    assert parents["platform/cdc_log"] == streams
+    assert "platform/ring_before_join" in parents["platform/topology_descriptions"]
+
+
+def test_what_runs_regularly_has_a_freshness_policy() -> None:
+    """Observed clusters, ingested logs, hourly copies and audits, and nothing that happens only when it is needed."""
+    rhythm = {spec.key.to_user_string() for spec in defs.resolve_all_asset_specs() if spec.freshness_policy is not None}
+    assert rhythm == {f"platform/{name}" for name in ("observed_cluster", "ingested_log", "consumed_hours", "tables")}
 
 
 def test_checks_of_assets_say_what_the_models_say() -> None:

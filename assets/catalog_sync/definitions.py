@@ -2,10 +2,10 @@
 
 from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, SkipReason, sensor
 
-from cdc_platform.tables import CDC_TABLES, GENERATIONS
+from cdc_platform.tables import CDC_LOCAL, CDC_TABLES, GENERATIONS
 from cdc_platform_assets.catalog_sync.sync import add_hour_partitions, sync_catalog
 from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions
-from cdc_platform_assets.specs import build_table_spec
+from cdc_platform_assets.specs import asset_key_from_table, build_table_spec
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
@@ -36,12 +36,13 @@ GENERATIONS_SPEC = build_table_spec(
     group="generations",
     description="Written by the steps of a join with a generation's timestamp and at the end of the join. No asset "
     "materializes it.",
+    deps=[asset_key_from_table(CDC_LOCAL)],
 )
 CDC_TABLES_SPEC = build_table_spec(
     CDC_TABLES,
     group="cdc_log",
     description="Lists the CDC-enabled tables and the TTLs of their logs. Written by `cdc-platform tables` and CQL "
-    "scripts.",
+    "scripts. No edge leads to the logs: each new table would make the logs of all other tables stale.",
 )
 
 DEFINED = Definitions(assets=[GENERATIONS_SPEC, CDC_TABLES_SPEC], sensors=[catalogue])

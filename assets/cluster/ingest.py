@@ -1,6 +1,8 @@
 """Ingestion of live CDC logs, one partition per table: started by hand, continued by a schedule."""
 
 from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
 
 import pyarrow as pa
 from dagster import (
@@ -12,6 +14,7 @@ from dagster import (
     DagsterInstance,
     DefaultScheduleStatus,
     DynamicPartitionsDefinition,
+    FreshnessPolicy,
     MaterializeResult,
     MetadataValue,
     RunRequest,
@@ -24,7 +27,7 @@ from dagster import (
 )
 
 from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_table_schema
-from cdc_platform.checks import INGEST_FAMILY, merge_findings
+from cdc_platform.checks import INGEST_FAMILY
 from cdc_platform.clock import SECOND_US, format_us
 from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake
@@ -36,6 +39,7 @@ from cdc_platform.scylla import registry
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
@@ -63,11 +67,13 @@ INGESTED_LOG = Table(
     INGESTED_LOG,
     group="clusters",
     spark=True,
+    reads="scylladb",
+    freshness=FreshnessPolicy.time_window(fail_window=timedelta(hours=1), warn_window=timedelta(minutes=15)),
     deps=[AssetKey(["platform", "observed_cluster"])],
     partitions=INGESTED_LOG_PARTITIONS,
     description="Materializing a partition, `cluster/keyspace.table`, ingests new rows of that CDC log exactly once, "
     "like `cdc-platform ingest`. The schedule `live_logs` repeats it, and updates the table itself if it is "
-    "replicated.",
+    "replicated. No edge leads to other groups, because the log is in the home of that cluster.",
 )
 def ingested_log(
     context: AssetExecutionContext, home: HomeResource, clock: ClockResource, spark: SparkResource
@@ -135,18 +141,11 @@ def audit_ingested_log(
     here = home.home()
 
     def audit(partition: str | None) -> FamilyFindings:
-        if partition is not None:
-            name, keyspace, table = parse_log_partition(partition)
-            return [
-                (
-                    INGEST_FAMILY,
-                    audit_ingest(Lake(registry.find_cluster(here, name).open_home().lake), f"{keyspace}.{table}"),
-                )
-            ]
-        findings = [
-            line for cluster in registry.list_clusters(here) for line in audit_ingest(Lake(cluster.open_home().lake))
-        ]
-        return [(INGEST_FAMILY, merge_findings(findings))]
+        if partition is None:
+            return [(INGEST_FAMILY, audit_cluster_homes(here, None, audit_ingest))]
+        name, keyspace, table = parse_log_partition(partition)
+        of_table = partial(audit_ingest, name=f"{keyspace}.{table}")
+        return [(INGEST_FAMILY, audit_cluster_homes(here, name, of_table))]
 
     yield from evaluate_checks(context, INGESTED_LOG, home.lake(), clock.clock(), audit)
 

@@ -6,6 +6,7 @@ A sensor tick costs a few small queries per cluster, over a session that the cod
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 from dagster import (
@@ -14,10 +15,13 @@ from dagster import (
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
+    DagsterRunStatus,
     DefaultSensorStatus,
     DynamicPartitionsDefinition,
+    FreshnessPolicy,
     MaterializeResult,
     RunRequest,
+    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
     define_asset_job,
@@ -27,7 +31,7 @@ from dagster import (
 )
 
 from cdc_platform.alerts import Alert, Hook, forget_alerts, send_alerts, sync_alerts
-from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation, merge_findings
+from cdc_platform.checks import OBSERVATION_FAMILY, audit_observation
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
@@ -46,10 +50,11 @@ from cdc_platform.scylla import (
 from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.run_requests import request_run
+from cdc_platform_assets.run_requests import PARTITION_TAG, request_run
 from cdc_platform_assets.specs import table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -58,6 +63,8 @@ CLUSTERS_NAME = "cluster"
 CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
 """The registered clusters, one partition each."""
 OBSERVE_JOB = "observe_cluster"
+OBSERVATION_PERIOD = timedelta(days=1)
+"""How often a cluster is observed that does not change, so that its freshness shows whether the sensor works."""
 FINGERPRINT_TAG = "cdc_platform/cluster_mark"
 OBSERVED_CLUSTER = Table(
     "platform",
@@ -82,9 +89,11 @@ AlertCallback = Callable[[ScyllaCluster, MetadataSnapshot | PlatformError], None
     OBSERVED_CLUSTER,
     group="clusters",
     spark=False,
+    reads="scylladb",
+    freshness=FreshnessPolicy.time_window(fail_window=timedelta(hours=26), warn_window=timedelta(hours=25)),
     partitions=CLUSTER_PARTITIONS,
     description="Materializing a partition observes that cluster once, like `cdc-platform observe`, and imports what "
-    "is new.",
+    "is new. No edge leads to other groups, because it stands for tables in the home of that cluster.",
 )
 def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Observe one cluster, and import what is new."""
@@ -125,9 +134,7 @@ def audit_observed_cluster(
     here = home.home()
 
     def audit(partition: str | None) -> FamilyFindings:
-        clusters = registry.list_clusters(here) if partition is None else [registry.find_cluster(here, partition)]
-        findings = [line for cluster in clusters for line in audit_observation(Lake(cluster.open_home().lake))]
-        return [(OBSERVATION_FAMILY, merge_findings(findings))]
+        return [(OBSERVATION_FAMILY, audit_cluster_homes(here, partition, audit_observation))]
 
     yield from evaluate_checks(context, OBSERVED_CLUSTER, home.lake(), clock.clock(), audit)
 
@@ -141,13 +148,18 @@ observe_cluster_job = define_asset_job(
 
 
 def request_observations(
-    home: HomeLocation, instance: DagsterInstance, sessions: SessionPool, alerts: AlertCallback | None = None
+    home: HomeLocation,
+    instance: DagsterInstance,
+    sessions: SessionPool,
+    alerts: AlertCallback | None = None,
+    moment: datetime | None = None,
 ) -> SensorResult:
-    """Request a partition for each cluster, and a run for each one that has changed since its last observation.
+    """Request a partition for each cluster, and a run for each that has changed or was not observed for a day.
 
     An unreachable cluster is reported in the skip reason and tried again at the next tick. `alerts` receives every
-    snapshot.
+    snapshot. `moment` is the time of the tick, by default now.
     """
+    moment = moment or datetime.now(UTC)
     clusters = registry.list_clusters(home)
     missing = sorted({cluster.name for cluster in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
     requests: list[RunRequest] = []
@@ -159,17 +171,19 @@ def request_observations(
         if isinstance(seen, PlatformError):
             reasons.append(str(seen))
             continue
+        state = seen.mark[:16]
         if seen.mark == read_last_fingerprint(cluster):
-            newest = seen.identity.newest_ms
-            reasons.append(
-                f"{cluster.name} has not changed; newest generation {'none' if newest is None else format_ms(newest)}"
-            )
-            continue
+            if _was_observed_within_a_day(instance, cluster.name, moment):
+                newest = seen.identity.newest_ms
+                known = "none" if newest is None else format_ms(newest)
+                reasons.append(f"{cluster.name} has not changed; newest generation {known}")
+                continue
+            state = f"{state}/{moment.date()}"
         attempt = request_run(
             instance,
             OBSERVE_JOB,
-            f"{cluster.name}/{seen.mark[:16]}",
-            state=(FINGERPRINT_TAG, seen.mark[:16]),
+            f"{cluster.name}/{state}",
+            state=(FINGERPRINT_TAG, state),
             partition=cluster.name,
         )
         if attempt.request is not None:
@@ -184,6 +198,17 @@ def request_observations(
         if requests
         else "; ".join(reasons) or "no cluster is registered; register one with: cdc-platform cluster add",
     )
+
+
+def _was_observed_within_a_day(instance: DagsterInstance, name: str, moment: datetime) -> bool:
+    """Return True if a run has observed the cluster in the day before `moment`."""
+    of_cluster = RunsFilter(
+        job_name=OBSERVE_JOB,
+        tags={PARTITION_TAG: name},
+        statuses=[DagsterRunStatus.SUCCESS],
+        updated_after=moment - OBSERVATION_PERIOD,
+    )
+    return bool(instance.get_runs(of_cluster, limit=1))
 
 
 def _read_fingerprint(sessions: SessionPool, cluster: ScyllaCluster) -> MetadataSnapshot | PlatformError:
@@ -235,9 +260,10 @@ def build_cluster_alerts(
     name="changed_clusters",
     job_name=OBSERVE_JOB,
     minimum_interval_seconds=30,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Every 30 seconds, requests an observation of each live cluster whose nodes, generations, stream sets "
-    "or schema changed. Runs the program of the setting `cluster_hook` for each change.",
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Every 30 seconds, requests an observation of each registered cluster whose nodes, generations, stream "
+    "sets or schema changed, or that was not observed for a day. Runs the program of the setting `cluster_hook` for "
+    "each change.",
 )
 def changed_clusters(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """Run `request_observations` on this home and instance."""

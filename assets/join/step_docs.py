@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from logging import Logger
 from typing import Any
+
+from dagster import MetadataValue
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.lifecycle import DescribedGeneration, InsertResult, JoinContext
@@ -22,11 +25,11 @@ from cdc_platform.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.timeline import Timeline
+from cdc_platform.timeline import GenerationKeys, Timeline
 from cdc_platform_assets import reports
 from cdc_platform_assets.join.plots import build_ring_plot, build_streams_plot, build_timeline_plot
 from cdc_platform_assets.metadata import build_rows_preview
-from cdc_platform_assets.specs import ColumnSources
+from cdc_platform_assets.specs import REWRITE_DECISIONS, ColumnSources, asset_key_from_table
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,17 @@ class StepReport:
 
 @dataclass(frozen=True)
 class StepDocs:
-    """A step as an asset: its group and description, whether it runs on Spark, and `report`, which describes a run."""
+    """A step as an asset: its group and description, whether it can run on Spark, and `report`, which describes a run.
+
+    `edges` are further inputs, which the asset graph shows and which make nothing stale.
+    """
 
     group: str
     spark: bool
     description: str
     sources: ColumnSources
     report: Callable[[JoinContext, Any, Logger], StepReport]
+    edges: tuple[Table, ...] = ()
 
 
 def _report_description(joining: JoinContext, made: DescribedGeneration, log: Logger) -> StepReport:
@@ -55,12 +62,23 @@ def _report_description(joining: JoinContext, made: DescribedGeneration, log: Lo
         log.warning(made.warning)
     metadata = {
         **({"mixed_cluster": made.warning} if made.warning else {}),
+        **_link_ring_before(joining),
         "streams": made.num_streams,
         "ring": build_ring_plot(joining.lake, ring, None if event.is_repair else event.node),
         "streams_a_node_and_a_shard": build_streams_plot(joining.lake, ring),
         "nodes": build_rows_preview(("host_id", "address", "ranges", "shards", "ignore_msb"), _node_rows(ring)),
     }
     return StepReport(made.num_ranges, metadata)
+
+
+def _link_ring_before(joining: JoinContext) -> dict[str, Any]:
+    """Return metadata that links the ring from which a generation was made, unless the generation is the first one."""
+    timed = Timeline.read(joining.lake).generations
+    earlier = list(takewhile(lambda generation: generation.id != joining.generation_id, timed))
+    if not earlier:
+        return {}
+    key = GenerationKeys.read(joining.lake).of(earlier[-1].id, earlier[-1].time_ms)
+    return {"ring_before": MetadataValue.asset(asset_key_from_table(NODES)), "generation_before": key}
 
 
 def _report_insert(joining: JoinContext, made: InsertResult, log: Logger) -> StepReport:
@@ -97,8 +115,16 @@ def _node_rows(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:
         yield str(node.host_id), node.address, len(node.tokens), node.shard_count, node.ignore_msb
 
 
-# A description is made from the current ring and the joining node. The ring is no dependency: the previous join wrote
-# it, and a dependency would form a cycle with the ring that this join writes.
+RING_BEFORE_JOIN = Table(
+    "platform",
+    "ring_before_join",
+    NODES.schema,
+    keys=NODES.keys,
+    comment="The ring from which a generation is made: `platform.nodes` as the join before it left it",
+)
+"""Stands for the nodes of the previous generation, because an edge from `platform.nodes` itself would close a cycle."""
+
+# A description is made from the current ring and the joining node.
 _RING_TABLES = (BOOTSTRAP_EVENTS, NODES)
 _TOKEN_COLUMNS = [(table, "tokens") for table in _RING_TABLES]
 _MSB_COLUMNS = [(table, "ignore_msb") for table in _RING_TABLES]
@@ -120,6 +146,7 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
             "ignore_msb": _MSB_COLUMNS,
         },
         report=_report_description,
+        edges=(RING_BEFORE_JOIN,),
     ),
     GENERATION_DESCRIPTIONS_V2: StepDocs(
         group="generations",
@@ -167,6 +194,7 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
             "streams": [(GENERATION_DESCRIPTIONS_V2, "streams"), (GENERATION_DESCRIPTIONS, "description")],
         },
         report=_report_streams,
+        edges=(REWRITE_DECISIONS,),
     ),
     GENERATION_TIMESTAMPS: StepDocs(
         group="publishing",
@@ -175,5 +203,6 @@ STEP_DOCS: Mapping[Table, StepDocs] = {
         "every timestamp that they see.",
         sources={"time": [(STREAMS_DESCRIPTIONS_V2, "time")]},
         report=_report_timestamp,
+        edges=(REWRITE_DECISIONS,),
     ),
 }

@@ -47,7 +47,13 @@ from cdc_platform_assets.join.partition_keys import filter_finished_joins, get_j
 from cdc_platform_assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
 from cdc_platform_assets.partitions import GENERATION_PARTITIONS, get_requested_partitions, get_run_partitions
-from cdc_platform_assets.specs import JOIN_CODE_MODULES, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform_assets.specs import (
+    JOIN_CODE_MODULES,
+    asset_key_from_table,
+    lineage_edge,
+    pool_from_table,
+    table_asset,
+)
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 from cdc_platform_resources.spark import SparkResource
@@ -56,12 +62,13 @@ from cdc_platform_resources.spark import SparkResource
 def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:
     # The first step starts from the inbox.
     inputs = [asset_key_from_table(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
+    edges = [lineage_edge(table) for table in docs.edges]
 
     @table_asset(
         step.table,
         group=docs.group,
         spark=docs.spark,
-        deps=inputs,
+        deps=[*inputs, *edges],
         partitions=GENERATION_PARTITIONS,
         description=docs.description,
         sources=docs.sources,

@@ -8,7 +8,7 @@ it is missing. An hour inside the safety window, or in a generation without all 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from dagster import (
     Config,
     DagsterInstance,
     DefaultScheduleStatus,
+    FreshnessPolicy,
     MaterializeResult,
     RunRequest,
     ScheduleEvaluationContext,
@@ -52,7 +53,13 @@ from cdc_platform_assets.partitions import (
     partition_from_hour_us,
 )
 from cdc_platform_assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_unless_writable
-from cdc_platform_assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
+from cdc_platform_assets.specs import (
+    ColumnSources,
+    asset_key_from_table,
+    lineage_edge,
+    pool_from_table,
+    table_asset,
+)
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
@@ -74,12 +81,13 @@ class Logs(Config):
     CONSUMED_HOURS,
     group="cdc_log",
     spark=False,
-    # An hour can have rows of any table and belong to any generation.
+    # An hour can have rows of any table, and a new generation changes no row of an hour that is over.
     deps=[
-        AssetDep(asset_key_from_table(table), partition_mapping=AllPartitionMapping())
-        for table in (CDC_LOG, GENERATION_TIMESTAMPS)
+        AssetDep(asset_key_from_table(CDC_LOG), partition_mapping=AllPartitionMapping()),
+        lineage_edge(GENERATION_TIMESTAMPS),
     ],
     partitions=HOUR_PARTITIONS,
+    freshness=FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
     sources=_LINEAGE,
     code=("cdc_platform.cdclog.consumer",),
     description="Materializing an hour copies its rows of every CDC log to `KS.T_scylla_cdc_log_hourly`, exactly "

@@ -1,5 +1,6 @@
 """CDC logs, one partition per base table: row counts, and a check of each row's placement."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from dagster import (
     DefaultSensorStatus,
     MaterializeResult,
     RunRequest,
+    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
     define_asset_job,
@@ -36,19 +38,22 @@ from cdc_platform.checks import LOG_FAMILY, SKIPPED_SET_FAMILY, STATE_FAMILY
 from cdc_platform.clock import format_us
 from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.tables import Table
+from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
-from cdc_platform_assets.specs import pool_from_table, table_asset
+from cdc_platform_assets.run_requests import FINISHED_STATUSES, PARTITION_TAG
+from cdc_platform_assets.specs import lineage_edge, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 from cdc_platform_resources.spark import SparkResource
 
 LOGS_JOB = "cdc_logs"
+PAUSE_FACTOR = 9
+"""How many times as long as a log's last check took the next one waits: checks take a tenth of the time at most."""
 CDC_LOG = Table(
     "platform",
     "cdc_log",
@@ -63,6 +68,7 @@ CDC_LOG = Table(
     CDC_LOG,
     group="cdc_log",
     spark=True,
+    deps=[lineage_edge(table) for table in (STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS)],
     partitions=CDC_LOG_PARTITIONS,
     code=("cdc_platform.cdclog.audit.logs",),
     description="Materializing a partition counts the rows of that table's log by operation and generation, and its "
@@ -131,35 +137,56 @@ check_logs = define_asset_job(
 )
 
 
-def request_log_checks(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """Request partitions for new logs, and a check of every log that has changed.
+def request_log_checks(
+    lake: Lake, instance: DagsterInstance, cursor: str | None, now_s: float | None = None
+) -> SensorResult:
+    """Request partitions for new logs, and a check of every log that has changed, unless its last check was just now.
 
     The run key contains the log's version, so that each version is checked once. The cursor lists the checked versions.
+    `now_s` is the time of the tick in seconds, by default now.
     """
-    versions = {schema.full_name: lake.version(log_table(schema)) for schema in read_logged_tables(lake)}
-    state = " ".join(f"{name}/{version}" for name, version in versions.items())
-    if state == (cursor or ""):
-        return SensorResult(skip_reason="no log has changed since its last check", cursor=state)
-    known = set((cursor or "").split())
+    now_s = time.time() if now_s is None else now_s
+    versions = {schema.full_name: str(lake.version(log_table(schema))) for schema in read_logged_tables(lake)}
+    if not versions:
+        return SensorResult(skip_reason="there is no CDC log in this home yet", cursor=cursor)
+    checked = {name: version for name, _, version in (entry.rpartition("/") for entry in (cursor or "").split())}
+    changed = [name for name, version in versions.items() if checked.get(name) != version]
+    waits = {name: reason for name in changed if (reason := _reason_to_wait(instance, name, now_s)) is not None}
+    due = [name for name in changed if name not in waits]
     missing = sorted(versions.keys() - set(instance.get_dynamic_partitions(LOGS_NAME)))
+    done = {name: checked.get(name) if name in waits else version for name, version in versions.items()}
     return SensorResult(
-        run_requests=[
-            RunRequest(run_key=f"{name}/{version}", partition_key=name)
-            for name, version in versions.items()
-            if f"{name}/{version}" not in known
-        ],
+        run_requests=[RunRequest(run_key=f"{name}/{versions[name]}", partition_key=name) for name in due],
+        skip_reason=None if due else "; ".join(waits.values()) or "no log has changed since its last check",
         dynamic_partitions_requests=[CDC_LOG_PARTITIONS.build_add_request(missing)] if missing else [],
-        cursor=state,
+        cursor=" ".join(f"{name}/{version}" for name, version in done.items() if version is not None),
     )
+
+
+def _reason_to_wait(instance: DagsterInstance, name: str, now_s: float) -> str | None:
+    """Return why a changed log is not checked now: a check is in progress, or the last one ended too recently."""
+    records = instance.get_run_records(RunsFilter(job_name=LOGS_JOB, tags={PARTITION_TAG: name}), limit=1)
+    if not records:
+        return None
+    last = records[0]
+    if last.dagster_run.status not in FINISHED_STATUSES:
+        return f"{name}: run {last.dagster_run.run_id} is in progress"
+    if last.start_time is None or last.end_time is None:
+        return None
+    took_s = last.end_time - last.start_time
+    wait_s = last.end_time + took_s * PAUSE_FACTOR - now_s
+    if wait_s <= 0:
+        return None
+    return f"{name}: its last check took {took_s:.0f} s, so the next one is due in {wait_s:.0f} s"
 
 
 @sensor(
     name="changed_logs",
     job_name=LOGS_JOB,
     minimum_interval_seconds=60,
-    default_status=DefaultSensorStatus.STOPPED,
-    description="Every minute, adds a partition for every CDC log, and requests a check of each log that changed. Off "
-    "by default, because a check reads the whole log.",
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Every minute, adds a partition for every CDC log, and requests a check of each log that changed. A "
+    "check reads the whole log, so the next one waits for nine times as long as the last one took.",
 )
 def changed_logs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
     """Run `request_log_checks` on this home and instance."""

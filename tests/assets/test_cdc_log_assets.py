@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import ExecuteInProcessResult
+from dagster import DagsterInstance, DagsterRunStatus, ExecuteInProcessResult, SensorResult
 from support.homes.log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from cdc_platform.checks import LOG_BATCH_COMPLETE, LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY, STATE_MATCHES_LOG
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs
-from cdc_platform_assets.log.logs import LOGS_JOB, request_log_checks
+from cdc_platform.delta import Lake
+from cdc_platform_assets.log.logs import LOGS_JOB, changed_logs, request_log_checks
 from cdc_platform_assets.partitions import LOGS_NAME
+from cdc_platform_assets.run_requests import PARTITION_TAG
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +90,43 @@ def test_a_tick_asks_for_what_has_changed(rehearsal: Rehearsal) -> None:
     put(rehearsal.lake, rows_of(rehearsal.lake, "tabs"), "tabs")
     (other,) = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor).run_requests or []
     assert other.run_key != request.run_key
+
+
+def test_the_sensor_is_on_and_says_why_it_skips(tmp_path: Path) -> None:
+    """Without a log it says so; nothing else can make it skip for good."""
+    assert changed_logs.default_status.value == "RUNNING"
+    with DagsterInstance.ephemeral() as instance:
+        found = request_log_checks(Lake(tmp_path / "lake"), instance, None)
+    assert said(found) == "there is no CDC log in this home yet"
+
+
+def test_checks_of_a_log_take_a_tenth_of_the_time_at_most(rehearsal: Rehearsal) -> None:
+    """While one runs the next waits, and afterwards nine times as long as it took; a change meanwhile is not lost."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    cursor = request_log_checks(lake, instance, None).cursor
+    under_way = instance.create_run_for_job(
+        defs.resolve_job_def(LOGS_JOB), tags={PARTITION_TAG: "ks.tabs"}, status=DagsterRunStatus.STARTED
+    )
+    put(lake, rows_of(lake, "tabs"), "tabs")
+    waiting = request_log_checks(lake, instance, cursor)
+    assert said(waiting) == f"ks.tabs: run {under_way.run_id} is in progress"
+    assert waiting.cursor == cursor
+    instance.delete_run(under_way.run_id)
+    assert run(rehearsal).success
+    (record,) = instance.get_run_records(limit=1)
+    assert record.start_time is not None
+    assert record.end_time is not None
+    took_s = record.end_time - record.start_time
+    early = request_log_checks(lake, instance, cursor, record.end_time + took_s * 8)
+    assert said(early).startswith(f"ks.tabs: its last check took {took_s:.0f} s, so the next one is due in ")
+    assert early.cursor == cursor
+    late = request_log_checks(lake, instance, early.cursor, record.end_time + took_s * 9 + 1)
+    assert [request.partition_key for request in late.run_requests or []] == ["ks.tabs"]
+    assert said(request_log_checks(lake, instance, late.cursor)) == "no log has changed since its last check"
+
+
+def said(found: SensorResult) -> str:
+    """Why a tick asks for no run."""
+    assert not found.run_requests
+    assert found.skip_reason is not None
+    return str(found.skip_reason.skip_message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from cdc_platform_assets.cluster.observations import (
     CLUSTERS_NAME,
     OBSERVE_JOB,
     build_hook_callback,
+    changed_clusters,
     request_observations,
 )
 
@@ -64,6 +66,16 @@ def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
     return result.success
 
 
+def test_without_a_cluster_the_sensor_says_how_to_add_one(
+    rehearsal: Rehearsal, home: HomeLocation, sessions: SessionPool
+) -> None:
+    """It is on, so that a cluster that is added is looked at without another word."""
+    assert changed_clusters.default_status.value == "RUNNING"
+    nothing = request_observations(home, rehearsal.instance, sessions)
+    assert not nothing.run_requests
+    assert "no cluster is registered; register one with: cdc-platform cluster add" in str(nothing.skip_reason)
+
+
 def test_a_cluster_is_looked_at_when_it_changes(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
@@ -77,7 +89,14 @@ def test_a_cluster_is_looked_at_when_it_changes(
     standin.proxy.statements.clear()
     second = request_observations(home, rehearsal.instance, sessions)
     assert not second.run_requests
+    assert "prod has not changed" in str(second.skip_reason)
     assert len(standin.proxy.statements) <= 5
+    tomorrow = datetime.now(UTC) + timedelta(days=1, minutes=1)
+    (daily,) = request_observations(home, rehearsal.instance, sessions, moment=tomorrow).run_requests or []
+    (next_day,) = (
+        request_observations(home, rehearsal.instance, sessions, moment=tomorrow + timedelta(days=1)).run_requests or []
+    )
+    assert daily.run_key != next_day.run_key
     standin.world.schema_changed()
     assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     for node in range(3):

@@ -44,6 +44,14 @@ def damaged(rehearsal: Rehearsal) -> Rehearsal:
     return rehearsal
 
 
+@pytest.fixture
+def automatic(damaged: Rehearsal) -> Rehearsal:
+    """The same in a home that lets the sensor repair."""
+    settings = damaged.lake.root.parent / "settings.toml"
+    settings.write_text("repair_automatically = true\n", encoding="utf-8")
+    return damaged
+
+
 def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
     """What one tick of the sensor asks for."""
     resources = {"home": HomeResource()}
@@ -116,8 +124,20 @@ def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> No
     assert [request.partition_key for request in asked.run_requests or ()] == [damaged.partition(waits.generation_id)]
 
 
-def test_the_sensor_is_off_and_asks_once(damaged: Rehearsal) -> None:
+def test_the_sensor_is_on_and_only_reports(damaged: Rehearsal) -> None:
+    """Without the setting a tick names condition, command and setting, asks for no run and changes nothing."""
+    assert needed_repairs.default_status.value == "RUNNING"
+    for _ in range(2):
+        assert said(tick(damaged)) == (
+            "a repair is needed (no-generation: no generation is known at all); queue it with: cdc-platform repair, or "
+            "let this sensor do so with the setting repair_automatically"
+        )
+    assert inbox.read_pending_events(damaged.lake) == []
+
+
+def test_the_sensor_asks_once_where_the_setting_is_on(automatic: Rehearsal) -> None:
     """A run for the damage; none while it runs, while the repair waits, or after three attempts."""
+    damaged = automatic
     (request,) = tick(damaged).run_requests or []
     job = defs.resolve_job_def(REPAIR_JOB)
     run = damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.STARTED)
@@ -130,7 +150,6 @@ def test_the_sensor_is_off_and_asks_once(damaged: Rehearsal) -> None:
     assert said(tick(damaged)).startswith("3 runs did not queue the repair")
     ask(damaged)
     assert said(tick(damaged)) == "a repair is queued; the sensor waiting_joins runs it"
-    assert needed_repairs.default_status.value == "STOPPED"
 
 
 def test_the_sensor_leaves_a_lake_without_a_ring_alone(rehearsal: Rehearsal) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from dagster import (
+    AssetMaterialization,
+    AssetRecordsFilter,
     DagsterInstance,
     DagsterRunStatus,
     ExecuteInProcessResult,
@@ -31,12 +33,15 @@ from cdc_platform.lifecycle.join import publish
 from cdc_platform.lifecycle.rewrite import rewrite_streams_tables
 from cdc_platform.metastore.cdc_local import hosts_with_rewrite_marker
 from cdc_platform.settings import Settings
-from cdc_platform.tables import GENERATION_TIMESTAMPS
+from cdc_platform.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, Table
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
+from cdc_platform_assets.partitions import GENERATIONS_NAME
 from cdc_platform_assets.run_requests import MAX_ATTEMPTS
-from cdc_platform_assets.specs import asset_key_from_table
+from cdc_platform_assets.specs import REWRITE_DECISIONS, asset_key_from_table
 from cdc_platform_assets.v1_rewrite import (
     REWRITE_JOB,
     hourly_rewrite,
+    report_skipped_generations,
     request_rewrite,
     request_scheduled_rewrite,
     v1_leftovers,
@@ -47,6 +52,7 @@ from cdc_platform_resources.home import HomeResource
 NOW_MS = Milliseconds(START_MS + 5 * HOUR_MS)
 NOW = Clock(us_from_ms(NOW_MS))
 HOSTS = {str(node.host_id) for node in nodes(3)}
+PUBLISHED = (STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
 NOON, ONE = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 13, tzinfo=UTC)
 
 
@@ -199,7 +205,11 @@ def test_sensor_and_schedule_on_at_once_ask_for_one_run(rehearsal: Rehearsal) ->
 
 
 def test_the_schedule_asks_until_every_node_is_marked(rehearsal: Rehearsal) -> None:
-    """Also where nothing is left to be rewritten: the markers are."""
+    """Also where nothing is left to be rewritten: the markers are. It is on, and says why it skips."""
+    assert hourly_rewrite.default_status.value == "RUNNING"
+    assert skipped(request_scheduled_rewrite(rehearsal.lake, Settings(), rehearsal.instance, NOON)) == (
+        "there is no V1 streams table"
+    )
     lake, instance = rehearsal.lake, rehearsal.instance
     old_cluster(lake, [])
     assert isinstance(request_scheduled_rewrite(lake, Settings(), instance, NOON), SkipReason)
@@ -227,3 +237,69 @@ def test_both_are_wired_to_home_and_clock(rehearsal: Rehearsal, tmp_path: Path) 
         ) as context:
             request: Any = hourly_rewrite(context)
     assert request.run_key == moment.isoformat()
+
+
+def test_generations_that_are_too_old_are_skipped_and_not_missing(rehearsal: Rehearsal) -> None:
+    """Each has an event without rows that gives the reason, whoever ran the rewrite; a second tick adds none."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    old_cluster(lake, times(4), tables=[("orders", 3 * 3600)])
+    rewrite_streams_tables(lake, NOW, Settings())
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 3
+    sync_catalog(lake, instance, defs.get_repository_def().asset_graph)
+    keys = {format_ms(Milliseconds(time_ms)) for time_ms in times(4)}
+    too_old = format_ms(Milliseconds(times(4)[0]))
+    for table in PUBLISHED:
+        assert instance.get_materialized_partitions(asset_key_from_table(table)) == keys - {too_old}
+    assert [report_skipped_generations(lake, NOW, Settings(), instance) for _ in range(2)] == [1, 0]
+    for table in PUBLISHED:
+        assert instance.get_materialized_partitions(asset_key_from_table(table)) == keys
+        told = latest(instance, table, too_old)
+        assert told.metadata["dagster/row_count"].value == 0
+        assert str(told.metadata["skipped"].value).startswith("superseded at 2020-09-13T13:26:40.000Z, and logs have")
+    assert too_old in instance.get_dynamic_partitions(GENERATIONS_NAME)
+
+
+def test_a_skipped_generation_that_is_rewritten_after_all_has_its_rows(rehearsal: Rehearsal) -> None:
+    """Where a log turns out to live longer, the rewrite and the next tick report what is there now."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    old_cluster(lake, times(4), tables=[("orders", 3 * 3600)])
+    rewrite_streams_tables(lake, NOW, Settings())
+    assert report_skipped_generations(lake, NOW, Settings(), instance) == 1
+    old_cluster(lake, [], tables=[("carts", 0)])
+    rewrite_streams_tables(lake, NOW, Settings(), force=True)
+    sync_catalog(lake, instance, defs.get_repository_def().asset_graph)
+    told = latest(instance, GENERATION_TIMESTAMPS, format_ms(Milliseconds(times(4)[0])))
+    assert "skipped" not in told.metadata
+    assert told.metadata["delta_version"].value != -1
+
+
+def test_nothing_is_skipped_while_the_tables_are_unknown(rehearsal: Rehearsal) -> None:
+    """Without a schema each generation may have rows; in a home without V1 tables there is nothing to report."""
+    assert report_skipped_generations(rehearsal.lake, NOW, Settings(), rehearsal.instance) == 0
+    old_cluster(rehearsal.lake, times(4), tables=[])
+    assert report_skipped_generations(rehearsal.lake, NOW, Settings(), rehearsal.instance) == 0
+    assert rehearsal.instance.get_dynamic_partitions(GENERATIONS_NAME) == []
+
+
+def test_a_run_reports_each_decision(rehearsal: Rehearsal) -> None:
+    """The asset between V1 and V2 has an observation a generation; what is too old is no longer missing either."""
+    old_cluster(rehearsal.lake, times(4), tables=[("orders", 3 * 3600)], without_data=times(4)[2:3])
+    assert run(rehearsal).success
+    found = rehearsal.instance.fetch_observations(asset_key_from_table(REWRITE_DECISIONS), limit=10).records
+    decisions = {
+        record.partition_key: record.asset_observation.metadata["action"].value
+        for record in found
+        if record.asset_observation is not None
+    }
+    wanted = dict(zip(times(4), ("skip-too-old", "rewrite", "missing-data", "rewrite"), strict=True))
+    assert decisions == {format_ms(Milliseconds(time_ms)): action for time_ms, action in wanted.items()}
+    told = latest(rehearsal.instance, GENERATION_TIMESTAMPS, format_ms(Milliseconds(times(4)[0])))
+    assert told.metadata["skipped"].value
+
+
+def latest(instance: DagsterInstance, table: Table, partition: str) -> AssetMaterialization:
+    """The newest event of a partition."""
+    records = AssetRecordsFilter(asset_key=asset_key_from_table(table), asset_partitions=[partition])
+    found = instance.fetch_materializations(records, limit=1).records[0].asset_materialization
+    assert found is not None
+    return found
