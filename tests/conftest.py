@@ -88,6 +88,8 @@ LONG = {
         "test_replica.py",
         "test_altered_tables.py",
         "test_late_changes.py",
+        "test_many_tables.py",
+        "test_ingest_from.py",
         "test_store_commands.py",
     ),
     "stores": (

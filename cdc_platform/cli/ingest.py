@@ -1,28 +1,43 @@
-"""`cdc-platform ingest`: ingest the CDC log of a live table, each row exactly once."""
+"""`cdc-platform ingest`: ingest the CDC logs of live tables, each row exactly once."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cdc_platform.cli.output import json_option, warn
-from cdc_platform.cli.params import TABLE_NAME, TIME, SecondsRange
+from cdc_platform.cli.params import NOW, START_TIME, TABLE_NAME, TIME, SecondsRange
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import MAX_CDC_TTL_SECONDS, SECOND_US, Microseconds, format_us, seconds_from_us
 
 if TYPE_CHECKING:
-    from cdc_platform.ingest import Estimate, IngestResult, ReadWindow, ReplicationResult
+    from cdc_platform.ingest import (
+        Estimate,
+        IngestOptions,
+        IngestResult,
+        ReadWindow,
+        ReplicationResult,
+        TableOutcome,
+        TableSelection,
+    )
+    from cdc_platform.scylla import ScyllaCluster
 
 _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
 
 
 @click.command()
 @click.argument("name", metavar="NAME")
-@click.argument("table", type=TABLE_NAME)
+@click.argument("tables", metavar="[TABLE]...", type=TABLE_NAME, nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Ingest every table with a CDC log.")
+@click.option("--include", metavar="PATTERN", multiple=True, help="Ingest tables like shop.* or *.orders. Repeatable.")
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Leave out tables that match. Repeatable.")
+@click.option("--tables", "list_file", metavar="FILE", help="TOML with include = [...] and exclude = [...].")
+@click.option("--from", "start", type=START_TIME, help="Begin a log's first ingest at this time, or now.")
 @click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
 @click.option("--by", type=click.Choice(["streams", "ranges"]), help="How windows are read. [default: the cheaper way]")
 @click.option(
@@ -33,7 +48,7 @@ _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
     type=_DURATION,
     help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
 )
-@click.option("--current", is_flag=True, help="Replicate TABLE itself, too.")
+@click.option("--current", is_flag=True, help="Replicate the tables themselves, too.")
 @click.option("--recopy", is_flag=True, help="Copy a replicated table again, for example after a TRUNCATE.")
 @json_option
 @pass_session
@@ -42,7 +57,12 @@ def ingest(
     ctx: click.Context,
     session: CliSession,
     name: str,
-    table: tuple[str, str],
+    tables: tuple[tuple[str, str], ...],
+    every: bool,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    list_file: str | None,
+    start: Any,
     until_us: Microseconds | None,
     by: Any,
     confidence: float,
@@ -57,8 +77,12 @@ def ingest(
     followed. If nodes use a generation that clients cannot read yet, the ingest waits there and says so. Windows are
     read a second time to find late rows. Spark is started for backlogs that are too large for one process.
 
-    Rows that can no longer be read are recorded as a gap. The exit code is 1 while the log has an open gap, see
-    `consumers gaps`, and if unread rows may have expired. A lag of half of the log's TTL or more is reported.
+    Several tables share one connection and take turns, so that a backlog does not delay the others. One that fails
+    does not stop them: the summary has a line for each.
+
+    Rows that can no longer be read are recorded as a gap. The exit code is 1 while a log has an open gap, see
+    `consumers gaps`, if unread rows may have expired, and if one of several tables failed. A lag of half of a log's TTL
+    or more is reported.
 
     With --current the table KS.T is replicated as well: copied once, then updated from its log. Values that CQL does
     not return exactly are marked in its column cdc$inexact, and counted.
@@ -67,31 +91,64 @@ def ingest(
     Example:
       cdc-platform ingest prod shop.orders
       cdc-platform ingest prod shop.orders --current
+      cdc-platform ingest prod --all --exclude 'shop.tmp_*' --from now
       cdc-platform --home .cdc-platform/clusters/prod consume shop.orders --name audit
     """
+    from cdc_platform.ingest import IngestOptions, ReadPolicy, TableSelection, read_table_selection
+    from cdc_platform.scylla import registry
+
+    if bool(tables) == bool(every or include or list_file):
+        raise click.UsageError("give TABLE, or select tables with --all, --include or --tables")
+    if recopy and not tables:
+        raise click.UsageError("--recopy takes named tables; give TABLE")
+    if exclude and tables:
+        raise click.UsageError("--exclude goes with --all, --include or --tables; name only the tables to ingest")
+    if start is not None and until_us is not None and start != NOW and until_us < start:
+        raise click.UsageError("--until is before --from; swap them")
+    policy = ReadPolicy(
+        _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
+    )
+    options = IngestOptions(policy, start, until_us, by, current, recopy)
+    if len(tables) == 1:
+        _ingest_one(ctx, session, name, tables[0], options, as_json=as_json)
+        return
+    listed = TableSelection(include=()) if list_file is None else read_table_selection(Path(list_file))
+    chosen = ("*",) if every else include or ()
+    names = tuple(".".join(table) for table in tables)
+    selection = TableSelection((*names, *chosen, *listed.include), (*exclude, *listed.exclude))
+    cluster = registry.find_cluster(session.open_location(), name)
+    _ingest_many(ctx, session, cluster, selection, options, as_json=as_json)
+
+
+def _ingest_one(
+    ctx: click.Context,
+    session: CliSession,
+    name: str,
+    table: tuple[str, str],
+    options: IngestOptions,
+    *,
+    as_json: bool,
+) -> None:
     from cdc_platform.cdclog import describe_gaps
     from cdc_platform.delta import Lake
-    from cdc_platform.ingest import ReadPolicy
     from cdc_platform.ingest import ingest_table as bring
     from cdc_platform.scylla import registry
     from cdc_platform.spark import get_task_runner
 
     cluster = registry.find_cluster(session.open_location(), name)
-    policy = ReadPolicy(
-        _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
-    )
     with show_progress("ingesting"):
         done = bring(
             cluster,
             session.clock,
             *table,
             get_task_runner(),
-            policy=policy,
-            until_us=until_us,
-            way=by,
+            policy=options.policy,
+            start=options.start,
+            until_us=options.until_us,
+            way=options.way,
             on_message=partial(warn, code="reading"),
-            current=current,
-            recopy=recopy,
+            current=options.current,
+            recopy=options.recopy,
         )
     for line in describe_gaps(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")
@@ -100,6 +157,68 @@ def ingest(
     document = _result_document(done)
     write_result(document, as_json=as_json, show=lambda: _show_result(document, done))
     ctx.exit(int(done.loses_rows))
+
+
+def _ingest_many(
+    ctx: click.Context,
+    session: CliSession,
+    cluster: ScyllaCluster,
+    selection: TableSelection,
+    options: IngestOptions,
+    *,
+    as_json: bool,
+) -> None:
+    from cdc_platform.cdclog import describe_gaps
+    from cdc_platform.delta import Lake
+    from cdc_platform.ingest import ingest_tables
+    from cdc_platform.spark import get_task_runner
+
+    def on_message(table: str, line: str) -> None:
+        warn(line if not table or table in line else f"{table}: {line}", code="reading")
+
+    with show_progress("ingesting"):
+        outcomes = ingest_tables(cluster, session.clock, selection, get_task_runner(), options, on_message)
+    for line in describe_gaps(Lake(cluster.open_home().lake), [outcome.table for outcome in outcomes]):
+        warn(line, code="log-gap")
+    rows = [_outcome_document(outcome) for outcome in outcomes]
+    document = {
+        "cluster": cluster.name,
+        "tables": rows,
+        "rows": sum(row["rows"] for row in rows),
+        "failed": [row["table"] for row in rows if row["state"] == "failed"],
+        "open_gaps": [row["table"] for row in rows if row["open_gaps"]],
+    }
+    for outcome in outcomes:
+        if outcome.result is not None and outcome.result.lag.status.lag.code is not None:
+            warn(str(outcome.result.lag), code="lag-near-ttl")
+        if outcome.error is not None:
+            warn(f"{outcome.table} failed: {outcome.error} [{outcome.error.code}]", code="table-failed")
+    view = View("table state rows late position lag_seconds open_gaps turns seconds", "Tables", essential=3)
+    write_result(document, as_json=as_json, views={"tables": view})
+    ctx.exit(int(not all(outcome.is_fine for outcome in outcomes)))
+
+
+def _outcome_document(outcome: TableOutcome) -> dict[str, Any]:
+    done, error = outcome.result, outcome.error
+    waits = done is not None and done.waiting_for is not None
+    return {
+        "table": outcome.table,
+        "state": "failed" if error is not None else "waiting" if waits else "ingested",
+        "rows": 0 if done is None else done.rows,
+        "late": 0 if done is None else done.late,
+        "position": None if done is None else format_us(done.position_us),
+        "lag_seconds": None if done is None or done.lag.lag_us is None else seconds_from_us(done.lag.lag_us),
+        "lag": None if done is None else str(done.lag.status.lag),
+        "second_pass": None if done is None or done.second_pass_us is None else format_us(done.second_pass_us),
+        "held": None if done is None else done.waiting_for,
+        "current": None if done is None or done.current is None else _current_document(done.current),
+        "open_gaps": 0 if done is None else sum(gap.is_open for gap in done.gaps),
+        "windows": 0 if done is None else len(done.windows),
+        "requests": 0 if done is None else sum(window.requests for window in done.windows),
+        "turns": outcome.turns,
+        "seconds": outcome.seconds,
+        "error": None if error is None else {"code": error.code, "message": str(error)},
+    }
 
 
 def _us_from_seconds(seconds: float) -> Microseconds:

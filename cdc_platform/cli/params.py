@@ -108,6 +108,13 @@ class _CreationTimeParam(ValidatedParam):
         return NOW if text.lower() == NOW else _parse_ms(text)
 
 
+class _StartParam(_TimeParam):
+    """As `_TimeParam`, or `now`."""
+
+    def read(self, text: str) -> Any:
+        return NOW if text.lower() == NOW else super().read(text)
+
+
 def _parse_ms(text: str) -> Milliseconds:
     """Return a time in ms. Standard error shows how a number was read. Raises InputError."""
     time_us = _us_from_number(text)
@@ -188,6 +195,7 @@ class SecondsRange(click.FloatRange):
 TIME = _TimeParam()
 GENERATION_TIME = _GenerationTimeParam()
 CREATION_TIME = _CreationTimeParam()
+START_TIME = _StartParam()
 GENERATION = _GenerationParam()
 TABLE_NAME = _TableNameParam()
 TOKEN = _TokenParam()

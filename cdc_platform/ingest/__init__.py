@@ -8,14 +8,13 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "cluster_log": ("ReadWindow",),
-        "ingest": (
-            "IngestResult",
-            "ingest_table",
-        ),
+        "ingest": ("NOW", "IngestOptions", "IngestResult", "ingest_table"),
         "planner": ("Estimate",),
         "policy": ("ReadPolicy",),
         "preflight": ("examine",),
         "replica.replica": ("ReplicationResult",),
         "replica.tables": ("current_table",),
+        "selection": ("TableSelection", "read_table_selection"),
+        "turns": ("TableOutcome", "ingest_tables"),
     },
 )

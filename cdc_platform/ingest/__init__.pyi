@@ -1,4 +1,6 @@
 from cdc_platform.ingest.cluster_log import ReadWindow as ReadWindow
+from cdc_platform.ingest.ingest import NOW as NOW
+from cdc_platform.ingest.ingest import IngestOptions as IngestOptions
 from cdc_platform.ingest.ingest import IngestResult as IngestResult
 from cdc_platform.ingest.ingest import ingest_table as ingest_table
 from cdc_platform.ingest.planner import Estimate as Estimate
@@ -6,3 +8,7 @@ from cdc_platform.ingest.policy import ReadPolicy as ReadPolicy
 from cdc_platform.ingest.preflight import examine as examine
 from cdc_platform.ingest.replica.replica import ReplicationResult as ReplicationResult
 from cdc_platform.ingest.replica.tables import current_table as current_table
+from cdc_platform.ingest.selection import TableSelection as TableSelection
+from cdc_platform.ingest.selection import read_table_selection as read_table_selection
+from cdc_platform.ingest.turns import TableOutcome as TableOutcome
+from cdc_platform.ingest.turns import ingest_tables as ingest_tables

@@ -31,6 +31,7 @@ from cdc_platform.metastore import (
     LogLoss,
     TableChange,
     cdc_tables,
+    log_gaps,
     log_recreation_times,
     parse_alteration,
     unobserved_intervals,
@@ -143,6 +144,11 @@ def find_complete_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     ]
     since += [change.until_us for change in unobserved_intervals(changes)]
     since += _columns_back(changes)
+    since += [
+        gap.until_us
+        for gap in log_gaps.read_recorded_gaps(lake)
+        if gap.full_name == schema.full_name and gap.what == LogLoss.BEFORE_START
+    ]
     return Microseconds(max(since))
 
 

@@ -342,7 +342,7 @@ class _Planner:
         recorded = [
             gap
             for gap in read_log_gaps(self.lake, [schema.full_name])
-            if gap.reader == INGEST_CONSUMER and gap.what != LogLoss.BEFORE_READING
+            if gap.reader == INGEST_CONSUMER and gap.what not in (LogLoss.BEFORE_READING, LogLoss.BEFORE_START)
             if gap.overlaps(Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US))
         ]
         same = [gap for gap in recorded if any(_is_same(gap, other) for other in revealed)]

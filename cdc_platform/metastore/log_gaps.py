@@ -27,6 +27,8 @@ class LogLoss(StrEnum):
 
     BEFORE_READING = "before_reading"
     """Nobody read the log yet: rows expired before, or there was no log. No alarm, and no proof either."""
+    BEFORE_START = "before_start"
+    """The first ingest began later by choice (`--from`); accepted when it is recorded."""
     DIED = "died"
     """Rows reached their TTL before they were read."""
     RECREATED = "log_recreated"
@@ -90,6 +92,7 @@ class LogGap:
         interval = f"before {until}" if self.since_us <= 0 else f"from {since} to {until}"
         messages: dict[str, str] = {
             LogLoss.BEFORE_READING: f"what was written to {name} {interval} was not read: {self.why}",
+            LogLoss.BEFORE_START: f"what was written to {name} {interval} is left out: {self.why}",
             LogLoss.DIED: f"rows of {name} written {interval} may be gone: {self.why}",
             LogLoss.RECREATED: f"rows of {name} written {interval} may be gone: {self.why}",
             LogLoss.CDC_OFF: f"CDC of {name} was off {interval}: {self.why}",

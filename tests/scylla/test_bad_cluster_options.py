@@ -16,6 +16,7 @@ from cdc_platform.ingest.spark_source import ScyllaCdc
 from cdc_platform.scylla import Connection, registry
 
 _INGEST = ("ingest", "prod", "shop.t")
+_ALL = ("ingest", "prod", "--all")
 _ADD = ("cluster", "add", "new", "--contact", "127.0.0.1:1")
 _EXPORT = ("export", "--cluster", "prod")
 _LONG = "n" * 49
@@ -73,8 +74,16 @@ CONTACTS = [
     )
 ]
 OTHERS = [
-    argument("no table", "Missing argument 'TABLE'", "ingest", "prod"),
-    argument("two tables", "unexpected extra argument", *_INGEST, "shop.u"),
+    argument("no table", "give TABLE, or select tables with --all", "ingest", "prod"),
+    argument("a table and all of them", "give TABLE, or select tables with --all", *_INGEST, "--all"),
+    argument("all but none", "--exclude goes with --all", *_INGEST, "--exclude", "shop.u"),
+    argument("nothing but what is left out", "give TABLE", "ingest", "prod", "--exclude", "shop.u"),
+    argument("all copied again", "--recopy takes named tables", *_ALL, "--recopy"),
+    argument("a pattern without a keyspace", "'orders' is no pattern", "ingest", "prod", "--include", "orders"),
+    argument("a quoted pattern", "without quotes", *_ALL, "--exclude", '"Shop".*'),
+    argument("a list that is not there", "none.toml", "ingest", "prod", "--tables", "{dir}/none.toml"),
+    argument("a list that is a folder", "is a folder; name a file in it", "ingest", "prod", "--tables", "{dir}"),
+    argument("a start that is no time", "not a time", *_INGEST, "--from", "yesterday"),
     argument("a way that there is not", "'streams', 'ranges'", *_INGEST, "--by", "magic"),
     argument("a flag with a value", "does not take a value", *_INGEST, "--current=yes"),
     argument("ingest of a cluster above its folder", "no cluster ../prod is known", "ingest", "../prod", "shop.t"),
@@ -115,6 +124,19 @@ def test_a_wrong_value_is_one_line(case: Case, tmp_path: Path) -> None:
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert "hunter2" not in assert_refused(case, home, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["include = ", "include = 'shop.*'", "tables = ['shop.*']", "include = ['orders']", "include = [1]", "\xff"],
+)
+def test_a_malformed_list_of_tables_is_one_line(text: str, tmp_path: Path) -> None:
+    """By the name of its file, before anything is connected to."""
+    home, file = tmp_path / "home", tmp_path / "list.toml"
+    registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    file.write_text(text, "latin-1")
+    case = argument("a malformed list", f"table list {file}", "ingest", "prod", "--tables", str(file))
+    assert_refused(case, home, tmp_path)
 
 
 OF_SPARK: list[tuple[dict[str, str], str]] = [
