@@ -82,11 +82,25 @@ class Coordinator:
         return stored_id
 
     def learn(self, generation: str | GenerationId | None) -> bool:
-        """Learn a generation's ID, or the text in which a node gossips it, and try to read its data at once.
+        """Hear of a generation and try to read its data at once; return True if it is usable now.
 
-        Until the data has been read, writes that belong to the generation are refused. If a switch to it was undecided,
-        the switch is decided now: only a committed generation has an ID. Return True if the generation is usable now.
-        None and the empty text mean that the other node knows of no generation.
+        Raises:
+            InputError: the text is not a generation ID.
+        """
+        id = parse_generation_id(generation) if isinstance(generation, str) else generation
+        if id is None:
+            return False
+        if not self.hear(id):
+            with self._lock:
+                return self._is_read(id)
+        return self.read(id)
+
+    def hear(self, generation: str | GenerationId | None) -> bool:
+        """Learn a generation's ID, or the text in which a node gossips it; return True if `read` must follow.
+
+        Until its data has been read, writes that belong to the generation are refused. If a switch to it was undecided,
+        the switch is decided now: only a committed generation has an ID. None and the empty text mean that the other
+        node knows of no generation.
 
         Raises:
             InputError: the text is not a generation ID.
@@ -98,9 +112,7 @@ class Coordinator:
             to_read = self._metadata.prepare(us_from_ms(id.time_ms), self._now_us())
             # In this order, under one lock, the previous generation cannot accept a write in between.
             self._undecided.pop(str(id.uuid), None)
-            if not to_read:
-                return self._is_read(id)
-        return self._try(id)
+        return to_read
 
     def wait_for(self, switch: UndecidedSwitch) -> None:
         """Promise to accept no write from the switch's lease end on until its decision is known.
@@ -124,7 +136,7 @@ class Coordinator:
         to it.
         """
         for generation in self.pending():
-            self._try(generation.id)
+            self.read(generation.id)
         return len(self.pending())
 
     def pending(self) -> list[PendingGeneration]:
@@ -158,8 +170,8 @@ class Coordinator:
         times = self._metadata.times_us
         return us_from_ms(id.time_ms) in times and id.time_ms not in self._pending
 
-    def _try(self, id: GenerationId) -> bool:
-        """Try to read a generation once, and record the outcome."""
+    def read(self, id: GenerationId) -> bool:
+        """Try to read a generation once, and record the outcome; return True if it is usable now."""
         with self._lock:
             if self._metadata.known_or_obsolete(us_from_ms(id.time_ms), self._now_us()):
                 self._drop_pending(id)

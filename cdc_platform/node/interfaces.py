@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.generations import GenerationId, TopologyDescription
+from cdc_platform.ring import Ring
+
+if TYPE_CHECKING:
+    from cdc_platform.node.participant import LeasePromise
 
 GenerationReader = Callable[[GenerationId], TopologyDescription]
 """Reads the whole description of a generation, or raises a PlatformError or an OSError if it is not available yet."""
+
+RoutedGenerationReader = Callable[[str], tuple[TopologyDescription, Ring]]
+"""Reads a switch's whole generation by its ID, and the ring that it is for; raises like `GenerationReader`."""
 
 MicrosecondClock = Callable[[], Microseconds]
 """The node's clock, in µs since 1970 UTC."""
@@ -24,6 +31,18 @@ class NodeDisk(Protocol):
 
     def store_id(self, id: GenerationId) -> bool:
         """Store an ID if none or an older one is stored; return True if it was stored."""
+        ...
+
+
+class PromiseDisk(Protocol):
+    """What survives a restart of the node: the promises whose decision it does not know."""
+
+    def load_promises(self) -> tuple[LeasePromise, ...]:
+        """Return the stored promises."""
+        ...
+
+    def store_promises(self, promises: tuple[LeasePromise, ...]) -> None:
+        """Replace the stored promises; they are on disk when this returns."""
         ...
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cdc_platform.clock import ONE_US, SECOND_US, Microseconds, format_us
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake
 from cdc_platform.errors import StateError
-from cdc_platform.timeline import StreamSource, StreamSources
+from cdc_platform.timeline import StreamPeriod, StreamSource, StreamSources
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,15 @@ def read_reader_sets(lake: Lake, schema: TableSchema, now_us: int) -> ReaderSets
     return reader_sets_from_source(StreamSources(lake).of(schema.keyspace, schema.name), now_us)
 
 
-def reader_sets_from_source(source: StreamSource, now_us: int) -> ReaderSets:
+class PeriodSource(Protocol):
+    """The part of a stream source that decides on windows."""
+
+    def periods(self) -> Sequence[StreamPeriod]:
+        """Return the periods, the oldest first."""
+        ...
+
+
+def reader_sets_from_source(source: PeriodSource, now_us: int) -> ReaderSets:
     """Return the periods of a source as readers see them at `now_us`.
 
     Readers wait for a period that has not been shown to them, so that no row is read as one of the previous generation.

@@ -1,0 +1,27 @@
+"""Simulation of generation switches: the project's node code in a seeded world of faults, and a judge of the history.
+
+The same plan and seed give the same history, byte for byte. Everything runs in one thread and in simulated time.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.exports import lazy_exports
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "assumptions": (
+            "Assumptions",
+            "draw_plan",
+        ),
+        "judge": ("Property",),
+        "judged": ("judge_plan",),
+        "plan": (
+            "HistoryPlan",
+            "Outage",
+            "OutageKind",
+            "Rules",
+        ),
+        "run": ("Parts",),
+    },
+)

@@ -1,0 +1,9 @@
+from cdc_platform.simulation.assumptions import Assumptions as Assumptions
+from cdc_platform.simulation.assumptions import draw_plan as draw_plan
+from cdc_platform.simulation.judge import Property as Property
+from cdc_platform.simulation.judged import judge_plan as judge_plan
+from cdc_platform.simulation.plan import HistoryPlan as HistoryPlan
+from cdc_platform.simulation.plan import Outage as Outage
+from cdc_platform.simulation.plan import OutageKind as OutageKind
+from cdc_platform.simulation.plan import Rules as Rules
+from cdc_platform.simulation.run import Parts as Parts

@@ -1,0 +1,229 @@
+"""Run one plan: build the cluster, schedule what the plan says, and record the history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cdc_platform.clock import Microseconds
+from cdc_platform.errors import WriteRefused
+from cdc_platform.simulation.expiry import Expiry
+from cdc_platform.simulation.gossip import GossipRounds
+from cdc_platform.simulation.gossip_node import GossipNode
+from cdc_platform.simulation.log_reader import LogReader
+from cdc_platform.simulation.machine import Disk, Machine
+from cdc_platform.simulation.node_set import NodeSet, drawn_nodes
+from cdc_platform.simulation.observations import History, Observation, RefusedWrite
+from cdc_platform.simulation.operations import CreateGeneration
+from cdc_platform.simulation.plan import (
+    ClockOffset,
+    HistoryPlan,
+    OperationKind,
+    Outage,
+    OutageKind,
+    Partition,
+    PlannedOperation,
+    PlannedWrite,
+)
+from cdc_platform.simulation.process import Process
+from cdc_platform.simulation.publisher import Publisher
+from cdc_platform.simulation.register import Register
+from cdc_platform.simulation.replicas import BATCHES
+from cdc_platform.simulation.two_phase_node import TwoPhaseNode
+from cdc_platform.simulation.world import START_US, World
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes of the parts of a world. Tests replace one by a broken one, which the judge must find."""
+
+    disk: type[Disk] = Disk
+    publisher: type[Publisher] = Publisher
+    reader: type[LogReader] = LogReader
+    expiry: type[Expiry] = Expiry
+
+
+DEFAULT_PARTS = Parts()
+
+
+class Simulation:
+    """One history, from its plan to its observations."""
+
+    def __init__(
+        self,
+        plan: HistoryPlan,
+        nodes: NodeSet | None = None,
+        parts: Parts = DEFAULT_PARTS,
+        observer: Callable[[Observation], object] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.history = History()
+        if observer is not None:
+            self.history.add_observer(observer)
+        cluster = drawn_nodes(plan.node_total, plan.shards) if nodes is None else nodes
+        self.world = World(plan, cluster, self.history, self._restart, parts.disk)
+        self.rounds = GossipRounds(self.world.scheduler, self.world.network, plan.seed)
+        self.register = Register(self.world)
+        self.publisher = parts.publisher(self.world)
+        self.reader = parts.reader(self.world)
+        self.expiry = parts.expiry(self.world, self.reader)
+        self._processes: dict[int, Process] = {}
+        self._operations: dict[int, list[CreateGeneration]] = {}
+
+    def run(self) -> History:
+        """Run the plan to its end and return what was observed."""
+        with _quiet_nodes():
+            self._begin()
+            self._schedule()
+            self.world.scheduler.run(Microseconds(START_US + self.plan.duration_us))
+            self._end_faults()
+            self.world.scheduler.run(Microseconds(START_US + self.plan.duration_us + self.plan.settle_us))
+        return self.history
+
+    # The cluster at the start.
+
+    def _begin(self) -> None:
+        world = self.world
+        first = world.first_generation()
+        initial = world.machines[: self.plan.nodes]
+        for machine in initial:
+            machine.up = machine.joined = True
+            machine.ring_mask = first.members
+        world.commit(0, first.number)
+        for table in (world.descriptions, world.streams):
+            for batch in range(BATCHES):
+                table.write(initial[0], world.key(first), batch, BATCHES)
+        world.timestamps.write(initial[0], world.key(first))
+        self.register.begin(first.number, [machine.number for machine in initial])
+        for change in self.plan.clocks:
+            if change.at_us <= 0:
+                self._set_clock(change)
+        for machine in initial:
+            if self.plan.rules.protocol == "gossip":
+                machine.disk.start_with(world.id_of(first))
+            self._start(machine)
+            machine.serving = True
+        self.reader.start()
+        self.expiry.start()
+
+    def _start(self, machine: Machine) -> None:
+        process: Process
+        if self.plan.rules.protocol == "gossip":
+            process = GossipNode(self.world, machine, self.rounds, self.publisher)
+        else:
+            process = TwoPhaseNode(self.world, machine, self.register, self.publisher)
+        self._processes[machine.number] = process
+        self.world.guard(machine, process.start)
+
+    def _restart(self, machine: Machine) -> None:
+        if machine.up or machine.has(OutageKind.DOWN):
+            return
+        machine.up = True
+        self.world.note(machine.number, "restarts")
+        operations = self._operations.get(machine.number, [])
+        for operation in operations:
+            operation.prepare_restart()
+        self._start(machine)
+        for operation in operations:
+            self.world.guard(machine, operation.run)
+
+    # What the plan says.
+
+    def _schedule(self) -> None:
+        scheduler = self.world.scheduler
+
+        def at(offset_us: Microseconds, action: Callable[..., object], *arguments: object) -> None:
+            scheduler.at(Microseconds(START_US + offset_us), action, *arguments)
+
+        for change in self.plan.clocks:
+            if change.at_us > 0:
+                at(change.at_us, self._set_clock, change)
+        for outage in self.plan.outages:
+            at(outage.at_us, self._begin_outage, outage)
+            at(Microseconds(outage.at_us + outage.duration_us), self._end_outage, outage)
+        for partition in self.plan.partitions:
+            at(partition.at_us, self.world.network.partitions.append, partition)
+            at(Microseconds(partition.at_us + partition.duration_us), self._heal, partition)
+        for operation in self.plan.operations:
+            at(operation.at_us, self._operate, operation)
+        for write in self.plan.writes:
+            at(write.at_us, self._write, write)
+        if self.plan.late_publication_us and self.plan.operations:
+            begin_us = self.plan.operations[0].at_us
+            at(begin_us, setattr, self.world, "publication_blocked", True)
+            end_us = Microseconds(begin_us + self.plan.late_publication_us)
+            at(end_us, setattr, self.world, "publication_blocked", False)
+
+    def _set_clock(self, change: ClockOffset) -> None:
+        clock = self.world.clock_of(change.node)
+        clock.set_offset(change.offset_us, change.drift_ppm)
+        if change.at_us > 0:
+            self.world.note(change.node, f"clock is set to {change.offset_us:+} µs")
+
+    def _begin_outage(self, outage: Outage) -> None:
+        machine = self.world.machines[outage.node]
+        machine.begin(outage.kind)
+        self.world.note(outage.node, f"{outage.kind} for {outage.duration_us / 1e6:g} s")
+        if outage.kind is OutageKind.DOWN:
+            self.world.stop(machine)
+
+    def _end_outage(self, outage: Outage) -> None:
+        machine = self.world.machines[outage.node]
+        machine.end(outage.kind)
+        if outage.kind is OutageKind.DOWN and self._has_started(machine):
+            self._restart(machine)
+
+    def _heal(self, partition: Partition) -> None:
+        self.world.network.partitions.remove(partition)
+
+    def _end_faults(self) -> None:
+        self.world.publication_blocked = False
+        for machine in self.world.machines:
+            machine.disk.end_crashes()
+            if self._has_started(machine):
+                self._restart(machine)
+
+    def _has_started(self, machine: Machine) -> bool:
+        return machine.number in self._processes
+
+    def _operate(self, operation: PlannedOperation) -> None:
+        machine = self.world.machines[operation.node]
+        creation = CreateGeneration(self.world, operation, lambda node: self._processes[node.number])
+        self._operations.setdefault(machine.number, []).append(creation)
+        if operation.kind is OperationKind.JOIN and not machine.has(OutageKind.DOWN):
+            machine.up = True
+            machine.ring_mask = self.world.first_members | 1 << machine.number
+            self.world.note(machine.number, "begins to join")
+            self._start(machine)
+        if machine.up:
+            self.world.guard(machine, creation.run)
+
+    def _write(self, write: PlannedWrite) -> None:
+        for number in (write.node,) if write.twin is None else (write.node, write.twin):
+            machine = self.world.machines[number]
+            if not machine.serving:
+                continue
+            clock = machine.clock if write.age_us is None else self.world.client_clock
+            ts_us = Microseconds(clock.now_us() - (write.age_us or 0))
+            try:
+                stream, routed = self._processes[number].accept(ts_us, write.token)
+            except WriteRefused as refused:
+                self.history.add(RefusedWrite(self.world.now_us, number, write.token, ts_us, str(refused.verdict)))
+            else:
+                self.world.accept(machine, write.token, ts_us, stream, routed)
+
+
+@contextmanager
+def _quiet_nodes() -> Iterator[None]:
+    """Silence the log messages of nodes, whose faults are planned."""
+    loggers = [logging.getLogger(name) for name in ("cdc_platform.node", "cdc_platform.generations")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
