@@ -76,7 +76,7 @@ class SwitchParticipant:
     @property
     def times_us(self) -> tuple[Microseconds, ...]:
         """Return the timestamps (µs) of the generations it can write to, ascending."""
-        return self._metadata.times_us
+        return tuple(time for time in self._metadata.times_us if time in self._rings)
 
     def know(self, time_ms: Milliseconds, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> None:
         """Add a committed generation, with the ring from its timestamp on."""
@@ -97,12 +97,14 @@ class SwitchParticipant:
         """Learn the register's state of a switch. A decision ends the promise.
 
         Return True if the state was applied. Return False if a committed generation must be read first: then call
-        `promise` or `know` for it and learn again; until then the promise holds.
+        `promise` or `know` for it and learn again. Until then the promise holds, and writes that belong to the
+        generation are refused even without a promise, as after a restart.
         """
         time = switch.time_ms
         if time is not None and not self._metadata.known_or_obsolete(us_from_ms(time), now_us):
             prepared = self._prepared.get(switch.generation_id)
             if prepared is None:
+                self._metadata.prepare(us_from_ms(time), now_us)
                 return False
             self.know(time, *prepared, now_us)
         if switch.is_decided:
