@@ -28,7 +28,7 @@ def violations(kind: Kind, seed: int) -> list[str]:
     return [f"seed {seed}: {violation.property}: {violation.text}" for violation in found]
 
 
-@pytest.mark.grid("simulated histories, in elevens", 42)
+@pytest.mark.grid("simulated histories", 42)
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_every_property_holds(kind: Kind, first: int) -> None:
