@@ -115,6 +115,10 @@ cassandra: .venv ## fetch the CQL server that tests start
 emulators: .venv ## fetch the emulators of stores that tests use where they are there, in minutes; needs npm and go
 	@PYTHONPATH=tests $(BIN)/python -m support.store.emulators
 
+.PHONY: peers
+peers: ## build a reader on the official Go client, which the benchmark of backlogs compares with; needs go
+	@mkdir -p build && cd bench/peers && go build -o ../../build/read-log .
+
 # Once in a checkout: workers that begin at the same moment would each compile all of the tests, and what they import; and
 # where Python may not write down what it has compiled, so would each of the hundreds of processes that tests start.
 .PHONY: collected

@@ -56,6 +56,7 @@ ROWS: dict[str, str] = {
     "rewrite": "bench.rewrite:rewriting",
     "rehearse": "bench.rehearsal:rehearsing",
     "live-ingest": "bench.live:ingesting",
+    "backlog": "bench.backlog:backlog",
     "live-first-copy": "bench.live:first_copy",
     "live-quiet": "bench.live:quiet",
     "live-lag": "bench.live:lag",

@@ -54,15 +54,15 @@ _FLOOR = "a process with the driver's rows of the same requests, dropped"
 def ingesting(bench: Bench) -> list[Result]:
     """A backlog of one window in one process, against a process that asks the same and drops the rows."""
     count = _count(bench, _LOGGED_ROWS)
-    with _standin(bench) as standin, _process() as mine, _process() as theirs:
-        log, begun = _log(standin)
+    with open_standin(bench) as standin, _process() as mine, _process() as theirs:
+        log, begun = new_log(standin)
         times = [begun + SECOND_US + place * HOUR_US // (2 * count) for place in range(count)]
         for first in range(0, count, _WRITTEN_AT_ONCE):
             log.write(times[first : first + _WRITTEN_AT_ONCE])
-        now, homes = Microseconds(begun + HOUR_US), [_home(bench, standin)]
+        now, homes = Microseconds(begun + HOUR_US), [new_home(bench, standin)]
 
         def prepare() -> None:
-            homes[:] = [_home(bench, standin)]
+            homes[:] = [new_home(bench, standin)]
             mine.submit(asking.bring, homes[0], Microseconds(begun + MINUTE_US // 120)).result()
 
         def subject() -> None:
@@ -86,10 +86,10 @@ def ingesting(bench: Bench) -> list[Result]:
 def first_copy(bench: Bench) -> list[Result]:
     """The first copy of a table that is kept, and what readers see of it, in one process."""
     count = _count(bench, _COPIED_ROWS)
-    with _standin(bench) as standin, _process() as mine, _process() as theirs:
-        log, begun = _log(standin)
+    with open_standin(bench) as standin, _process() as mine, _process() as theirs:
+        log, begun = new_log(standin)
         log.world.values("shop.bench", ("p", "k", "v"), ((place // 10, place % 10, place) for place in range(count)))
-        home, now = _home(bench, standin), Microseconds(begun + HOUR_US)
+        home, now = new_home(bench, standin), Microseconds(begun + HOUR_US)
 
         def subject() -> None:
             done, _ = mine.submit(asking.bring, home, now, recopy=True).result()
@@ -114,13 +114,13 @@ def first_copy(bench: Bench) -> list[Result]:
 
 def quiet(bench: Bench) -> list[Result]:
     """A window without changes over a whole cluster's streams: its requests, and what a quiet minute costs."""
-    with _standin(bench) as standin, _process() as mine:
-        log, first = _log(standin)
+    with open_standin(bench) as standin, _process() as mine:
+        log, first = new_log(standin)
         log.write([first + 1])
         begun = ms_from_us(Microseconds(first + MINUTE_US))
         made = generate_description(RingLayout.of(ring_of(bench.sizes.cluster)), UUID(int=1, version=1))
         standin.world.published(begun, made)
-        home, at = _home(bench, standin), us_from_ms(begun) + MINUTE_US
+        home, at = new_home(bench, standin), us_from_ms(begun) + MINUTE_US
         mine.submit(asking.bring, home, Microseconds(at)).result()
         standin.proxy.statements.clear()
         clock = time.perf_counter()
@@ -136,9 +136,9 @@ def quiet(bench: Bench) -> list[Result]:
 def lag(bench: Bench) -> list[Result]:
     """How far an ingest each second is behind, its window and confidence taken off, while a writer writes."""
     seconds = _FOLLOWED_SECONDS if bench.sizes.repeats > 1 else 3.0
-    with _standin(bench) as standin, _process() as mine, _process() as theirs:
-        log, _ = _log(standin, Milliseconds(Clock().now_ms() - _AGO_MS))
-        home, policy = _home(bench, standin), ReadPolicy(Microseconds(SECOND_US))
+    with open_standin(bench) as standin, _process() as mine, _process() as theirs:
+        log, _ = new_log(standin, Milliseconds(Clock().now_ms() - _AGO_MS))
+        home, policy = new_home(bench, standin), ReadPolicy(Microseconds(SECOND_US))
         mine.submit(asking.bring, home, None, policy).result()
         stream = next(iter(log.generations.values())).streams_of(np.zeros(1, np.int64))[0].tobytes()
         writing = theirs.submit(asking.write, standin.server.port, seconds, _SHARE, stream)
@@ -173,7 +173,8 @@ def _asked(standin: StandIn, words: str) -> list[str]:
 
 
 @contextmanager
-def _standin(bench: Bench) -> Iterator[StandIn]:
+def open_standin(bench: Bench) -> Iterator[StandIn]:
+    """Start a stand-in; it ends with the context."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from support.standin.cluster import PASSWORD, USER, StandIn
     from support.standin.world import OBSERVER
@@ -190,7 +191,7 @@ def _standin(bench: Bench) -> Iterator[StandIn]:
         standin.stop()
 
 
-def _log(standin: StandIn, first: Milliseconds | None = None) -> tuple[LiveLog, Microseconds]:
+def new_log(standin: StandIn, first: Milliseconds | None = None) -> tuple[LiveLog, Microseconds]:
     """The log of an empty table in the stand-in's first generation, and when that begins (µs)."""
     from support.standin.cluster import FIRST_MS, description
     from support.standin.live_log import LiveLog, defined
@@ -203,7 +204,7 @@ def _log(standin: StandIn, first: Milliseconds | None = None) -> tuple[LiveLog, 
     return LiveLog(standin.world, defined(_DDL), {begun: made}).make(), us_from_ms(begun)
 
 
-def _home(bench: Bench, standin: StandIn) -> str:
+def new_home(bench: Bench, standin: StandIn) -> str:
     """A new home that knows the stand-in."""
     from cdc_platform.scylla import registry
 

@@ -1,8 +1,8 @@
 """Stands before a Cassandra and answers as the nodes of a ScyllaDB cluster do, as far as metadata is asked for.
 
 Every node has an address on loopback; tables that are a node's own, or that only ScyllaDB has, are looked up in
-keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT alone, but from users that a
-test lets write, counts, and fails as it is told to.
+keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT and DESCRIBE alone, but from
+users that a test lets write, counts, and fails as it is told to.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from cdc_platform.clock import Milliseconds
 
 _HEAD = struct.Struct(">BBhBi")
 _ERROR, _SUPPORTED, _QUERY, _RESULT, _PREPARE = 0x00, 0x06, 0x07, 0x08, 0x09
-_BATCH, _AUTH_RESPONSE = 0x0D, 0x0F
+_EXECUTE, _BATCH, _AUTH_RESPONSE = 0x0A, 0x0D, 0x0F
 _WRITES = ("INSERT INTO ", *(f"CREATE {kind} IF NOT EXISTS " for kind in ("KEYSPACE", "TABLE", "TYPE")))
 """How statements begin that a user may send who may write: none takes anything away."""
+_READS = ("SELECT ", "DESCRIBE ")
 _PROTOCOL, _INVALID = 0x000A, 0x2200
 OVERLOADED, READ_TIMEOUT, UNAVAILABLE = 0x1001, 0x1200, 0x1000
 _TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?)\.(\w+)")
@@ -78,6 +79,8 @@ class Proxy:
         """Users whose sessions may write."""
         self.prefix = _PREFIX
         """What `system` is in the names of the keyspaces with ScyllaDB's tables; another one is as long as that."""
+        self.in_schema = False
+        """Whether ScyllaDB's keyspace is found in the schema, where some clients look its tables up."""
         self.statements: list[tuple[int, str]] = []
         self.refused: list[str] = []
         self.open: Counter[int] = Counter()
@@ -96,7 +99,7 @@ class Proxy:
     def reset(self) -> None:
         """Forget what was counted, and let nothing go wrong any more."""
         self.faults, self.version = Faults(), NEWEST
-        self.prefix = _PREFIX
+        self.prefix, self.in_schema = _PREFIX, False
         self.collections.clear()
         self.lists.clear()
         self.writers.clear()
@@ -181,6 +184,8 @@ class Proxy:
                     self._asked.add((id(back), stream))
                     self.most_in_flight = max(self.most_in_flight, len(self._asked))
                     await self._misbehave(node)
+                if opcode == _EXECUTE and self._is_swapped:
+                    body = body.replace(_SCYLLAS, self._distributed)
                 if answer is not None:
                     self._asked.discard((id(back), stream))
                     _write(back, 0x84, 0, stream, _ERROR, answer)
@@ -208,18 +213,25 @@ class Proxy:
 
     def _swapped(self, opcode: int, body: bytes) -> bytes:
         """Rows in which the keyspace under another prefix goes by ScyllaDB's name: clients look it up in the schema."""
-        if opcode != _RESULT or self.prefix == _PREFIX:
+        if opcode != _RESULT or not self._is_swapped:
             return body
-        mine = f"{self.prefix}_distributed".encode()
-        return _SCYLLAS.join(part.replace(_SCYLLAS, mine) for part in body.split(mine))
+        return _SCYLLAS.join(part.replace(_SCYLLAS, self._distributed) for part in body.split(self._distributed))
+
+    @property
+    def _is_swapped(self) -> bool:
+        return self.in_schema or self.prefix != _PREFIX
+
+    @property
+    def _distributed(self) -> bytes:
+        return f"{self.prefix}_distributed".encode()
 
     def _refusal(self, opcode: int, body: bytes, user: str) -> bytes | None:
         text = _text(body).strip() if opcode in (_QUERY, _PREPARE) else ""
         if user in self.writers and text.startswith(_WRITES):
             return None
-        if opcode == _BATCH or (opcode in (_QUERY, _PREPARE) and not text.upper().startswith("SELECT ")):
+        if opcode == _BATCH or (opcode in (_QUERY, _PREPARE) and not text.upper().startswith(_READS)):
             self.refused.append(text or "a batch")
-            return _error(_INVALID, "the stand-in takes SELECT alone")
+            return _error(_INVALID, "the stand-in takes SELECT and DESCRIBE alone")
         return None
 
     def _statement(self, node: int, body: bytes) -> tuple[bytes, bytes | None]:
@@ -242,8 +254,8 @@ class Proxy:
             changed = changed.replace(
                 "now()", f"(timeuuid){_timeuuid(Milliseconds(self.faults.clock_offset_ms[node]))}"
             )
-        if self.prefix != _PREFIX:
-            changed = changed.replace(f"'{_SCYLLAS.decode()}'", f"'{self.prefix}_distributed'")
+        if self._is_swapped:
+            changed = changed.replace(f"'{_SCYLLAS.decode()}'", f"'{self._distributed.decode()}'")
         encoded = changed.encode()
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
 

@@ -138,6 +138,11 @@ class CassandraServer:
         )
         self._wait()
 
+    @property
+    def pid(self) -> int:
+        """The process, a JVM."""
+        return self._process.pid
+
     def stop(self) -> None:
         """End the process, which has nothing that anybody wants to keep."""
         os.killpg(self._process.pid, signal.SIGKILL)
