@@ -26,6 +26,13 @@ __getattr__ = lazy_exports(
             "audit_states",
             "check_base_table",
         ),
+        "changes": (
+            "LoggedImages",
+            "changes_frame",
+            "changes_from_log",
+            "changes_schema",
+            "read_logged_images",
+        ),
         "column_codec": (
             "has_unique_encoding",
             "join_components",

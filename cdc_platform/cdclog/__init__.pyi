@@ -9,6 +9,11 @@ from cdc_platform.cdclog.audit.logs import count_log_contents as count_log_conte
 from cdc_platform.cdclog.audit.logs import read_logged_tables as read_logged_tables
 from cdc_platform.cdclog.audit.table_states import audit_states as audit_states
 from cdc_platform.cdclog.audit.table_states import check_base_table as check_base_table
+from cdc_platform.cdclog.changes import LoggedImages as LoggedImages
+from cdc_platform.cdclog.changes import changes_frame as changes_frame
+from cdc_platform.cdclog.changes import changes_from_log as changes_from_log
+from cdc_platform.cdclog.changes import changes_schema as changes_schema
+from cdc_platform.cdclog.changes import read_logged_images as read_logged_images
 from cdc_platform.cdclog.column_codec import has_unique_encoding as has_unique_encoding
 from cdc_platform.cdclog.column_codec import join_components as join_components
 from cdc_platform.cdclog.column_codec import split_components as split_components

@@ -280,13 +280,18 @@ def log_partition_keys(schema: TableSchema, log: pa.Table) -> pa.Array:
     return LogColumns(schema, log).partition_keys()
 
 
-class _StateReader(LogColumns):
+class LogBatches(LogColumns):
     """Rows of a log with the batch, time and keys of each row."""
 
-    def __init__(self, schema: TableSchema, log: pa.Table, keys: pa.Array | None) -> None:
+    def __init__(self, schema: TableSchema, log: pa.Table, keys: pa.Array | None = None) -> None:
+        """Read the rows of a log's Delta table, in any order; `keys` are their serialized partition keys, if known.
+
+        Raises:
+            InputError: a row is not a valid log row, or a batch is incomplete.
+        """
         super().__init__(schema, log)
-        self._operations = self.present("cdc$operation").astype(np.int64)
-        if wrong := set(np.unique(self._operations).tolist()) - {*Operation}:
+        self.operations = self.present("cdc$operation").astype(np.int64)
+        if wrong := set(np.unique(self.operations).tolist()) - {*Operation}:
             raise InputError(
                 f"operation {min(wrong)} of a log row is out of bounds; operations that can be replayed are 0 to 9, -3"
                 " and -4"
@@ -294,47 +299,28 @@ class _StateReader(LogColumns):
         texts = self.values("cdc$time")
         if texts is None or texts.null_count:
             raise missing_value_error("cdc$time")
-        self._batches = self._complete_batches(texts)
-        self._timestamps = _timeuuid_times(texts)
+        self.batches = self._complete_batches(texts)
+        self.timestamps = _timeuuid_times(texts)
         ttl = self.values("cdc$ttl")
-        self._ttls = np.zeros(self.size, np.int64) if ttl is None else _as_int64(ttl)
-        self._partition = self.partition_keys() if keys is None else keys
-        self._keys = [self.wire(column.name) for column in schema.clustering_key]
-        self._depth = self._key_depth()
-
-    def state(self) -> pa.Table:
-        """Return the state rows of all log rows."""
-        schema, operations = self.schema, self._operations
-        has_full_key = self._depth == len(schema.clustering_key)
-        upserts = np.isin(operations, _UPSERTS)
-        self._clustering = self._clustering_keys(has_full_key)
-        inserted = np.flatnonzero((operations == Operation.INSERT) & has_full_key)
-        parts = [
-            self._tombstones(StateRowKind.PARTITION_TOMBSTONE, np.flatnonzero(np.isin(operations, _PARTITION_DELETES))),
-            self._tombstones(
-                StateRowKind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & has_full_key)
-            ),
-            self._part(StateRowKind.MARKER, inserted, ttl=self._ttls[inserted]),
-            pa.Table.from_pylist(list(self._ranges()), schema=STATE_SCHEMA),
-        ]
-        for columns, chosen in ((schema.statics, upserts & ~has_full_key), (schema.regulars, upserts & has_full_key)):
-            for column in columns:
-                parts += self._cells(column, chosen)
-        return pa.concat_tables(parts)
+        self.ttls = np.zeros(self.size, np.int64) if ttl is None else _as_int64(ttl)
+        self.partition = self.partition_keys() if keys is None else keys
+        self.clustering_wires = [self.wire(column.name) for column in schema.clustering_key]
+        self.depth = self._key_depth()
+        self.has_full_key = self.depth == len(schema.clustering_key)
 
     def _key_depth(self) -> np.ndarray:
         """Return the number of leading clustering columns of each row that are not null."""
         depth = np.zeros(self.size, np.int64)
-        for index, wire in enumerate(self._keys):
+        for index, wire in enumerate(self.clustering_wires):
             present = np.zeros(self.size, dtype=bool)
             present[wire.rows] = True
             depth += present & (depth == index)
         return depth
 
-    def _clustering_keys(self, whole: np.ndarray) -> pa.Array:
-        """Return the clustering key of each row; null for rows without a full key."""
-        rows = np.flatnonzero(whole)
-        parts = [take_wire_rows(wire, rows) for wire in self._keys]
+    def clustering_keys(self) -> pa.Array:
+        """Return the clustering key of each row (binary); null for rows without a full key."""
+        rows = np.flatnonzero(self.has_full_key)
+        parts = [take_wire_rows(wire, rows) for wire in self.clustering_wires]
         keys = join_components(parts, len(rows))
         if len(rows) == self.size:
             return keys
@@ -347,14 +333,14 @@ class _StateReader(LogColumns):
         streams = self.values("cdc$stream_id")
         stream_codes = np.zeros(self.size, np.int64) if streams is None else dictionary_codes(streams)
         batches = combine_codes([stream_codes, dictionary_codes(texts)])
-        self._numbers = self.present("cdc$batch_seq_no").astype(np.int64)
-        order = np.lexsort((self._numbers, batches))
+        self.numbers = self.present("cdc$batch_seq_no").astype(np.int64)
+        order = np.lexsort((self.numbers, batches))
         starts = np.flatnonzero(np.diff(batches[order], prepend=-1))
         lengths = np.diff(starts, append=self.size)
         expected = np.arange(self.size) - np.repeat(starts, lengths)
         ends = self.values("cdc$end_of_batch")
         ended = np.zeros(self.size, bool) if ends is None else np.asarray(compute.fill_null(ends, False))
-        wrong = np.flatnonzero(self._numbers[order] != expected)
+        wrong = np.flatnonzero(self.numbers[order] != expected)
         unended = np.flatnonzero(~ended[order][starts + lengths - 1])
         if len(wrong) or len(unended):
             position = order[wrong[0]] if len(wrong) else order[starts[unended[0]]]
@@ -362,6 +348,52 @@ class _StateReader(LogColumns):
                 f"the batch of {texts[int(position)].as_py()} in the log of {self.schema.full_name} is not complete"
             )
         return batches
+
+    def range_pairs(self) -> list[tuple[int | None, int | None]]:
+        """Return the rows of the start and the end of each range deletion, None for one that the log omits.
+
+        An end belongs to the start immediately before it in its batch, if any.
+        """
+        rows = np.flatnonzero(np.isin(self.operations, (*_STARTS, *_ENDS)))
+        rows = rows[np.lexsort((self.numbers[rows], self.batches[rows]))]
+        pairs: list[tuple[int | None, int | None]] = []
+        start: int | None = None
+        for row in rows.tolist():
+            is_start = self.operations[row] in _STARTS
+            if start is not None and (is_start or self.batches[start] != self.batches[row]):
+                pairs.append((start, None))
+                start = None
+            if is_start:
+                start = row
+                continue
+            pairs.append((start, row))
+            start = None
+        if start is not None:
+            pairs.append((start, None))
+        return pairs
+
+
+class _StateReader(LogBatches):
+    """Builds the state rows of a log's rows."""
+
+    def state(self) -> pa.Table:
+        """Return the state rows of all log rows."""
+        schema, operations, has_full_key = self.schema, self.operations, self.has_full_key
+        upserts = np.isin(operations, _UPSERTS)
+        self._clustering = self.clustering_keys()
+        inserted = np.flatnonzero((operations == Operation.INSERT) & has_full_key)
+        parts = [
+            self._tombstones(StateRowKind.PARTITION_TOMBSTONE, np.flatnonzero(np.isin(operations, _PARTITION_DELETES))),
+            self._tombstones(
+                StateRowKind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & has_full_key)
+            ),
+            self._part(StateRowKind.MARKER, inserted, ttl=self.ttls[inserted]),
+            pa.Table.from_pylist(list(self._ranges()), schema=STATE_SCHEMA),
+        ]
+        for columns, chosen in ((schema.statics, upserts & ~has_full_key), (schema.regulars, upserts & has_full_key)):
+            for column in columns:
+                parts += self._cells(column, chosen)
+        return pa.concat_tables(parts)
 
     def _tombstones(self, kind: StateRowKind, rows: np.ndarray) -> pa.Table:
         return self._part(kind, rows, of_row=kind is StateRowKind.ROW_TOMBSTONE)
@@ -374,7 +406,7 @@ class _StateReader(LogColumns):
         dead_rows = np.flatnonzero(deleted)
         yield self._part(StateRowKind.CELL, dead_rows, column=column.name, dead=True)
         wire = self.wire(column.name, chosen & ~deleted)
-        yield self._part(StateRowKind.CELL, wire.rows, column=column.name, ttl=self._ttls[wire.rows], value=wire.data)
+        yield self._part(StateRowKind.CELL, wire.rows, column=column.name, ttl=self.ttls[wire.rows], value=wire.data)
 
     def _collection(self, column: Column, chosen: np.ndarray, deleted: np.ndarray) -> Iterator[pa.Table]:
         # The log has the tombstone of a collection one microsecond late.
@@ -382,9 +414,7 @@ class _StateReader(LogColumns):
         rows, paths = self.deleted_elements(column, chosen)
         yield self._part(StateRowKind.CELL, rows, column=column.name, path=paths, dead=True)
         for rows, paths, values in self.live_elements(column, chosen):
-            yield self._part(
-                StateRowKind.CELL, rows, column=column.name, path=paths, ttl=self._ttls[rows], value=values
-            )
+            yield self._part(StateRowKind.CELL, rows, column=column.name, path=paths, ttl=self.ttls[rows], value=values)
 
     def _part(
         self,
@@ -404,10 +434,10 @@ class _StateReader(LogColumns):
         if not size:
             return STATE_SCHEMA.empty_table()
         indices = pa.array(rows)
-        timestamps = self._timestamps[rows] + shift
+        timestamps = self.timestamps[rows] + shift
         ttls = np.zeros(size, np.int64) if ttl is None else ttl
         columns = {
-            "partition": self._partition.take(indices),
+            "partition": self.partition.take(indices),
             "clustering": self._clustering.take(indices) if of_row else pa.nulls(size, pa.binary()),
             "kind": pa.array(np.full(size, kind, dtype=np.int8)),
             "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
@@ -422,57 +452,41 @@ class _StateReader(LogColumns):
         return pa.table(columns, schema=STATE_SCHEMA)
 
     def _ranges(self) -> Iterator[dict[str, Any]]:
-        """Yield the range tombstones; an end belongs to the start immediately before it in its batch, if any."""
-        rows = np.flatnonzero(np.isin(self._operations, (*_STARTS, *_ENDS)))
-        if not len(rows):
-            return
-        rows = rows[np.lexsort((self._numbers[rows], self._batches[rows]))]
-        prefixes = self._prefixes(rows)
-        batches, operations = self._batches[rows].tolist(), self._operations[rows].tolist()
-        open_start: int | None = None
-        for index, operation in enumerate(operations):
-            if open_start is not None and (batches[open_start] != batches[index] or operation in _STARTS):
-                yield from self._range(rows[open_start], operations[open_start], prefixes[open_start], None)
-                open_start = None
-            if operation in _STARTS:
-                open_start = index
-                continue
-            start = None if open_start is None else (operations[open_start], prefixes[open_start])
-            yield from self._range(rows[index], operation, prefixes[index], start)
-            open_start = None
-        if open_start is not None:
-            yield from self._range(rows[open_start], operations[open_start], prefixes[open_start], None)
-
-    def _range(
-        self, row: int, operation: int, prefix: list[bytes], start: tuple[int, list[bytes]] | None
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the range tombstone of one or two rows of the log."""
-        edges = {operation in _ENDS: _range_edge(operation, prefix)}
-        if start is not None:
-            edges[False] = _range_edge(*start)
-        elif not prefix and operation in _STARTS:
-            # A start without a bound has no meaning without its end.
-            return
-        else:
-            # A missing bound is where the columns before the last one of the other bound change.
-            edges[operation not in _ENDS] = join_length_prefixed(prefix[:-1]) + bytes([operation in _STARTS])
-        yield {
-            "partition": self._partition[int(row)].as_py(),
-            "clustering": edges[False],
-            "kind": int(StateRowKind.RANGE_TOMBSTONE),
-            "path": edges[True],
-            "timestamp": int(self._timestamps[row]),
-            "ttl": 0,
-            "expires": 0,
-            "dead": False,
-            "inexact": False,
-        }
+        """Yield the range tombstones."""
+        pairs = self.range_pairs()
+        rows = np.array([row for pair in pairs for row in pair if row is not None], np.int64)
+        prefixes = dict(zip(rows.tolist(), self._prefixes(rows), strict=True))
+        for start, end in pairs:
+            row = start if end is None else end
+            assert row is not None
+            edges = {
+                is_end: _range_edge(int(self.operations[bound]), prefixes[bound])
+                for is_end, bound in ((False, start), (True, end))
+                if bound is not None
+            }
+            if len(edges) < 2:
+                prefix = prefixes[row]
+                if not prefix and end is None:
+                    continue  # a start without a bound has no meaning without its end
+                # A missing bound is where the columns before the last one of the other bound change.
+                edges[end is None] = join_length_prefixed(prefix[:-1]) + bytes([end is None])
+            yield {
+                "partition": self.partition[row].as_py(),
+                "clustering": edges[False],
+                "kind": int(StateRowKind.RANGE_TOMBSTONE),
+                "path": edges[True],
+                "timestamp": int(self.timestamps[row]),
+                "ttl": 0,
+                "expires": 0,
+                "dead": False,
+                "inexact": False,
+            }
 
     def _prefixes(self, rows: np.ndarray) -> list[list[bytes]]:
         """Return, for some rows, the bytes of the clustering columns before the first null."""
         prefixes: list[list[bytes]] = [[] for _ in rows]
-        for index, wire in enumerate(self._keys):
-            deep = np.flatnonzero(self._depth[rows] > index)
+        for index, wire in enumerate(self.clustering_wires):
+            deep = np.flatnonzero(self.depth[rows] > index)
             for row, data in zip(deep.tolist(), take_wire_rows(wire, rows[deep]).to_pylist(), strict=True):
                 prefixes[row].append(data)
         return prefixes
