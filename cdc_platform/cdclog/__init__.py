@@ -109,6 +109,7 @@ __getattr__ = lazy_exports(
         "replay": ("replay_log",),
         "schema": (
             "AS_OF_APPLICATION",
+            "CHANGES_SUFFIX",
             "EXACT",
             "EXACT_COLUMN",
             "GAP_APPLICATION",

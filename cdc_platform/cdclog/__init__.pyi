@@ -65,6 +65,7 @@ from cdc_platform.cdclog.gaps import describe_recreation as describe_recreation
 from cdc_platform.cdclog.gaps import read_log_gaps as read_log_gaps
 from cdc_platform.cdclog.replay import replay_log as replay_log
 from cdc_platform.cdclog.schema import AS_OF_APPLICATION as AS_OF_APPLICATION
+from cdc_platform.cdclog.schema import CHANGES_SUFFIX as CHANGES_SUFFIX
 from cdc_platform.cdclog.schema import EXACT as EXACT
 from cdc_platform.cdclog.schema import EXACT_COLUMN as EXACT_COLUMN
 from cdc_platform.cdclog.schema import GAP_APPLICATION as GAP_APPLICATION

@@ -36,6 +36,8 @@ EXACT = "cdc$exact"
 GENERATION = "cdc$generation"
 """A column of sinks: the start of the generation or stream set from which a reader read the row."""
 
+CHANGES_SUFFIX = "$changes"
+"""Follows a table's name in that of its view of changes; no name of CQL has a `$`."""
 INEXACT = "cdc$inexact"
 """A column of an ingested live table: whether part of a row relies on data that CQL returns inexactly."""
 AS_OF_APPLICATION, INEXACT_APPLICATION = "current:as-of", "current:inexact"

@@ -52,9 +52,8 @@ def run_duckdb_query(
         query = check_duckdb_query(engine, qualify_system_names(text, _CATALOG, known))
         sources = _sources(names, query, at)
         ordered = [names.as_defined(source) for source in sources] if query.in_order else sources
-        _create_views(
-            engine, ordered, _listed_sources(names, sources) if query.everything else [], in_order=query.in_order
-        )
+        listed = _listed_sources(names, sources) if query.everything else []
+        _create_views(engine, ordered, listed, spill, in_order=query.in_order)
         with _translated_errors(sources):
             relation = _with_text_columns(engine.sql(query.statement))
             whole = frozenset(index for index, kind in enumerate(relation.types) if str(kind) in _WIDE_INTEGER_TYPES)
@@ -117,11 +116,17 @@ def _engine(spill: Path, memory: str | None) -> Iterator[DuckDBPyConnection]:
 
 
 def _create_views(
-    engine: DuckDBPyConnection, sources: Sequence[QuerySource], listed: Sequence[QuerySource], *, in_order: bool
+    engine: DuckDBPyConnection,
+    sources: Sequence[QuerySource],
+    listed: Sequence[QuerySource],
+    spill: Path,
+    *,
+    in_order: bool,
 ) -> None:
     """Create a view per table, and then lock the engine: no later statement can attach, open or set anything.
 
-    With `in_order` the rows are in the order that CQL declares for them.
+    The rows of views of changes are joined now, into `spill`. With `in_order` rows are in the order that CQL declares
+    for them.
     """
     _refuse_case_collisions(sources)
     # Use a catalog with its own name: the engine's are memory, system and temp, which can be keyspaces too.
@@ -130,7 +135,7 @@ def _create_views(
     for keyspace in {source.table.keyspace.lower(): source.table.keyspace for source in (*sources, *listed)}.values():
         engine.execute(f"CREATE SCHEMA IF NOT EXISTS {_CATALOG}.{quote_column(keyspace)}")
     for number, source in enumerate(sources):
-        raw: Any = _empty_table(source) if source.snapshot is None else source.snapshot.dataset()
+        raw = _raw_rows(source, spill / str(number))
         engine.register(f"raw_{number}", raw)
         order = _cql_order(source.table) if in_order else ""
         engine.execute(f"CREATE VIEW {_view_name(source.table)} AS SELECT * FROM raw_{number}{order}")
@@ -145,6 +150,19 @@ def _create_views(
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
     engine.execute("BEGIN TRANSACTION READ ONLY")
+
+
+def _raw_rows(source: QuerySource, spill: Path) -> Any:
+    """Return the rows of a source in a form that DuckDB scans any number of times."""
+    if source.snapshot is None:
+        return _empty_table(source)
+    if source.view is None:
+        return source.snapshot.dataset()
+    from cdc_platform.query.change_views import write_change_dataset
+
+    spill.mkdir()
+    with _translated_errors([source]):
+        return write_change_dataset(source, spill)
 
 
 def _cql_order(table: Table) -> str:

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_platform.cdclog import log_table
+from cdc_platform.cdclog import CHANGES_SUFFIX, log_table
 from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.cql import LOG_SUFFIX
 from cdc_platform.delta import Lake, Snapshot, list_stored_tables, snapshot
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.tables import TABLES, Table
+
+if TYPE_CHECKING:
+    from cdc_platform.cdclog import LoggedImages
+    from cdc_platform.cql import TableSchema
 
 
 @dataclass(frozen=True)
@@ -40,19 +45,30 @@ class TableReference:
 
 
 @dataclass(frozen=True)
+class ChangeView:
+    """The view of a table's changes (`cdclog.changes`): its rows are joined from those of `log` when it is read."""
+
+    schema: TableSchema
+    images: LoggedImages
+    log: Table
+
+
+@dataclass(frozen=True)
 class QuerySource:
     """A table of a query and its rows.
 
-    `snapshot` is None if the table does not exist; the columns are then the declared ones.
+    `snapshot` is None if the table does not exist; the columns are then the declared ones. For a `view` it is that of
+    the log.
     """
 
     table: Table
     snapshot: Snapshot | None
+    view: ChangeView | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that the query sees."""
-        return self.table.schema if self.snapshot is None else self.snapshot.schema
+        return self.table.schema if self.snapshot is None or self.view is not None else self.snapshot.schema
 
 
 @dataclass
@@ -61,6 +77,7 @@ class TableNames:
 
     lake: Lake
     tables: list[Table] = field(init=False)
+    _views: dict[str, ChangeView] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         declared = [*TABLES.values()]
@@ -74,7 +91,7 @@ class TableNames:
         Raises:
             InputError: the name matches several tables.
         """
-        matches = self.like(reference) or self._unwritten_log(reference)
+        matches = self.like(reference) or self._unwritten_log(reference) or self._change_views(reference)
         exact = [
             table for table in matches if table.name == reference.name and reference.keyspace in ("", table.keyspace)
         ]
@@ -133,6 +150,9 @@ class TableNames:
         return replace(source, table=named)
 
     def _source(self, table: Table, at: TimeTravel) -> QuerySource:
+        view = self._views.get(table.full_name)
+        if view is not None:
+            return replace(self._source(view.log, at), table=table, view=view)
         if at.version is not None:
             return QuerySource(table, snapshot.read_snapshot_at_version(self.lake, table, at.version))
         if at.time_us is None:
@@ -141,6 +161,28 @@ class TableNames:
         if past is None and not table.schema.names:
             raise NotFound(f"{table.full_name} did not exist yet at {format_us(at.time_us)}")
         return QuerySource(table, past)
+
+    def _change_views(self, reference: TableReference) -> list[Table]:
+        """Return the views of changes of that name: one for each table with a log."""
+        if not reference.name.lower().endswith(CHANGES_SUFFIX):
+            return []
+        named = TableReference(reference.keyspace, reference.name[: -len(CHANGES_SUFFIX)] + LOG_SUFFIX)
+        return [self._change_view(log) for log in self.like(named) or self._unwritten_log(named)]
+
+    def _change_view(self, log: Table) -> Table:
+        # Imported late: the CQL grammar, as below.
+        from cdc_platform.cdclog import changes_schema, read_logged_images, read_table_schema
+
+        schema = read_table_schema(self.lake, log.keyspace, log.name[: -len(LOG_SUFFIX)])
+        view = Table(
+            log.keyspace,
+            f"{schema.name}{CHANGES_SUFFIX}",
+            changes_schema(schema),
+            log_table(schema).keys,
+            f"Changes of {schema.full_name}, joined from its log",
+        )
+        self._views[view.full_name] = ChangeView(schema, read_logged_images(self.lake, schema), log)
+        return view
 
     def _unwritten_log(self, reference: TableReference) -> list[Table]:
         """Return the logs of that name without any writes yet: they have columns and no files."""

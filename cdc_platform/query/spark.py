@@ -79,6 +79,11 @@ def _find_table(names: TableNames, reference: TableReference) -> Table:
 def _source_frame(spark: SparkSession, lake: Lake, source: QuerySource, columns: Collection[str] | None) -> DataFrame:
     if source.snapshot is None:
         return spark.createDataFrame([], table_to_spark_schema(source.table))
+    if source.view is not None:
+        from cdc_platform.cdclog import changes_frame
+
+        log = frames.read_table_frame(spark, lake, source.view.log, source.snapshot.version)
+        return changes_frame(source.view.schema, log, source.view.images)
     return frames.read_table_frame(spark, lake, source.table, source.snapshot.version, columns)
 
 

@@ -136,14 +136,17 @@ def rewrite_with_views(tree: exp.Expr, view_of: Callable[[TableReference], str])
     Raises:
         InputError: Spark would replace a part of the text by a variable.
     """
-    for node, reference in find_table_references(tree):
+    references = find_table_references(tree)
+    for node, reference in references:
         view = exp.to_identifier(view_of(reference), quoted=True)
         if not node.alias:
             node.set("alias", exp.TableAlias(this=exp.to_identifier(reference.name, quoted=True)))
         node.set("this", view)
         node.set("db", None)
+    tables = {(reference.keyspace.lower(), reference.name.lower()) for _, reference in references}
     for column in tree.find_all(exp.Column):
-        if column.db and column.table:  # keyspace.table.column: only the table's alias remains
+        # Of keyspace.table.column only the table's alias remains; other names of three parts are fields of a column.
+        if (column.db.lower(), column.table.lower()) in tables:
             column.set("db", None)
     text = tree.sql(dialect=Spark, comments=False)
     _refuse_substitution(text)  # escapes of the original, such as '\u0024{', are now characters

@@ -33,6 +33,10 @@ def read_table(
         NotFound: the table has no such version or time, or no longer has it.
         StateError: a file of the table is missing or damaged.
     """
+    import pyarrow.dataset as arrow_dataset
+
+    from cdc_platform.query.change_views import iter_changes
+
     names = TableNames(lake)
     keyspace, _, table_name = name.rpartition(".")
     reference = TableReference(keyspace, table_name)
@@ -46,8 +50,12 @@ def read_table(
     if source.snapshot is None:
         rows = source.schema.empty_table()
         return rows if columns is None else rows.select(list(columns))
-    dataset = source.snapshot.dataset()
     try:
+        dataset = (
+            source.snapshot.dataset()
+            if source.view is None
+            else arrow_dataset.dataset(pa.concat_tables([source.schema.empty_table(), *iter_changes(source)]))
+        )
         return dataset.to_table(None if columns is None else list(columns), filter=row_filter)
     except (pa.ArrowException, OSError) as error:
         damage = source.snapshot.find_damage()

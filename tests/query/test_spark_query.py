@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from support.files.bad_input import listing
+from support.homes.changed import VIEW, home_with_changes
 from support.read_logs import START_US, home_with_log, write
 from support.substitutions import VARIABLES
 
@@ -50,6 +51,29 @@ BOTH = [
     "SELECT p FROM t_scylla_cdc_log WHERE p IN (SELECT max(p) FROM t_scylla_cdc_log) UNION ALL SELECT 7",
     "SELECT 'it''s' AS t, CAST('12' AS INT) AS i, row_number() OVER (ORDER BY 1) AS r",
 ]
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A table with full images and a write of each kind."""
+    return Lake(home_with_changes(tmp_path_factory.mktemp("changed")) / "lake")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "op, kind, ts, before_state, after_state, before_columns, ttl, cdc$batch_seq_no",
+        "before.count, after.count, after.tags, changes.tags.removed, changes.notes.deleted, key.item",
+        "range.start.item, range.start_inclusive, range.end_inclusive, kind",
+        "*",
+    ],
+)
+def test_changes_are_joined_alike(changed: Lake, columns: str) -> None:
+    """Spark's tasks join the log by the rule that DuckDB's views have."""
+    query = f"SELECT {columns} FROM {VIEW} ORDER BY ts".replace("cdc$batch_seq_no", '"cdc$batch_seq_no"')
+    query = query.replace("range.start", '"range".start')
+    with duckdb.run_duckdb_query(changed, query) as found:
+        assert rows(changed, query) == list(found.values())
 
 
 @pytest.mark.parametrize("query", BOTH)
