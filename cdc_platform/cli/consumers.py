@@ -382,19 +382,27 @@ consumers.add_command(lag)
 @click.argument("table", type=TABLE_NAME)
 @click.option("--name", required=True, help="Name of the consumer: letters, digits and underscores.")
 @click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
+@click.option("--changes", is_flag=True, help="Store changes with the row before and after, in a new sink.")
 @json_option
 @pass_session
 def consume(
-    session: CliSession, table: tuple[str, str], name: str, until_us: Microseconds | None, as_json: bool
+    session: CliSession,
+    table: tuple[str, str],
+    name: str,
+    until_us: Microseconds | None,
+    changes: bool,
+    as_json: bool,
 ) -> None:
     """Copy new rows of the CDC log of TABLE, generation after generation, into KS.T_scylla_cdc_log_NAME.
 
     Each row is copied exactly once; an interrupted run resumes where it stopped. Rows younger than 30 seconds wait for
-    the next run. No JVM is started.
+    the next run. With --changes the first run creates a sink of changes (before, after, op, ts), which later runs
+    continue with or without the option. No JVM is started.
 
     \b
     Example:
       cdc-platform consume shop.orders --name audit
+      cdc-platform consume shop.orders --name search --changes
       cdc-platform consume shop.orders --name audit --until 2026-01-31T12:00:00Z
     """
     from cdc_platform.cdclog import describe_gaps, read_log_gaps, read_table_schema, reader
@@ -403,7 +411,13 @@ def consume(
     lake = session.lake()
     schema = read_table_schema(lake, *table)
     consumer, rows = reader.consume(
-        lake, session.clock, schema, name, until_us=until_us, on_message=partial(warn, code="reading")
+        lake,
+        session.clock,
+        schema,
+        name,
+        until_us=until_us,
+        changes=changes,
+        on_message=partial(warn, code="reading"),
     )
     for line in describe_gaps(lake, [schema.full_name]):
         warn(line, code="log-gap")

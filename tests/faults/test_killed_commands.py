@@ -242,6 +242,7 @@ CASES = {
     "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2), without={"machine_marked_at"}),
     "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),
+    "consume --changes": Case(logged, ("consume", "ks.t", "--name", "audit", "--changes"), "2026-01-31T15:01:00Z"),
     "hourly copy": Case(logged, ("-c", COPY_HOURS)),
     "tablets create": Case(lambda home: home.mkdir(), ("tablets", "create", "ks.t", "--count", "4")),
     "tablets split": Case(with_tablets(2), ("tablets", "split", "ks.t", "--count", "4"), "2026-01-01T01:00:00Z"),

@@ -13,9 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.cdclog import gaps
+from cdc_platform.cdclog.changes import LoggedImages, changes_from_log
+from cdc_platform.cdclog.consumer.change_sink import has_changes
 from cdc_platform.cdclog.consumer.hourly import iter_row_keys, select_logs
 from cdc_platform.cdclog.consumer.progress import StreamProgress
-from cdc_platform.cdclog.consumer.reader import BY_HOUR, FROM_CLUSTER, MAX_ROWS_IN_MEMORY, readable_until_us, sink_table
+from cdc_platform.cdclog.consumer.reader import (
+    BY_HOUR,
+    FROM_CLUSTER,
+    MAX_ROWS_IN_MEMORY,
+    read_between,
+    readable_until_us,
+    sink_table,
+)
 from cdc_platform.cdclog.consumer.skipped import describe_appeared_set, find_appeared_sets
 from cdc_platform.cdclog.log_rows import read_row_keys
 from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
@@ -305,6 +314,12 @@ def _check_rows(
         return
     sink_of = sink_table(schema, consumer.name)
     sink = _read_keys(lake, sink_of, since_us, until_us)
+    if has_changes(lake, sink_of):
+        try:
+            log = _change_keys(lake, schema, since_us, until_us)
+        except InputError as error:
+            yield CompletenessCheck("the reader has the log's rows", False, str(error))
+            return
     missing, foreign = _rows_missing_from(log, sink), _rows_missing_from(sink, log)
     yield CompletenessCheck(
         "the reader has the log's rows",
@@ -320,6 +335,16 @@ def _check_rows(
     yield CompletenessCheck(
         "the reader has each row once", not twice, f"{twice} rows of {sink_of.full_name} are duplicates"
     )
+
+
+def _change_keys(lake: Lake, schema: TableSchema, since_us: Microseconds, until_us: Microseconds) -> pa.Table:
+    """Return the keys and times of the changes that the log has in an interval.
+
+    Raises:
+        InputError: a batch of the log is incomplete.
+    """
+    rows = read_between(lake, schema, Microseconds(since_us - ONE_US), Microseconds(until_us - ONE_US))
+    return changes_from_log(schema, rows, LoggedImages(None, None, None)).select([*_KEY_COLUMNS, WRITTEN_AT])
 
 
 def _check_batches(log: pa.Table) -> CompletenessCheck:
@@ -346,7 +371,9 @@ def _check_other_consumer(
         )
         for reader in (consumer, other)
     )
-    lost = _rows_missing_from(other_rows, own_rows)
+    # Changes and log rows have different keys within a write.
+    forms = {bool(has_changes(lake, sink_table(schema, reader.name))) for reader in (consumer, other)}
+    lost = _rows_missing_from(other_rows, own_rows, _KEY_COLUMNS if len(forms) == 1 else _BATCH_COLUMNS)
     detail = f"{lost.num_rows} of the {other_rows.num_rows} rows of consumer {other.name} are not with {consumer.name}"
     return CompletenessCheck(
         f"it has all that {other.name} has read", not lost.num_rows, f"{detail}{_batches_text(lost)}"
@@ -399,8 +426,8 @@ def _read_keys(lake: Lake, table: Table, since_us: Microseconds, until_us: Micro
     return read_row_keys(lake, table, Microseconds(since_us - ONE_US), Microseconds(until_us - ONE_US))
 
 
-def _rows_missing_from(rows: pa.Table, others: pa.Table) -> pa.Table:
-    return rows.join(others.select(_KEY_COLUMNS), keys=list(_KEY_COLUMNS), join_type="left anti")
+def _rows_missing_from(rows: pa.Table, others: pa.Table, keys: Sequence[str] = _KEY_COLUMNS) -> pa.Table:
+    return rows.join(others.select(keys), keys=list(keys), join_type="left anti")
 
 
 def _batches_text(rows: pa.Table) -> str:

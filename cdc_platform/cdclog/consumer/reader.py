@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
+from cdc_platform.cdclog.changes import LoggedImages, changes_schema, read_logged_images
 from cdc_platform.cdclog.consumer import skipped
+from cdc_platform.cdclog.consumer.change_sink import changes_for_sink, has_changes, prepare_change_sink
 from cdc_platform.cdclog.consumer.progress import StreamProgress, first_unread_us, iter_unread_windows, set_application
 from cdc_platform.cdclog.consumer.retyped import find_retyped_columns, retype_sink_columns
 from cdc_platform.cdclog.consumer.skipped import OnMessage
@@ -393,17 +395,18 @@ def validate_consumer_name(name: str) -> None:
         raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
 
 
-def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
+def sink_table(schema: TableSchema, name: str, *, exact: bool = False, changes: bool = False) -> Table:
     """Return the Delta table into which a consumer of this name copies the log of a table.
 
-    With `exact` it has the column for values that native columns cannot hold, as its log has.
+    With `exact` it has the column for values that native columns cannot hold, as its log has. With `changes` it has the
+    changes that the log's rows amount to.
 
     Raises:
         InputError: the name cannot be part of a table's name.
     """
     validate_consumer_name(name)
     table = log_table(schema, exact=exact)
-    columns = table.schema.append(_GENERATION_FIELD)
+    columns = (changes_schema(schema) if changes else table.schema).append(_GENERATION_FIELD)
     return Table(
         table.keyspace,
         f"{table.name}_{name}",
@@ -441,9 +444,13 @@ def consume(
     name: str,
     *,
     until_us: Microseconds | None = None,
+    changes: bool = False,
     on_message: OnMessage = skipped.log_message,
 ) -> tuple[Consumer, int]:
     """Copy the unread rows of a consumer into its table; return the consumer and the number of rows.
+
+    With `changes` a new sink gets changes (`cdclog.changes`) instead of log rows, one per row of the sink; an existing
+    sink stays as it is.
 
     A new consumer is registered before the first existing generation. One commit has the rows of a window and its
     number, and the position moves after it. A process that is killed in between finds the window in the sink on restart
@@ -464,11 +471,18 @@ def consume(
     if name in _RESERVED_NAMES:
         raise InputError(f"{name!r} is the consumer that {_RESERVED_NAMES[name]}; give this one another name")
     get_log_table(lake, schema)
+    stored = has_changes(lake, sink_table(schema, name))
+    if changes and stored is False:
+        raise InputError(
+            f"{sink_table(schema, name).full_name} has log rows, not changes; read the changes under another name"
+        )
+    images = read_logged_images(lake, schema) if changes or stored else None
     consumer = ensure_consumer(lake, clock, schema, name, on_message)
     horizon = readable_until_us(lake, schema, clock.now_us())
     if until_us is not None:
         horizon = min(until_us, horizon)
-    return consume_windows(lake, clock, schema, consumer, _LakeWindowWriter(lake, schema, name), horizon, on_message)
+    writer = _LakeWindowWriter(lake, schema, name, images)
+    return consume_windows(lake, clock, schema, consumer, writer, horizon, on_message)
 
 
 def readable_until_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
@@ -489,15 +503,23 @@ def readable_until_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> 
 
 @dataclass(frozen=True)
 class _LakeWindowWriter:
-    """Copies from a log in the lake."""
+    """Copies from a log in the lake: its rows or, with `images`, the changes that they amount to."""
 
     lake: Lake
     schema: TableSchema
     name: str
+    images: LoggedImages | None = None
 
     @property
     def sink(self) -> Table:
-        return sink_table(self.schema, self.name)
+        return sink_table(self.schema, self.name, changes=self.images is not None)
+
+    def _prepare(self, rows: pa.Table, window: Window) -> tuple[Table, pa.Table]:
+        """Return the sink, with all columns that it needs, and the rows of a window as it stores them."""
+        if self.images is None:
+            return prepare_sink(self.lake, self.schema, self.name), add_generation_column(rows, window)
+        sink = prepare_change_sink(self.lake, self.sink)
+        return sink, add_generation_column(changes_for_sink(self.schema, rows, self.images, sink), window)
 
     def longest_us(self, after_us: Microseconds) -> Microseconds | None:
         return max_window_us(self.lake, self.schema, after_us)
@@ -507,8 +529,8 @@ class _LakeWindowWriter:
 
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         empty = log_table(self.schema).schema.empty_table()
-        rows = add_generation_column(empty if window.passed else read_window(self.lake, self.schema, window), window)
-        sink = prepare_sink(self.lake, self.schema, self.name)
+        log_rows = empty if window.passed else read_window(self.lake, self.schema, window)
+        sink, rows = self._prepare(log_rows, window)
         failpoints.kill_if_selected(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
@@ -519,9 +541,8 @@ class _LakeWindowWriter:
     def copy_unread(
         self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
     ) -> int | None:
-        rows = add_generation_column(read_window(self.lake, self.schema, window), window)
-        rows = filter_by_streams(rows, source, window)
-        sink = prepare_sink(self.lake, self.schema, self.name)
+        log_rows = filter_by_streams(read_window(self.lake, self.schema, window), source, window)
+        sink, rows = self._prepare(log_rows, window)
         rows = exclude_stored_rows(self.lake, sink, rows, window)
         failpoints.kill_if_selected(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
