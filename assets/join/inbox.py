@@ -9,12 +9,15 @@ from dagster import (
     AssetExecutionContext,
     Config,
     DagsterInstance,
+    DagsterInvalidConfigError,
     DefaultSensorStatus,
     MaterializeResult,
     OpExecutionContext,
     RunRequest,
     SensorEvaluationContext,
     SensorResult,
+    config_mapping,
+    graph,
     in_process_executor,
     job,
     op,
@@ -23,7 +26,7 @@ from dagster import (
 from pydantic import Field
 
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, Lake, is_shared_lock_held
-from cdc_platform.errors import NotFound
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.generations import CDC_GENERATIONS_V2
 from cdc_platform.importing import parse_join_request
 from cdc_platform.lifecycle import join_zero_token_node
@@ -63,7 +66,7 @@ MAX_NEW_PARTITIONS = 1000
 class JoiningNode(Config):
     """The node to queue, as in the file of `cdc-platform bootstrap FILE`."""
 
-    host_id: str = Field(default="", description="UUID of the node; empty: report the inbox, queue nothing")
+    host_id: str = Field(description="UUID of the node, as daf4e510-781a-4f03-aaae-27df6ee7796f")
     address: str = Field(default="10.0.0.4", description="address of the node")
     datacenter: str = Field(default="datacenter1", description="datacenter of the node")
     rack: str = Field(default="rack1", description="rack of the node")
@@ -78,14 +81,12 @@ class JoiningNode(Config):
     ignore_msb: int = Field(default=12, description="ignored most significant bits, 0 to 31; usually 12")
     features: list[str] = Field(default=[CDC_GENERATIONS_V2], description="cluster features")
 
-    def request(self) -> JoinRequest | None:
-        """Return the checked request, or None if no host is given.
+    def request(self) -> JoinRequest:
+        """Return the checked request.
 
         Raises:
             InputError: a field is out of its bounds.
         """
-        if not self.host_id:
-            return None
         given = self.model_dump(exclude={"num_tokens" if self.tokens else "tokens"})
         return parse_join_request(json.dumps(given), "the run's config")
 
@@ -116,15 +117,13 @@ def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> Mate
 
 
 @op(pool=pool_from_table(BOOTSTRAP_EVENTS), retry_policy=RETRY_POLICY)
-def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource) -> None:
-    """Queue the node of the config, if there is one, and report the inbox."""
+def add_to_inbox(context: OpExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource) -> None:
+    """Queue the node of the config, and report the inbox."""
     lake = home.lake()
     metadata: dict[str, Any] = {}
     with platform_errors_as_failures():
         request = config.request()
-        if request is None:
-            context.log.warning("Queued nothing: enter the host_id of the joining node.")
-        elif request.is_zero_token:
+        if request.is_zero_token:
             joined = join_zero_token_node(lake, request)
             context.log.info(f"Node {joined.node.host_id} has no tokens: it joined without a new generation.")
             metadata = {"host_id": str(joined.node.host_id), "status": joined.node.status}
@@ -140,6 +139,27 @@ def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResou
     ]
     queue = build_rows_preview(("position", "generation", "host_id", "event_id"), rows)
     context.add_output_metadata(metadata | {"waiting": len(waiting), "queue": queue})
+
+
+@config_mapping
+def check_node(val: JoiningNode) -> dict[str, Any]:
+    """Return the config of the op, after a check that the launchpad and every launch make before there is a run.
+
+    Raises:
+        DagsterInvalidConfigError: a field is out of its bounds. Its message is one line.
+    """
+    try:
+        val.request()
+    except InputError as error:
+        # Dagster shows this one as it is. It would wrap any other error in text of its own.
+        raise DagsterInvalidConfigError(str(error), [], val.model_dump()) from None
+    return {"add_to_inbox": {"config": val.model_dump()}}
+
+
+@graph(config=check_node)
+def queue_node() -> None:
+    """Check the node of the config and queue it."""
+    add_to_inbox()
 
 
 @job(
