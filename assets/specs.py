@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -36,8 +37,13 @@ from dagster import (
     with_source_code_references,
 )
 
+from cdc_platform.errors import PlatformError
+from cdc_platform.home_location import locate_home
+from cdc_platform.settings import Settings, load_settings
 from cdc_platform.tables import TIMESTAMP, Table, column
 from cdc_platform_assets.failures import RETRY_POLICY
+
+_log = logging.getLogger(__name__)
 
 JOIN_CODE_MODULES = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
 """The modules that compute a generation and its rows."""
@@ -80,7 +86,18 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
     return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
-OWNERS = ["team:cdc"]
+@cache
+def read_owners() -> list[str]:
+    """Return the owners of all assets: the setting `owners` of the home that Dagster is started for.
+
+    If the settings cannot be read, these are the default owners. Each run reports what is wrong with the settings.
+    """
+    try:
+        return list(load_settings(locate_home() / "settings.toml").owners)
+    except PlatformError as error:
+        _log.warning("assets have the default owners: %s", error)
+        return list(Settings().owners)
+
 
 REWRITE_DECISIONS = Table(
     "platform",
@@ -142,7 +159,7 @@ def table_asset(
     make = without_beta_warnings(asset)(
         key=asset_key_from_table(table),
         group_name=group,
-        owners=OWNERS,
+        owners=read_owners(),
         kinds={"deltalake", "spark" if spark else "python", *([reads] if reads else [])},
         pool=pool_from_table(table),
         retry_policy=RETRY_POLICY,
@@ -187,7 +204,7 @@ def build_table_spec(
     return AssetSpec(
         key=asset_key_from_table(table),
         group_name=group,
-        owners=OWNERS,
+        owners=read_owners(),
         kinds={"deltalake"},
         description=f"{table.comment}.\n\n{description}",
         metadata=build_table_metadata(table, None),

@@ -108,6 +108,13 @@ class Settings:
     """How long the hook may run for one change before it is killed."""
     user_header: str = _bounded_field("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: users are unknown."""
+    owners: tuple[str, ...] = _bounded_field(
+        ("team:cdc",),
+        min_length=1,
+        max_length=20,
+        item_pattern=r"^(team:[A-Za-z0-9_.-]{1,100}|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,})$",
+    )
+    """The owners of all assets in Dagster: email addresses, or teams as `team:NAME`. Read when Dagster starts."""
     inbox_warn_ms: Milliseconds = _bounded_field(MINUTE_MS * 15, ge=SECOND_MS, le=DAY_MS * 30)
     """How long the first node of the inbox may wait before its check warns."""
     inbox_error_ms: Milliseconds = _bounded_field(HOUR_MS, ge=SECOND_MS, le=DAY_MS * 30)
@@ -129,7 +136,8 @@ def _redacted(settings: Settings | AlertSettings) -> dict[str, Any]:
         if isinstance(value, AlertSettings):
             shown[setting.name] = _redacted(value)
         else:
-            shown[setting.name] = (REDACTED if value else "") if hints[setting.name] is str else value
+            is_text = hints[setting.name] in (str, tuple[str, ...])
+            shown[setting.name] = (REDACTED if value else "") if is_text else value
     return shown
 
 
@@ -167,6 +175,8 @@ def load_settings(path: StoragePath) -> Settings:
 @cache
 def _settings_model(declaring: type[Settings | AlertSettings]) -> type[BaseModel]:
     """Return a class of settings as a pydantic model, which validates their types and bounds."""
+    from typing import Annotated
+
     from pydantic import ConfigDict, Field, create_model
 
     hints = get_type_hints(declaring)
@@ -175,6 +185,11 @@ def _settings_model(declaring: type[Settings | AlertSettings]) -> type[BaseModel
         if hints[setting.name] is AlertSettings:
             model = _settings_model(AlertSettings)
             declared[setting.name] = (model, Field(default_factory=model))
+        elif (pattern := setting.metadata.get("item_pattern")) is not None:
+            # TOML has lists, which a strict model does not accept as tuples.
+            bounds = {name: bound for name, bound in setting.metadata.items() if name != "item_pattern"}
+            items = tuple[Annotated[str, Field(pattern=pattern)], ...]
+            declared[setting.name] = (items, Field(default=setting.default, strict=False, **bounds))
         else:
             declared[setting.name] = (hints[setting.name], Field(default=setting.default, **setting.metadata))
     return create_model(declaring.__name__, __config__=ConfigDict(extra="forbid", strict=True), **declared)

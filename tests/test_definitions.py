@@ -198,6 +198,34 @@ def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
     assert pools == {name: name for name in made}
 
 
+@pytest.mark.parametrize(
+    ("settings", "owners"),
+    [
+        ('owners = ["team:shop", "ada@example.com"]', [["team:shop", "ada@example.com"]]),
+        ("", [["team:cdc"]]),
+        ("owners = 7", [["team:cdc"]]),
+    ],
+)
+def test_owners_are_those_of_the_settings(settings: str, owners: list[list[str]], tmp_path: Path) -> None:
+    """Every asset has them; with settings that cannot be read the definitions load all the same. No home is made."""
+    (tmp_path / "settings.toml").write_text(settings, encoding="utf-8")
+    program = (
+        "import json; from cdc_platform.definitions import defs; "
+        "print(json.dumps([list(spec.owners) for spec in defs.resolve_all_asset_specs()]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {HOME_VARIABLE: str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(shown.stdout)
+    assert [each for number, each in enumerate(found) if each not in found[:number]] == owners
+    assert ("owners: Input should be a valid tuple" in shown.stderr) == (settings == "owners = 7")
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What Dagster sees of the code location, for each way of loading it, on a machine that has no Java."""

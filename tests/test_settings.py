@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,20 @@ def test_a_setting_that_never_was_is_refused(tmp_path: Path) -> None:
     path.write_text("ring_delay = 7\n", encoding="utf-8")
     with pytest.raises(InputError, match="ring_delay: Extra inputs are not permitted; remove the key"):
         load_settings(parse_path(path))
+
+
+def test_owners_are_teams_and_addresses(tmp_path: Path) -> None:
+    """A list of them is read; anything else is refused with its place and the key, as is an empty list."""
+    path = tmp_path / "settings.toml"
+    path.write_text('owners = ["team:data-platform", "ada@example.com"]\n', encoding="utf-8")
+    assert load_settings(parse_path(path)).owners == ("team:data-platform", "ada@example.com")
+    for wrong, says in (
+        ('["ada"]', "owners.0: String should match pattern"),
+        ('["team:a", "team:"]', "owners.1: String should match pattern"),
+        ("[]", "owners: Tuple should have at least 1 item"),
+        ('"team:a"', "owners: Input should be a valid tuple"),
+        ("[1]", "owners.0: Input should be a valid string"),
+    ):
+        path.write_text(f"owners = {wrong}\n", encoding="utf-8")
+        with pytest.raises(InputError, match=re.escape(f"{path}: {says}")):
+            load_settings(parse_path(path))
