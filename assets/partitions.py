@@ -17,6 +17,13 @@ from cdc_platform.timeline import GenerationKeys
 GENERATIONS_NAME = "generation"
 GENERATION_PARTITIONS = DynamicPartitionsDefinition(name=GENERATIONS_NAME)
 
+REWRITE_DECISIONS_NAME = "rewrite_decision"
+REWRITE_DECISION_PARTITIONS = DynamicPartitionsDefinition(name=REWRITE_DECISIONS_NAME)
+"""The V1 generations about which the rewrite has decided, with the keys of `generation`."""
+
+RING_PARTITIONS = DynamicPartitionsDefinition(name="ring_before_join")
+"""Without keys: no event is reported of the ring before a join, so that no generation shows as missing there."""
+
 TABLET_TABLES_NAME = "tablet_table"
 TABLET_TABLE_PARTITIONS = DynamicPartitionsDefinition(name=TABLET_TABLES_NAME)
 """The tablet-based tables: one partition per table, with the key `keyspace.table`."""

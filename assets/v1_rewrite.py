@@ -7,7 +7,6 @@ from datetime import datetime
 from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
-    AssetObservation,
     AssetSelection,
     Config,
     DagsterInstance,
@@ -53,7 +52,12 @@ from cdc_platform_assets.data_versions import (
 )
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.partitions import GENERATION_PARTITIONS, GENERATIONS_NAME, read_generation_keys
+from cdc_platform_assets.partitions import (
+    GENERATIONS_NAME,
+    REWRITE_DECISION_PARTITIONS,
+    REWRITE_DECISIONS_NAME,
+    read_generation_keys,
+)
 from cdc_platform_assets.run_requests import NoWork, Work, request_scheduled_run, request_work, skip_unless_writable
 from cdc_platform_assets.specs import (
     JOIN_CODE_MODULES,
@@ -207,9 +211,10 @@ def report_skipped_generations(lake: Lake, clock: Clock, settings: Settings, ins
     }
     new = [partition for partition in reasons if any(partition in absent for absent in missing.values())]
     new = new[:MAX_SKIPPED]
-    if new:
-        instance.add_dynamic_partitions(GENERATIONS_NAME, new)
+    for name in (GENERATIONS_NAME, REWRITE_DECISIONS_NAME):
+        instance.add_dynamic_partitions(name, new)
     for partition in new:
+        instance.report_runless_asset_event(_build_decision_event(partition, reasons[partition]))
         for table in (table for table in _PUBLISHED_TABLES if partition in missing[table]):
             instance.report_runless_asset_event(_build_skip_event(lake, instance, table, partition, reasons[partition]))
     return len(new)
@@ -237,23 +242,26 @@ def _build_skip_event(
 
 def _log_decisions(context: AssetExecutionContext, lake: Lake, decisions: Sequence[procedure.RewriteDecision]) -> None:
     """Log what this run did about each V1 generation, on the asset that stands for the rewrite's decisions."""
-    keys = _read_partition_keys(lake, context.instance)
-    for decision in decisions[-MAX_SKIPPED:]:
-        context.log_event(
-            AssetObservation(
-                asset_key_from_table(REWRITE_DECISIONS),
-                description=f"{decision.action}: {decision.reason}",
-                metadata={"action": decision.action, "reason": decision.reason},
-                partition=keys[decision.time_ms],
-            )
-        )
+    newest, keys = decisions[-MAX_SKIPPED:], _read_partition_keys(lake, context.instance)
+    context.instance.add_dynamic_partitions(REWRITE_DECISIONS_NAME, [keys[decision.time_ms] for decision in newest])
+    for decision in newest:
+        context.log_event(_build_decision_event(keys[decision.time_ms], decision))
+
+
+def _build_decision_event(partition: str, decision: procedure.RewriteDecision) -> AssetMaterialization:
+    return AssetMaterialization(
+        asset_key_from_table(REWRITE_DECISIONS),
+        description=f"{decision.action}: {decision.reason}",
+        metadata={"action": decision.action, "reason": decision.reason},
+        partition=partition,
+    )
 
 
 REWRITE_DECISIONS_SPEC = build_table_spec(
     REWRITE_DECISIONS,
     group="v1_format",
     deps=[asset_key_from_table(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)],
-    partitions=GENERATION_PARTITIONS,
+    partitions=REWRITE_DECISION_PARTITIONS,
     description="The rewrite between the V1 and the V2 tables. Each run that decides about a generation reports here "
     "what it did and why.",
 )
