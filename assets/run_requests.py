@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import wraps
+from itertools import takewhile
 from typing import Any, TypeVar, cast
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRequest, RunsFilter, SensorResult, SkipReason
+from dagster import (
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    RunRecord,
+    RunRequest,
+    RunsFilter,
+    SensorResult,
+    SkipReason,
+)
 
+from cdc_platform.clock import (
+    HOUR_SECONDS,
+    SECOND_US,
+    Microseconds,
+    format_ms,
+    ms_from_us,
+    system_time_us,
+    us_from_datetime,
+)
 from cdc_platform.delta import Lake, get_home_mode
+from cdc_platform.retries import retry_pause_us
 from cdc_platform.tables import Table
+from cdc_platform_assets.failures import read_run_failure
 from cdc_platform_resources.home import HomeResource
 
 MAX_ATTEMPTS = 3
-"""The most runs that a sensor requests for one state of the tables before it leaves the failure to an operator."""
+"""The most runs for one state of the tables before a sensor leaves a failure to an operator. Outages are unlimited."""
+_MAX_READ_RUNS = 20
+"""The most ended runs of one request that a tick reads. By then the pauses have reached their maximum."""
 FINISHED_STATUSES = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 """A run in any other status may still write."""
 ACTIVE_STATUSES = [
@@ -25,24 +48,39 @@ ACTIVE_STATUSES = [
     DagsterRunStatus.STARTED,
 ]
 """A schedule requests no further run while one has one of these statuses."""
+UNFINISHED_STATUSES = [status for status in DagsterRunStatus if status not in FINISHED_STATUSES]
 PARTITION_TAG = "dagster/partition"
+ATTEMPT_TAG = "cdc_platform/attempt"
+"""The run tag with the number of the attempt, which outlives the removal of older runs."""
+MAX_RUNTIME_TAG = "dagster/max_runtime"
+MAX_RUN_SECONDS = 6 * HOUR_SECONDS
+"""When Dagster's run monitoring ends a run that a sensor or schedule requested. dagster.yaml limits all others."""
 MAX_RETRIES_TAG = "dagster/max_retries"
 """Set to 0 on runs that a sensor or schedule requests again itself.
 
 If the daemon also retried a crashed run, two would run at once.
 """
+REQUESTED_RUN_TAGS = {MAX_RETRIES_TAG: "0", MAX_RUNTIME_TAG: str(MAX_RUN_SECONDS)}
+"""The tags of every run that a sensor or schedule requests."""
 
 
 @dataclass(frozen=True)
 class RunAttempt:
-    """The outcome of a request for a run: a `request`, an `active` run, or neither.
+    """The outcome of a request for a run: a `request`, an `active` run, a pause until `retry_at_us`, or none of them.
 
-    `ended` are the ended runs of the same request, newest first. If there is neither, they have reached `MAX_ATTEMPTS`.
+    `ended` are the newest ended runs of the same request, newest first. If there is none of the others, the request is
+    left to an operator: its error does not go away by itself, or its runs have reached `MAX_ATTEMPTS`.
     """
 
     request: RunRequest | None
     active: DagsterRun | None
     ended: tuple[DagsterRun, ...]
+    retry_at_us: Microseconds | None = None
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Return True if the last ended run of the request succeeded."""
+        return bool(self.ended) and self.ended[0].status is DagsterRunStatus.SUCCESS
 
     def skip_reason(self, goal: str, remedy: str) -> str | None:
         """Return why no run is requested, or None if one is. `goal` is what the run is for, in the infinitive."""
@@ -51,6 +89,10 @@ class RunAttempt:
         if self.active is not None:
             return f"run {self.active.run_id} is in progress, to {goal}"
         count, last = len(self.ended), self.ended[0].run_id
+        if self.retry_at_us is not None:
+            return f"run {last} did not {goal}; the next attempt starts at {format_ms(ms_from_us(self.retry_at_us))}"
+        if count < MAX_ATTEMPTS:
+            return f"run {last} did not {goal}, and a repetition would fail too; fix what it reports, then {remedy}"
         return f"{count} runs did not {goal}; fix what run {last} reports, then {remedy}"
 
 
@@ -115,9 +157,18 @@ def request_run(
     state: tuple[str, str] | None = None,
     partition: str | None = None,
     any_job: bool = False,
+    periodic: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> RunAttempt:
-    """Request a run of `job`, unless one is active or `MAX_ATTEMPTS` runs of the same request have ended.
+    """Request a run of `job`, unless one is active, the last one failed too recently, or no repetition helps.
+
+    Every sensor and schedule uses this retry policy:
+
+    * After a failure the pause grows (`retry_pause_us`), counted from the end of the last run. Only the first run that
+      lost its worker is repeated at once, because the cause is usually a restart.
+    * An outage (no disk space, Spark or a store gone, out of memory, a lost worker) is repeated until it is over.
+    * An error that never goes away by itself is not repeated, and others at most `MAX_ATTEMPTS` times.
+    * With `periodic` work that is due again anyway, only the pauses apply, and a success ends the series of failures.
 
     Requests are the same if they have the same `state` (a tag and its value), or without it the same partition. A run
     of this job counts as active, or of every job with `any_job`, limited to the partition if there is one. `name`
@@ -125,14 +176,63 @@ def request_run(
     part of it.
     """
     of_partition = {} if partition is None else {PARTITION_TAG: partition}
-    runs = instance.get_runs(RunsFilter(job_name=None if any_job else job, tags=of_partition))
-    active = next((run for run in runs if run.status not in FINISHED_STATUSES), None)
-    ended = tuple(run for run in runs if run.job_name == job and (state is None or run.tags.get(state[0]) == state[1]))
-    if active is not None or len(ended) >= MAX_ATTEMPTS:
-        return RunAttempt(None, active, ended)
-    marks = {**(tags or {}), **({} if state is None else {state[0]: state[1]}), MAX_RETRIES_TAG: "0"}
-    request = RunRequest(run_key=f"{name}/{len(ended) + 1}", partition_key=partition, tags=marks)
+    active = instance.get_runs(
+        RunsFilter(job_name=None if any_job else job, tags=of_partition, statuses=UNFINISHED_STATUSES), limit=1
+    )
+    same = of_partition if state is None else {**of_partition, state[0]: state[1]}
+    records = instance.get_run_records(
+        RunsFilter(job_name=job, tags=same, statuses=list(FINISHED_STATUSES)), limit=_MAX_READ_RUNS
+    )
+    if periodic:
+        records = list(takewhile(lambda record: record.dagster_run.status is not DagsterRunStatus.SUCCESS, records))
+    ended = tuple(record.dagster_run for record in records)
+    if active:
+        return RunAttempt(None, active[0], ended)
+    if ended:
+        retry_at_us = _retry_at_us(instance, records)
+        if system_time_us() < retry_at_us:
+            return RunAttempt(None, None, ended, retry_at_us)
+        if not periodic and not _may_repeat(instance, ended):
+            return RunAttempt(None, None, ended)
+    numbers = [int(run.tags.get(ATTEMPT_TAG, "0")) for run in ended]
+    attempt = max([len(ended), *numbers]) + 1
+    marks = {
+        **(tags or {}),
+        **({} if state is None else {state[0]: state[1]}),
+        ATTEMPT_TAG: str(attempt),
+        **REQUESTED_RUN_TAGS,
+    }
+    request = RunRequest(run_key=f"{name}/{attempt}", partition_key=partition, tags=marks)
     return RunAttempt(request, None, ended)
+
+
+def _retry_at_us(instance: DagsterInstance, ended: Sequence[RunRecord]) -> Microseconds:
+    """Return when the pause after the newest of these ended runs is over."""
+    newest, end_us = ended[0].dagster_run, _end_us(ended[0])
+    if newest.status is DagsterRunStatus.SUCCESS:
+        return end_us
+    is_first_loss = (
+        len(ended) == 1
+        and newest.status is DagsterRunStatus.FAILURE
+        and read_run_failure(instance, newest.run_id).is_worker_lost
+    )
+    return end_us if is_first_loss else end_us + retry_pause_us(len(ended))
+
+
+def _may_repeat(instance: DagsterInstance, ended: Sequence[DagsterRun]) -> bool:
+    """Return True if a further run of a request may succeed, judged by its last one."""
+    if ended[0].status is DagsterRunStatus.FAILURE:
+        recovery = read_run_failure(instance, ended[0].run_id).recovery
+        if recovery != "limited":
+            return recovery == "outage"
+    return len(ended) < MAX_ATTEMPTS
+
+
+def _end_us(record: RunRecord) -> Microseconds:
+    """Return when a run ended; a run that never started ended with its last update."""
+    if record.end_time is None:
+        return us_from_datetime(record.update_timestamp)
+    return Microseconds(int(record.end_time * SECOND_US))
 
 
 def request_scheduled_run(
@@ -144,13 +244,44 @@ def request_scheduled_run(
     running = instance.get_runs(RunsFilter(job_name=job, statuses=ACTIVE_STATUSES), limit=1)
     if running:
         return SkipReason(f"run {running[0].run_id} is in progress")
-    return RunRequest(run_key=moment.isoformat(), tags={MAX_RETRIES_TAG: "0"})
+    return RunRequest(run_key=moment.isoformat(), tags=REQUESTED_RUN_TAGS)
 
 
-def find_active_partitions(instance: DagsterInstance, job: str) -> dict[str, str]:
-    """Return the partitions for which a run of the job is queued or running, with the run's ID."""
-    active = instance.get_runs(RunsFilter(job_name=job, statuses=ACTIVE_STATUSES))
-    return {run.tags[PARTITION_TAG]: run.run_id for run in active if PARTITION_TAG in run.tags}
+def request_partitions(
+    instance: DagsterInstance, job: str, partitions: Sequence[str], moment: str, goal: str
+) -> tuple[list[RunRequest], list[str]]:
+    """Request a run of a schedule's job for each partition that is due at `moment`; see `request_run`.
+
+    Return the requests, and a reason for each partition without one. `goal` is what a run is for, in the infinitive.
+    """
+    requests: list[RunRequest] = []
+    reasons: list[str] = []
+    for partition in partitions:
+        attempt = request_run(instance, job, f"{partition}/{moment}", partition=partition, periodic=True)
+        if attempt.request is not None:
+            requests.append(attempt.request)
+        else:
+            reasons.append(f"{partition}: {attempt.skip_reason(goal, 'launch the job by hand')}")
+    return requests, reasons
+
+
+def request_daily_run(
+    instance: DagsterInstance, job: str, moment: datetime, hour: int, skip_reason: str | None
+) -> RunRequest | SkipReason:
+    """Request the job unless it has succeeded since the last time that it was `hour` o'clock (UTC).
+
+    Ticks at any interval therefore run it once a day, also on a machine that was off at that time, and repeat a failed
+    run as `request_run` does.
+    """
+    if skip_reason is not None:
+        return SkipReason(skip_reason)
+    due = moment.astimezone(UTC).replace(hour=hour, minute=0, second=0, microsecond=0)
+    due -= timedelta(days=due > moment)
+    done = instance.get_run_records(RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS]), limit=1)
+    if done and _end_us(done[0]) >= us_from_datetime(due):
+        return SkipReason(f"run {done[0].dagster_run.run_id} has succeeded since {due.isoformat(timespec='minutes')}")
+    attempt = request_run(instance, job, moment.isoformat(), periodic=True)
+    return attempt.request or SkipReason(attempt.skip_reason("succeed", "launch the job by hand") or "")
 
 
 _Tick = TypeVar("_Tick", bound=Callable[..., Any])

@@ -5,6 +5,7 @@ The settings ship with the package, in a clone and in a wheel. This module does 
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from cdc_platform.errors import EnvironmentProblem
@@ -19,6 +20,13 @@ CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
 USER_TAG = "cdc_platform/user"
 """The run tag that names the user who requested the run in the UI."""
 INSTANCE_FILE = "dagster.yaml"
+_EARLIER_INSTANCE_FILES = frozenset(
+    {
+        "3d04f06ed567faf92df6fb31bc444af050016e52400e81854b65744f13ace84f",
+        "be85769010928d4612729ec97dd4e728f16dae6040b95275d740580e3c28389d",
+    }
+)
+"""The SHA-256 of the settings that earlier versions shipped. A home with one of them gets the new settings."""
 
 
 def get_project_file(name: str) -> Path:
@@ -37,6 +45,6 @@ def prepare_dagster_home(home: HomeLocation) -> Path:
     """Return the DAGSTER_HOME of `home`, and create it if needed. Settings that a person has changed stay."""
     folder = make_private_folder(home.dagster)
     settings = folder / INSTANCE_FILE
-    if not settings.exists():
+    if not settings.exists() or hashlib.sha256(settings.read_bytes()).hexdigest() in _EARLIER_INSTANCE_FILES:
         atomic.write_text_atomically(settings, get_project_file(INSTANCE_FILE).read_text(encoding="utf-8"))
     return folder

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 import errno
 import re
+from typing import Literal
+
+Recovery = Literal["outage", "limited", "never"]
+"""What a repetition without a person can achieve.
+
+An `outage` ends by itself, so the work is repeated until it succeeds. `limited` errors may be over once other work has
+finished, so a few attempts are made. What `never` succeeds by itself is not repeated.
+"""
 
 _MAX_LENGTH = 4000
 """The most characters of a message. A longer one keeps its beginning and its end."""
@@ -40,6 +48,8 @@ class PlatformError(Exception):
     exit_code = 2
     code = "refused"
     """The kind of refusal. It is stable regardless of the message; docs/codes.md has a row for each."""
+    recovery: Recovery = "limited"
+    """How sensors repeat a run that failed with this error."""
 
     def __init__(self, message: str, *, lacks: str | None = None) -> None:
         """Create the error. `lacks` names what CQL did not find: `keyspace ks`, `table ks.t` or `column ks.t.c`."""
@@ -52,12 +62,14 @@ class InputError(PlatformError, ValueError):
     """An input breaks a rule. Nothing was written."""
 
     code = "input"
+    recovery = "never"
 
 
 class NotFound(PlatformError, LookupError):
     """A requested object does not exist: an unknown generation, timestamp, table or file."""
 
     code = "not-found"
+    recovery = "never"
 
 
 class UnknownTable(NotFound):
@@ -112,6 +124,7 @@ class EnvironmentProblem(PlatformError):
     """The machine lacks something: Java, the JARs, a writable home or disk space."""
 
     code = "environment"
+    recovery = "outage"
 
 
 class NoJava(EnvironmentProblem):
@@ -163,6 +176,7 @@ class ConflictError(PlatformError):
     """Other writers kept winning until the bounded retries ended. Running the step again is safe."""
 
     code = "conflict"
+    recovery = "outage"
 
 
 class AuditFailed(PlatformError):
@@ -170,6 +184,7 @@ class AuditFailed(PlatformError):
 
     exit_code = 1
     code = "audit-failed"
+    recovery = "never"
 
 
 class WriteRefused(PlatformError):
@@ -177,6 +192,7 @@ class WriteRefused(PlatformError):
 
     exit_code = 1
     code = "write-refused"
+    recovery = "never"
 
     def __init__(self, verdict: str, message: str) -> None:
         super().__init__(message)

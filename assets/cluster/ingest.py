@@ -43,7 +43,7 @@ from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.run_requests import MAX_RETRIES_TAG, find_active_partitions
+from cdc_platform_assets.run_requests import request_partitions
 from cdc_platform_assets.specs import table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -176,17 +176,9 @@ def request_scheduled_ingests(
     missing = sorted(set(possible) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
     if missing:
         instance.add_dynamic_partitions(INGESTED_LOGS_NAME, missing)
-    running = find_active_partitions(instance, INGEST_JOB)
-    requests = [
-        RunRequest(run_key=f"{name}/{moment}", partition_key=name, tags={MAX_RETRIES_TAG: "0"})
-        for name in started
-        if name not in running
-    ]
-    if requests:
-        return requests
-    under_way = [f"{name}: run {running[name]} is in progress" for name in started if name in running]
-    return SkipReason(
-        "; ".join(under_way)
+    requests, reasons = request_partitions(instance, INGEST_JOB, started, moment, "ingest it")
+    return requests or SkipReason(
+        "; ".join(reasons)
         or "no log of a live cluster has been ingested yet; materialize a partition of ingested_log first"
     )
 

@@ -52,7 +52,7 @@ from cdc_platform_assets.partitions import (
     hour_us_from_partition,
     partition_from_hour_us,
 )
-from cdc_platform_assets.run_requests import MAX_RETRIES_TAG, find_active_partitions, skip_unless_writable
+from cdc_platform_assets.run_requests import request_partitions, skip_unless_writable
 from cdc_platform_assets.specs import (
     ColumnSources,
     asset_key_from_table,
@@ -168,13 +168,8 @@ def request_scheduled_hours(
     if not due:
         return SkipReason("every readable hour is copied")
     instance.add_dynamic_partitions(HOURS_NAME, due)
-    running = find_active_partitions(instance, HOURS_JOB)
-    requests = [
-        RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={MAX_RETRIES_TAG: "0"})
-        for hour in due
-        if hour not in running
-    ]
-    return requests or SkipReason("; ".join(f"{hour}: run {running[hour]} is in progress" for hour in due))
+    requests, reasons = request_partitions(instance, HOURS_JOB, due, moment.isoformat(), "copy it")
+    return requests or SkipReason("; ".join(reasons))
 
 
 @schedule(

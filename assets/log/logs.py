@@ -45,7 +45,7 @@ from cdc_platform_assets.data_versions import find_last_write, log_partition_eve
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
-from cdc_platform_assets.run_requests import FINISHED_STATUSES, PARTITION_TAG
+from cdc_platform_assets.run_requests import FINISHED_STATUSES, PARTITION_TAG, request_run
 from cdc_platform_assets.specs import lineage_edge, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -54,6 +54,7 @@ from cdc_platform_resources.spark import SparkResource
 LOGS_JOB = "cdc_logs"
 PAUSE_FACTOR = 9
 """How many times as long as a log's last check took the next one waits: checks take a tenth of the time at most."""
+VERSION_TAG = "cdc_platform/log_version"
 CDC_LOG = Table(
     "platform",
     "cdc_log",
@@ -142,24 +143,34 @@ def request_log_checks(
 ) -> SensorResult:
     """Request partitions for new logs, and a check of every log that has changed, unless its last check was just now.
 
-    The run key contains the log's version, so that each version is checked once. The cursor lists the checked versions.
-    `now_s` is the time of the tick in seconds, by default now.
+    The cursor lists the versions whose check has succeeded. `now_s` is the time of the tick in seconds, by default now.
     """
     now_s = time.time() if now_s is None else now_s
     versions = {schema.full_name: str(lake.version(log_table(schema))) for schema in read_logged_tables(lake)}
     if not versions:
         return SensorResult(skip_reason="there is no CDC log in this home yet", cursor=cursor)
     checked = {name: version for name, _, version in (entry.rpartition("/") for entry in (cursor or "").split())}
-    changed = [name for name, version in versions.items() if checked.get(name) != version]
-    waits = {name: reason for name in changed if (reason := _reason_to_wait(instance, name, now_s)) is not None}
-    due = [name for name in changed if name not in waits]
     missing = sorted(versions.keys() - set(instance.get_dynamic_partitions(LOGS_NAME)))
-    done = {name: checked.get(name) if name in waits else version for name, version in versions.items()}
+    requests: list[RunRequest] = []
+    reasons: list[str] = []
+    for name, version in versions.items():
+        if checked.get(name) == version:
+            continue
+        work = f"{name}/{version}"
+        attempt = request_run(instance, LOGS_JOB, work, state=(VERSION_TAG, version), partition=name)
+        if attempt.has_succeeded:
+            checked[name] = version
+        elif (reason := _reason_to_wait(instance, name, now_s)) is not None and not attempt.ended:
+            reasons.append(reason)
+        elif attempt.request is not None:
+            requests.append(attempt.request)
+        else:
+            reasons.append(f"{name}: {attempt.skip_reason('check it', 'launch the job by hand')}")
     return SensorResult(
-        run_requests=[RunRequest(run_key=f"{name}/{versions[name]}", partition_key=name) for name in due],
-        skip_reason=None if due else "; ".join(waits.values()) or "no log has changed since its last check",
+        run_requests=requests,
+        skip_reason=None if requests else "; ".join(reasons) or "no log has changed since its last check",
         dynamic_partitions_requests=[CDC_LOG_PARTITIONS.build_add_request(missing)] if missing else [],
-        cursor=" ".join(f"{name}/{version}" for name, version in done.items() if version is not None),
+        cursor=" ".join(f"{name}/{checked[name]}" for name in versions if name in checked),
     )
 
 

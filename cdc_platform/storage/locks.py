@@ -26,6 +26,7 @@ class LockLost(PlatformError):
     """A process failed to renew an exclusive lock in time: another process took it over, or it was removed."""
 
     code = "lease-lost"
+    recovery = "outage"
     exit_code = 1
 
 

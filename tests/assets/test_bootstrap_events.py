@@ -19,11 +19,13 @@ from dagster import (
     SensorResult,
     build_sensor_context,
 )
+from support.failed_runs import advance_retries, fail_run
 from support.worlds.rehearsal import Rehearsal, node_config
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import HOUR_US, Clock
 from cdc_platform.definitions import defs
 from cdc_platform.delta import JOIN_COMMANDS_LOCK, shared_lock
+from cdc_platform.errors import StateError
 from cdc_platform.home_location import HOME_VARIABLE
 from cdc_platform.metastore import JoinRequest, PendingEvent, inbox
 from cdc_platform_assets.join.inbox import JOIN_JOB, MAX_NEW_PARTITIONS, waiting_joins
@@ -54,6 +56,12 @@ def ended(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) ->
     return rehearsal.instance.create_run_for_job(
         defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": rehearsal.partition(generation_id)}, status=status
     )
+
+
+def refused(rehearsal: Rehearsal, generation_id: str) -> DagsterRun:
+    """A run of the join of this generation that refused because of the state of the tables."""
+    tags = {"dagster/partition": rehearsal.partition(generation_id)}
+    return fail_run(rehearsal.instance, JOIN_JOB, tags, StateError("rows are missing"))
 
 
 def skipped(found: SensorResult) -> str:
@@ -136,26 +144,28 @@ def test_no_second_run_beside_the_first(rehearsal: Rehearsal, status: DagsterRun
     assert run.run_id in skipped(tick(rehearsal))
 
 
-def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal) -> None:
+def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt has a run key of its own; after some of them people are told what to do."""
+    advance_retries(monkeypatch, HOUR_US)
     generation_id = enqueue(rehearsal, 1)
     last = None
     for attempt in range(1, MAX_ATTEMPTS + 1):
         asked = tick(rehearsal).run_requests or []
         assert [request.run_key for request in asked] == [f"{generation_id}/{attempt}"]
         assert asked[0].tags["dagster/max_retries"] == "0"
-        last = ended(rehearsal, generation_id, DagsterRunStatus.FAILURE)
+        last = refused(rehearsal, generation_id)
     said = skipped(tick(rehearsal))
     assert last is not None
     assert last.run_id in said
     assert f"bootstrap --withdraw {inbox.read_pending_events(rehearsal.lake)[0].event_id}" in said
 
 
-def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None:
+def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes back the event that cannot join frees those behind it."""
+    advance_retries(monkeypatch, HOUR_US)
     first, second = enqueue(rehearsal, 1), enqueue(rehearsal, 2)
     for _ in range(MAX_ATTEMPTS):
-        ended(rehearsal, first, DagsterRunStatus.FAILURE)
+        refused(rehearsal, first)
     stuck: PendingEvent = inbox.read_pending_events(rehearsal.lake)[0]
     inbox.withdraw_event(rehearsal.lake, Clock(), stuck.event_id)
     asked = [request.partition_key for request in tick(rehearsal).run_requests or []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,14 @@ def log(rehearsal: Rehearsal) -> None:
     rehearsal.instance.add_dynamic_partitions(LOGS_NAME, ["ks.tabs", "ks.none"])
 
 
-def run(rehearsal: Rehearsal, partition: str = "ks.tabs") -> ExecuteInProcessResult:
+def run(rehearsal: Rehearsal, partition: str = "ks.tabs", tags: dict[str, str] | None = None) -> ExecuteInProcessResult:
     """Look at one log."""
     return defs.resolve_job_def(LOGS_JOB).execute_in_process(
-        run_config=QUIET, instance=rehearsal.instance, partition_key=partition, raise_on_error=False
+        run_config=QUIET,
+        instance=rehearsal.instance,
+        partition_key=partition,
+        raise_on_error=False,
+        tags=dict(tags or {}),
     )
 
 
@@ -85,10 +90,14 @@ def test_a_tick_asks_for_what_has_changed(rehearsal: Rehearsal) -> None:
     (added,) = first.dynamic_partitions_requests or []
     (request,) = first.run_requests or []
     assert (list(added.partition_keys), request.partition_key) == (["ks.tabs"], "ks.tabs")
-    again = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor)
-    assert (again.run_requests, again.cursor) == ([], first.cursor)
+    rehearsal.instance.add_dynamic_partitions(LOGS_NAME, ["ks.tabs"])
+    assert run(rehearsal, tags=dict(request.tags)).success
+    done = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor)
+    again = request_log_checks(rehearsal.lake, rehearsal.instance, done.cursor)
+    assert (done.run_requests, again.run_requests, again.cursor) == ([], [], done.cursor)
     put(rehearsal.lake, rows_of(rehearsal.lake, "tabs"), "tabs")
-    (other,) = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor).run_requests or []
+    later = time.time() + 3_600
+    (other,) = request_log_checks(rehearsal.lake, rehearsal.instance, done.cursor, later).run_requests or []
     assert other.run_key != request.run_key
 
 
@@ -122,6 +131,8 @@ def test_checks_of_a_log_take_a_tenth_of_the_time_at_most(rehearsal: Rehearsal) 
     assert early.cursor == cursor
     late = request_log_checks(lake, instance, early.cursor, record.end_time + took_s * 9 + 1)
     assert [request.partition_key for request in late.run_requests or []] == ["ks.tabs"]
+    (request,) = late.run_requests or []
+    assert run(rehearsal, tags=dict(request.tags)).success
     assert said(request_log_checks(lake, instance, late.cursor)) == "no log has changed since its last check"
 
 

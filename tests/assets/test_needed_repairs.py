@@ -17,10 +17,12 @@ from dagster import (
     define_asset_job,
     in_process_executor,
 )
+from support.failed_runs import advance_retries, fail_run
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from cdc_platform.clock import Milliseconds
+from cdc_platform.clock import HOUR_US, Milliseconds
 from cdc_platform.definitions import defs
+from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.metastore import cdc_local, inbox, write_nodes
 from cdc_platform.ring import Node
@@ -135,7 +137,7 @@ def test_the_sensor_is_on_and_only_reports(damaged: Rehearsal) -> None:
     assert inbox.read_pending_events(damaged.lake) == []
 
 
-def test_the_sensor_asks_once_where_the_setting_is_on(automatic: Rehearsal) -> None:
+def test_the_sensor_asks_once_where_the_setting_is_on(automatic: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run for the damage; none while it runs, while the repair waits, or after three attempts."""
     damaged = automatic
     (request,) = tick(damaged).run_requests or []
@@ -146,7 +148,9 @@ def test_the_sensor_asks_once_where_the_setting_is_on(automatic: Rehearsal) -> N
     again = tick(damaged).run_requests or ()
     assert [(request.run_key or "")[-2:] for request in again] == ["/2"]
     for _ in range(2):
-        damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.FAILURE)
+        fail_run(damaged.instance, REPAIR_JOB, request.tags, StateError("rows are missing"))
+    assert "the next attempt starts at" in said(tick(damaged))
+    advance_retries(monkeypatch, HOUR_US)
     assert said(tick(damaged)).startswith("3 runs did not queue the repair")
     ask(damaged)
     assert said(tick(damaged)) == "a repair is queued; the sensor waiting_joins runs it"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dagster import DagsterInstance
+from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 
+from cdc_platform import dagster_home
 from cdc_platform.clock import parse_time_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, prepare_dagster_home
 from cdc_platform.errors import InputError
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
+from cdc_platform_assets.run_requests import REQUESTED_RUN_TAGS
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
@@ -47,6 +52,29 @@ def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
     settings.write_text("telemetry: {enabled: false}\n", encoding="utf-8")
     prepare_dagster_home(home)
     assert settings.read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
+
+
+def test_unchanged_dagster_settings_of_an_earlier_version_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an older home would never get the limits of runs and of stored ticks."""
+    home = open_home_location(tmp_path)
+    settings = prepare_dagster_home(home) / INSTANCE_FILE
+    current = settings.read_text(encoding="utf-8")
+    earlier = current.replace("  max_runtime_seconds: 86400", "  # max_runtime_seconds: 86400")
+    monkeypatch.setattr(dagster_home, "_EARLIER_INSTANCE_FILES", {hashlib.sha256(earlier.encode()).hexdigest()})
+    settings.write_text(earlier, encoding="utf-8")
+    prepare_dagster_home(home)
+    assert settings.read_text(encoding="utf-8") == current
+
+
+def test_the_instance_ends_what_hangs(tmp_path: Path) -> None:
+    """Its monitoring is on with a limit for every run, and has the tag's name that requests of sensors use."""
+    folder = prepare_dagster_home(open_home_location(tmp_path))
+    with DagsterInstance.from_config(str(folder)) as instance:
+        assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_max_runtime_seconds == 86_400
+    assert REQUESTED_RUN_TAGS[MAX_RUNTIME_SECONDS_TAG] == str(6 * 3_600)
 
 
 def test_the_spark_resource_starts_nothing_by_itself() -> None:

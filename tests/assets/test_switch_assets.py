@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from dagster import AssetCheckEvaluation, DagsterRunStatus, ExecuteInProcessResult, SensorResult, build_sensor_context
+from support.failed_runs import advance_retries, fail_run
 from support.worlds.rehearsal import QUIET, Rehearsal
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.checks.invariants import SWITCH_INVARIANTS
-from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
+from cdc_platform.clock import HOUR_US, Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
+from cdc_platform.errors import StateError
 from cdc_platform.generations import SwitchPhase
 from cdc_platform.lifecycle import switch
 from cdc_platform.metastore import switches
@@ -90,6 +92,7 @@ def test_what_is_left_is_acknowledged_committed_and_entered(
 
 def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that could not read the generation do not keep the sensor from asking again once the deadline is there."""
+    advance_retries(monkeypatch, HOUR_US)
     end = rehearsal.lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
     rehearsal.lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -97,9 +100,7 @@ def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monke
         assert asked(found) == [f"{left}/preparing/0/{attempt}"]
         assert not drive(rehearsal, monkeypatch, 1).success
         tags = (found.run_requests or [])[0].tags
-        rehearsal.instance.create_run_for_job(
-            defs.resolve_job_def(SWITCH_JOB), tags=tags, status=DagsterRunStatus.FAILURE
-        )
+        fail_run(rehearsal.instance, SWITCH_JOB, tags, StateError("rows are missing"))
     assert f"3 runs did not advance the switch to generation {left}" in said(
         request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
     )

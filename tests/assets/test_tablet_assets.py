@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 from dagster import DagsterEventType, DagsterRunStatus, ExecuteInProcessResult, SensorResult
+from support.failed_runs import advance_retries, fail_run
 from support.oracles import oracle, tablet_oracle
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from cdc_platform.checks.invariants import TABLET_INVARIANTS
-from cdc_platform.clock import Clock, parse_time_us, us_from_ms
+from cdc_platform.clock import HOUR_US, Clock, parse_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
+from cdc_platform.errors import StateError
 from cdc_platform.generations import uniform_tablet_ends
 from cdc_platform.lifecycle import tablets
 from cdc_platform.metastore import cdc_tables, consumers
@@ -156,8 +158,9 @@ def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> N
     assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == []
 
 
-def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> None:
+def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt has a run key of its own; no run is asked for beside one that is under way."""
+    advance_retries(monkeypatch, HOUR_US)
     lake = rehearsal.lake
     tablets.decide_tablet_creation(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
     job = defs.resolve_job_def(TABLETS_JOB)
@@ -167,7 +170,7 @@ def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> 
         assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == [
             ("ks.t", f"ks.t/change 0/{attempt}")
         ]
-        failed = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.FAILURE)
+        failed = fail_run(rehearsal.instance, TABLETS_JOB, tags, StateError("rows are missing"))
     assert failed is not None
     given_up = request_unfinished_changes(lake, rehearsal.instance, None)
     assert requests(given_up) == []
