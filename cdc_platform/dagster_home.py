@@ -6,8 +6,10 @@ The settings ship with the package, in a clone and in a wheel. This module does 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
+from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.home_location import HomeLocation, make_private_folder
 from cdc_platform.storage import atomic
@@ -27,6 +29,16 @@ _EARLIER_INSTANCE_FILES = frozenset(
     }
 )
 """The SHA-256 of the settings that earlier versions shipped. A home with one of them gets the new settings."""
+
+
+def clock_from_environment() -> Clock:
+    """Return the clock of Dagster's processes: the machine's, or one that `CLOCK_VARIABLE` stops.
+
+    Raises:
+        InputError: the variable is not a time, or has no zone.
+    """
+    stopped_at = os.environ.get(CLOCK_VARIABLE)
+    return Clock(parse_time_us(stopped_at) if stopped_at else None)
 
 
 def get_project_file(name: str) -> Path:

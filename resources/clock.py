@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from dagster import ConfigurableResource
 from pydantic import Field
 
 from cdc_platform.clock import Clock, parse_time_us
-from cdc_platform.dagster_home import CLOCK_VARIABLE
+from cdc_platform.dagster_home import CLOCK_VARIABLE, clock_from_environment
 
 
 class ClockResource(ConfigurableResource):
@@ -26,5 +24,4 @@ class ClockResource(ConfigurableResource):
         Raises:
             InputError: `stopped_at` is not a time, or has no zone.
         """
-        stopped_at = self.stopped_at or os.environ.get(CLOCK_VARIABLE)
-        return Clock(parse_time_us(stopped_at) if stopped_at else None)
+        return Clock(parse_time_us(self.stopped_at)) if self.stopped_at else clock_from_environment()

@@ -15,6 +15,7 @@ __getattr__ = lazy_exports(
         "replica.replica": ("ReplicationResult",),
         "replica.tables": ("current_table",),
         "selection": ("TableSelection", "read_table_selection"),
+        "totals": ("read_ingest_totals",),
         "turns": ("TableOutcome", "ingest_tables"),
     },
 )

@@ -10,5 +10,6 @@ from cdc_platform.ingest.replica.replica import ReplicationResult as Replication
 from cdc_platform.ingest.replica.tables import current_table as current_table
 from cdc_platform.ingest.selection import TableSelection as TableSelection
 from cdc_platform.ingest.selection import read_table_selection as read_table_selection
+from cdc_platform.ingest.totals import read_ingest_totals as read_ingest_totals
 from cdc_platform.ingest.turns import TableOutcome as TableOutcome
 from cdc_platform.ingest.turns import ingest_tables as ingest_tables

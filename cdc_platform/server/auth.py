@@ -69,7 +69,7 @@ class AuthMiddleware:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.reason[:120]})
         else:
-            await _respond(send, refusal.status, f"{refusal.reason}\n".encode(), _PLAIN_TEXT)
+            await respond(send, refusal.status, f"{refusal.reason}\n".encode(), _PLAIN_TEXT)
 
     def _of_the_name(self, headers: dict[str, list[str]]) -> HttpRefusal | None:
         """Refuse an unknown `Host`.
@@ -141,7 +141,7 @@ class AuthMiddleware:
         cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
         root = html.escape(f"{self._names.prefix}/", quote=True)
         page = f'<!doctype html><meta http-equiv="refresh" content="0; url={root}"><a href="{root}">Dagster</a>'
-        await _respond(send, HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", (b"set-cookie", cookie.encode()))
+        await respond(send, HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", (b"set-cookie", cookie.encode()))
 
     def _has_cookie(self, headers: dict[str, list[str]]) -> bool:
         for header in headers.get("cookie", []):
@@ -175,7 +175,8 @@ def _with_frame_options(send: AsgiSend) -> AsgiSend:
     return with_header
 
 
-async def _respond(send: AsgiSend, status: HTTPStatus, body: bytes, kind: str, *more: tuple[bytes, bytes]) -> None:
+async def respond(send: AsgiSend, status: HTTPStatus, body: bytes, kind: str, *more: tuple[bytes, bytes]) -> None:
+    """Send a whole response of a content type `kind` that no cache stores."""
     headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),

@@ -13,12 +13,14 @@ from typing import cast
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
+from cdc_platform.dagster_home import clock_from_environment
 from cdc_platform.home_location import open_home_location
 from cdc_platform.instance_lock import bind_to_up
 from cdc_platform.runtime import gc_paused_for_imports
 from cdc_platform.server.addresses import UiAddresses, await_code_server, parse_public_url
 from cdc_platform.server.auth import AsgiApplication, AuthMiddleware
 from cdc_platform.server.home_files import HomeFilesApp
+from cdc_platform.server.metrics_app import MetricsApp
 
 bind_to_up()
 
@@ -68,10 +70,10 @@ def serve_ui(
         tag_launches(instance)
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
-        files = HomeFilesApp(
-            cast("AsgiApplication", page), open_home_location(create=False), names.prefix, store_pages=not read_only
-        )
-        gate = AuthMiddleware(UserOfRequest(files, user_finder(names, user_header)), names, token)
+        home = open_home_location(create=False)
+        files = HomeFilesApp(cast("AsgiApplication", page), home, names.prefix, store_pages=not read_only)
+        metrics = MetricsApp(files, home, clock_from_environment(), names.prefix)
+        gate = AuthMiddleware(UserOfRequest(metrics, user_finder(names, user_header)), names, token)
         # Ignore headers in which a proxy describes its client, because every user of this machine could send them.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
         uvicorn.Server(config).run(sockets=[bound])

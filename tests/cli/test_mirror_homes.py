@@ -76,6 +76,7 @@ LETS = {
     "observe": ("other",),
     "ingest": ("other", "ks.t"),
     "status": (),
+    "metrics": (),
     "generations": (),
     "streams": (IDS[0],),
     "ring": (),

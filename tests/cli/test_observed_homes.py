@@ -52,6 +52,7 @@ LOOKING = {
         "observe",
         "ingest",
         "status",
+        "metrics",
         "watch",
         "generations",
         "help",

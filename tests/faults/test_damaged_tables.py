@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "import": ("{in}/ring.json --shards 3 --ignore-msb 12",),
     "cql run": ("{in}/script.cql", "{in}/script.cql --apply"),
     "log": ("shop.carts",),
+    "metrics": ("",),
     "rehearse": ("{in}/steps.json",),
     "repair": ("--dry-run", "--from-description --dry-run", "--from-description"),
     "report": ("latest --html {out}/report.html",),

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from support.command_line import run
+from support.homes.ingested import POSITION_US, ReadLog, ingested_home
 from support.nodes import join_request
 from support.store.s3 import S3
 
@@ -19,6 +20,7 @@ from cdc_platform.delta.paths import LOG_FOLDER
 from cdc_platform.home_location import open_home_location
 from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import inbox, write_nodes
+from cdc_platform.metrics import HomeMetrics
 from cdc_platform.ring import Node
 from cdc_platform.settings import Settings
 from cdc_platform.storage import ObjectStorePath, cache_fetches, map_in_threads, parse_path
@@ -187,3 +189,19 @@ def test_a_small_file_is_fetched_once_in_a_block(s3: S3, lake: Lake) -> None:
     files[0].remove()
     with pytest.raises(FileNotFoundError):
         files[0].source()
+
+
+def test_a_scrape_of_a_store_asks_for_little(s3: S3) -> None:
+    """Its requests are bounded by its tables; the next scrapes ask only whether there is anything new."""
+    home, _ = ingested_home(f"{s3.bucket()}/home", [ReadLog(name) for name in ("a", "b")])
+    metrics = HomeMetrics(home, Clock(POSITION_US))
+
+    def requests_of_a_scrape() -> int:
+        before = sum(s3.counts().values())
+        scrape = metrics.scrape()
+        assert scrape.problems == []
+        return sum(s3.counts().values()) - before
+
+    first, second, third = (requests_of_a_scrape() for _ in range(3))
+    assert first <= 150
+    assert second == third <= 60

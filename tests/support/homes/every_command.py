@@ -92,6 +92,7 @@ CASES = [
     Asked("half rewritten", "rewrite --dry-run"),
     Asked("skewed", "ring"),
     Asked("just booted", "sql 'SUMMARIZE nodes'"),
+    Asked("just booted", "metrics"),
     Asked("just booted", "status"),
     Asked("just booted", "streams latest"),
     Asked(SWITCHING, "switch show", SOON_MS),
