@@ -29,6 +29,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "rewrite": ("rewrite:rewrite", "Rewrite V1 streams tables to V2."),
         "repair": ("repair:repair", "Check the latest generation against the ring and regenerate it if needed."),
         "rehearse": ("rehearse:rehearse", "Predict what topology changes will do, before they are made."),
+        "simulate": ("simulate:simulate", "Simulate switches with wrong clocks and failing nodes, and judge them."),
         "switch": ("switch:switch", "Show, acknowledge, commit or abort two-phase switches."),
         "tables": ("tables:tables", "List and register CDC-enabled tables with their TTLs."),
         "tablets": ("tablets:tablets", "Create, split, merge, show and clean up stream sets of tablet-based tables."),

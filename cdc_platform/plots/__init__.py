@@ -26,6 +26,11 @@ __getattr__ = lazy_exports(
             "node_colour",
             "render_ring_svg",
         ),
+        "simulation": (
+            "NodeTimeline",
+            "SimulationMarks",
+            "plot_simulation",
+        ),
         "ui_files": ("UI_PREFIX_VARIABLE",),
     },
 )

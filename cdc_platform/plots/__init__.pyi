@@ -12,4 +12,7 @@ from cdc_platform.plots.plots import plot_streams as plot_streams
 from cdc_platform.plots.plots import plot_timeline as plot_timeline
 from cdc_platform.plots.ring_svg import node_colour as node_colour
 from cdc_platform.plots.ring_svg import render_ring_svg as render_ring_svg
+from cdc_platform.plots.simulation import NodeTimeline as NodeTimeline
+from cdc_platform.plots.simulation import SimulationMarks as SimulationMarks
+from cdc_platform.plots.simulation import plot_simulation as plot_simulation
 from cdc_platform.plots.ui_files import UI_PREFIX_VARIABLE as UI_PREFIX_VARIABLE

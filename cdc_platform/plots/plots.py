@@ -25,8 +25,8 @@ MAX_IMAGE_BYTES = 70_000
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-_INK = "#333333"
-_FAINT = "#BBBBBB"
+INK = "#333333"
+FAINT = "#BBBBBB"
 _DPI_STEPS = (110, 80, 60)
 MAX_ROWS = 24
 """The most rows of a plot with one row per item."""
@@ -34,7 +34,7 @@ MAX_ROWS = 24
 
 def preload_matplotlib() -> None:
     """Import everything that plots need, by rendering an empty one; for a process whose forks will plot."""
-    render_png(_new_figure(1, 1))
+    render_png(new_figure(1, 1))
 
 
 def _draw_dates(axes: Axes) -> None:
@@ -51,7 +51,7 @@ def _draw_dates(axes: Axes) -> None:
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.grid(axis="x", color=_FAINT, linewidth=0.4)
+    axes.grid(axis="x", color=FAINT, linewidth=0.4)
     axes.set_axisbelow(True)
 
 
@@ -69,7 +69,7 @@ def _shorten_name(name: str) -> str:
     return name if len(name) <= 24 else name[:23] + "…"
 
 
-def _new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches, without a window."""
     from matplotlib.figure import Figure
 
@@ -114,7 +114,7 @@ def plot_ring(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joini
     if len(range_ends) == 0 or len(range_ends) != len(owners):
         raise InputError(f"a ring picture needs as many owners as range ends, and one at least: {len(owners)}")
     edges, owner_of_slice = cut_ring_slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
-    figure = _new_figure(6.4, 4.2)
+    figure = new_figure(6.4, 4.2)
     # Cartesian axes: with matplotlib's polar axes the plot takes a sixth longer.
     axes = figure.add_axes((0.02, 0.03, 0.62, 0.94), aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
     axes.set_axis_off()
@@ -124,7 +124,7 @@ def plot_ring(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joini
         outside = colours[owner_of_slice].copy()
         outside[owner_of_slice != joining] = 0
         _draw_band(axes, edges, outside, 1.0, 1.08)
-    axes.text(0, 0, f"{len(range_ends):,}\nranges", ha="center", va="center", color=_INK, fontsize=12)
+    axes.text(0, 0, f"{len(range_ends):,}\nranges", ha="center", va="center", color=INK, fontsize=12)
     shares = np.bincount(owner_of_slice, weights=np.diff(edges), minlength=len(names)) / (2 * np.pi)
     _draw_owners(figure, names, colours, shares, np.bincount(owners, minlength=len(names)), joining)
     return render_png(figure, cropped=False)
@@ -149,7 +149,7 @@ def plot_streams(counts: Int64s, names: Sequence[str]) -> bytes:
     rows, shards = visible.shape
     labels = [_shorten_name(name) for name in names[:rows]]
     width, height = 6.4, min(6.0, 1.4 + 0.3 * rows)
-    figure = _new_figure(width, height)
+    figure = new_figure(width, height)
     # Margins in inches: 0.075 is the most for a character at 9 points; the colour bar's label is on the right.
     left, right = 0.3 + 0.075 * max(map(len, labels)), 0.15 if shards <= 16 else 0.6
     below, above = 0.5, 0.4
@@ -160,7 +160,7 @@ def plot_streams(counts: Int64s, names: Sequence[str]) -> bytes:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(length=0, labelsize=9)
     more = f" (first {rows} of {len(names)} nodes)" if len(names) > rows else ""
-    axes.set_title(f"Streams a node and a shard{more}", fontsize=11, color=_INK, loc="left")
+    axes.set_title(f"Streams a node and a shard{more}", fontsize=11, color=INK, loc="left")
     if shards <= 16:
         _draw_counts(axes, visible)
     else:
@@ -223,7 +223,7 @@ def _draw_counts(axes: Axes, counts: np.ma.MaskedArray) -> None:
     most = int(counts.max())
     for row, shard in np.ndindex(counts.shape):
         if not np.ma.is_masked(counts[row, shard]):
-            colour = "white" if counts[row, shard] > most / 2 else _INK
+            colour = "white" if counts[row, shard] > most / 2 else INK
             axes.text(shard, row, f"{counts[row, shard]:,}", ha="center", va="center", color=colour, fontsize=8)
 
 
@@ -261,7 +261,7 @@ def plot_timeline(generations: Sequence[GenerationBar], now_ms: Milliseconds) ->
     span = max(max(starts[-1], now_ms) - starts[0], MINUTE_MS)
     ends = [*starts[1:], max(starts[-1], now_ms) + span // 8]
     operating = max((row for row, start in enumerate(starts) if start <= now_ms), default=None)
-    figure = _new_figure(6.4, min(6.0, 1.5 + 0.3 * len(visible)))
+    figure = new_figure(6.4, min(6.0, 1.5 + 0.3 * len(visible)))
     axes = figure.add_subplot()
     for row, (bar, start, end) in enumerate(zip(visible, starts, ends, strict=True)):
         colour = PALETTE[2] if row == operating else PALETTE[0]
@@ -278,8 +278,8 @@ def plot_timeline(generations: Sequence[GenerationBar], now_ms: Milliseconds) ->
     axes.set_yticks(range(len(visible)), [_shorten_name(bar.name) for bar in visible])
     axes.invert_yaxis()
     _draw_dates(axes)
-    axes.set_title(_timeline_title(generations, visible, operating), fontsize=10, color=_INK, loc="left")
-    axes.set_xlabel(f"UTC; dashed: now, {format_ms(now_ms)}; outlined: not published", fontsize=8, color=_INK)
+    axes.set_title(_timeline_title(generations, visible, operating), fontsize=10, color=INK, loc="left")
+    axes.set_xlabel(f"UTC; dashed: now, {format_ms(now_ms)}; outlined: not published", fontsize=8, color=INK)
     return render_png(figure)
 
 
@@ -323,7 +323,7 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
     visible = stays[:MAX_ROWS]
     latest = max(max(stay.removable_ms or Milliseconds(0), stay.superseded_ms or stay.time_ms) for stay in visible)
     edge = max(latest, now_ms) + max(max(latest, now_ms) - visible[0].time_ms, MINUTE_MS) // 12
-    figure = _new_figure(6.4, min(6.0, 1.6 + 0.3 * len(visible)))
+    figure = new_figure(6.4, min(6.0, 1.6 + 0.3 * len(visible)))
     axes = figure.add_subplot()
     for row, stay in enumerate(visible):
         superseded = edge if stay.superseded_ms is None else stay.superseded_ms
@@ -343,11 +343,11 @@ def plot_purge_plan(stays: Sequence[GenerationStay], now_ms: Milliseconds) -> by
     axes.invert_yaxis()
     _draw_dates(axes)
     more = f" (oldest {len(visible)} of {len(stays)})" if len(stays) > len(visible) else ""
-    axes.set_title(f"When generations can go{more}", fontsize=11, color=_INK, loc="left")
+    axes.set_title(f"When generations can go{more}", fontsize=11, color=INK, loc="left")
     axes.set_xlabel(
         f"UTC; dashed: now, {format_ms(now_ms)}\ngreen: operates; orange: blocked; blue: rows may live; grey: grace",
         fontsize=8,
-        color=_INK,
+        color=INK,
     )
     return render_png(figure)
 
@@ -363,7 +363,7 @@ def plot_growth(nodes: Sequence[int], without_expiry: Sequence[int], with_expiry
     most = max(*without_expiry, *with_expiry, 1)
     power = min(int(np.log2(most)) // 10, 4)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
-    figure = _new_figure(6.4, 3.2)
+    figure = new_figure(6.4, 3.2)
     axes = figure.add_subplot()
     for values, colour, label in (
         (without_expiry, PALETTE[5], "nothing is removed"),
@@ -371,9 +371,9 @@ def plot_growth(nodes: Sequence[int], without_expiry: Sequence[int], with_expiry
     ):
         axes.plot(nodes, np.asarray(values, dtype=np.float64) / 1024**power, color=colour, label=label, linewidth=1.8)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("nodes more", color=_INK)
-    axes.set_ylabel(unit, color=_INK)
-    axes.set_title("Stored in the tables of generations", fontsize=11, color=_INK, loc="left")
+    axes.set_xlabel("nodes more", color=INK)
+    axes.set_ylabel(unit, color=INK)
+    axes.set_title("Stored in the tables of generations", fontsize=11, color=INK, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
@@ -406,16 +406,16 @@ def plot_rehearsal(steps: Sequence[RehearsalBar], most_bytes: int | None = None)
     """
     if not steps:
         raise InputError("a picture of a rehearsal needs one step at least")
-    figure = _new_figure(7.2, 6.0)
+    figure = new_figure(7.2, 6.0)
     sizes, streams, shards = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2, 2)})
     numbers = list(range(len(steps)))
     _draw_sizes(sizes, numbers, steps, most_bytes)
     _draw_streams(streams, numbers, steps)
     _draw_colocation(shards, numbers, steps)
-    shards.set_xlabel("step, 0 is the start", fontsize=9, color=_INK)
+    shards.set_xlabel("step, 0 is the start", fontsize=9, color=INK)
     for axes in (sizes, streams, shards):
         axes.tick_params(labelsize=8)
-        axes.grid(axis="y", color=_FAINT, linewidth=0.4)
+        axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
@@ -433,7 +433,7 @@ def _draw_sizes(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalBar
         axes.step(numbers, sizes, where="post", color=colour, linestyle=style, linewidth=1.6, label=name)
     if most_bytes is not None:
         axes.axhline(most_bytes / scale, color=PALETTE[5], linestyle="--", linewidth=1.2, label="--max-bytes")
-    axes.set_title(f"Stored in each table after the step, {unit}", fontsize=10, color=_INK, loc="left")
+    axes.set_title(f"Stored in each table after the step, {unit}", fontsize=10, color=INK, loc="left")
     axes.set_ylim(bottom=0)
     if tables:
         axes.legend(fontsize=7, frameon=False, loc="upper left")
@@ -447,7 +447,7 @@ def _draw_streams(axes: Axes, numbers: Sequence[int], steps: Sequence[RehearsalB
             axes.bar(positions, counts, width=0.8, color=PALETTE[0])
         else:
             axes.plot(positions, counts, color=PALETTE[0])
-    axes.set_title("Streams of the generation that the step makes", fontsize=10, color=_INK, loc="left")
+    axes.set_title("Streams of the generation that the step makes", fontsize=10, color=INK, loc="left")
     axes.set_ylim(bottom=0)
 
 
@@ -461,4 +461,4 @@ def _draw_colocation(axes: Axes, numbers: Sequence[int], steps: Sequence[Rehears
         axes.legend(fontsize=7, frameon=False, loc="lower left")
     low = min(shares, default=100.0)
     axes.set_ylim(max(0.0, low - max(0.05, (100 - low) * 0.2)), 100 + max(0.05, (100 - low) * 0.1))
-    axes.set_title("Shard colocation of the newest generation, %", fontsize=10, color=_INK, loc="left")
+    axes.set_title("Shard colocation of the newest generation, %", fontsize=10, color=INK, loc="left")

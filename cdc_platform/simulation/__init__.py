@@ -15,13 +15,36 @@ __getattr__ = lazy_exports(
             "draw_plan",
         ),
         "judge": ("Property",),
-        "judged": ("judge_plan",),
+        "judged": (
+            "JudgedHistory",
+            "judge_plan",
+        ),
+        "node_set": (
+            "NodeSet",
+            "nodes_from_ring",
+        ),
         "plan": (
             "HistoryPlan",
+            "Network",
             "Outage",
             "OutageKind",
             "Rules",
         ),
         "run": ("Parts",),
+        "search": (
+            "SearchedSetting",
+            "SmallestValue",
+            "find_smallest",
+        ),
+        "shrink": ("shrink_plan",),
+        "summary": (
+            "SimulationSummary",
+            "simulate",
+        ),
+        "timelines": ("get_node_timelines",),
+        "trace": (
+            "describe_history",
+            "format_offset",
+        ),
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cdc_platform.clock import MINUTE_US, SECOND_US, Microseconds, us_from_ms
 from cdc_platform.errors import InputError
@@ -34,8 +34,9 @@ class Assumptions:
     `skew_us`: the clocks of nodes, clients and the reader differ by at most this, however they drift and jump.
     Generations are created at least `spacing_us` apart. `outages` nodes have an outage of at most `outage_us`,
     `partitions` times the network splits for at most that long, and `crashes` times a node crashes at a durable step.
-    `fixed_outages` happen in every history. Half of the writes have the clients' timestamps, which may be wrong by the
-    leeway; `server_timestamps`: none has.
+    `fixed_outages` happen in every history; their times count from the
+    creation of its first generation. Half of the writes have the clients' timestamps, which may be off
+    the clients' clock by `client_error_us`, None: by the leeway; `server_timestamps`: none has.
 
     Raises:
         InputError: a number is out of range.
@@ -56,6 +57,7 @@ class Assumptions:
     fixed_outages: tuple[Outage, ...] = ()
     late_publication_us: Microseconds = Microseconds(0)
     server_timestamps: bool = False
+    client_error_us: Microseconds | None = None
     spacing_us: Microseconds = MINUTE_US
     duration_us: Microseconds = MINUTE_US * 5
 
@@ -112,7 +114,7 @@ class _Draw:
             self._duration_us(),
             operations=operations,
             clocks=self._clocks(),
-            outages=(*given.fixed_outages, *self._outages()),
+            outages=(*self._fixed_outages(operations), *self._outages()),
             partitions=self._partitions(),
             crashes=self._crashes(),
             writes=self._writes(operations),
@@ -176,6 +178,11 @@ class _Draw:
             clocks += [offset(Microseconds(1 + self._time(source)), source.randrange(CLIENT, self._total))]
         return tuple(clocks)
 
+    def _fixed_outages(self, operations: tuple[PlannedOperation, ...]) -> tuple[Outage, ...]:
+        creations = [operation.at_us + self._listens_us(operation.kind) for operation in operations]
+        first_us = min(creations, default=Microseconds(0))
+        return tuple(replace(outage, at_us=outage.at_us + first_us) for outage in self._assumptions.fixed_outages)
+
     def _outages(self) -> tuple[Outage, ...]:
         given, source = self._assumptions, self._source("outages")
         outages: list[Outage] = []
@@ -214,7 +221,7 @@ class _Draw:
 
     def _writes(self, operations: tuple[PlannedOperation, ...]) -> tuple[PlannedWrite, ...]:
         given, source = self._assumptions, self._source("writes")
-        leeway = given.rules.leeway_us
+        error = given.rules.leeway_us if given.client_error_us is None else given.client_error_us
         writes: list[PlannedWrite] = []
         for _ in range(given.writes):
             at_us = self._time(source, 1.0)
@@ -222,7 +229,9 @@ class _Draw:
                 at_us = self._near_switch(source, operations)
             age_us = None
             if not given.server_timestamps and source.random() < 0.5:
-                age_us = Microseconds(source.choice((-leeway + 1, 0, leeway - 1, source.randint(-leeway, leeway))))
+                age_us = Microseconds(
+                    source.choice((min(1 - error, 0), 0, max(error - 1, 0), source.randint(-error, error)))
+                )
             twin = source.randrange(self._total) if age_us is not None and source.random() < 0.3 else None
             token = source.randrange(-(2**63) + 1, 2**63)
             writes.append(PlannedWrite(at_us, source.randrange(self._total), token, age_us, twin))

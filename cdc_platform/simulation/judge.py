@@ -73,7 +73,8 @@ class Nodes:
 class Verdict:
     """The judgement on one history. Times and durations in µs.
 
-    `refused` counts writes by verdict. `outage_us` is the longest run of refused writes at one node. `apart` counts
+    `refused` counts writes by verdict. `outage_us` is the longest run of refused writes at one node, those with
+    timestamps from the future or the past aside. `apart` counts
     accepted writes whose log row lay in another vnode than the base row, `apart_us` for how long that happened.
     `missed` rows were not read. `read_lag_us` is the longest time from a row to its reading in the minute after a
     generation began, None if nothing was read then. `learn_us` is the longest time from a commit until the last node
@@ -304,12 +305,13 @@ class Judge:
         return bisect_left(ends, row.token) % len(ends) != bisect_left(ends, stream_token) % len(ends)
 
     def _longest_outage(self) -> Microseconds:
-        """Return the longest time in which a node refused every write that it got."""
+        """Return the longest time in which a node refused every write, not counting those with wrong timestamps."""
         by_node: dict[int, list[tuple[Microseconds, bool]]] = defaultdict(list)
         for row in self._accepted.values():
             by_node[row.node].append((row.at_us, True))
         for refused in self._refused:
-            by_node[refused.node].append((refused.at_us, False))
+            if refused.verdict not in ("FUTURE", "PAST"):
+                by_node[refused.node].append((refused.at_us, False))
         longest = 0
         for writes in by_node.values():
             since: int | None = None

@@ -52,6 +52,21 @@ def drawn_nodes(count: int, shards: int) -> NodeSet:
     return NodeSet([_drawn_node(number, shards) for number in range(count)])
 
 
+def nodes_from_ring(ring: Ring, joining: int) -> NodeSet:
+    """Return a ring's nodes, and `joining` more with random tokens, as many and as sharded as those of the first."""
+    first = ring.nodes[0]
+    taken = set(ring.tokens.tolist())
+    source = random.Random(0)
+    joined: list[Node] = []
+    for index in range(joining):
+        tokens: set[int] = set()
+        while len(tokens) < max(len(first.tokens), 1):
+            tokens |= {source.randrange(-(2**63) + 1, 2**63)} - taken
+        taken |= tokens
+        joined.append(Node(UUID(int=(1 << 127) + index), tuple(tokens), first.shard_count, first.ignore_msb))
+    return NodeSet((*ring.nodes, *joined))
+
+
 def _drawn_node(number: int, shards: int) -> Node:
     source = random.Random(number)
     tokens = tuple(source.randrange(-(2**63) + 1, 2**63) for _ in range(VNODES))

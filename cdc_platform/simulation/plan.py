@@ -192,6 +192,11 @@ class HistoryPlan:
 
     @property
     def node_total(self) -> int:
-        """Return the number of nodes at the end: those of the start and those that join."""
-        joining = [operation.node for operation in self.operations if operation.kind is OperationKind.JOIN]
-        return max([self.nodes, *(node + 1 for node in joining)])
+        """Return how many nodes the plan speaks of: those of the start, those that join, and others it refers to."""
+        numbers = [operation.node for operation in self.operations]
+        numbers += [outage.node for outage in self.outages]
+        numbers += [crash.node for crash in self.crashes]
+        numbers += [change.node for change in self.clocks]
+        for write in self.writes:
+            numbers += [write.node] if write.twin is None else [write.node, write.twin]
+        return max(self.nodes, max(numbers, default=0) + 1)

@@ -88,6 +88,7 @@ LETS = {
     "explain": ("--token", "5"),
     "check": (),
     "rehearse": ("{place}/steps.json",),
+    "simulate": ("--seeds", "1"),
     "tables": (),
     "tablets show": ("ks.t",),
     "switch show": (),

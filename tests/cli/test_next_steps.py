@@ -202,7 +202,7 @@ NOTHING = {
         "consumers gaps",
     ),
     *("generations", "streams", "ring", "history", "diff", "explain", "rehearse", "sql", "completion", "doctor"),
-    *("help", "log", "metrics"),
+    *("help", "log", "metrics", "simulate"),
     *("tables", "tables add", "tables alter", "tables drop", "tables declare-none", "cluster"),
     *("cluster remove", "tablets create", "tablets split", "tablets merge", "tablets resize", "tablets show"),
 }

@@ -63,6 +63,7 @@ LOOKING = {
         "diff",
     ),
     *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
+    *("simulate",),
     *(
         "verify-interval",
         "consumers plan",

@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "log": ("shop.carts",),
     "metrics": ("",),
     "rehearse": ("{in}/steps.json",),
+    "simulate": ("--seeds 1",),
     "repair": ("--dry-run", "--from-description --dry-run", "--from-description"),
     "report": ("latest --html {out}/report.html",),
     "rewrite": ("--dry-run", "--clients"),

@@ -75,6 +75,7 @@ DOORS = {
     "import, what nodetool prints": Door(("import", "{file}"), "ring"),
     "rehearse": Door(("rehearse", "{file}")),
     "rehearse --ring": Door(("rehearse", "{dir}/changes.json", "--ring", "{file}"), needs={"changes.json": CHANGES}),
+    "simulate --scenario": Door(("simulate", "--scenario", "{file}"), "toml"),
     "cql run": Door(("cql", "run", "{file}"), "cql"),
     "cql run --apply": Door(("cql", "run", "{file}", "--apply"), "cql"),
     "cql run --values": Door(("cql", "run", "{dir}/a.cql", "--values", "{file}"), "values", needs={"a.cql": INSERT}),

@@ -5,10 +5,7 @@ beside it, as the negative control.
 
 from __future__ import annotations
 
-import random
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase as HypothesisPhase
@@ -23,7 +20,6 @@ from support.worlds.switch_world import (
     Machine,
     SwitchWorld,
     World,
-    random_history,
 )
 
 from cdc_platform.clock import Microseconds, Milliseconds, ms_from_us, us_from_ms
@@ -331,41 +327,3 @@ def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], w
     assert committed < world.now_us + 4 * SECOND
     assert world.write(2, 5, Microseconds(committed + 1))
     assert len(world.wrong_generation()) == wrong
-
-
-def counted(kind: type[World], *, faults: bool) -> dict[str, int]:
-    """What 300 random histories of 80 steps come to."""
-    times = SwitchTimes(Milliseconds(5_000), LONG_LEASE_MS, DEADLINE_MS, ms_from_us(SKEW_US))
-    totals: dict[str, int] = dict.fromkeys(COUNTED, 0)
-    for seed in range(300):
-        world = random_history(kind(times), random.Random(seed), 80, faults=faults)
-        found = {
-            "joins": len(world.started) - 1,
-            "writes": len(world.writes),
-            "wrong generation": len(world.wrong_generation()),
-            "lost colocation": len(world.lost_colocation()),
-            "undecided": sum(verdict == "UNDECIDED" for _, _, verdict in world.refused),
-        }
-        totals = {name: totals[name] + found[name] for name in COUNTED}
-    return totals
-
-
-COUNTED: tuple[str, ...] = ("joins", "writes", "wrong generation", "lost colocation", "undecided")
-DOCS = Path(__file__).parents[2] / "docs" / "switch.md"
-
-
-@pytest.mark.parametrize("faults", [False, True])
-@pytest.mark.long("the 300 histories of the page, twice")
-def test_the_counts_of_the_docs(faults: bool) -> None:
-    """The same 300 histories by gossip and in two phases; the docs say what each of them lost."""
-    lines = {}
-    for name, kind in (("gossip", GossipWorld), ("two phases", SwitchWorld)):
-        told = counted(kind, faults=faults)
-        lines[name] = told
-        row = f"| {name}, {'nodes fall ill' if faults else 'all is well'} | " + " | ".join(
-            f"{told[column]:,}" for column in COUNTED
-        )
-        assert re.search(re.escape(row), DOCS.read_text(encoding="utf-8")), row
-    assert lines["gossip"]["lost colocation"] > 0
-    assert lines["two phases"]["lost colocation"] == lines["two phases"]["wrong generation"] == 0
-    assert faults or lines["two phases"]["undecided"] == 0

@@ -51,6 +51,7 @@ OUTPUTS = {
         ".png",
         beside={"steps.json": '[{"wait": 3600}]'},
     ),
+    "simulate --picture": Output(("simulate", "--seed", "1", "--picture", "{out}"), "cli/simulate.py", ".png"),
 }
 EVERY = pytest.mark.parametrize("name", OUTPUTS)
 

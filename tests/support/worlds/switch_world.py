@@ -456,26 +456,3 @@ class GossipWorld(World):
     def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
         machine = self.machines[number]
         return self.memory[number].get_stream(ts_us, token, self.clock_us(machine)), self.rings[number]
-
-
-def random_history(world: World, source: random.Random, steps: int, *, faults: bool) -> World:
-    """Drive a world through random steps: half of them writes, now and then a join; `faults` makes nodes ill."""
-    for _ in range(steps):
-        number = source.choice(list(world.machines))
-        step = source.random()
-        if step < 0.55:
-            clock = world.clock_us(world.machines[number])
-            ts_us = clock + source.randrange(-SECOND, us_from_ms(world.times.leeway_ms))
-            world.write(number, source.randrange(-(2**63) + 1, 2**63), Microseconds(ts_us))
-        elif step < 0.60 and len(world.machines) < 9:
-            world.join()
-        elif step < 0.80 or not faults:
-            world.tick(Milliseconds(source.randrange(1, 20_000)))
-        elif step < 0.97:
-            world.ail(number, source.choice(["deaf", "deaf", "hears", "hears", "paused", "resumed", "restarted"]))
-        else:
-            margin = us_from_ms(world.times.margin_ms)
-            world.set_clock(number, Microseconds(source.randrange(-margin, margin + 1)))
-        if isinstance(world, SwitchWorld):
-            world.note_decisions()
-    return world

@@ -1,0 +1,101 @@
+"""Many histories under the same assumptions: what was violated, by which seeds, and the figures of all."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cdc_platform.simulation.assumptions import Assumptions, draw_plan
+from cdc_platform.simulation.judge import Property, Verdict
+from cdc_platform.simulation.judged import judge_plan
+from cdc_platform.simulation.node_set import NodeSet
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median, the 99th percentile and the greatest of some values."""
+
+    median: float
+    p99: float
+    worst: float
+
+
+@dataclass
+class SimulationSummary:
+    """The verdicts on many histories. `seeds` is how many were run, `misplaced` counts writes in wrong generations."""
+
+    seeds: int = 0
+    failed: dict[Property, list[int]] = field(default_factory=lambda: defaultdict(list))
+    refused: Counter[str] = field(default_factory=Counter)
+    writes: int = 0
+    generations: int = 0
+    misplaced: int = 0
+    apart: int = 0
+    missed: int = 0
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, seed: int, verdict: Verdict) -> None:
+        """Count a verdict."""
+        self.seeds += 1
+        for property in verdict.broken:
+            self.failed[property].append(seed)
+        self.refused.update(verdict.refused)
+        self.writes += verdict.writes
+        self.generations += verdict.generations
+        wrong = [each for each in verdict.violations if each.property is Property.RIGHT_GENERATION]
+        self.misplaced += len(wrong)
+        self.apart += verdict.apart
+        self.missed += verdict.missed
+        for name, value in _figures(verdict).items():
+            if value is not None:
+                self.values[name].append(value)
+
+    def spread(self, name: str) -> Spread | None:
+        """Return the spread of a figure over the histories that have it, None if none has."""
+        values = sorted(self.values.get(name, ()))
+        if not values:
+            return None
+        return Spread(values[(len(values) - 1) // 2], values[-(-len(values) * 99 // 100) - 1], values[-1])
+
+    @property
+    def broken(self) -> bool:
+        """Return True if a property did not hold in some history."""
+        return any(self.failed.values())
+
+
+def _figures(verdict: Verdict) -> Mapping[str, float | None]:
+    """Return the figures of one history; durations in seconds."""
+    return {
+        "refused_share": verdict.refused_share,
+        "outage_seconds": verdict.outage_us / 1e6,
+        "apart_share": verdict.apart / verdict.writes if verdict.writes else 0.0,
+        "apart_seconds": verdict.apart_us / 1e6,
+        "missed_rows": float(verdict.missed),
+        "read_lag_seconds": None if verdict.read_lag_us is None else verdict.read_lag_us / 1e6,
+        "learn_seconds": None if verdict.learn_us is None else verdict.learn_us / 1e6,
+    }
+
+
+def simulate(
+    assumptions: Assumptions,
+    seeds: Iterable[int],
+    nodes: NodeSet | None = None,
+    on_history: Callable[[int], object] = lambda _: None,
+) -> SimulationSummary:
+    """Run and judge the history of each seed; `on_history` is called after each."""
+    summary = SimulationSummary()
+    for seed in seeds:
+        summary.add(seed, judge_plan(draw_plan(assumptions, seed), nodes).verdict)
+        on_history(seed)
+    return summary
+
+
+def find_failing_seed(
+    assumptions: Assumptions,
+    seeds: Sequence[int],
+    fails: Callable[[Verdict], bool],
+    nodes: NodeSet | None = None,
+) -> int | None:
+    """Return the first seed whose verdict fails, or None."""
+    return next((seed for seed in seeds if fails(judge_plan(draw_plan(assumptions, seed), nodes).verdict)), None)

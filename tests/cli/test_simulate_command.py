@@ -1,0 +1,145 @@
+"""`simulate`: its figures, exit codes, searches, scenarios, traces and pictures, through the whole command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import run
+from support.files.export_files import ID, LATER_MS, OTHER_ID, SNAPSHOT, TIME_MS
+from support.homes.imported import home_with_generations
+
+from cdc_platform.simulation import Property
+
+SHORT = ("--nodes", "4", "--delay", "6s")
+FAILING = 41
+"""A seed at which that delay is too short."""
+
+
+def simulated(tmp_path: Path, *options: object, exit_code: int = 0) -> dict[str, Any]:
+    """The document of a run without a home."""
+    result = run("--home", tmp_path / "none", "simulate", *options, "--json")
+    assert result.exit_code == exit_code, result.stderr
+    assert not (tmp_path / "none").exists()
+    return json.loads(result.stdout)
+
+
+def test_every_property_is_listed(tmp_path: Path) -> None:
+    """Each with its violations; 0 and exit code 0 where all hold."""
+    document = simulated(tmp_path, "--nodes", "3", "--seeds", "3")
+    assert [row["property"] for row in document["properties"]] == [property.value for property in Property]
+    assert {row["violations"] for row in document["properties"]} == {0}
+    assert document["histories"] == 3
+    assert document["accepted_writes"] + sum(row["writes"] for row in document["refused"]) > 250
+    assert {"median", "p99", "worst"} < set(document["figures"][0])
+
+
+def test_a_violation_is_exit_code_1(tmp_path: Path) -> None:
+    """The table names the seeds, and `--seed` runs one of them."""
+    document = simulated(tmp_path, *SHORT, "--seeds", "42", exit_code=1)
+    rows = {row["property"]: row for row in document["properties"]}
+    seeds = rows["right-generation"]["seeds"].split(", ")
+    assert str(FAILING) in seeds
+    one = simulated(tmp_path, *SHORT, "--seed", FAILING, exit_code=1)
+    assert "right-generation" in {row["property"] for row in one["violations"]}
+    assert one["trace"] == []
+
+
+def test_a_trace_is_of_the_smallest_history(tmp_path: Path) -> None:
+    """Shrinking leaves one join, at most two writes and no fault; the violation stands where it happens."""
+    document = simulated(tmp_path, *SHORT, "--seed", FAILING, "--trace", exit_code=1)
+    assert (document["operations"], document["faults"]) == (1, 0)
+    assert document["accepted_writes"] <= 2
+    lines = [row["line"] for row in document["trace"]]
+    assert any("VIOLATION of" in line for line in lines)
+    assert lines == sorted(lines, key=lambda line: float(line.split()[0]))
+    assert any("begins to join" in line for line in lines)
+
+
+@pytest.mark.parametrize(("seed", "exit_code"), [(FAILING, 1), (1, 0)])
+def test_a_picture(tmp_path: Path, seed: int, exit_code: int) -> None:
+    """A PNG, of a violation or of none; and never over a file that exists."""
+    target = tmp_path / "history.png"
+    simulated(tmp_path, *SHORT, "--seed", seed, "--picture", target, exit_code=exit_code)
+    assert target.read_bytes().startswith(b"\x89PNG")
+    simulated_again = run("--home", tmp_path / "none", "simulate", *SHORT, "--seed", seed, "--picture", target)
+    assert simulated_again.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("delay", ()),
+        ("window", ("--skew", "2s")),
+        ("lease", ("--protocol", "two-phase", "--read-outage", "10s@1")),
+        ("leeway", ("--skew", "2s")),
+    ],
+)
+def test_the_smallest_value(tmp_path: Path, setting: str, options: tuple[str, ...]) -> None:
+    """Half a second less than the least that was found fails, by the seed that is named."""
+    base = ("--nodes", "3", *options)
+    found = simulated(tmp_path, *base, "--find", setting, "--seeds", "12")
+    assert found["searched"] == setting
+    assert found["seeds_without_violation"] == 12
+    assert found["failing_ms"] is None or found["smallest_ms"] - found["failing_ms"] == 500
+    if found["failing_ms"] is not None and setting in ("delay", "window"):
+        value = f"{found['failing_ms']}ms"
+        simulated(tmp_path, *base, f"--{setting}", value, "--seed", found["failing_seed"], exit_code=1)
+
+
+def test_a_scenario_is_the_options_it_has(tmp_path: Path) -> None:
+    """The same document; options on the command line win."""
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(
+        'nodes = 4\njoins = 2\nskew = "2s"\nloss = 0.05\nread_outage = ["20s@1"]\nserver_timestamps = true\nseeds = 2\n'
+    )
+    options = "--nodes 4 --join 2 --skew 2s --loss 0.05 --read-outage 20s@1 --server-timestamps --seeds 2"
+    assert simulated(tmp_path, "--scenario", scenario) == simulated(tmp_path, *options.split())
+    assert simulated(tmp_path, "--scenario", scenario, "--seeds", 1)["histories"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("nodse = 3", "nodse"), ("nodes = ", "not valid TOML"), ('skew = "soon"', "soon"), ('format = "v3"', "v3")],
+)
+def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    """By the name of what is wrong."""
+    (tmp_path / "scenario.toml").write_text(text)
+    result = run("--home", tmp_path / "none", "simulate", "--scenario", tmp_path / "scenario.toml")
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("", "--nodes N"),
+        ("--nodes 3 --skew 3", "no duration"),
+        ("--nodes 3 --read-outage 120s", "120s@2"),
+        ("--nodes 3 --read-outage 120s@9", "node 9 is not in the simulated cluster"),
+        ("--nodes 3 --trace", "--seed N"),
+        ("--nodes 3 --seed 1 --find delay", "--seeds N"),
+        ("--nodes 3 --protocol two-phase --format v1", "needs V2"),
+        ("--nodes 3 --protocol two-phase --find delay", "has no delay"),
+        ("--nodes 3 --find lease", "has no lease"),
+        ("--nodes 3 --seed 1 --picture a.jpg", ".png"),
+    ],
+)
+def test_options_that_are_refused(tmp_path: Path, options: str, named: str) -> None:
+    """Before anything runs."""
+    result = run("--home", tmp_path / "none", "simulate", *options.split())
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_the_ring_and_the_settings_of_the_home(tmp_path: Path) -> None:
+    """Its nodes, its policy and its protocol apply where no option says otherwise."""
+    home = home_with_generations(tmp_path, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
+    (home / "settings.toml").write_text('two_phase_switch = true\npolicy = "recent-past"\n')
+    result = run("--home", home, "simulate", "--seed", "1", "--trace", "--json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["nodes"] == len(SNAPSHOT)
+    assert any("is committed" in row["line"] for row in document["trace"])
