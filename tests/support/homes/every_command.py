@@ -84,6 +84,7 @@ CASES = [
     Asked("just booted", "cql run {files}/orders.cql --apply"),
     Asked("just booted", "log shop.orders", LATER_MS, KEPT),
     Asked("two hundred nodes", "rehearse {files}/one-more.json"),
+    Asked("just booted", "simulate --seeds 2"),
     Asked("nodes left", "repair"),
     Asked("nodes left", "repair --run"),
     Asked("nodes left", "repair --dry-run"),
