@@ -20,7 +20,7 @@ FAILING = 41
 
 def simulated(tmp_path: Path, *options: object, exit_code: int = 0) -> dict[str, Any]:
     """The document of a run without a home."""
-    result = run("--home", tmp_path / "none", "simulate", *options, "--json")
+    result = run("--home", tmp_path / "none", "simulate", *map(str, options), "--json")
     assert result.exit_code == exit_code, result.stderr
     assert not (tmp_path / "none").exists()
     return json.loads(result.stdout)
@@ -64,8 +64,8 @@ def test_a_picture(tmp_path: Path, seed: int, exit_code: int) -> None:
     target = tmp_path / "history.png"
     simulated(tmp_path, *SHORT, "--seed", seed, "--picture", target, exit_code=exit_code)
     assert target.read_bytes().startswith(b"\x89PNG")
-    simulated_again = run("--home", tmp_path / "none", "simulate", *SHORT, "--seed", seed, "--picture", target)
-    assert simulated_again.exit_code == 2
+    again = run("--home", tmp_path / "none", "simulate", *SHORT, "--seed", str(seed), "--picture", target)
+    assert again.exit_code == 2
 
 
 @pytest.mark.parametrize(
