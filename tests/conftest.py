@@ -89,6 +89,8 @@ LONG = {
         "test_altered_tables.py",
         "test_late_changes.py",
         "test_many_tables.py",
+        "test_cluster_connections.py",
+        "test_read_rates.py",
         "test_ingest_from.py",
         "test_store_commands.py",
     ),

@@ -16,7 +16,7 @@ import click
 from cdc_platform.cli.importing import IMPORT_VIEWS, build_import_document
 from cdc_platform.cli.next_steps import NextStep, build_next_step
 from cdc_platform.cli.output import escape_unprintable, format_optional_ms, json_option, warn
-from cdc_platform.cli.params import SecondsRange
+from cdc_platform.cli.params import CONSISTENCY, RATE, SecondsRange
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, show_document, show_rows, write_preflight_results, write_result
 from cdc_platform.cli.session import CliSession, pass_session
@@ -73,17 +73,30 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
 @click.option("--user-env", metavar="VARIABLE", help="Environment variable that holds the user.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable that holds the password.")
 @click.option("--credentials-file", metavar="FILE", help="TOML with user and password, mode 0600.")
+@click.option("--user-file", metavar="FILE", help="File that holds the user, as an orchestrator mounts it.")
+@click.option("--password-file", metavar="FILE", help="File that holds the password, read for each connection.")
+@click.option(
+    "--address",
+    "addresses",
+    metavar="NODE=HOST[:PORT]",
+    multiple=True,
+    help="Where this client reaches a node, by the node's own address. Repeatable.",
+)
 @click.option("--tls", is_flag=True, help="Connect with TLS.")
 @click.option("--tls-ca", metavar="FILE", help="Certificates of the CA, PEM. [default: the system's]")
 @click.option("--tls-cert", metavar="FILE", help="Certificate of this client, PEM.")
-@click.option("--tls-key", metavar="FILE", help="Key of this client, PEM, without a passphrase.")
+@click.option("--tls-key", metavar="FILE", help="Key of this client, PEM.")
+@click.option("--tls-key-password-file", metavar="FILE", help="File that holds the passphrase of the key.")
 @click.option("--no-tls-hostname-check", is_flag=True, help="Accept certificates that do not name the host.")
-@click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are queried first.")
+@click.option("--datacenter", metavar="NAME", help="The local datacenter; log rows are read only there.")
 @click.option("--connect-timeout", type=_CONNECT_SECONDS, default=5.0, show_default=True, help="Seconds.")
 @click.option("--request-timeout", type=_REQUEST_SECONDS, default=10.0, show_default=True, help="Seconds.")
 @click.option(
     "--page-size", "page_rows", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Rows a page."
 )
+@click.option("--consistency", type=CONSISTENCY, help="Level at which rows are read. [default: LOCAL_QUORUM]")
+@click.option("--rate", "rows_per_second", type=RATE, help="Read at most so many rows a second. [default: no limit]")
+@click.option("--request-rate", "requests_per_second", type=RATE, help="Send at most so many reads of rows a second.")
 @json_option
 @pass_session
 def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bool, **options: object) -> None:
@@ -104,8 +117,9 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
     endpoints = tuple(
         f"{host}:{port}" if ":" not in host else f"[{host}]:{port}" for host, port in map(parse_contact, contacts)
     )
-    for file in ("credentials_file", "tls_ca", "tls_cert", "tls_key"):
+    for file in registry.FILE_FIELDS:
         options[file] = _absolute_path(options[file])
+    options["addresses"] = _parse_addresses(options["addresses"])
     try:
         connection = Connection.model_validate(
             {"contacts": endpoints, "tls_host_names": not no_tls_hostname_check, **options}
@@ -185,6 +199,20 @@ def replace_cluster(session: CliSession, name: str, as_json: bool) -> None:
 
 def _observe_step(name: str) -> NextStep:
     return build_next_step("observe", name)
+
+
+def _parse_addresses(texts: object) -> dict[str, str]:
+    """Return the addresses of nodes by the node's own address."""
+    addresses: dict[str, str] = {}
+    assert isinstance(texts, tuple)
+    for text in texts:
+        node, separator, address = text.partition("=")
+        if not (node and separator and address):
+            raise click.UsageError(f"--address {text!r} is not NODE=HOST[:PORT], as in 10.0.0.1=203.0.113.7:19042")
+        if node in addresses:
+            raise click.UsageError(f"--address names {node} twice; give each node one address")
+        addresses[node] = address
+    return addresses
 
 
 def _absolute_path(path: object) -> str | None:

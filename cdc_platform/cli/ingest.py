@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.cli.output import json_option, warn
-from cdc_platform.cli.params import NOW, START_TIME, TABLE_NAME, TIME, SecondsRange
+from cdc_platform.cli.params import CONSISTENCY, NOW, RATE, START_TIME, TABLE_NAME, TIME, SecondsRange
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, show_document, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         TableOutcome,
         TableSelection,
     )
-    from cdc_platform.scylla import ScyllaCluster
+    from cdc_platform.scylla import ReadTraffic, ScyllaCluster
 
 _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
 
@@ -48,6 +49,9 @@ _DURATION = SecondsRange(0, MAX_CDC_TTL_SECONDS)
     type=_DURATION,
     help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
 )
+@click.option("--consistency", type=CONSISTENCY, help="Level at which rows are read. [default: as registered]")
+@click.option("--rate", type=RATE, help="Read at most so many rows a second. [default: as registered]")
+@click.option("--request-rate", type=RATE, help="Send at most so many reads of rows a second.")
 @click.option("--current", is_flag=True, help="Replicate the tables themselves, too.")
 @click.option("--recopy", is_flag=True, help="Copy a replicated table again, for example after a TRUNCATE.")
 @json_option
@@ -67,6 +71,9 @@ def ingest(
     by: Any,
     confidence: float,
     second_pass_after: float | None,
+    consistency: str | None,
+    rate: int | None,
+    request_rate: int | None,
     current: bool,
     recopy: bool,
     as_json: bool,
@@ -109,21 +116,24 @@ def ingest(
         _us_from_seconds(confidence), None if second_pass_after is None else _us_from_seconds(second_pass_after)
     )
     options = IngestOptions(policy, start, until_us, by, current, recopy)
+    cluster = registry.find_cluster(session.open_location(), name)
+    changes = {"consistency": consistency, "rows_per_second": rate, "requests_per_second": request_rate}
+    given = {field: value for field, value in changes.items() if value is not None}
+    cluster = replace(cluster, connection=cluster.connection.model_copy(update=given))
     if len(tables) == 1:
-        _ingest_one(ctx, session, name, tables[0], options, as_json=as_json)
+        _ingest_one(ctx, session, cluster, tables[0], options, as_json=as_json)
         return
     listed = TableSelection(include=()) if list_file is None else read_table_selection(Path(list_file))
     chosen = ("*",) if every else include or ()
     names = tuple(".".join(table) for table in tables)
     selection = TableSelection((*names, *chosen, *listed.include), (*exclude, *listed.exclude))
-    cluster = registry.find_cluster(session.open_location(), name)
     _ingest_many(ctx, session, cluster, selection, options, as_json=as_json)
 
 
 def _ingest_one(
     ctx: click.Context,
     session: CliSession,
-    name: str,
+    cluster: ScyllaCluster,
     table: tuple[str, str],
     options: IngestOptions,
     *,
@@ -132,10 +142,8 @@ def _ingest_one(
     from cdc_platform.cdclog import describe_gaps
     from cdc_platform.delta import Lake
     from cdc_platform.ingest import ingest_table as bring
-    from cdc_platform.scylla import registry
     from cdc_platform.spark import get_task_runner
 
-    cluster = registry.find_cluster(session.open_location(), name)
     with show_progress("ingesting"):
         done = bring(
             cluster,
@@ -171,6 +179,7 @@ def _ingest_many(
     from cdc_platform.cdclog import describe_gaps
     from cdc_platform.delta import Lake
     from cdc_platform.ingest import ingest_tables
+    from cdc_platform.scylla import sum_traffic
     from cdc_platform.spark import get_task_runner
 
     def on_message(table: str, line: str) -> None:
@@ -181,12 +190,14 @@ def _ingest_many(
     for line in describe_gaps(Lake(cluster.open_home().lake), [outcome.table for outcome in outcomes]):
         warn(line, code="log-gap")
     rows = [_outcome_document(outcome) for outcome in outcomes]
+    traffic = sum_traffic(outcome.result.traffic for outcome in outcomes if outcome.result is not None)
     document = {
         "cluster": cluster.name,
         "tables": rows,
         "rows": sum(row["rows"] for row in rows),
         "failed": [row["table"] for row in rows if row["state"] == "failed"],
         "open_gaps": [row["table"] for row in rows if row["open_gaps"]],
+        "read": _traffic_document(traffic),
     }
     for outcome in outcomes:
         if outcome.result is not None and outcome.result.lag.status.lag.code is not None:
@@ -194,7 +205,8 @@ def _ingest_many(
         if outcome.error is not None:
             warn(f"{outcome.table} failed: {outcome.error} [{outcome.error.code}]", code="table-failed")
     view = View("table state rows late position lag_seconds open_gaps turns seconds", "Tables", essential=3)
-    write_result(document, as_json=as_json, views={"tables": view})
+    shown = document if as_json else {**document, "read": _describe_traffic(traffic)}
+    write_result(shown, as_json=as_json, views={"tables": view})
     ctx.exit(int(not all(outcome.is_fine for outcome in outcomes)))
 
 
@@ -234,6 +246,7 @@ def _show_result(document: dict[str, Any], done: IngestResult) -> None:
     ]
     if rows:
         show_rows(rows, View("number after until rows late method requests estimated seconds generation", "Windows"))
+    document["read"] = _describe_traffic(done.traffic)
     hidden = {"windows": None, "gaps": None, **({} if done.waiting_for else {"held": None})}
     show_document({name: value for name, value in document.items() if name != "current"}, hidden)
     if done.current is not None:
@@ -288,8 +301,26 @@ def _result_document(done: IngestResult) -> dict[str, Any]:
         "held": done.waiting_for,
         "current": None if done.current is None else _current_document(done.current),
         "gaps": [gap.facts() for gap in done.gaps],
+        "read": _traffic_document(done.traffic),
         "windows": [_window_document(window) for window in done.windows],
     }
+
+
+def _traffic_document(traffic: ReadTraffic) -> dict[str, Any]:
+    return {
+        "rows": traffic.rows,
+        "requests": traffic.requests,
+        "seconds": traffic.seconds,
+        "rows_per_second": traffic.rows_per_second,
+        "requests_per_second": traffic.requests_per_second,
+    }
+
+
+def _describe_traffic(traffic: ReadTraffic) -> str:
+    """Return what was read from the cluster, with the measured rates, for people."""
+    text = f"{traffic.rows:,} rows in {traffic.requests:,} requests"
+    rows, requests = traffic.rows_per_second, traffic.requests_per_second
+    return text if rows is None or requests is None else f"{text}, {rows:,} rows/s and {requests:,} requests/s"
 
 
 def _window_document(window: ReadWindow) -> dict[str, Any]:

@@ -7,9 +7,10 @@ logs can read it. Its commits carry the number of the window, and how far the fi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cdc_platform.cdclog import (
@@ -40,7 +41,7 @@ from cdc_platform.ingest.requests import serving
 from cdc_platform.ingest.second_pass import run_second_pass
 from cdc_platform.ingest.window_reader import WindowReader, definition
 from cdc_platform.metastore import LogGap, LogLoss, cdc_tables, cluster_changes, consumers, log_gaps
-from cdc_platform.scylla import ScyllaCluster, ScyllaSession, open_session, refresh_if_changed
+from cdc_platform.scylla import ReadTraffic, ScyllaCluster, ScyllaSession, open_session, refresh_if_changed
 
 
 @dataclass
@@ -66,6 +67,8 @@ class IngestResult:
     current: ReplicationResult | None = None
     waiting_for: str | None = None
     gaps: list[LogGap] = field(default_factory=list)
+    traffic: ReadTraffic = field(default_factory=ReadTraffic)
+    """What this process read from the cluster, rows of the second pass and of a replica included."""
     is_finished: bool = True
     """False if more could be read, and the caller limited this turn."""
 
@@ -126,6 +129,12 @@ class ClusterIngest:
         self.lake = Lake(cluster.open_home().lake)
         self._live, self._cluster, self._clock, self._workers = live, cluster, clock, workers
         self._options, self._on_message = options, on_message
+        unnamed = policies.describe_unnamed_datacenter(live)
+        if unnamed is not None:
+            on_message(unnamed)
+        if live.meter.is_limited:
+            # One process keeps to a rate; tasks of Spark would each have a share, whether they use it or not.
+            self._workers = replace(workers, in_process=sys.maxsize)
         # Before generations are read: by then nodes know every generation that begins up to this time.
         self.read_until_us = policies.find_read_until_us(live, clock, options.policy, on_message)
         # By the slowest clock, so that no write from now on is left out.
@@ -151,7 +160,9 @@ class ClusterIngest:
             PlatformError: as `ingest_table`.
         """
         with lake_lock(self.lake, f"ingest.{keyspace}.{table}"):
-            return self._ingest(keyspace, table, on_message or self._on_message, turn_us)
+            with self._live.meter.measure() as traffic:
+                result = self._ingest(keyspace, table, on_message or self._on_message, turn_us)
+            return replace(result, traffic=traffic)
 
     def _ingest(self, keyspace: str, table: str, on_message: OnMessage, turn_us: Microseconds | None) -> IngestResult:
         lake, clock, live, options, policy = self.lake, self._clock, self._live, self._options, self._options.policy

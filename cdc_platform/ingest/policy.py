@@ -92,6 +92,16 @@ def find_read_until_us(
     return Microseconds(slowest - policy.confidence_us)
 
 
+def describe_unnamed_datacenter(live: ScyllaSession) -> str | None:
+    """Return a line if a cluster has several datacenters and the connection names none; else None."""
+    if live.connection.datacenter is not None or len(live.datacenters) < 2:
+        return None
+    return (
+        f"{live.name} has the datacenters {', '.join(live.datacenters)} and none is named, so rows are read from all "
+        f"at {live.log_consistency}; add the cluster again with the nearest one as --datacenter"
+    )
+
+
 @dataclass(frozen=True)
 class Lifetimes:
     """How long rows of a log live (µs), at least and at most, over all TTLs that it had; 0 for ever."""

@@ -9,6 +9,7 @@ from cdc_platform.clock import SECOND_MS, ms_from_us, system_time_us
 from cdc_platform.cql import Catalog, quote_name
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError, StateError
+from cdc_platform.ingest.policy import describe_unnamed_datacenter
 from cdc_platform.ingest.replica.snapshot import base_name, token
 from cdc_platform.ingest.replica.tables import is_replicated
 from cdc_platform.preflight import PreflightResult
@@ -61,6 +62,7 @@ def examine(cluster: ScyllaCluster) -> list[PreflightResult]:
                     f"{'without a user' if live.role is None else f'as {live.role}'}, {len(live.members)} nodes",
                 )
             )
+            findings += _datacenters(live)
             findings += _inside(cluster, live)
     except PlatformError as error:
         findings.append(_failed("login", error))
@@ -89,21 +91,31 @@ def _known_nodes(cluster: ScyllaCluster) -> Iterator[PreflightResult]:
         tls = create_tls_context(connection)
     except PlatformError:
         return  # reported already
-    contacts = {host for host, _ in connection.endpoints}
     for address in cluster.node_addresses():
-        if address in contacts:
+        host, port = connection.endpoint(address)
+        if (host, port) in connection.endpoints:
             continue
         try:
-            probe_node(address, connection.port, tls, connection.connect_timeout)
+            probe_node(host, port, tls, connection.connect_timeout)
         except PlatformError as error:
             yield _failed(f"known node {address}", error)
         else:
             yield PreflightResult(
                 f"known node {address}",
                 True,
-                f"speaks CQL at port {connection.port}; used instead of the contact points",
+                f"speaks CQL at port {port}; used instead of the contact points",
             )
             return
+
+
+def _datacenters(live: ScyllaSession) -> Iterator[PreflightResult]:
+    """Report where and at which consistency rows are read, if the cluster has several datacenters."""
+    if len(live.datacenters) > 1:
+        unnamed = describe_unnamed_datacenter(live)
+        local = "which reads stay in" if live.connection.stays_local else "which is asked first"
+        named = f"{', '.join(live.datacenters)}; local is {live.connection.datacenter}, {local}"
+        message = f"{named}, at {live.log_consistency}" if unnamed is None else unnamed.partition("; ")[0]
+        yield PreflightResult("datacenters", True, message, None if unnamed is None else unnamed.partition("; ")[2])
 
 
 def _inside(cluster: ScyllaCluster, live: ScyllaSession) -> Iterator[PreflightResult]:

@@ -280,7 +280,7 @@ class _Planner:
         concurrency = self.query_options.policy.concurrency
         query = LogQuery(self.cluster.name, self.live.connection, schema, self.live.is_scylla, concurrency)
         least = Lifetimes.read(self.lake, schema).min_us
-        partitions: list[InputPartition] = []
+        tasks: list[_Task] = []
         plans = [
             (window_plan, Microseconds(0))
             for window in missed
@@ -293,8 +293,10 @@ class _Planner:
             alive = max(window_plan.after_us, whole) + least
             until = Microseconds(alive) if least and self._refuses and whole < window_plan.until_us else None
             for conditions in window_plan.tasks():
-                partitions.append(InputPartition(_Task(query, conditions, until, len(partitions))))
-        return partitions
+                tasks.append(_Task(query, conditions, until, len(tasks)))
+        # Each task has its share of the rates, since all may run at once.
+        shared = replace(query, connection=query.connection.divided(len(tasks)))
+        return [InputPartition(replace(task, query=shared)) for task in tasks]
 
     def way(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Way:
         """Return how to read all windows of a batch, so that its offset can record it."""

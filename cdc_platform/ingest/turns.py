@@ -139,5 +139,9 @@ def _take_turns(ingest: ClusterIngest, names: Sequence[TableName], on_message: O
 def _joined(before: IngestResult, after: IngestResult) -> IngestResult:
     """Return the result of several turns of one table."""
     return replace(
-        after, rows=before.rows + after.rows, late=before.late + after.late, windows=[*before.windows, *after.windows]
+        after,
+        rows=before.rows + after.rows,
+        late=before.late + after.late,
+        windows=[*before.windows, *after.windows],
+        traffic=before.traffic.plus(after.traffic),
     )

@@ -47,6 +47,7 @@ __getattr__ = lazy_exports(
             "refresh_if_changed",
             "run_observation",
         ),
+        "rate": ("ReadTraffic", "sum_traffic"),
         "raw_pages": ("RawPage",),
         "registry": ("ScyllaCluster",),
         "schema": (

@@ -22,6 +22,8 @@ from cdc_platform.scylla.observe import Observation as Observation
 from cdc_platform.scylla.observe import observe_session as observe_session
 from cdc_platform.scylla.observe import refresh_if_changed as refresh_if_changed
 from cdc_platform.scylla.observe import run_observation as run_observation
+from cdc_platform.scylla.rate import ReadTraffic as ReadTraffic
+from cdc_platform.scylla.rate import sum_traffic as sum_traffic
 from cdc_platform.scylla.raw_pages import RawPage as RawPage
 from cdc_platform.scylla.registry import ScyllaCluster as ScyllaCluster
 from cdc_platform.scylla.schema import LoggedTable as LoggedTable

@@ -13,6 +13,7 @@ import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,10 +26,18 @@ _CONTACT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Connection(BaseModel):
-    """How to connect to a cluster. Times in seconds; `contacts` are `host:port`, all with the same port.
+ReadConsistency = Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "LOCAL_ONE"]
+MAX_RATE = 100_000_000
 
-    User and password come from two environment variables or from a file; without either the session has no login.
+
+class Connection(BaseModel):
+    """How to connect to a cluster, and how to read rows from it. Times in seconds; `contacts` are `host:port`.
+
+    User and password come from two environment variables, from two files, or from one file with both; without any of
+    them the session has no login. `addresses` maps a node's own address to the `host` or `host:port` at which this
+    client reaches it. Other nodes listen at the port of the contact point with their address, else at that of the first
+    contact point. Rows are read at `consistency`, by default as `ScyllaSession.log_consistency` says, at no more than
+    `rows_per_second` and `requests_per_second`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,15 +46,26 @@ class Connection(BaseModel):
     user_env: str | None = None
     password_env: str | None = None
     credentials_file: str | None = None
+    user_file: str | None = None
+    password_file: str | None = None
+    addresses: dict[str, str] = Field(default_factory=dict)
     tls: bool = False
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    tls_key_password_file: str | None = None
     tls_host_names: bool = True
     datacenter: str | None = None
     connect_timeout: float = Field(default=5.0, gt=0, le=120)
     request_timeout: float = Field(default=10.0, gt=0, le=600)
     page_rows: int = Field(default=5_000, ge=1, le=100_000)
+    consistency: ReadConsistency | None = None
+    rows_per_second: int | None = Field(default=None, ge=1, le=MAX_RATE)
+    requests_per_second: int | None = Field(default=None, ge=1, le=MAX_RATE)
+
+    def __hash__(self) -> int:
+        """Return a hash of all fields, `addresses` included."""
+        return hash(self.model_dump_json())
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
@@ -54,8 +74,27 @@ class Connection(BaseModel):
 
     @property
     def port(self) -> int:
-        """Return the port at which every node of the cluster listens."""
+        """Return the port of nodes for which no other is given."""
         return self.endpoints[0][1]
+
+    @property
+    def stays_local(self) -> bool:
+        """Return True if rows may be read in the local datacenter only, since the consistency holds only there."""
+        return self.datacenter is not None and (self.consistency or "LOCAL_QUORUM").startswith("LOCAL_")
+
+    def endpoint(self, node: str) -> tuple[str, int]:
+        """Return the host and port at which this client reaches the node with an address of its own."""
+        mapped = self.addresses.get(node)
+        if mapped is not None:
+            return parse_contact(mapped, self.port)
+        return node, dict(self.endpoints).get(node, self.port)
+
+    def divided(self, readers: int) -> Connection:
+        """Return this connection with the share of the rates that one of several concurrent readers has."""
+        rates = {name: getattr(self, name) for name in ("rows_per_second", "requests_per_second")}
+        return self.model_copy(
+            update={name: max(1, rate // max(1, readers)) for name, rate in rates.items() if rate is not None}
+        )
 
 
 @dataclass(frozen=True)
@@ -72,16 +111,30 @@ def validate_connection(connection: Connection) -> Connection:
     Raises:
         InputError: a contact point is malformed, ports differ, or half of a pair is missing.
     """
-    ports = {port for _, port in connection.endpoints}
-    if len(ports) > 1:
-        ports_text = " and ".join(str(port) for port in sorted(ports))
-        raise InputError(f"contact points with different ports {ports_text}; all nodes of a cluster must use one port")
+    _assert_one_port_per_host(connection)
+    for node, address in connection.addresses.items():
+        try:
+            parse_contact(node if ":" not in node else f"[{node}]")
+            parse_contact(address)
+        except InputError as error:
+            raise InputError(f"--address {node}={address}: {error}") from None
     if (connection.user_env is None) != (connection.password_env is None):
         raise InputError(
             "--user-env and --password-env must be given together, each with the name of an environment variable"
         )
-    if connection.user_env and connection.credentials_file:
-        raise InputError("--user-env and --credentials-file exclude each other; give one of them")
+    if (connection.user_file is None) != (connection.password_file is None):
+        raise InputError("--user-file and --password-file must be given together, each a file with one value")
+    given = [
+        option
+        for option, value in (
+            ("--user-env", connection.user_env),
+            ("--user-file", connection.user_file),
+            ("--credentials-file", connection.credentials_file),
+        )
+        if value
+    ]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; give one of them")
     for name in (connection.user_env, connection.password_env):
         if name is not None and not _VARIABLE.fullmatch(name):
             raise InputError(
@@ -90,14 +143,19 @@ def validate_connection(connection: Connection) -> Connection:
             )
     if (connection.tls_cert is None) != (connection.tls_key is None):
         raise InputError("--tls-cert and --tls-key must be given together: a client certificate and its key")
+    if connection.tls_key_password_file is not None and connection.tls_key is None:
+        raise InputError("--tls-key-password-file is the password of a client key; add --tls-cert and --tls-key")
     if not connection.tls and (connection.tls_ca or connection.tls_cert or not connection.tls_host_names):
         raise InputError("TLS options are given, but TLS is off; add --tls")
     for option, text in (
         ("--datacenter", connection.datacenter),
         ("--credentials-file", connection.credentials_file),
+        ("--user-file", connection.user_file),
+        ("--password-file", connection.password_file),
         ("--tls-ca", connection.tls_ca),
         ("--tls-cert", connection.tls_cert),
         ("--tls-key", connection.tls_key),
+        ("--tls-key-password-file", connection.tls_key_password_file),
     ):
         if text is not None and not (text.strip() and text.isprintable()):
             raise InputError(
@@ -106,19 +164,29 @@ def validate_connection(connection: Connection) -> Connection:
     return connection
 
 
+def _assert_one_port_per_host(connection: Connection) -> None:
+    hosts = [host for host, _ in connection.endpoints]
+    twice = sorted({host for host in hosts if hosts.count(host) > 1})
+    if twice and len(set(connection.endpoints)) != len(set(hosts)):
+        raise InputError(
+            f"contact points with different ports at {twice[0]}; name nodes behind one address with --address "
+            "NODE=HOST:PORT"
+        )
+
+
 def format_contact(address: str, port: int) -> str:
     """Return a node's address and port as a contact point, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def parse_contact(text: str) -> tuple[str, int]:
-    """Return a contact point as (host, port); the default port is 9042.
+def parse_contact(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Return a contact point as (host, port).
 
     Raises:
         InputError: the text is not `HOST:PORT`.
     """
     match = _CONTACT.fullmatch(text)
-    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    port = int(match["port"] or default_port) if match else 0
     if match is None and "@" in text:
         # The part before the sign may be a password.
         raise InputError(
@@ -138,6 +206,11 @@ def resolve_credentials(connection: Connection) -> Credentials | None:
     """
     if connection.credentials_file is not None:
         return _read_credentials_file(Path(connection.credentials_file).expanduser())
+    if connection.user_file is not None and connection.password_file is not None:
+        return Credentials(
+            _read_secret_file(connection.user_file, "--user-file"),
+            _read_secret_file(connection.password_file, "--password-file"),
+        )
     if connection.user_env is None or connection.password_env is None:
         return None
     return Credentials(_read_variable(connection.user_env), _read_variable(connection.password_env))
@@ -152,14 +225,20 @@ def create_tls_context(connection: Connection) -> ssl.SSLContext | None:
     if not connection.tls:
         return None
     named = [file for file in (connection.tls_ca, connection.tls_cert, connection.tls_key) if file]
+    password_file = connection.tls_key_password_file
+    password = None if password_file is None else _read_secret_file(password_file, "--tls-key-password-file")
     try:
         for file in named:
             _assert_regular_file(Path(file))
         context = ssl.create_default_context(cafile=connection.tls_ca)
         context.check_hostname = connection.tls_host_names
         if connection.tls_cert:
-            context.load_cert_chain(connection.tls_cert, connection.tls_key, password=_no_passphrase)
+            context.load_cert_chain(connection.tls_cert, connection.tls_key, password=password or _no_passphrase)
     except OSError as error:
+        if password_file is not None and "decrypt" in str(error).lower():
+            raise EnvironmentProblem(
+                f"TLS: the password in {password_file} does not decrypt {connection.tls_key}; correct the file"
+            ) from None
         files = ", ".join(named) or "the system certificates"
         raise EnvironmentProblem(
             f"TLS: {files} cannot be used ({error.strerror or error}); name PEM files "
@@ -181,13 +260,28 @@ def _assert_regular_file(file: Path) -> None:
 
 
 def _no_passphrase() -> str:
-    raise EnvironmentProblem("TLS: the key of --tls-key has a passphrase; pass a key without one, with mode 0600")
+    raise EnvironmentProblem("TLS: the key of --tls-key has a passphrase; name a file with it: --tls-key-password-file")
 
 
 def _read_variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise EnvironmentProblem(f"environment variable {name} is not set; export it with the cluster's secret")
+    return value
+
+
+def _read_secret_file(name: str, option: str) -> str:
+    """Return the one value in a file, without the newline at its end.
+
+    An orchestrator that mounts secrets also sets the file's mode, so any mode is accepted.
+    """
+    path = Path(name).expanduser()
+    try:
+        value = read_user_bytes(path, _MAX_CREDENTIALS_BYTES, f"{option} {path}").decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        value = ""
+    if not value:
+        raise EnvironmentProblem(f"{option} {path} is empty or no UTF-8; it needs the value on its first line")
     return value
 
 

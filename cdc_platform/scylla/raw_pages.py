@@ -17,6 +17,7 @@ from cassandra.cqltypes import BytesType
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
 from cdc_platform.delta import binaries_from_buffer
+from cdc_platform.scylla.rate import ReadMeter
 
 _LENGTH_BYTES = 4
 _FIRST_PROBE, _PROBE_GROWTH = 64, 8
@@ -156,13 +157,18 @@ def build_raw_pages(names: Sequence[str], rows: SplitPage | Sequence[tuple[bytes
     return [RawPage(tuple(names), [pa.array(cells, pa.binary()) for cells in columns], len(rows))]
 
 
-def iter_pages(future: ResponseFuture) -> Iterator[RawPage]:
-    """Yield an answer's pages; raise what the driver raises. Each page is requested before the previous one is used."""
+def iter_pages(future: ResponseFuture, meter: ReadMeter) -> Iterator[RawPage]:
+    """Yield an answer's pages; raise what the driver raises. Each page is requested before the previous one is used.
+
+    The meter counts the pages, and delays requests to keep to its rates.
+    """
     has_more = True
     while has_more:
         answer: Any = future.result()
         (page,) = answer.current_rows
         paging_state, has_more = answer.paging_state, future.has_more_pages
+        meter.count_page(page.rows)
         if has_more:
+            meter.await_request()
             future.start_fetching_next_page()
         yield replace(page, paging_state=paging_state if has_more else None)

@@ -365,7 +365,17 @@ def _read_model(path: StoragePath, kind: type[_Model]) -> _Model | None:
         raise EnvironmentProblem(f"{path} is damaged; remove it and add the cluster again") from None
 
 
-MACHINE_LOCAL_FIELDS = ("user_env", "password_env", "credentials_file", "tls_ca", "tls_cert", "tls_key")
+FILE_FIELDS = (
+    "credentials_file",
+    "user_file",
+    "password_file",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_key_password_file",
+)
+"""Fields of a connection that name a file."""
+MACHINE_LOCAL_FIELDS = ("user_env", "password_env", *FILE_FIELDS)
 """Fields of a connection that name a variable or a file of one machine."""
 SETTINGS_FILE = "settings.toml"
 
@@ -419,7 +429,13 @@ def get_machine_local_options(connection: Connection) -> list[str]:
     return [name for name in MACHINE_LOCAL_FIELDS if getattr(connection, name) is not None]
 
 
-_OPTIONS_BY_FIELD = {"page_rows": "--page-size", "tls_host_names": "--no-tls-hostname-check"}
+_OPTIONS_BY_FIELD = {
+    "addresses": "--address",
+    "page_rows": "--page-size",
+    "requests_per_second": "--request-rate",
+    "rows_per_second": "--rate",
+    "tls_host_names": "--no-tls-hostname-check",
+}
 """The options of `cluster add` that are not named after their field of `Connection`."""
 
 
@@ -434,7 +450,11 @@ def connection_options(connection: Connection) -> Iterator[str]:
         yield from ("--contact", contact)
     for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts"}).items():
         option = get_connection_option(name)
-        yield from (option,) if isinstance(value, bool) else (option, f"{value}")
+        if isinstance(value, dict):
+            for node, address in value.items():
+                yield from (option, f"{node}={address}")
+        else:
+            yield from (option,) if isinstance(value, bool) else (option, f"{value}")
 
 
 def _machine_local_homes(home: HomeLocation) -> list[StoragePath]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 from cassandra import ConsistencyLevel
-from cassandra.auth import PlainTextAuthProvider
+from cassandra.auth import AuthProvider, PlainTextAuthenticator
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
 from cassandra.cluster import Session as DriverSession
+from cassandra.connection import DefaultEndPoint, DefaultEndPointFactory
 from cassandra.policies import (
     DCAwareRoundRobinPolicy,
     ExponentialReconnectionPolicy,
@@ -32,18 +33,58 @@ from cassandra.query import BoundStatement, SimpleStatement, Statement, dict_fac
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc_platform.errors import InputError, PlatformError, StateError
-from cdc_platform.scylla.connection import Connection, create_tls_context, format_contact, resolve_credentials
-from cdc_platform.scylla.errors import DRIVER_ERRORS, Unreachable, translate_error
+from cdc_platform.scylla.connection import (
+    Connection,
+    Credentials,
+    create_tls_context,
+    format_contact,
+    resolve_credentials,
+)
+from cdc_platform.scylla.errors import DRIVER_ERRORS, Refused, Unreachable, translate_error
 from cdc_platform.scylla.handshake import NodeOptions, probe_node
+from cdc_platform.scylla.rate import ReadMeter
 from cdc_platform.scylla.raw_pages import RawPage, RawProtocol, build_raw_pages, iter_pages
 
 
-class SingleNodePolicy(RoundRobinPolicy):
-    """Restricts the driver to one node, in the local datacenter if one is configured and has live nodes."""
+def _node_address(host: Host) -> str:
+    """Return a node's address in the cluster's own tables; its endpoint has the one that this client uses."""
+    return str(host.broadcast_rpc_address or host.address)
 
-    def __init__(self, number: int, datacenter: str | None) -> None:
+
+class _CurrentCredentials(AuthProvider):
+    """Reads user and password again for each connection, since they may have changed while the session was open."""
+
+    def __init__(self, connection: Connection, secret: Credentials) -> None:
+        self._connection, self._secret = connection, secret
+
+    def new_authenticator(self, host: str) -> PlainTextAuthenticator:
+        """Return an authenticator with the present secret; with the last one while it cannot be read."""
+        with suppress(PlatformError):
+            self._secret = resolve_credentials(self._connection) or self._secret
+        return PlainTextAuthenticator(self._secret.user, self._secret.password)
+
+
+class _NodeEndPoints(DefaultEndPointFactory):
+    """Maps the address that a node has in the cluster's tables to the one, and the port, that this client uses."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.port)
+        self._connection = connection
+
+    def create(self, row: Any) -> DefaultEndPoint:
+        """Return where to connect to the node that a row of `system.local` or `system.peers` describes."""
+        return DefaultEndPoint(*self._connection.endpoint(str(super().create(row).address)))
+
+
+class SingleNodePolicy(RoundRobinPolicy):
+    """Restricts the driver to one node, in the local datacenter if one is configured and has live nodes.
+
+    With `stays_local` it never chooses a node of another datacenter.
+    """
+
+    def __init__(self, number: int, datacenter: str | None, *, stays_local: bool = False) -> None:
         super().__init__()
-        self._number, self._datacenter = number, datacenter
+        self._number, self._datacenter, self._stays_local = number, datacenter, stays_local
         self._cluster: Any = None
 
     def populate(self, cluster: Any, hosts: Iterable[Host]) -> None:
@@ -64,18 +105,21 @@ class SingleNodePolicy(RoundRobinPolicy):
 
     @property
     def chosen(self) -> Host | None:
-        """Return the chosen node; None if no node is up."""
-        return next(iter(self._in_order()), None)
+        """Return the chosen node; None if no node is up, or none of the datacenter that reads may not leave."""
+        hosts = self._in_order()
+        if self._stays_local:
+            hosts = [host for host in hosts if host.datacenter == self._datacenter]
+        return next(iter(hosts), None)
 
     def leave(self, address: str | None) -> None:
         """Choose the next node, if this one is the current choice; None always chooses the next."""
         chosen = self.chosen
-        if address is None or (chosen is not None and str(chosen.address) == address):
+        if address is None or (chosen is not None and _node_address(chosen) == address):
             self._number += 1
 
     def _in_order(self) -> list[Host]:
         known = [] if self._cluster is None else self._cluster.metadata.all_hosts()
-        hosts = sorted(known, key=lambda host: str(host.address))
+        hosts = sorted(known, key=_node_address)
         if not hosts:
             return []
         near = [host for host in hosts if self._datacenter in (None, host.datacenter)] or hosts
@@ -138,6 +182,8 @@ class ScyllaSession:
         self.role = role
         self._cluster, self._session = cluster, session
         self._contact, self._one = contact, one
+        self.meter = ReadMeter(connection.rows_per_second, connection.requests_per_second)
+        """Counts the rows that `send_request` reads, and holds their rate."""
         self._prepared: dict[str, Any] = {}
         self._awaited: set[str] = set()
 
@@ -145,20 +191,20 @@ class ScyllaSession:
     def _hosts(self) -> dict[str, Host]:
         """Return the nodes by address, as the driver knows them now: a cluster may grow during a session."""
         metadata = self._cluster.metadata
-        return {str(host.address): host for host in (metadata.all_hosts() if metadata else ())}
+        return {_node_address(host): host for host in (metadata.all_hosts() if metadata else ())}
 
     @property
     def contact(self) -> str:
         """Return the address of the node to read cluster-wide state from."""
         if self._one is None:
             self._contact = self._cluster.get_control_connection_host() or self._contact
-        return str(self._contact.address)
+        return _node_address(self._contact)
 
     @property
     def node(self) -> str | None:
         """Return the address of the only node to read rows from; None if any node may serve them."""
         chosen = None if self._one is None else self._one.chosen
-        return None if chosen is None else str(chosen.address)
+        return None if chosen is None else _node_address(chosen)
 
     def leave(self, node: str | None) -> None:
         """Switch to the next node if the failed one is still the current single node, and wait for a connection."""
@@ -173,7 +219,7 @@ class ScyllaSession:
 
         Do not wait for a node that is known to be down, and only briefly for a silent one.
         """
-        address = str(host.address)
+        address = _node_address(host)
         if self._one is not None or address in self._awaited:
             return
         self._awaited.add(address)
@@ -184,7 +230,7 @@ class ScyllaSession:
     def _is_open(self, address: str | None) -> bool:
         """Return True if a connection to a node is open."""
         state = self._session.get_pool_state()
-        pool = {str(host.address): pool_state for host, pool_state in state.items()}.get(address or "")
+        pool = {_node_address(host): pool_state for host, pool_state in state.items()}.get(address or "")
         return pool is not None and not pool["shutdown"] and pool["open_count"] > 0
 
     @property
@@ -209,6 +255,21 @@ class ScyllaSession:
     def consistency(self) -> int:
         """Return the level for metadata reads: ONE in a cluster of one node, else QUORUM, as the server writes it."""
         return ConsistencyLevel.ONE if len(self._hosts) == 1 else ConsistencyLevel.QUORUM
+
+    @property
+    def datacenters(self) -> list[str]:
+        """Return the names of the datacenters, sorted."""
+        return sorted({member.datacenter for member in self.members})
+
+    @property
+    def log_consistency(self) -> str:
+        """Return the level at which rows are read: the connection's, else LOCAL_QUORUM.
+
+        It is QUORUM if no datacenter is named and there are several: requests go to all of them then, and LOCAL_QUORUM
+        would be that of another one each time.
+        """
+        several = self.connection.datacenter is None and len(self.datacenters) > 1
+        return self.connection.consistency or ("QUORUM" if several else "LOCAL_QUORUM")
 
     def select(
         self,
@@ -251,35 +312,49 @@ class ScyllaSession:
         *,
         paging_state: bytes | None = None,
     ) -> Callable[[], Iterator[RawPage]]:
-        """Send a SELECT on a table's rows, at LOCAL_QUORUM; return a function that yields the pages, for one attempt.
+        """Send a SELECT on a table's rows at `log_consistency`; return a function that yields its pages.
 
-        The cluster works on the request meanwhile, so several requests can be in flight. `values` are the bytes for the
-        statement's question marks. With `paging_state` only the pages from there on are read.
+        The function serves one attempt. The cluster works on the request meanwhile, so several requests can be in
+        flight. `values` are the bytes for the statement's question marks. With `paging_state` only the pages from there
+        on are read.
 
         Raises:
             NoTable, NotGranted, Refused, Unreachable: as pages are fetched, if the cluster returned an error.
         """
-        bound = self._statement(table, statement, page_rows, values)
+        self.meter.await_request()
+        bound = self._statement(table, statement, self.meter.limit_page(page_rows), values)
         # A future takes the session's protocol when it is created; one thread creates them all.
         usual = self._session.client_protocol_handler
         self._session.client_protocol_handler = RawProtocol  # pyrefly: ignore[bad-assignment]
         try:
             future = self._session.execute_async(bound, execution_profile=_RAW_PROFILE, paging_state=paging_state)
         except DRIVER_ERRORS as error:
-            raise translate_error(error, self.name, table, self.role) from None
+            raise self._row_error(error, table) from None
         finally:
             self._session.client_protocol_handler = usual
 
         def pages() -> Iterator[RawPage]:
             try:
-                yield from iter_pages(future)
+                yield from iter_pages(future, self.meter)
             except DRIVER_ERRORS as error:
-                raise translate_error(error, self.name, table, self.role) from None
+                raise self._row_error(error, table) from None
 
         return pages
 
+    def _row_error(self, error: BaseException, table: str) -> PlatformError:
+        """Return the error of a read of rows, which may not leave the local datacenter."""
+        near = self.connection.datacenter
+        if self.connection.stays_local and not any(
+            member.is_up for member in self.members if member.datacenter == near
+        ):
+            return Unreachable(
+                f"{self.name}: no node of datacenter {near} is up, and reads at {self.log_consistency} stay in it; "
+                "start one, or read from every datacenter with: --consistency QUORUM"
+            )
+        return translate_error(error, self.name, table, self.role)
+
     def _statement(self, table: str, text: str, page_rows: int, values: Sequence[bytes] | None) -> Statement:
-        level = ConsistencyLevel.LOCAL_QUORUM
+        level = getattr(ConsistencyLevel, self.log_consistency)
         if not text.startswith("SELECT "):
             raise AssertionError(f"a cluster is asked by SELECT alone, not by {text[:60]}")
         if values is None:
@@ -303,7 +378,7 @@ class ScyllaSession:
             Unreachable, Refused: it did not answer.
         """
         connection = self.connection
-        return probe_node(address, connection.port, create_tls_context(connection), connection.connect_timeout)
+        return probe_node(*connection.endpoint(address), create_tls_context(connection), connection.connect_timeout)
 
     def _read(
         self, statement: SimpleStatement, values: tuple[object, ...], host: Host | None, where: str, table: str
@@ -339,15 +414,53 @@ def open_session(
         StateError: the cluster has no such local datacenter.
     """
     secret = resolve_credentials(connection)
-    role = None if secret is None else secret.user
     reachable, connection = _reachable_contacts(connection, known_nodes)
     # The driver logs each failure that it also raises, with stack traces; the caller reports what is raised, once.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
-    one = None if one_node is None else SingleNodePolicy(one_node, connection.datacenter)
+    one = None
+    if one_node is not None:
+        one = SingleNodePolicy(one_node, connection.datacenter, stays_local=connection.stays_local)
+    try:
+        driver, session = _connect(name, connection, reachable, one, secret)
+    except Refused:
+        # The secret may have been replaced since it was read.
+        before, secret = secret, resolve_credentials(connection)
+        if secret == before:
+            raise
+        driver, session = _connect(name, connection, reachable, one, secret)
+    role = None if secret is None else secret.user
+    try:
+        contact = driver.get_control_connection_host()
+        if contact is None:
+            raise Unreachable(f"{name}: the connection was lost immediately; try again")
+        live = ScyllaSession(name, connection, driver, session, contact, role, one)
+        _check_datacenter(live)
+        if one is not None and driver.control_connection is not None:
+            # It has delivered the node list; the connection to a node itself detects the node's loss.
+            driver.control_connection.shutdown()
+        yield live
+    finally:
+        _close(driver)
+
+
+def _connect(
+    name: str,
+    connection: Connection,
+    reachable: Sequence[tuple[str, int]],
+    one: SingleNodePolicy | None,
+    secret: Credentials | None,
+) -> tuple[Cluster, DriverSession]:
+    """Return the driver's objects, connected to the cluster.
+
+    Raises:
+        Refused: the cluster rejects the login.
+        Unreachable: no node accepts a connection.
+    """
     driver = Cluster(
         reachable,
         port=connection.port,
-        auth_provider=None if secret is None else PlainTextAuthProvider(secret.user, secret.password),
+        endpoint_factory=_NodeEndPoints(connection),
+        auth_provider=None if secret is None else _CurrentCredentials(connection, secret),
         ssl_context=create_tls_context(connection),
         protocol_version=_PROTOCOL,
         compression=False,
@@ -360,30 +473,26 @@ def open_session(
         executor_threads=2,
         driver_config_reporting_enabled=False,
         execution_profiles={
-            EXEC_PROFILE_DEFAULT: _profile(connection, one),
-            _RAW_PROFILE: _profile(connection, one, build_raw_pages),
+            EXEC_PROFILE_DEFAULT: _profile(connection, one, dict_factory, stays_local=False),
+            _RAW_PROFILE: _profile(connection, one, build_raw_pages, stays_local=connection.stays_local),
         },
     )
     try:
-        try:
-            session = _open_driver_session(driver, one)
-        except DRIVER_ERRORS as error:
-            raise translate_error(error, name, "system.local", role) from None
-        contact = driver.get_control_connection_host()
-        if contact is None:
-            raise Unreachable(f"{name}: the connection was lost immediately; try again")
-        live = ScyllaSession(name, connection, driver, session, contact, role, one)
-        _check_datacenter(live)
-        if one is not None and driver.control_connection is not None:
-            # It has delivered the node list; the connection to a node itself detects the node's loss.
-            driver.control_connection.shutdown()
-        yield live
-    finally:
-        driver.shutdown()
-        # The driver waits for pools that it was connecting meanwhile, and leaves them open.
-        for ended in tuple(driver.sessions or ()):
-            for pool in tuple(ended.get_pools()):
-                pool.shutdown()
+        return driver, _open_driver_session(driver, one)
+    except DRIVER_ERRORS as error:
+        _close(driver)
+        raise translate_error(error, name, "system.local", None if secret is None else secret.user) from None
+    except BaseException:
+        _close(driver)
+        raise
+
+
+def _close(driver: Cluster) -> None:
+    driver.shutdown()
+    # The driver waits for pools that it was connecting meanwhile, and leaves them open.
+    for ended in tuple(driver.sessions or ()):
+        for pool in tuple(ended.get_pools()):
+            pool.shutdown()
 
 
 def _open_driver_session(driver: Cluster, one: SingleNodePolicy | None) -> DriverSession:
@@ -401,13 +510,13 @@ def _open_driver_session(driver: Cluster, one: SingleNodePolicy | None) -> Drive
 
 
 def _profile(
-    connection: Connection, one: SingleNodePolicy | None, row_factory: Callable[..., Any] = dict_factory
+    connection: Connection, one: SingleNodePolicy | None, row_factory: Callable[..., Any], *, stays_local: bool
 ) -> ExecutionProfile:
     balancing = one or (
         RoundRobinPolicy()
         if connection.datacenter is None
         # Connect to every node, even remote ones: node-local tables are read from each.
-        else DCAwareRoundRobinPolicy(connection.datacenter, used_hosts_per_remote_dc=_EVERY_NODE)
+        else DCAwareRoundRobinPolicy(connection.datacenter, used_hosts_per_remote_dc=0 if stays_local else _EVERY_NODE)
     )
     return ExecutionProfile(
         load_balancing_policy=balancing,
@@ -419,16 +528,16 @@ def _profile(
 
 def _reachable_contacts(
     connection: Connection, known_nodes: Callable[[], Sequence[str]]
-) -> tuple[list[str], Connection]:
-    """Return the hosts that answer, and a connection that leads to them; tasks on other machines use it."""
+) -> tuple[list[tuple[str, int]], Connection]:
+    """Return the (host, port) that answer, and a connection that leads to them; tasks on other machines use it."""
     try:
         return _first_contacts(connection), connection
     except Unreachable as refusal:
-        contacts = {host for host, _ in connection.endpoints}
         for address in known_nodes():
-            other = connection.model_copy(update={"contacts": (format_contact(address, connection.port),)})
-            if address in contacts:
+            endpoint = connection.endpoint(address)
+            if endpoint in connection.endpoints:
                 continue
+            other = connection.model_copy(update={"contacts": (format_contact(*endpoint),)})
             try:
                 return _first_contacts(other), other
             except PlatformError:
@@ -436,15 +545,15 @@ def _reachable_contacts(
         raise refusal from None
 
 
-def _first_contacts(connection: Connection) -> list[str]:
+def _first_contacts(connection: Connection) -> list[tuple[str, int]]:
     """Return the contact points where a CQL server answers; the driver's single error would hide each failure."""
     tls = create_tls_context(connection)
-    reachable: list[str] = []
+    reachable: list[tuple[str, int]] = []
     failures: list[PlatformError] = []
     for host, port in connection.endpoints:
         try:
             probe_node(host, port, tls, connection.connect_timeout)
-            reachable.append(host)
+            reachable.append((host, port))
         except PlatformError as error:
             failures.append(error)
     if not reachable:
@@ -455,7 +564,7 @@ def _first_contacts(connection: Connection) -> list[str]:
 
 def _check_datacenter(live: ScyllaSession) -> None:
     wanted = live.connection.datacenter
-    known = sorted({member.datacenter for member in live.members})
+    known = live.datacenters
     if wanted is not None and wanted not in known:
         raise StateError(
             f"{live.name} has no datacenter {wanted}, but {', '.join(known)}; add the cluster again with one of them "

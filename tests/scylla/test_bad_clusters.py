@@ -32,7 +32,21 @@ REQUESTS = [
     argument("port 0", "no contact point", "cluster", "add", "new", "--contact", "a:0"),
     argument("a port beyond 65535", "no contact point", "cluster", "add", "new", "--contact", "a:70000"),
     argument("an empty contact point", "no contact point", "cluster", "add", "new", "--contact", ""),
-    argument("two ports", "one port", *_ADD, "--contact", "127.0.0.2:2"),
+    argument("two ports of one host", "different ports at 127.0.0.1", *_ADD, "--contact", "127.0.0.1:2"),
+    argument("an address without a node", "is not NODE=HOST[:PORT]", *_ADD, "--address", "=a:1"),
+    argument("an address without a host", "is not NODE=HOST[:PORT]", *_ADD, "--address", "10.0.0.1"),
+    argument("an address with a bad port", "no contact point", *_ADD, "--address", "10.0.0.1=a:70000"),
+    argument("two addresses of a node", "twice", *_ADD, "--address", "10.0.0.1=a", "--address", "10.0.0.1=b"),
+    argument("no such level", "'quorum'", *_ADD, "--consistency", "most"),
+    argument("no rows a second", "is not in the range", *_ADD, "--rate", "0"),
+    argument("no requests a second", "is not in the range", *_ADD, "--request-rate", "0"),
+    argument("a file of a user alone", "must be given together", *_ADD, "--user-file", "u"),
+    argument("a file of a password alone", "must be given together", *_ADD, "--password-file", "p"),
+    argument("two kinds of files", "exclude each other", *_ADD, "--user-file", "u", "--password-file", "p", *_OF_FILE),
+    argument(
+        "a password without its key", "add --tls-cert and --tls-key", *_ADD, "--tls", "--tls-key-password-file", "p"
+    ),
+    argument("no user file", "--user-file '' is empty", *_ADD, "--user-file", "", "--password-file", "p"),
     argument("a name with a slash", "no cluster name", "cluster", "add", "../x", "--contact", "a"),
     argument("a name in capitals", "no cluster name", "cluster", "add", "Prod", "--contact", "a"),
     argument("a user without a password", "must be given together", *_ADD, "--user-env", "CDC_USER"),
@@ -77,6 +91,12 @@ class Secret:
 
 
 _FILE: dict[str, object] = {"user_env": None, "password_env": None, "credentials_file": "{dir}/secret.toml"}
+_FILES: dict[str, object] = {
+    "user_env": None,
+    "password_env": None,
+    "user_file": "{dir}/user",
+    "password_file": "{dir}/password",
+}
 SECRETS = [
     Secret("a variable that is not set", "CDC_NOT_SET is not set", {"password_env": "CDC_NOT_SET"}),
     Secret("a file that is not there", "No such file", _FILE),
@@ -85,6 +105,8 @@ SECRETS = [
     ),
     Secret("a file without a password", "two lines", _FILE, {"secret.toml": ('user = "a"\n', 0o600)}),
     Secret("a file of other text", "two lines", _FILE, {"secret.toml": ("hunter2\n", 0o600)}),
+    Secret("files that are not there", "--user-file", {**_FILES, "user_file": "{dir}/none"}, {}),
+    Secret("an empty file", "--password-file", _FILES, {"user": ("a", 0o644), "password": ("\n", 0o644)}),
     Secret("a CA that is not there", "cannot be used", {"tls": True, "tls_ca": "{dir}/ca.pem"}),
     Secret("a CA that is none", "cannot be used", {"tls": True, "tls_ca": "{dir}/ca.pem"}, {"ca.pem": ("x", 0o600)}),
 ]

@@ -6,18 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cassandra import ConsistencyLevel
 from support.command_line import run
 from support.standin.brought import assert_each_once, bring
-from support.standin.cluster import StandIn, nodes
+from support.standin.cluster import FIRST_MS, StandIn, description, nodes
 from support.standin.live_log import LiveLog
+from support.standin.world import time_uuid
 
 from cdc_platform.delta import TaskRunner
 from cdc_platform.home_location import open_home_location
-from cdc_platform.scylla import Connection, registry
+from cdc_platform.scylla import Connection, Unreachable, open_session, registry
 from cdc_platform.scylla.system_tables import NODE_LOCAL_TABLES
 
 pytestmark = pytest.mark.cassandra
 
+LOG_NAME = "shop.t_scylla_cdc_log"
 NEAR, FAR = {0, 2}, {1}
 
 
@@ -72,19 +75,72 @@ def test_without_a_name_all_are_asked(
     assert set().union(*asked(standin).values()) == NEAR | FAR
 
 
-def test_the_far_nodes_are_asked_where_no_near_one_is_up(
-    standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path
+@pytest.mark.parametrize("level", [None, "LOCAL_ONE", "QUORUM"])
+def test_far_nodes_serve_rows_only_at_levels_that_span_datacenters(
+    standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path, level: str | None
 ) -> None:
-    """What is near is asked first, and not alone."""
+    """A LOCAL_ level of a far node would be that of its own datacenter, which may lack rows."""
     contacts = (f"127.0.0.2:{standin.proxy.port}",)
-    cluster = registry.add_cluster(
-        open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts})
-    )
+    changes = {"contacts": contacts, "consistency": level}
+    cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", near.model_copy(update=changes))
     log.write([1_790_000_000_000_001])
     for node in NEAR:
         standin.proxy.kill(node)
-    bring(cluster, workers)
-    assert_each_once(cluster, log)
+    if level == "QUORUM":
+        bring(cluster, workers)
+        assert_each_once(cluster, log)
+        return
+    with pytest.raises(Unreachable, match="no node of datacenter near is up") as refused:
+        bring(cluster, workers)
+    assert "--consistency QUORUM" in str(refused.value)
+    assert not [text for _, text in standin.proxy.statements if LOG_NAME in text]
+    with pytest.raises(Unreachable), open_session("prod", cluster.connection, one_node=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("named", "several", "level", "expected"),
+    [
+        (True, True, None, "LOCAL_QUORUM"),
+        (False, True, None, "QUORUM"),
+        (False, False, None, "LOCAL_QUORUM"),
+        (True, True, "LOCAL_ONE", "LOCAL_ONE"),
+        (False, True, "ONE", "ONE"),
+        (False, False, "ALL", "ALL"),
+    ],
+)
+def test_rows_are_read_at_the_level_that_the_datacenters_imply(
+    standin: StandIn,
+    near: Connection,
+    log: LiveLog,
+    tmp_path: Path,
+    named: bool,
+    several: bool,
+    level: str | None,
+    expected: str,
+) -> None:
+    """On the wire; one that is given counts, and metadata is read at QUORUM in any case."""
+    if not several:
+        standin.world.empty({LOG_NAME, "shop.t"})
+        standin.world.cluster(nodes())
+        standin.world.generation(FIRST_MS, time_uuid(FIRST_MS), description(time_uuid(FIRST_MS)))
+        log.make()
+    connection = near if named and several else near.model_copy(update={"datacenter": None})
+    home = tmp_path / "home"
+    registry.add_cluster(open_home_location(home), "prod", connection)
+    log.write([1_790_000_000_000_001])
+    given = () if level is None else ("--consistency", level.lower())
+    answer = run("--home", home, "ingest", "prod", "shop.t", *given)
+    assert answer.exit_code == 0, answer.stderr
+    levels = {level for text, level in standin.proxy.levels if LOG_NAME in text}
+    assert levels == {getattr(ConsistencyLevel, expected)}
+    metadata = {level for text, level in standin.proxy.levels if "system_distributed.cdc_streams_descriptions" in text}
+    assert metadata == {ConsistencyLevel.QUORUM}
+    warned = [line for line in answer.stderr.splitlines() if "none is named" in line]
+    assert len(warned) == int(several and not named)
+    checked = run("--home", home, "cluster", "test", "prod")
+    assert ("datacenters" in checked.stdout) == several
+    assert ("--datacenter" in checked.stdout) == (several and not named)
 
 
 def test_another_name_is_one_line_with_those_there_are(standin: StandIn, near: Connection, tmp_path: Path) -> None:

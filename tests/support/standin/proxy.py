@@ -59,6 +59,8 @@ class Faults:
     meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What happens before the n-th statement on a log from now on, a page each, is looked at; from 1."""
     pages_asked: int = 0
+    at_login: list[Callable[[], None]] = field(default_factory=list)
+    """What happens before the next logins are looked at, one each."""
 
 
 class Proxy:
@@ -82,6 +84,8 @@ class Proxy:
         self.in_schema = False
         """Whether ScyllaDB's keyspace is found in the schema, where some clients look its tables up."""
         self.statements: list[tuple[int, str]] = []
+        self.levels: list[tuple[str, int]] = []
+        """Each statement of a QUERY with its consistency, as the protocol numbers it."""
         self.refused: list[str] = []
         self.open: Counter[int] = Counter()
         self.most_open: Counter[int] = Counter()
@@ -104,6 +108,7 @@ class Proxy:
         self.lists.clear()
         self.writers.clear()
         self.statements.clear()
+        self.levels.clear()
         self.refused.clear()
         self.most_open.clear()
         self.most_in_flight = 0
@@ -177,6 +182,11 @@ class Proxy:
                 body = await reader.readexactly(length)
                 if opcode == _AUTH_RESPONSE:
                     user = body[4:].split(b"\0")[1].decode()
+                    if self.faults.at_login:
+                        self.faults.at_login.pop(0)()
+                if opcode == _QUERY:
+                    (at,) = struct.unpack_from(">i", body)
+                    self.levels.append((_text(body), struct.unpack_from(">H", body, at + 4)[0]))
                 answer = self._refusal(opcode, body, user)
                 if answer is None and opcode in (_QUERY, _PREPARE):
                     await self._meanwhile(_text(body))

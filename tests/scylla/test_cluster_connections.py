@@ -1,0 +1,217 @@
+"""How clusters are reached: addresses of nodes, a port per node, encrypted keys, secrets in files that change."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.ports import free_ports
+from support.standin.brought import assert_each_once, bring, rows_in
+from support.standin.certificates import make_certificates
+from support.standin.cluster import NODES, SHARDS, StandIn, nodes
+from support.standin.live_log import LiveLog
+from support.standin.proxy import Proxy
+from support.standin.world import OBSERVER, PLAIN
+
+from cdc_platform.delta import TaskRunner
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.home_location import open_home_location
+from cdc_platform.scylla import Connection, ScyllaCluster, SessionPool, create_tls_context, open_session, registry
+
+pytestmark = pytest.mark.cassandra
+
+PRIVATE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+@pytest.fixture
+def other_port(standin: StandIn) -> Iterator[Proxy]:
+    """The same nodes at another port."""
+    proxy = Proxy(standin.server.port, free_ports(1)[0], NODES, SHARDS)
+    yield proxy
+    proxy.stop()
+
+
+def add(standin: StandIn, folder: Path, *options: str) -> Path:
+    """Register the stand-in as people do; return the home."""
+    home = folder / "home"
+    contact = ("--contact", f"127.0.0.1:{standin.proxy.port}", "--user-env", "CDC_TEST_USER")
+    added = run("--home", home, "cluster", "add", "prod", *contact, "--password-env", "CDC_TEST_PASSWORD", *options)
+    assert added.exit_code == 0, added.stderr
+    return home
+
+
+def found(home: Path) -> ScyllaCluster:
+    """The cluster as the next process has it."""
+    return registry.find_cluster(open_home_location(home), "prod")
+
+
+def test_nodes_with_private_addresses_are_reached_at_public_ones(
+    standin: StandIn, other_port: Proxy, log: LiveLog, workers: TaskRunner, tmp_path: Path
+) -> None:
+    """By a map with a port of its own for one of them; the home has the cluster's own addresses."""
+    standin.world.cluster([replace(node, address=PRIVATE[place]) for place, node in enumerate(nodes())])
+    options = [
+        f"--address={PRIVATE[0]}=127.0.0.1",
+        f"--address={PRIVATE[1]}=127.0.0.2:{other_port.port}",
+        f"--address={PRIVATE[2]}=127.0.0.3:{standin.proxy.port}",
+    ]
+    home = add(standin, tmp_path, *options)
+    log.write([1_790_000_000_000_001])
+    checked = run("--home", home, "cluster", "test", "prod")
+    assert checked.exit_code == 0, checked.stdout
+    assert all(f"node {address}" in checked.stdout for address in PRIVATE)
+    bring(found(home), workers, way="streams")
+    assert_each_once(found(home), log)
+    assert found(home).node_addresses() == sorted(PRIVATE)
+    assert {node for node, _ in standin.proxy.statements} == {0, 2}
+    assert {node for node, _ in other_port.statements} == {1}
+    # A task of Spark has one connection, to each node in turn.
+    for number in range(3):
+        with open_session("prod", found(home).connection, one_node=number) as live:
+            assert live.node == PRIVATE[number]
+    # Known nodes are tried at their public addresses as well.
+    moved = found(home).connection.model_copy(update={"contacts": ("127.0.0.1:1",)})
+    with open_session("prod", moved, known_nodes=found(home).node_addresses) as live:
+        assert [member.address for member in live.members] == list(PRIVATE)
+
+
+def test_contact_points_may_have_a_port_each(
+    standin: StandIn, other_port: Proxy, log: LiveLog, workers: TaskRunner, tmp_path: Path
+) -> None:
+    """A node listens at the port of its contact point, and others at that of the first."""
+    home = add(standin, tmp_path, "--contact", f"127.0.0.2:{other_port.port}")
+    log.write([1_790_000_000_000_001])
+    bring(found(home), workers)
+    assert_each_once(found(home), log)
+    assert {node for node, _ in standin.proxy.statements} == {0, 2}
+    assert {node for node, _ in other_port.statements} == {1}
+
+
+def test_a_connection_reads_as_it_was_written(standin: StandIn, tmp_path: Path) -> None:
+    """Every option of it, and as the arguments that `home copy` advises."""
+    files = ("--tls", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-key-password-file", "pass")
+    more = ("--consistency", "quorum", "--rate", "500", "--request-rate", "20", "--datacenter", "near")
+    home = add(standin, tmp_path, *files, *more, "--address", "10.0.0.1=db.example:19042")
+    connection = found(home).connection
+    assert (connection.consistency, connection.rows_per_second, connection.requests_per_second) == ("QUORUM", 500, 20)
+    assert connection.addresses == {"10.0.0.1": "db.example:19042"}
+    again = tmp_path / "again"
+    added = run("--home", again, "cluster", "add", "prod", *registry.connection_options(connection))
+    assert added.exit_code == 0, added.stderr
+    assert found(again).connection == connection
+    assert hash(found(again).connection) == hash(connection)
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> dict[str, str]:
+    """A client certificate whose key has a passphrase."""
+    made = make_certificates(tmp_path)
+    certificate, key = made.client
+    closed = tmp_path / "closed.key"
+    command = ["openssl", "ec", "-in", key, "-out", closed, "-aes256", "-passout", "pass:open sesame"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=60)
+    return {"tls_cert": str(certificate), "tls_key": str(closed), "tls_ca": str(made.ca)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("open sesame", None),
+        ("open sesame\n", None),
+        ("wrong", "does not decrypt"),
+        ("", "is empty"),
+        (None, "passphrase"),
+    ],
+)
+def test_a_key_with_a_passphrase_takes_it_from_a_file(
+    encrypted: dict[str, str], tmp_path: Path, text: str | None, says: str | None
+) -> None:
+    """The message names the file, never what is in it."""
+    file = tmp_path / "passphrase"
+    if text is not None:
+        file.write_text(text)
+        encrypted["tls_key_password_file"] = str(file)
+    connection = Connection.model_validate({"contacts": ("a:1",), "tls": True, **encrypted})
+    if says is None:
+        assert create_tls_context(connection) is not None
+        return
+    with pytest.raises(EnvironmentProblem, match=says) as refused:
+        create_tls_context(connection)
+    assert not text or text not in str(refused.value)
+
+
+class Mounted:
+    """User and password as Kubernetes mounts them: links to files of a folder that is replaced at once."""
+
+    def __init__(self, folder: Path, secret: tuple[str, str]) -> None:
+        self._folder, self._versions = folder, 0
+        folder.mkdir()
+        self.write(secret)
+        for name in ("user", "password"):
+            (folder / name).symlink_to(Path("..data", name))
+
+    def write(self, secret: tuple[str, str]) -> None:
+        """Replace both."""
+        self._versions += 1
+        version = self._folder / f"..{self._versions}"
+        version.mkdir()
+        for name, value in zip(("user", "password"), secret, strict=True):
+            (version / name).write_text(f"{value}\n")
+        (self._folder / "..new").symlink_to(version.name)
+        (self._folder / "..new").rename(self._folder / "..data")
+
+    def connection(self, standin: StandIn) -> Connection:
+        """How to reach the stand-in with them."""
+        files = {name: str(self._folder / name.removesuffix("_file")) for name in ("user_file", "password_file")}
+        return standin.connection(user_env=None, password_env=None, **files)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mounted:
+    """The observer's."""
+    return Mounted(tmp_path / "secret", OBSERVER)
+
+
+def test_secrets_come_from_mounted_files(
+    standin: StandIn, mounted: Mounted, log: LiveLog, workers: TaskRunner, tmp_path: Path
+) -> None:
+    """Whatever the mode of the files; no file of the home has them."""
+    log.write([1_790_000_000_000_001])
+    cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", mounted.connection(standin))
+    bring(cluster, workers)
+    assert rows_in(cluster, log).num_rows == 1
+    for file in (tmp_path / "home").rglob("*"):
+        assert not file.is_file() or OBSERVER[1].encode() not in file.read_bytes()
+
+
+def test_a_secret_that_was_replaced_is_read_again(standin: StandIn, mounted: Mounted) -> None:
+    """After it was read and before the cluster rejected it; one that stays wrong is rejected once more."""
+    mounted.write((OBSERVER[0], "outdated"))
+    standin.proxy.faults.at_login = [lambda: mounted.write(OBSERVER)]
+    with open_session("prod", mounted.connection(standin)) as live:
+        assert live.role == OBSERVER[0]
+    mounted.write((OBSERVER[0], "outdated"))
+    rejected = pytest.raises(EnvironmentProblem, match=f"user {OBSERVER[0]} was rejected")
+    with rejected as refused, open_session("prod", mounted.connection(standin)):
+        pass
+    assert "outdated" not in str(refused.value)
+
+
+def test_an_open_session_follows_a_secret(standin: StandIn, mounted: Mounted, tmp_path: Path) -> None:
+    """A sensor's lives for weeks: when its connections end, the next ones log in with what the files have then."""
+    cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", mounted.connection(standin))
+    sessions = SessionPool()
+    try:
+        before = sessions.take_snapshot(cluster)
+        users: list[bool] = []
+        mounted.write(PLAIN)
+        standin.proxy.faults.at_login = [lambda: users.append(True)] * 9
+        standin.proxy.restart(0.1)
+        assert sessions.take_snapshot(cluster).identity == before.identity
+        assert users
+    finally:
+        sessions.close()
