@@ -1,6 +1,7 @@
 """Ingestion of live CDC logs, one partition per table: started by hand, continued by a schedule."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -31,11 +32,11 @@ from cdc_platform.checks import INGEST_FAMILY
 from cdc_platform.clock import SECOND_US, format_us
 from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake
-from cdc_platform.errors import NotFound
+from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.home_location import HomeLocation
-from cdc_platform.ingest import ingest_table
+from cdc_platform.ingest import ingest_table, read_table_selection
 from cdc_platform.metastore import cdc_tables, consumers
-from cdc_platform.scylla import registry
+from cdc_platform.scylla import ScyllaCluster, registry
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
@@ -158,28 +159,54 @@ ingest_log = define_asset_job(
 )
 
 
+def find_missing_log_partitions(home: HomeLocation, instance: DagsterInstance) -> list[str]:
+    """Return the partitions of logs that clusters were observed to have and Dagster does not have yet.
+
+    A cluster whose home cannot be read has none; the runs that read it report why.
+    """
+    possible = set[str]()
+    for cluster in registry.list_clusters(home):
+        with suppress(PlatformError):
+            possible |= {_log_partition(cluster, name) for name in _logged_tables(cluster)}
+    return sorted(possible - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
+
+
+def _logged_tables(cluster: ScyllaCluster) -> list[tuple[str, str]]:
+    lake = Lake(cluster.open_home().lake)
+    return sorted((table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake))
+
+
+def _log_partition(cluster: ScyllaCluster, name: tuple[str, str]) -> str:
+    return f"{cluster.name}/{'.'.join(name)}"
+
+
 def request_scheduled_ingests(
     home: HomeLocation, instance: DagsterInstance, moment: str
 ) -> list[RunRequest] | SkipReason:
-    """Return the schedule's run requests: one for each log that was ingested before and has no active run.
+    """Return the schedule's run requests: one for each log that is ingested and has no active run.
 
-    Every possible log gets a partition, so that an operator can start its ingestion by hand.
+    These are the logs that were ingested before, and those that the cluster's `tables.toml` selects. Every possible log
+    gets a partition, so that an operator can start its ingestion by hand.
     """
-    started: list[str] = []
-    possible: list[str] = []
-    for cluster in registry.list_clusters(home):
-        lake = Lake(cluster.open_home().lake)
-        logged = {(table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake)}
-        read = {consumer.key[1:] for consumer in consumers.read_consumers(lake) if consumer.name == FROM_CLUSTER}
-        possible += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged)]
-        started += [f"{cluster.name}/{'.'.join(name)}" for name in sorted(logged & read)]
-    missing = sorted(set(possible) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
+    missing = find_missing_log_partitions(home, instance)
     if missing:
         instance.add_dynamic_partitions(INGESTED_LOGS_NAME, missing)
+    started: list[str] = []
+    for cluster in registry.list_clusters(home):
+        names = _logged_tables(cluster)
+        read = {
+            consumer.key[1:]
+            for consumer in consumers.read_consumers(Lake(cluster.open_home().lake))
+            if consumer.name == FROM_CLUSTER
+        }
+        file = registry.get_selection_path(home, cluster.name)
+        selected = read_table_selection(file).select(names) if file.exists() else []
+        started += [_log_partition(cluster, name) for name in names if name in read or name in selected]
     requests, reasons = request_partitions(instance, INGEST_JOB, started, moment, "ingest it")
     return requests or SkipReason(
         "; ".join(reasons)
-        or "no log of a live cluster has been ingested yet; materialize a partition of ingested_log first"
+        or "no log of a live cluster has been ingested yet, and no tables.toml selects one; materialize a partition of "
+        "ingested_log first"
     )
 
 
@@ -188,8 +215,8 @@ def request_scheduled_ingests(
     job_name=INGEST_JOB,
     cron_schedule="* * * * *",
     default_status=DefaultScheduleStatus.STOPPED,
-    description="Every minute, requests the ingest of each log of a live cluster that was ingested before. Start the "
-    "first ingest by hand.",
+    description="Every minute, requests the ingest of each log of a live cluster that was ingested before, or that "
+    "`clusters/NAME/tables.toml` selects. Start the first ingest of other logs by hand.",
 )
 def live_logs(context: ScheduleEvaluationContext, home: HomeResource) -> list[RunRequest] | SkipReason:
     """Run `request_scheduled_ingests` on this home and instance."""

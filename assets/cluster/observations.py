@@ -51,6 +51,7 @@ from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
 from cdc_platform_assets.cluster.audits import audit_cluster_homes
+from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS, find_missing_log_partitions
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
@@ -154,7 +155,7 @@ def request_observations(
     alerts: AlertCallback | None = None,
     moment: datetime | None = None,
 ) -> SensorResult:
-    """Request a partition for each cluster, and a run for each that has changed or was not observed for a day.
+    """Request partitions for clusters and logs, and runs for clusters that changed or were not observed for a day.
 
     An unreachable cluster is reported in the skip reason and tried again at the next tick. `alerts` receives every
     snapshot. `moment` is the time of the tick, by default now.
@@ -193,7 +194,14 @@ def request_observations(
             reasons.append(attempt.skip_reason(f"observe {cluster.name}", remedy) or "")
     return SensorResult(
         run_requests=requests,
-        dynamic_partitions_requests=[CLUSTER_PARTITIONS.build_add_request(missing)] if missing else [],
+        dynamic_partitions_requests=[
+            partitions.build_add_request(keys)
+            for partitions, keys in (
+                (CLUSTER_PARTITIONS, missing),
+                (INGESTED_LOG_PARTITIONS, find_missing_log_partitions(home, instance)),
+            )
+            if keys
+        ],
         skip_reason=None
         if requests
         else "; ".join(reasons) or "no cluster is registered; register one with: cdc-platform cluster add",

@@ -235,9 +235,9 @@ def create_tls_context(connection: Connection) -> ssl.SSLContext | None:
         if connection.tls_cert:
             context.load_cert_chain(connection.tls_cert, connection.tls_key, password=password or _no_passphrase)
     except OSError as error:
-        if password_file is not None and "decrypt" in str(error).lower():
+        if password is not None and isinstance(error, ssl.SSLError):
             raise EnvironmentProblem(
-                f"TLS: the password in {password_file} does not decrypt {connection.tls_key}; correct the file"
+                f"TLS: {connection.tls_key} does not open with the password in {password_file}; correct one of them"
             ) from None
         files = ", ".join(named) or "the system certificates"
         raise EnvironmentProblem(

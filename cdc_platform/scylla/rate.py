@@ -16,6 +16,9 @@ from functools import reduce
 _PAGES_A_SECOND = 4
 """Pages are small enough that a second's rows take as many of them: several may be in flight."""
 
+_NEGLIGIBLE = 1e-6
+"""Missing tokens that are rounding errors; waiting for them might not end."""
+
 
 class TokenBucket:
     """A token bucket of `rate` tokens per second that holds at most one second's worth, and may go into debt."""
@@ -39,7 +42,7 @@ class TokenBucket:
             with self._lock:
                 self._fill()
                 missing = tokens - self._tokens
-            if missing <= 0:
+            if missing <= _NEGLIGIBLE:
                 return
             self._sleep(missing / self._rate)
 

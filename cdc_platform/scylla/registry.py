@@ -188,6 +188,11 @@ def list_clusters(home: HomeLocation) -> list[ScyllaCluster]:
     return [find_cluster(home, path.parent.name) for path in paths if _NAME.fullmatch(path.parent.name)]
 
 
+def get_selection_path(home: HomeLocation, name: str) -> Path:
+    """Return the path of the file, on this machine, that selects the tables of a cluster to ingest on a schedule."""
+    return home.path / CLUSTERS_FOLDER / name / "tables.toml"
+
+
 def remove_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
     """Forget a cluster's connection; its home keeps what was observed.
 

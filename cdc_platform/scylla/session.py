@@ -46,9 +46,17 @@ from cdc_platform.scylla.rate import ReadMeter
 from cdc_platform.scylla.raw_pages import RawPage, RawProtocol, build_raw_pages, iter_pages
 
 
+class _NodeEndPoint(DefaultEndPoint):
+    """The host and port at which this client reaches a node, and the node's address in the cluster's own tables."""
+
+    def __init__(self, node: str, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.node = node
+
+
 def _node_address(host: Host) -> str:
-    """Return a node's address in the cluster's own tables; its endpoint has the one that this client uses."""
-    return str(host.broadcast_rpc_address or host.address)
+    """Return a node's address in the cluster's own tables; a node that was just added has it in its endpoint alone."""
+    return str(host.broadcast_rpc_address or getattr(host.endpoint, "node", host.address))
 
 
 class _CurrentCredentials(AuthProvider):
@@ -73,7 +81,8 @@ class _NodeEndPoints(DefaultEndPointFactory):
 
     def create(self, row: Any) -> DefaultEndPoint:
         """Return where to connect to the node that a row of `system.local` or `system.peers` describes."""
-        return DefaultEndPoint(*self._connection.endpoint(str(super().create(row).address)))
+        node = str(super().create(row).address)
+        return _NodeEndPoint(node, *self._connection.endpoint(node))
 
 
 class SingleNodePolicy(RoundRobinPolicy):

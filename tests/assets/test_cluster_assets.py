@@ -107,6 +107,31 @@ def test_a_cluster_is_looked_at_when_it_changes(
     assert not run(rehearsal, OBSERVE_JOB, "prod")
 
 
+def test_tables_get_partitions_as_they_appear(
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
+) -> None:
+    """The sensor adds them by itself; the schedule starts those that the cluster's `tables.toml` selects."""
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+
+    def tick() -> list[str]:
+        result = request_observations(home, rehearsal.instance, sessions)
+        added = [key for request in result.dynamic_partitions_requests or [] for key in request.partition_keys]
+        rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, added)
+        return added
+
+    assert tick() == []
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert tick() == ["prod/Shop.Carts", "prod/shop.orders"]
+    LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert tick() == ["prod/shop.t"]
+    assert isinstance(request_scheduled_ingests(home, rehearsal.instance, MOMENT), SkipReason)
+    registry.get_selection_path(home, "prod").write_text('include = ["shop.*"]\nexclude = ["*.orders"]\n')
+    requests = request_scheduled_ingests(home, rehearsal.instance, MOMENT)
+    assert isinstance(requests, list)
+    assert [request.partition_key for request in requests] == ["prod/shop.t"]
+
+
 def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -22,7 +23,13 @@ def test_it_ends_with_tables_that_are_equal(
     assert demo_live.play(standin, tmp_path / "home", time.monotonic()) == 0
     told = capsys.readouterr().out
     assert [line.rpartition(" ")[2] for line in told.splitlines() if "equal to the cluster's" in line] == ["yes"] * 3
-    assert "generations followed" in told
+    assert told.count("killed (SIGKILL) before its commit") == 1
+    assert re.search(r"generations followed +3 of 3", told)
+    assert re.search(r"lag, most +[0-9.]+ s, of which 3 s are the confidence window", told)
+    assert "an Apache Cassandra that answers as ScyllaDB does" in told
+    shown = [line.split(" --home ")[1].split()[1:] for line in told.splitlines() if line.startswith("$ cdc-platform")]
+    assert [command[0] for command in shown] == ["cluster", "cluster", "observe", "ingest", "ingest", "watch", "status"]
+    assert (tmp_path / "home" / "clusters" / "live" / "lake").is_dir()
 
 
 def test_without_its_java_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

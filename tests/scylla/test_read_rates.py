@@ -69,7 +69,7 @@ def test_readers_share_a_rate() -> None:
 
 
 @pytest.mark.cassandra
-@pytest.mark.parametrize("limit", [("--rate", "150"), ("--request-rate", "40")], ids=["rows", "requests"])
+@pytest.mark.parametrize("limit", [("--rate", "150"), ("--request-rate", "5")], ids=["rows", "requests"])
 def test_an_ingest_keeps_to_its_rate(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, limit: tuple[str, str]
 ) -> None:

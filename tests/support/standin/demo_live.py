@@ -1,17 +1,23 @@
 """`make demo-live`: a cluster on loopback that nodes join while it is written to, observed and ingested as it lives.
 
-The server is the stand-in of the tests, a real Apache Cassandra behind a proxy that answers as ScyllaDB does; what is
-shown of the platform is the platform itself. It ends with a report, and with exit code 1 where the tables differ.
+The server is the stand-in of the tests, a real Apache Cassandra behind a proxy that answers as ScyllaDB does. What is
+shown of the platform are its commands, each in a process of its own. It ends with a report, and with exit code 1 where
+the tables differ. The home stays, to look at.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +26,17 @@ from support.standin.cluster import PASSWORD, USER, StandIn, description, nodes
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 
+from cdc_platform import failpoints
 from cdc_platform.cdclog import log_rows_from_arrow, log_table, replay_log
-from cdc_platform.cli.output import write_facts, write_table
-from cdc_platform.clock import SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_from_ms
-from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.cli.output import write_facts
+from cdc_platform.clock import Clock, Milliseconds, format_us, us_from_ms
+from cdc_platform.delta import Lake
 from cdc_platform.home_location import open_home_location
-from cdc_platform.ingest import IngestResult, ReadPolicy, current_table, ingest_table
+from cdc_platform.ingest import current_table
 from cdc_platform.scylla import registry
 
+CONFIDENCE_SECONDS = 3
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '86400'};"
-CONFIDENCE_US = Microseconds(SECOND_US * 3)
 JOIN_SECONDS = 15.0
 """Between two joins; a real cluster takes more than a minute for one."""
 LEAD_MS = Milliseconds(5_000)
@@ -64,21 +71,69 @@ class Writer(threading.Thread):
         self.join()
 
 
+@dataclass
+class Commands:
+    """Runs commands as a person types them, in processes of their own, on one home."""
+
+    home: Path
+    ingests: list[dict[str, Any]] = field(default_factory=list)
+    """The results of all ingests that ended."""
+    killed: int = 0
+
+    def show(self, *args: str, home: Path | None = None) -> None:
+        """Print a command and what it prints."""
+        self._print(args, home or self.home)
+        code = self._run(args, home or self.home).returncode
+        if code:
+            raise RuntimeError(f"{shlex.join(args)} ended with {code}")
+
+    def ingest(self, *, shown: bool = False, killed: bool = False) -> None:
+        """Ingest what is new, and print one line for the table; with `killed` it dies before its commit."""
+        args = ("ingest", "live", "shop.t", "--current", "--confidence", str(CONFIDENCE_SECONDS))
+        if shown:
+            self._print(args, self.home)
+        point = {failpoints.KILL_AT_VARIABLE: failpoints.BEFORE_SINK} if killed else {}
+        done = self._run((*args, "--json"), self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=point)
+        if done.returncode == -signal.SIGKILL:
+            self.killed += 1
+            print("  shop.t: the ingest was killed (SIGKILL) before its commit; the next one continues", flush=True)
+            return
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
+        result = json.loads(done.stdout)
+        self.ingests.append(result)
+        read = result["read"]
+        print(
+            f"  shop.t: {result['rows']} rows in {len(result['windows'])} windows and {read['requests']} requests, "
+            f"{result['lag_seconds']:.1f} s behind; replica of {result['current']['rows']} rows",
+            flush=True,
+        )
+
+    def _print(self, args: tuple[str, ...], home: Path) -> None:
+        print(f"\n$ {shlex.join(['cdc-platform', '--home', str(home), *args])}", flush=True)
+
+    def _run(
+        self, args: tuple[str, ...], home: Path, env: dict[str, str] | None = None, **streams: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        program = Path(sys.executable).with_name("cdc-platform")
+        return subprocess.run(
+            [program, "--home", home, *args], env={**os.environ, **(env or {})}, check=False, timeout=300, **streams
+        )
+
+
 def main() -> int:
     """Play it; answers with the exit code."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cdc-demo-live-") as folder:
-        server = Path(folder, "server")
-        server.mkdir()
-        print("A CQL server starts on loopback ...", flush=True)
+        print("An Apache Cassandra that answers as ScyllaDB does starts on loopback ...", flush=True)
         try:
-            standin = StandIn(server)
+            standin = StandIn(Path(folder))
         except (pytest.skip.Exception, pytest.fail.Exception) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         os.environ[USER], os.environ[PASSWORD] = OBSERVER
         try:
-            return play(standin, Path(folder, "home"), begun)
+            return play(standin, Path(tempfile.mkdtemp(prefix="cdc-demo-live-home-")), begun)
         finally:
             standin.stop()
 
@@ -90,34 +145,30 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
     standin.world.cluster(nodes(1))
     standin.world.generation(first, time_uuid(first), generations[first])
     log = LiveLog(standin.world, defined(DDL), generations).make()
-    cluster = registry.add_cluster(open_home_location(home), "live", standin.connection(page_rows=5_000))
-    writer, lags, done = Writer(log), list[float](), list[IngestResult]()
+    commands = Commands(home)
+    contact = f"127.0.0.1:{standin.proxy.port}"
+    commands.show("cluster", "add", "live", "--contact", contact, "--user-env", USER, "--password-env", PASSWORD)
+    commands.show("cluster", "test", "live")
+    commands.show("observe", "live")
+    writer = Writer(log)
     writer.start()
     for count in (2, 3, None):
+        commands.ingest(shown=count == 2)
+        if count == 3:
+            commands.ingest(killed=True)
         until = time.monotonic() + JOIN_SECONDS
         while time.monotonic() < until:
-            done.append(_ingest(cluster))
-            lags.append((Clock().now_us() - done[-1].position_us) / SECOND_US)
-            _tell(done[-1], lags[-1])
+            commands.ingest()
             time.sleep(1)
         if count is not None:
             _join(standin, log, count)
     writer.stop()
-    time.sleep(CONFIDENCE_US / SECOND_US + 1)
-    done.append(_ingest(cluster))
-    _tell(done[-1], 0.0)
-    return _report(log, cluster, done, lags, writer, time.monotonic() - begun)
-
-
-def _ingest(cluster: registry.ScyllaCluster) -> IngestResult:
-    def no_session() -> Any:
-        raise AssertionError("so little needs no Spark")
-
-    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
-    policy = ReadPolicy(CONFIDENCE_US)
-    return ingest_table(
-        again, Clock(), "shop", "t", TaskRunner(no_session), policy=policy, on_message=print, current=True
-    )
+    time.sleep(CONFIDENCE_SECONDS + 1)
+    commands.ingest(shown=True)
+    commands.show("watch", "live", "--polls", "1")
+    cluster = registry.find_cluster(open_home_location(home), "live")
+    commands.show("status", home=cluster.home)
+    return _report(log, cluster, commands, writer, time.monotonic() - begun)
 
 
 def _join(standin: StandIn, log: LiveLog, count: int) -> None:
@@ -133,66 +184,44 @@ def _join(standin: StandIn, log: LiveLog, count: int) -> None:
     )
 
 
-def _tell(done: IngestResult, lag: float) -> None:
-    for window in done.windows:
-        way = "passed over" if window.chosen is None else window.chosen.way
-        print(
-            f"  window {window.number}: {window.rows} rows by {way} in {window.requests} requests, generation of "
-            f"{format_us(window.set_us)}, {lag:.1f} s behind",
-            flush=True,
-        )
-
-
-def _report(
-    log: LiveLog,
-    cluster: registry.ScyllaCluster,
-    done: list[IngestResult],
-    lags: list[float],
-    writer: Writer,
-    seconds: float,
-) -> int:
+def _report(log: LiveLog, cluster: registry.ScyllaCluster, commands: Commands, writer: Writer, seconds: float) -> int:
     lake = Lake(cluster.open_home().lake)
     rows = lake.read(log_table(log.schema))
-    windows = [window for each in done for window in each.windows]
+    windows = [window for result in commands.ingests for window in result["windows"]]
     same_log = keys_of(rows) == log.written_keys()
     base = {tuple(row) for row in log.world.rows("SELECT p, k, v FROM shop.t")}
     same_table = _replayed(log, rows) == base
-    table, kept = lake.read(current_table(log.schema), ["p", "k", "v"]), done[-1].current
-    assert kept is not None
-    same_kept = set(zip(*(table[name].to_pylist() for name in table.column_names), strict=True)) == base
-    followed = sorted({window.set_us for window in windows})
-    write_table(
-        "Generations", ("starts", ">windows", ">rows"),
-        [
-            (
-                format_us(each),
-                sum(window.set_us == each for window in windows),
-                sum(window.rows for window in windows if window.set_us == each),
-            )
-            for each in followed
-        ],
-    )  # fmt: skip
+    table, replica = lake.read(current_table(log.schema), ["p", "k", "v"]), commands.ingests[-1]["current"]
+    same_replica = set(zip(*(table[name].to_pylist() for name in table.column_names), strict=True)) == base
+    followed = {window["generation"] for window in windows}
+    # The last ingest waited for the confidence window after the last write.
+    lags = [result["lag_seconds"] for result in commands.ingests[:-1]]
+    print()
     write_facts(
         [
+            ("server", "an Apache Cassandra that answers as ScyllaDB does; no ScyllaDB was running"),
             ("rows written", len(log.written_keys())),
             ("rows in the lake", rows.num_rows),
-            ("windows", len(windows)),
-            ("generations followed", len(followed)),
-            ("lag, most", f"{max(lags):.1f} s, of which {CONFIDENCE_US / SECOND_US:.0f} s are the confidence window"),
+            ("ingests", f"{len(commands.ingests)} in {len(windows)} windows, and {commands.killed} killed"),
+            ("generations followed", f"{len(followed)} of {len(log.generations)}"),
+            ("lag, median", f"{sorted(lags)[len(lags) // 2]:.1f} s"),
+            ("lag, most", f"{max(lags):.1f} s, of which {CONFIDENCE_SECONDS} s are the confidence window"),
             ("log equal to the cluster's", "yes" if same_log else "NO"),
             ("table, rebuilt from it, equal to the cluster's", "yes" if same_table else "NO"),
-            ("table that is kept, equal to the cluster's", "yes" if same_kept else "NO"),
-            (
-                "its rows that are marked inexact",
-                f"{kept.inexact} of {kept.rows} ({kept.inexact / max(kept.rows, 1):.1%})",
-            ),
+            ("replica, equal to the cluster's table", "yes" if same_replica else "NO"),
+            ("inexact rows of the replica", f"{replica['inexact']} of {replica['rows']}"),
             ("seconds", f"{seconds:.0f}"),
+            ("home", str(commands.home)),
         ]
+    )
+    print(
+        f"Look at it, without the server: cdc-platform --home {cluster.home} history --cluster\n"
+        f"Remove it: rm -r {commands.home}"
     )
     if writer.failed is not None:
         print(f"error: the writer failed: {writer.failed}", file=sys.stderr)
-    expected = len(log.generations) == len(followed)
-    return 0 if same_log and same_table and same_kept and expected and writer.failed is None else 1
+    complete = len(log.generations) == len(followed) and commands.killed == 1
+    return 0 if same_log and same_table and same_replica and complete and writer.failed is None else 1
 
 
 def _replayed(log: LiveLog, rows: Any) -> set[tuple[Any, ...]]:

@@ -86,6 +86,8 @@ class Proxy:
         self.statements: list[tuple[int, str]] = []
         self.levels: list[tuple[str, int]] = []
         """Each statement of a QUERY with its consistency, as the protocol numbers it."""
+        self.logins: list[tuple[str, str]] = []
+        """Users and passwords of the logins."""
         self.refused: list[str] = []
         self.open: Counter[int] = Counter()
         self.most_open: Counter[int] = Counter()
@@ -109,6 +111,7 @@ class Proxy:
         self.writers.clear()
         self.statements.clear()
         self.levels.clear()
+        self.logins.clear()
         self.refused.clear()
         self.most_open.clear()
         self.most_in_flight = 0
@@ -181,7 +184,8 @@ class Proxy:
                     return
                 body = await reader.readexactly(length)
                 if opcode == _AUTH_RESPONSE:
-                    user = body[4:].split(b"\0")[1].decode()
+                    user, password = body[4:].decode().split("\0")[1:3]
+                    self.logins.append((user, password))
                     if self.faults.at_login:
                         self.faults.at_login.pop(0)()
                 if opcode == _QUERY:
