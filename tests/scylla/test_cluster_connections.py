@@ -54,6 +54,9 @@ def test_nodes_with_private_addresses_are_reached_at_public_ones(
     standin: StandIn, other_port: Proxy, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
     """By a map with a port of its own for one of them; the home has the cluster's own addresses."""
+    for place in range(NODES):
+        for node in nodes():
+            standin.world.delete(f"node{place}.peers", "peer = %s", node.address)
     standin.world.cluster([replace(node, address=PRIVATE[place]) for place, node in enumerate(nodes())])
     options = [
         f"--address={PRIVATE[0]}=127.0.0.1",
