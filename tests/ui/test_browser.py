@@ -1,25 +1,33 @@
 """What a person does in the browser: queue a node, see its partition appear and its join succeed, look at it all.
 
 The UI is driven in a headless Chromium; Dagster's GraphQL is asked only whether something has happened by now.
-Set CDC_PLATFORM_SCREENSHOTS to a folder to keep what was seen.
+Set CDC_PLATFORM_SCREENSHOTS to a folder, such as build/screenshots, to keep what was seen.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from playwright.sync_api import Browser, Error, Page, expect
+from support.homes.log_lake import split
+from support.homes.v1_tables import old_cluster, times
 from support.processes.chromium import HERE_ALONE, chromium
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
 
 from cdc_platform.clock import Clock
 from cdc_platform.metastore import JoinRequest, inbox
+from cdc_platform.tables import TABLET_STREAMS
 from cdc_platform.timeline import GenerationKeys
 
 SECOND = 1000
@@ -28,6 +36,8 @@ expect.set_options(timeout=60 * SECOND)
 
 pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
+SKIPPED = "2020-09-13T12:26:40.000Z"
+"""A V1 generation that no log can have rows of any more."""
 HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
 CONFIG = f"""\
 ops:
@@ -60,6 +70,85 @@ _RUN_ENDED = """async ([query, partition, patience]) => {
 }"""
 
 
+_LAUNCH = """mutation ($job: String!, $config: RunConfigData!) { launchRun(executionParams: {
+  selector: {repositoryName: "__repository__", repositoryLocationName: "cdc_platform", jobName: $job},
+  runConfigData: $config, executionMetadata: {tags: []}
+}) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  ... on RunConfigValidationInvalid { errors { message } } } }"""
+_RUN = "query ($run: ID!) { runOrError(runId: $run) { ... on Run { status } } }"
+_PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["system_distributed", "cdc_generation_timestamps"]}) {
+  ... on AssetNode { partitionStats { numPartitions numMaterialized } } } }"""
+_BOOTSTRAPS = """{ runsOrError(filter: {pipelineName: "bootstrap"}) { ... on Runs { results { runId } } } }"""
+REFUSED = [
+    ("host_id", "", "'' is not a UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f"),
+    ("host_id", "node-4", "'node-4' is not a UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f"),
+    (
+        "address",
+        "10.0.0.4:9042",
+        "'10.0.0.4:9042' is no address: write an IP address as 10.0.0.4, or the name of a host",
+    ),
+    ("datacenter", "", "'' is no name: 1 to 255 printable characters on one line"),
+    ("rack", "a\nb", r"'a\nb' is no name: 1 to 255 printable characters on one line"),
+    ("tokens", ["x"], "entry 0 is 'x', which is no integer; tokens are integers from"),
+    ("num_tokens", -1, "-1 is no whole number from 0 to 4194304"),
+    ("shard_count", 0, "0 is no whole number from 1 to 4096"),
+    ("ignore_msb", 32, "32 is no whole number from 0 to 31"),
+    ("features", [""], "'' is no name: 1 to 255 printable characters on one line"),
+]
+"""A wrong value of each field of the launchpad, and the rule that the refusal names."""
+PAGES: list[tuple[str, str, Sequence[str]]] = [
+    ("overview", "/overview/activity/timeline", ("rewrite", "audit_tables")),
+    (
+        "all-groups",
+        "/asset-groups",
+        ("inbox", "generations", "publishing", "v1_format", "cdc_log", "tablets", "expiry"),
+    ),
+    *(
+        (f"group-{group}", f"/locations/cdc_platform/asset-groups/{group}/lineage", assets)
+        for group, assets in {
+            "inbox": ("bootstrap_events",),
+            "publishing": ("cdc_streams_descriptions_v2", "cdc_generation_timestamps", "100% filled"),
+            "v1_format": ("cdc_generation_descriptions", "rewrite_decisions", "cdc_generation_timestamps"),
+            "cdc_log": ("cdc_log", "consumed_hours", "cdc_streams_descriptions_v2"),
+            "tablets": ("tablet_layouts", "cdc_streams", "cdc_timestamps"),
+            "clusters": ("observed_cluster", "ingested_log", "ScyllaDB"),
+            "expiry": ("removed_generations",),
+            "tables": ("tables",),
+        }.items()
+    ),
+    (
+        "group-generations",
+        "/locations/cdc_platform/asset-groups/generations/list",
+        ("ring_before_join", "No edge leads here, because it would close a cycle", "cdc_local", "nodes"),
+    ),
+    (
+        "v1-to-v2",
+        "/assets/system_distributed/cdc_generation_timestamps?view=lineage&lineageScope=upstream&lineageDepth=3",
+        ("v1_format", "publishing", "rewrite_decisions"),
+    ),
+    (
+        "skipped",
+        f"/assets/system_distributed/cdc_generation_timestamps?view=partitions&partition={SKIPPED}",
+        ("Missing (0)", "Materialized", "skipped", "and logs have rows only from"),
+    ),
+    (
+        "violation",
+        "/assets/platform/tables?view=checks&checkDetail=commits_known",
+        ("commits_known", "Failed", "system.cdc_streams"),
+    ),
+    ("sensors", "/automation", ("changed_clusters", "changed_logs", "needed_repairs", "v1_leftovers")),
+    ("sensor", "/locations/cdc_platform/sensors/needed_repairs", ("repair_automatically = true", "Running")),
+    ("schedules", "/automation?types=schedule", ("hourly_rewrite", "daily_maintenance", "daily_audit_of_tables")),
+    ("schedule", "/locations/cdc_platform/schedules/hourly_rewrite", ("V1 streams table", "Running")),
+    (
+        "cluster-owner",
+        "/assets/platform/observed_cluster",
+        ("Owners", "No edge leads to other groups", "Fails if more than 26 hours since last materialization"),
+    ),
+]
+"""The pages that the README tells of: the name of the picture, the address, and what is to be read there."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The Chromium of this machine; nothing in it may reach beyond that."""
@@ -83,8 +172,11 @@ def page(browser: Browser, serving: Serving) -> Iterator[Page]:
 def keep(page: Page, tmp_path: Path) -> Any:
     """Keeps what the window shows under a name."""
     folder = Path(os.environ.get("CDC_PLATFORM_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
 
     def kept(name: str) -> Path:
+        if "CDC_PLATFORM_SCREENSHOTS" in os.environ:
+            page.wait_for_load_state("networkidle")  # what is asked for last is the colour of the assets
         page.screenshot(path=folder / f"{name}.png", animations="disabled")
         return folder / f"{name}.png"
 
@@ -136,8 +228,9 @@ def queue_in_the_launchpad(page: Page, keep: Any) -> None:
 def wait_for_two(page: Page, serving: Serving) -> list[inbox.PendingEvent]:
     """Both events, in their order; the sensor adds a partition for each."""
     rows = serving.lake.read(inbox.BOOTSTRAP_EVENTS, ["event_id", "generation_id", "host_id", "created_at"])
-    events = sorted(rows.to_pylist(), key=lambda row: row["created_at"])
-    assert [event["host_id"] for event in events][1:] == [HOST]
+    hosts = (node_config(1)["host_id"], HOST)
+    events = sorted((row for row in rows.to_pylist() if row["host_id"] in hosts), key=lambda row: row["created_at"])
+    assert [event["host_id"] for event in events] == list(hosts)
     page.goto("/assets/platform/topology_descriptions?view=partitions")
     for event in events:
         expect(page.get_by_text(event["generation_id"][:8]).first).to_be_visible()
@@ -195,3 +288,102 @@ def follow_the_lineage(page: Page, keep: Any) -> None:
     keep("lineage")
     page.goto("/assets/platform/bootstrap_events?view=lineage&lineageScope=downstream")
     expect(page.get_by_text(re.compile("topo.*_descriptions")).first).to_be_visible()  # shortened in small graphs
+
+
+@pytest.fixture(scope="module")
+def filled(serving: Serving) -> Serving:
+    """The same home with generations of every sort: joined ones, V1 ones, a log of a split table, a row of a stranger.
+
+    The jobs that rewrite, and that find the row, have run in it.
+    """
+    lake = serving.lake
+    serving.start()
+    inbox.queue_join(lake, Clock(), JoinRequest.model_validate(node_config(2)))
+    wait_until(lambda: not inbox.read_pending_events(lake))
+    old_cluster(lake, times(4), members=[], tables=[("orders", 3 * 3600)])
+    split(lake)
+    place = lake.path(TABLET_STREAMS)
+    write_deltalake(place, DeltaTable(place).to_pyarrow_table().slice(0, 1), mode="append")
+    # Nodes that join are marked as rewritten from the start.
+    forced = {"ops": {"system_distributed__cdc_streams_descriptions": {"config": {"force": True}}}}
+    jobs = {"rewrite": forced, "audit_tables": {}}
+    runs = [ask(serving, _LAUNCH, job=job, config=config)["launchRun"]["run"]["runId"] for job, config in jobs.items()]
+    assert [wait_for_run(serving, run) for run in runs] == ["SUCCESS"] * 2
+    wait_until(lambda: len(set(ask(serving, _PARTITIONS)["assetNodeOrError"]["partitionStats"].values())) == 1)
+    return serving
+
+
+def ask(serving: Serving, query: str, **variables: Any) -> Any:
+    """What the UI answers to a program."""
+    request = urllib.request.Request(
+        f"{serving.start()['url']}/graphql",
+        json.dumps({"query": query, "variables": variables}).encode(),
+        {"Content-Type": "application/json", **serving.header},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=200) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as refused:  # an answer that has an error in it comes with the status 500
+        return json.load(refused)["data"]
+
+
+def wait_for_run(serving: Serving, run: str) -> str:
+    """How a run has ended."""
+    ended = ("SUCCESS", "FAILURE", "CANCELED")
+    wait_until(lambda: ask(serving, _RUN, run=run)["runOrError"]["status"] in ended)
+    return ask(serving, _RUN, run=run)["runOrError"]["status"]
+
+
+def wait_until(comes_true: Callable[[], bool]) -> None:
+    """Ask again and again, for some minutes at most."""
+    deadline = time.monotonic() + 200
+    while not comes_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize(("field", "value", "rule"), REFUSED)
+def test_a_launch_with_a_wrong_field_is_refused_before_there_is_a_run(
+    serving: Serving, field: str, value: object, rule: str
+) -> None:
+    """Over GraphQL, as the launchpad and programs launch: one line with field, value and rule, and no run."""
+    before = ask(serving, _BOOTSTRAPS)
+    node = {name: given for name, given in node_config(3).items() if name != "tokens"}
+    config = {"ops": {"queue_node": {"config": node | {field: value}}}}
+    answer = ask(serving, _LAUNCH, job="bootstrap", config=config)["launchRun"]
+    assert answer["__typename"] == "PythonError"
+    (line,) = answer["message"].splitlines()
+    assert f"the run's config: {field}: {rule}" in line
+    assert ask(serving, _BOOTSTRAPS) == before
+
+
+def test_a_launch_without_a_node_is_refused(serving: Serving) -> None:
+    """The field that is missing is named."""
+    answer = ask(serving, _LAUNCH, job="bootstrap", config={})["launchRun"]
+    assert answer["__typename"] == "RunConfigValidationInvalid"
+    assert "Missing required config entry" in answer["errors"][0]["message"]
+
+
+def test_the_launchpad_says_what_is_wrong(page: Page, keep: Any) -> None:
+    """A person who leaves the host_id empty reads the rule, and nothing is launched."""
+    page.goto("/locations/cdc_platform/jobs/bootstrap/playground")
+    editor = page.locator(".CodeMirror").last
+    expect(editor).to_contain_text("datacenter1")
+    editor.evaluate("(element, text) => element.CodeMirror.setValue(text)", CONFIG.replace(HOST, '""'))
+    page.get_by_role("button", name="Launch Run").last.click()
+    expect(page.get_by_text("host_id: '' is not a UUID").first).to_be_visible()
+    keep("launchpad-refused")
+    assert page.url.endswith("/playground")
+
+
+@pytest.mark.parametrize(("name", "address", "texts"), PAGES, ids=[name for name, *_ in PAGES])
+def test_a_page_shows_what_the_readme_says(
+    filled: Serving, page: Page, keep: Any, name: str, address: str, texts: Sequence[str]
+) -> None:
+    """Each page that the README and its links lead to has these words, and none of an error."""
+    page.goto(address)
+    for text in texts:
+        expect(page.get_by_text(text).first).to_be_visible()
+    assert page.get_by_text("Unexpected error").count() == 0
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    keep(name)
