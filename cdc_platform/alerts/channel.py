@@ -116,6 +116,9 @@ def resolve_alert(home: HomeLocation, clock: Clock, key: str) -> bool:
     Raises:
         OSError: the state cannot be stored.
     """
+    stored = _read(home).alerts.get(key)
+    if stored is None or stored.resolved_us is not None:
+        return False
     with _changing(home) as state:
         return _resolve(state, clock, key)
 
