@@ -149,8 +149,9 @@ LEAVES = {
 READ_ON = {
     *("catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_maintenance", "live_logs"),
     "hourly_logs",
+    *("alerts", "failed_runs", "recovered_runs"),
 }
-"""Ticks that look at a home, keep its files up, or ask for what readers do."""
+"""Ticks that look at a home, keep its files up, send alerts, or ask for what readers do."""
 
 
 @pytest.fixture

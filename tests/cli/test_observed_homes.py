@@ -79,6 +79,9 @@ LOOKING = {
 }
 """Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
 LOOKING_TICKS = {
+    "alerts",
+    "failed_runs",
+    "recovered_runs",
     "catalogue",
     "changed_clusters",
     "changed_logs",
