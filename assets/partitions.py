@@ -37,6 +37,10 @@ HOURS_NAME = "cdc_hour"
 HOUR_PARTITIONS = DynamicPartitionsDefinition(name=HOURS_NAME)
 """Hours of CDC logs: one partition per hour that is copied or can be, with its start in UTC as the key."""
 
+WRITE_HOURS_NAME = "write_hour"
+WRITE_HOUR_PARTITIONS = DynamicPartitionsDefinition(name=WRITE_HOURS_NAME)
+"""Hours of base writes that are appended to logs: one partition per hour, with its start in UTC as the key."""
+
 
 def read_generation_keys(lake: Lake, instance: DagsterInstance) -> GenerationKeys:
     """Return the generation keys, including those of earlier versions that this instance's partitions have."""

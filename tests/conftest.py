@@ -115,6 +115,7 @@ LONG = {
         "test_aws_profiles.py",
     ),
     "session": (
+        "test_write_batches.py",
         "test_wheel.py",
         "test_demo.py",
         "test_spark_commands.py",

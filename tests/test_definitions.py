@@ -147,7 +147,8 @@ def test_the_lineage_has_the_edges_of_the_design() -> None:
     for name in ("cdc_streams_descriptions_v2", "cdc_generation_timestamps"):
         assert "platform/rewrite_decisions" in parents[f"system_distributed/{name}"]
     streams = {"system_distributed/cdc_streams_descriptions_v2", "system/cdc_timestamps"}
-    assert parents["platform/cdc_log"] == streams
+    assert parents["platform/cdc_log"] == streams | {"platform/logged_writes"}
+    assert parents["platform/rebuilt_tables"] == {"platform/cdc_log"}
     assert "platform/ring_before_join" in parents["platform/topology_descriptions"]
 
 

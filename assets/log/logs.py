@@ -43,6 +43,7 @@ from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.log.writes import LOGGED_WRITES
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
 from cdc_platform_assets.run_requests import FINISHED_STATUSES, PARTITION_TAG, request_run
@@ -69,7 +70,7 @@ CDC_LOG = Table(
     CDC_LOG,
     group="cdc_log",
     spark=True,
-    deps=[lineage_edge(table) for table in (STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS)],
+    deps=[lineage_edge(table) for table in (STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS, LOGGED_WRITES)],
     partitions=CDC_LOG_PARTITIONS,
     code=("cdc_platform.cdclog.audit.logs",),
     description="Materializing a partition counts the rows of that table's log by operation and generation, and its "

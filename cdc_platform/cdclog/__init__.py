@@ -106,6 +106,13 @@ __getattr__ = lazy_exports(
             "describe_recreation",
             "read_log_gaps",
         ),
+        "rebuild": (
+            "RebuiltTable",
+            "TableComparison",
+            "compare_rebuilt",
+            "rebuild_table",
+            "rebuilt_table",
+        ),
         "replay": ("replay_log",),
         "schema": (
             "AS_OF_APPLICATION",
@@ -164,6 +171,14 @@ __getattr__ = lazy_exports(
             "log_rows_from_arrow",
             "may_be_out_of_range",
             "to_arrow_value",
+        ),
+        "write_batches": (
+            "AppendedBatch",
+            "InvalidWrites",
+            "append_batch",
+            "append_hour",
+            "audit_appended_hour",
+            "list_hours",
         ),
     },
 )

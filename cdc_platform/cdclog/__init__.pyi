@@ -63,6 +63,11 @@ from cdc_platform.cdclog.export import log_csv_tables as log_csv_tables
 from cdc_platform.cdclog.gaps import describe_gaps as describe_gaps
 from cdc_platform.cdclog.gaps import describe_recreation as describe_recreation
 from cdc_platform.cdclog.gaps import read_log_gaps as read_log_gaps
+from cdc_platform.cdclog.rebuild import RebuiltTable as RebuiltTable
+from cdc_platform.cdclog.rebuild import TableComparison as TableComparison
+from cdc_platform.cdclog.rebuild import compare_rebuilt as compare_rebuilt
+from cdc_platform.cdclog.rebuild import rebuild_table as rebuild_table
+from cdc_platform.cdclog.rebuild import rebuilt_table as rebuilt_table
 from cdc_platform.cdclog.replay import replay_log as replay_log
 from cdc_platform.cdclog.schema import AS_OF_APPLICATION as AS_OF_APPLICATION
 from cdc_platform.cdclog.schema import CHANGES_SUFFIX as CHANGES_SUFFIX
@@ -108,3 +113,9 @@ from cdc_platform.cdclog.values import is_out_of_range as is_out_of_range
 from cdc_platform.cdclog.values import log_rows_from_arrow as log_rows_from_arrow
 from cdc_platform.cdclog.values import may_be_out_of_range as may_be_out_of_range
 from cdc_platform.cdclog.values import to_arrow_value as to_arrow_value
+from cdc_platform.cdclog.write_batches import AppendedBatch as AppendedBatch
+from cdc_platform.cdclog.write_batches import InvalidWrites as InvalidWrites
+from cdc_platform.cdclog.write_batches import append_batch as append_batch
+from cdc_platform.cdclog.write_batches import append_hour as append_hour
+from cdc_platform.cdclog.write_batches import audit_appended_hour as audit_appended_hour
+from cdc_platform.cdclog.write_batches import list_hours as list_hours

@@ -390,6 +390,33 @@ def validate_batch(
     return keys, streams, low
 
 
+def validate_write_values(schema: TableSchema, writes: pa.RecordBatch) -> None:
+    """Validate the writes of a batch without looking up their streams; see `encode_log_batch`.
+
+    Raises:
+        InputError: a write is invalid for the table.
+    """
+    schema = with_stored_names(schema)
+    columns = dict(zip(writes.schema.names, writes.columns, strict=True))
+    _WriteBatch(schema, columns, len(writes))
+    validate_partition_keys(schema, encode_partition_keys(schema, [columns[key.name] for key in schema.partition_key]))
+
+
+def is_write_operation(operations: np.ndarray) -> np.ndarray:
+    """Return which operations (int64) a typed write may have (bool)."""
+    return (operations >= Operation.UPDATE) & (operations <= Operation.RANGE_START_EXCLUSIVE)
+
+
+def is_write_time(timestamps: np.ndarray) -> np.ndarray:
+    """Return which timestamps (int64, µs) a timeuuid can express (bool)."""
+    return (timestamps >= MIN_TIMEUUID_US) & (timestamps <= MAX_TIMEUUID_US)
+
+
+def is_write_ttl(ttls: np.ndarray) -> np.ndarray:
+    """Return which TTLs (int64, s) a write may have (bool); 0 is none."""
+    return (ttls >= 0) & (ttls <= MAX_WRITE_TTL)
+
+
 def _validate_writes(
     schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamFinder
 ) -> tuple[_WriteBatch, pa.Array, pa.Array, np.ndarray]:
@@ -502,19 +529,9 @@ class _WriteBatch:
         for name in always:
             if self._columns[name].null_count:
                 raise InputError(f"{self._columns[name].null_count} writes have no {name}; every write has one")
-        _refuse_out_of_bounds((self._operations < 1) | (self._operations > 6), self._operations, "operation", "1 to 6")
-        _refuse_out_of_bounds(
-            (self.timestamps < MIN_TIMEUUID_US) | (self.timestamps > MAX_TIMEUUID_US),
-            self.timestamps,
-            "timestamp",
-            "1582 to 5236",
-        )
-        _refuse_out_of_bounds(
-            (self._ttls < 0) | (self._ttls > MAX_WRITE_TTL),
-            self._ttls,
-            "ttl",
-            f"0 to {MAX_WRITE_TTL} seconds, 20 years",
-        )
+        _refuse_out_of_bounds(~is_write_operation(self._operations), self._operations, "operation", "1 to 6")
+        _refuse_out_of_bounds(~is_write_time(self.timestamps), self.timestamps, "timestamp", "1582 to 5236")
+        _refuse_out_of_bounds(~is_write_ttl(self._ttls), self._ttls, "ttl", f"0 to {MAX_WRITE_TTL} seconds, 20 years")
         validate_values(self._schema, self._columns)
         if not self._schema.clustering_key and np.any(self._operations == Operation.ROW_DELETE):
             raise InputError(f"{self._schema.full_name} has no clustering column; operation 4 deletes its rows, not 3")
@@ -536,7 +553,14 @@ class _WriteBatch:
             else np.zeros(self._rows, bool)
         )
         requires_key = clustered | self._inserted | (self._operations == Operation.ROW_DELETE)
+        whole = self._operations == Operation.PARTITION_DELETE
         for key in self._schema.clustering_key:
+            narrowed = whole & _valid_mask(self._columns[key.name])
+            if narrowed.any():
+                raise InputError(
+                    f"{np.count_nonzero(narrowed)} deletions of a partition (operation 4) have a {key.name}; operation "
+                    "3 deletes a row"
+                )
             missing = requires_key & ~_valid_mask(self._columns[key.name])
             if missing.any():
                 raise InputError(

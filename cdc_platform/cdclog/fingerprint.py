@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,16 @@ def fingerprint_rows(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
     for column in columns:
         total += column if isinstance(column, np.ndarray) else hash_column(column)
         total = _splitmix(total)
+    return _splitmix(total)
+
+
+def fingerprint_values(batch: pa.RecordBatch) -> Hashes:
+    """Hash (uint64) the values of each row, with the names of their columns, in any order; nulls do not matter."""
+    total = np.zeros(len(batch), dtype=np.uint64)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count < len(column):
+            named = np.full(len(batch), crc32(name.encode()), dtype=np.uint64)
+            total += np.where(compute.is_valid(column), fingerprint_rows([named, column], len(batch)), np.uint64(0))
     return _splitmix(total)
 
 

@@ -201,7 +201,7 @@ def encode_dataframe_with_images(
     """
     from pyspark.sql import functions as F
 
-    root, version, exact = str(lake.location), lake.version(log_table(schema)), _has_exact(lake, schema)
+    root, version, exact = str(lake.location), lake.version(log_table(schema)), has_exact_column(lake, schema)
     columns = log_table(schema, exact=exact).schema
 
     def keys(*of_key: pa.Array) -> pa.Array:
@@ -245,5 +245,6 @@ def _cached_state(root: str, schema: TableSchema, version: int | None) -> Stored
     return read_state(Lake(root), schema, version)
 
 
-def _has_exact(lake: Lake, schema: TableSchema) -> bool:
+def has_exact_column(lake: Lake, schema: TableSchema) -> bool:
+    """Return True if the stored log has the column for values that native columns cannot hold."""
     return lake.exists(log_table(schema)) and EXACT in lake.stored_schema(log_table(schema)).names

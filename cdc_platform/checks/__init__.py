@@ -60,6 +60,8 @@ __getattr__ = lazy_exports(
             "OBSERVED_WHOLE",
             "PASSED_OVER_STAYS_EMPTY",
             "PUBLISHED_EQUALS_DESCRIPTION",
+            "REBUILT_EQUALS_GIVEN",
+            "REBUILT_FAMILY",
             "REPAIR_FAMILY",
             "REWRITTEN_EQUALS_V1",
             "ROWS_AS_COMMITTED",

@@ -45,6 +45,8 @@ from cdc_platform.checks.invariants import OBSERVATION_FAMILY as OBSERVATION_FAM
 from cdc_platform.checks.invariants import OBSERVED_WHOLE as OBSERVED_WHOLE
 from cdc_platform.checks.invariants import PASSED_OVER_STAYS_EMPTY as PASSED_OVER_STAYS_EMPTY
 from cdc_platform.checks.invariants import PUBLISHED_EQUALS_DESCRIPTION as PUBLISHED_EQUALS_DESCRIPTION
+from cdc_platform.checks.invariants import REBUILT_EQUALS_GIVEN as REBUILT_EQUALS_GIVEN
+from cdc_platform.checks.invariants import REBUILT_FAMILY as REBUILT_FAMILY
 from cdc_platform.checks.invariants import REPAIR_FAMILY as REPAIR_FAMILY
 from cdc_platform.checks.invariants import REWRITTEN_EQUALS_V1 as REWRITTEN_EQUALS_V1
 from cdc_platform.checks.invariants import ROWS_AS_COMMITTED as ROWS_AS_COMMITTED

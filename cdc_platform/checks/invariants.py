@@ -251,6 +251,17 @@ LOG_BATCH_COMPLETE = LOG_FAMILY.declare(
 LOG_BATCH_ENDED = LOG_FAMILY.declare("log_batch_ended", "Exactly the last row of a batch has `cdc$end_of_batch` set.")
 LOG_INVARIANTS = LOG_FAMILY.invariants
 
+REBUILT_FAMILY = InvariantFamily(
+    subject="tables rebuilt from CDC logs",
+    method="row by row against the table that the run names, large tables on Spark",
+    page="docs/log.md",
+    blocking=False,
+    fine_without="the run names no table to compare with",
+)
+REBUILT_EQUALS_GIVEN = REBUILT_FAMILY.declare(
+    "rebuilt_equals_given", "The rebuilt table has exactly the rows of the table that it is compared with."
+)
+
 STATE_FAMILY = InvariantFamily(
     subject="stored states of CDC-logged tables",
     method="state by state against its log of up to a million rows, without Spark",
@@ -344,7 +355,16 @@ COMMITS_KNOWN = STORAGE_FAMILY.declare(
 
 INVARIANT_FAMILIES = (
     *(GENERATION_FAMILY, V1_FAMILY, TABLET_FAMILY, SWITCH_FAMILY, EXPIRY_FAMILY, REPAIR_FAMILY, OBSERVATION_FAMILY),
-    *(LOG_FAMILY, STATE_FAMILY, HOUR_FAMILY, SKIPPED_SET_FAMILY, INGEST_FAMILY, DERIVED_TABLE_FAMILY, STORAGE_FAMILY),
+    *(
+        LOG_FAMILY,
+        REBUILT_FAMILY,
+        STATE_FAMILY,
+        HOUR_FAMILY,
+        SKIPPED_SET_FAMILY,
+        INGEST_FAMILY,
+        DERIVED_TABLE_FAMILY,
+        STORAGE_FAMILY,
+    ),
 )
 """All families."""
 INVARIANTS_BY_NAME = {str(each): each for family in INVARIANT_FAMILIES for each in family.invariants}

@@ -44,6 +44,8 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Logs": {
         "cql": ("cql:cql", "Run CQL statements: their acceptance, log rows and resulting tables."),
         "log": ("log:log", "Show the rows of a table's CDC log."),
+        "log-writes": ("log_writes:log_writes", "Append the log rows of base writes, each batch exactly once."),
+        "rebuild": ("rebuild:rebuild", "Rebuild a base table from its log, and compare it."),
         "consume": ("consumers:consume", "Copy new rows of a table's CDC log, each exactly once."),
         "consumers": ("consumers:consumers", "List the readers of CDC logs and their positions."),
         "verify-interval": ("consumers:verify_interval", "Prove that a consumer read every row of an interval."),

@@ -18,11 +18,14 @@ from cdc_platform.home_location import locate_home
 
 if TYPE_CHECKING:
     from cdc_platform.delta import HomeMode
+    from cdc_platform.tables import Table
 
 Params = Mapping[str, Any]
 
 CDC_LOG = "KS.T_scylla_cdc_log"
 """The log of any base table, which holds facts of the cluster like all tables that are not declared."""
+REBUILT_TABLE = "KS.T_rebuilt"
+"""The table that is rebuilt from the log of any base table, for readers."""
 JOIN_TABLES = (
     "platform.bootstrap_events",
     "platform.generations",
@@ -119,10 +122,8 @@ class WritingCommand(click.Command):
         """
         if any(params[name] for name in self._unless) or (self._only_with and not params[self._only_with]):
             return
-        from cdc_platform.tables import TABLES
-
         for name in self.writes:
-            mode.check_write(TABLES.get(name), path, source)
+            mode.check_write(_find_table(name), path, source)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, unless its home refuses what it would write."""
@@ -131,6 +132,17 @@ class WritingCommand(click.Command):
             if session is not None:
                 self.check_writes(read_home_mode(locate_home(session.home)), _command_path(ctx), ctx.params)
             return super().invoke(ctx)
+
+
+def _find_table(name: str) -> Table | None:
+    """Return the table of a declared name; None for a log."""
+    import pyarrow as pa
+
+    from cdc_platform.tables import TABLES, Table
+
+    if name == REBUILT_TABLE:
+        return Table("ks", "t_rebuilt", pa.schema([]), keys=(), comment="", about_readers=True)
+    return TABLES.get(name)
 
 
 def find_write_refusal(program: click.Group, words: Sequence[str]) -> PlatformError | None:

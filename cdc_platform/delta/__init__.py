@@ -46,6 +46,8 @@ __getattr__ = lazy_exports(
             "DataFile",
             "Filter",
             "STATISTICS_ROUNDING_US",
+            "filter_rows",
+            "normalize_filters",
             "quote_column",
         ),
         "foreign_commits": (
@@ -123,6 +125,10 @@ __getattr__ = lazy_exports(
             "rows_from_files",
         ),
         "transaction_log": ("Commit",),
+        "user_tables": (
+            "UserTable",
+            "open_user_table",
+        ),
         "verification": (
             "ReadFailureCause",
             "TableVerification",

@@ -35,6 +35,8 @@ from cdc_platform.delta.files import STATISTICS_ROUNDING_US as STATISTICS_ROUNDI
 from cdc_platform.delta.files import BoundedFile as BoundedFile
 from cdc_platform.delta.files import DataFile as DataFile
 from cdc_platform.delta.files import Filter as Filter
+from cdc_platform.delta.files import filter_rows as filter_rows
+from cdc_platform.delta.files import normalize_filters as normalize_filters
 from cdc_platform.delta.files import quote_column as quote_column
 from cdc_platform.delta.foreign_commits import accept_commit as accept_commit
 from cdc_platform.delta.foreign_commits import undo_commit as undo_commit
@@ -93,6 +95,8 @@ from cdc_platform.delta.tasks import group_batches_by_key as group_batches_by_ke
 from cdc_platform.delta.tasks import read_file_batches as read_file_batches
 from cdc_platform.delta.tasks import rows_from_files as rows_from_files
 from cdc_platform.delta.transaction_log import Commit as Commit
+from cdc_platform.delta.user_tables import UserTable as UserTable
+from cdc_platform.delta.user_tables import open_user_table as open_user_table
 from cdc_platform.delta.verification import ReadFailureCause as ReadFailureCause
 from cdc_platform.delta.verification import TableVerification as TableVerification
 from cdc_platform.delta.verification import VerifiedRows as VerifiedRows

@@ -190,7 +190,7 @@ def _make_snapshot(lake: Lake, table: Table, opened: OpenTable) -> Snapshot:
     named = (dict(zip(names, row, strict=True)) for row in values)
     parts = tuple(map(SnapshotFile, paths, named, _read_time_bounds(added, schema)))
     return Snapshot(
-        table, opened.version(), parse_path(lake.path(table)), schema, parts, _list_unreadable_features(opened)
+        table, opened.version(), parse_path(lake.path(table)), schema, parts, list_unreadable_features(opened)
     )
 
 
@@ -211,7 +211,8 @@ def _read_time_bounds(added: pa.Table, schema: pa.Schema) -> list[dict[str, tupl
     return bounds
 
 
-def _list_unreadable_features(opened: OpenTable) -> tuple[str, ...]:
+def list_unreadable_features(opened: OpenTable) -> tuple[str, ...]:
+    """Return the Delta features of an opened table that need more than its data files."""
     needed = set(opened.delta.protocol().reader_features or ()) - _READABLE_FEATURES
     if opened.delta.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         needed.add("columnMapping")

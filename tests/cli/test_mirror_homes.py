@@ -57,6 +57,7 @@ REFUSED = {
     "tablets resize": ("ks.t", "--last-tokens", "{place}/node.json"),
     "tablets gc": (),
     "cql run": ("{place}/more.cql", "--apply"),
+    "log-writes": ("ks.t", "{place}/writes.parquet", "--batch", "one"),
 }
 """What makes up something of a cluster, with arguments that it takes."""
 MORE_REFUSED = {
@@ -101,6 +102,7 @@ LETS = {
     "verify-interval": ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "--consumer", "audit"),
     "consumers remove": ("audit", "ks.t"),
     "log": ("ks.t",),
+    "rebuild": ("ks.t",),
     "help": ("explain",),
     "sql": ("SELECT count(*) FROM platform.nodes",),
     "bundle": ("{place}/bundle.tar.gz",),
@@ -202,10 +204,10 @@ def ask(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
 
 
 def of_cluster(home: Path) -> Mapping[str, int]:
-    """The version of every table that has a fact of the cluster; logs are among them, and no copy of a reader."""
+    """The version of every table with a fact of the cluster: logs are among them, copies and rebuilt tables are not."""
     own = {name for name, table in TABLES.items() if table.about_readers}
-    found = read_newest_versions(Lake(home / "lake"))
-    return {name: version for name, version in found.items() if name not in own and not name.endswith("_log_audit")}
+    found, of_readers = read_newest_versions(Lake(home / "lake")), ("_log_audit", "_rebuilt")
+    return {name: version for name, version in found.items() if name not in own and not name.endswith(of_readers)}
 
 
 def test_every_command_stands_here_once() -> None:

@@ -15,6 +15,7 @@ import click
 import pytest
 from support.command_line import Answer, paths_of, run
 from support.files.export_files import SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
+from support.homes.every_command import LATER_MS, write_files
 from support.homes.expiring import DAY_MS, START_MS, add_table, import_generations, iso
 from support.homes.questions import HOME, home_for
 from support.homes.timelines import FIRST_MS, home_of
@@ -50,6 +51,19 @@ def asks(name: str, *args: str, ms: int = AT_MS) -> Callable[[Path], Answer]:
     def make(folder: Path) -> Answer:
         place = home_for(folder, name)
         return at(place / HOME, ms, *(each.format(place=place) for each in args))
+
+    return make
+
+
+def with_orders(*args: str) -> Callable[[Path], Answer]:
+    """A command on a home whose log of `shop.orders` has a row."""
+
+    def make(folder: Path) -> Answer:
+        place = home_for(folder, "just booted")
+        write_files(place / "files", place)
+        applied = at(place / HOME, LATER_MS, "cql", "run", str(place / "files" / "orders.cql"), "--apply")
+        assert applied.exit_code == 0, applied
+        return at(place / HOME, LATER_MS, *(each.format(place=place / "files") for each in args))
 
     return make
 
@@ -162,6 +176,10 @@ LEAVING = [
     Leaves(
         "cql run", asks("expiring row", "cql", "run", "{place}/with-ttl.cql", ms=FIRST_MS - 60_000), ("generations",)
     ),
+    Leaves(
+        "log-writes", with_orders("log-writes", "shop.orders", "{place}/writes.parquet", "--batch", "one"), ("log",)
+    ),
+    Leaves("rebuild", with_orders("rebuild", "shop.orders"), ("sql",)),
     Leaves("consumers remove", asks("old generations", "consumers", "remove", "audit", "ks.orders"), ("expire",)),
     Leaves(
         "verify-interval",

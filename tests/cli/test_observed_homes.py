@@ -32,6 +32,8 @@ BUILDING = {
     "expire": (),
     "consume": ("ks.t", "--name", "a"),
     "consumers remove": ("a", "ks.t"),
+    "log-writes": ("ks.t", "{node}", "--batch", "a"),
+    "rebuild": ("ks.t",),
     "switch ack": (ID, "--node", ID),
     "switch commit": (ID,),
     "switch abort": (ID,),

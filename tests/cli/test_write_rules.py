@@ -15,7 +15,7 @@ from support.homes.every_command import CASES, Asked, ask, home_of, path_of, wri
 
 from cdc_platform.cli import program
 from cdc_platform.cli.next_steps import NextStep, replace_refused_steps
-from cdc_platform.cli.write_rules import CDC_LOG, WritingCommand, find_write_refusal
+from cdc_platform.cli.write_rules import CDC_LOG, REBUILT_TABLE, WritingCommand, find_write_refusal
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.delta import (
     HomeIsMirror,
@@ -60,13 +60,13 @@ TAKES = {
 }
 """Which tables a home takes from which source."""
 REFUSED_BY_MIRROR = {
-    *("demo", "bootstrap", "import", "rewrite", "repair", "expire", "cql run"),
+    *("demo", "bootstrap", "import", "rewrite", "repair", "expire", "cql run", "log-writes"),
     *("tables add", "tables declare-none", "tables alter", "tables drop"),
     *("switch ack", "switch commit", "switch abort"),
     *("tablets create", "tablets split", "tablets merge", "tablets resize", "tablets gc"),
 }
 STATING = {"import", "tables add", "tables declare-none", "tables alter", "tables drop"}
-ABOUT_READERS_ALONE = {"consume", "consumers remove", "consumers gaps"}
+ABOUT_READERS_ALONE = {"consume", "consumers remove", "consumers gaps", "rebuild"}
 REFUSED_BY_OBSERVED = (REFUSED_BY_MIRROR - STATING) | ABOUT_READERS_ALONE
 NEVER_REFUSED = {"check"}
 GIVEN: dict[str, object] = {"is_applied": True, "accept": True, "ttl": 5}
@@ -148,7 +148,11 @@ def test_the_mode_of_a_home_is_read(tmp_path: Path) -> None:
 
 def test_commands_declare_tables_that_exist() -> None:
     """By their full names; a log of a base table stands for all."""
-    assert {name for command in writing_commands().values() for name in command.writes} <= {*TABLES, CDC_LOG}
+    assert {name for command in writing_commands().values() for name in command.writes} <= {
+        *TABLES,
+        CDC_LOG,
+        REBUILT_TABLE,
+    }
 
 
 def test_each_writing_command_stands_here() -> None:

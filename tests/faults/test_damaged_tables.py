@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.command_line import Answer, paths_of, run
 from support.files.export_files import SNAPSHOT, TIME_MS, tablet_streams_csv, tablet_timestamps_csv
 from support.homes.damaged import (
@@ -24,6 +26,7 @@ from support.nodes import node_text
 
 from cdc_platform.checks import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED
 from cdc_platform.cli import program
+from cdc_platform.clock import parse_time_us
 from cdc_platform.tables import TABLES
 
 NOW = "2026-11-01T14:00:15Z"
@@ -54,6 +57,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "cql run": ("{in}/script.cql", "{in}/script.cql --apply"),
     "log": ("shop.carts",),
     "metrics": ("",),
+    "log-writes": ("shop.carts {in}/writes.parquet --batch one",),
+    "rebuild": ("shop.carts",),
     "rehearse": ("{in}/steps.json",),
     "simulate": ("--seeds 1",),
     "repair": ("--dry-run", "--from-description --dry-run", "--from-description"),
@@ -296,6 +301,8 @@ def called(home: Path, folder: Path, command: str, line: str, table: str) -> Ans
     (given / "ends.json").write_text(json.dumps([-5, 2**63 - 1]))
     (given / "steps.json").write_text('[{"wait": 5}]')
     (given / "script.cql").write_text("INSERT INTO shop.visits (page, seen) VALUES ('b', 1);\n")
+    writes = {"customer": ["c"], "item": pa.array([1], pa.int32()), "count": pa.array([1], pa.int32())}
+    parquet.write_table(pa.table({"timestamp": [parse_time_us(NOW)]} | writes), given / "writes.parquet")
     keyspace, _, name = table.partition(".")
     named = {"in": given, "out": folder / "out", "home": home, "keyspace": keyspace, "table": name}
     words = [line] if command == "sql" else line.split()

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.command_line import run
 from support.files.export_files import (
     ID,
@@ -170,6 +172,14 @@ def logged(home: Path) -> None:
     write(Lake(home / "lake"), [START_US, SWITCH_US - HOUR_US // 2, SWITCH_US - ONE_US, SWITCH_US, SWITCH_US + HOUR_US])
 
 
+def written(home: Path) -> None:
+    """Writes on both sides of a switch, in a file beside a home whose log has others."""
+    logged(home)
+    times = [START_US + place * HOUR_US // 7 for place in range(1, 20)]
+    columns = {name: pa.array(range(19), pa.int32()) for name in ("p", "k", "v")}
+    parquet.write_table(pa.table({"timestamp": times} | columns), home.parent / "writes.parquet")
+
+
 def with_tablets(*counts: int) -> Any:
     """A table whose tablets were changed that often."""
 
@@ -243,6 +253,9 @@ CASES = {
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2), without={"machine_marked_at"}),
     "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),
     "consume --changes": Case(logged, ("consume", "ks.t", "--name", "audit", "--changes"), "2026-01-31T15:01:00Z"),
+    "log-writes": Case(written, ("log-writes", "ks.t", "{beside}/writes.parquet", "--batch", "one")),
+    "log-writes --hourly": Case(written, ("log-writes", "ks.t", "{beside}/writes.parquet", "--hourly")),
+    "rebuild": Case(logged, ("rebuild", "ks.t"), "2026-01-31T15:01:00Z"),
     "hourly copy": Case(logged, ("-c", COPY_HOURS)),
     "tablets create": Case(lambda home: home.mkdir(), ("tablets", "create", "ks.t", "--count", "4")),
     "tablets split": Case(with_tablets(2), ("tablets", "split", "ks.t", "--count", "4"), "2026-01-01T01:00:00Z"),

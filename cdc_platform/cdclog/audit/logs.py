@@ -250,6 +250,12 @@ class LogPart:
     from_us: Microseconds | None
     before_us: Microseconds | None
 
+    def clip(self, from_us: Microseconds, before_us: Microseconds) -> LogPart | None:
+        """Return the rows of the part between two times; None if it has none."""
+        first = from_us if self.from_us is None else max(from_us, self.from_us)
+        end = before_us if self.before_us is None else min(before_us, self.before_us)
+        return LogPart(self.paths, first, end) if first < end else None
+
 
 def split_log(lake: Lake, schema: TableSchema, rows_a_part: int) -> list[LogPart]:
     """Split a log into parts of about as many rows each; all rows of one time are in one part."""
@@ -424,12 +430,16 @@ def scan_log(
     workers: TaskRunner,
     look: Callable[[LogAuditRows], pa.RecordBatch],
     result_schema: pa.Schema,
+    between: tuple[Microseconds, Microseconds] | None = None,
 ) -> list[dict[str, Any]]:
     """Return what `look` reports for each part of a log, as rows of `result_schema`.
 
-    All rows of one time are in one part. `look` is pickled and sent to executors if the log is large.
+    All rows of one time are in one part. With `between`, only rows from the first time (µs) to before the second are
+    read. `look` is pickled and sent to executors if the log is large.
     """
     parts = split_log(lake, schema, ROWS_A_TASK)
+    if between is not None:
+        parts = [inside for part in parts if (inside := part.clip(*between)) is not None]
     looked = TaskRows(len(parts), partial(_scan_part, schema, look, parts))
     with translate_errors(f"reading {log_table(schema).full_name}"):
         return workers.at_least(MAX_TASKS_IN_PROCESS).table(looked, result_schema).to_pylist()
@@ -468,9 +478,18 @@ def read_logged_tables(lake: Lake) -> list[TableSchema]:
     return [schema for schema in load_table_schemas(Catalog(), defined) if lake.exists(log_table(schema))]
 
 
-def audit_logs(lake: Lake, workers: TaskRunner) -> list[Finding]:
-    """Audit the rows of all logs: one finding per invariant, none if no log has a row."""
-    return _log_findings(tally for schema in read_logged_tables(lake) for tally in _log_tallies(lake, schema, workers))
+def audit_logs(
+    lake: Lake,
+    workers: TaskRunner,
+    schemas: Sequence[TableSchema] | None = None,
+    between: tuple[Microseconds, Microseconds] | None = None,
+) -> list[Finding]:
+    """Audit the rows of all logs, or of some: one finding per invariant, none if no log has a row.
+
+    `between` are the first time (µs) of the audited rows, and the time after the last.
+    """
+    tables = read_logged_tables(lake) if schemas is None else schemas
+    return _log_findings(tally for schema in tables for tally in _log_tallies(lake, schema, workers, between))
 
 
 def audit_log(lake: Lake, schema: TableSchema, workers: TaskRunner) -> list[Finding]:
@@ -478,9 +497,15 @@ def audit_log(lake: Lake, schema: TableSchema, workers: TaskRunner) -> list[Find
     return _log_findings(_log_tallies(lake, schema, workers))
 
 
-def _log_tallies(lake: Lake, schema: TableSchema, workers: TaskRunner) -> Iterable[InvariantTally]:
+def _log_tallies(
+    lake: Lake,
+    schema: TableSchema,
+    workers: TaskRunner,
+    between: tuple[Microseconds, Microseconds] | None = None,
+) -> Iterable[InvariantTally]:
     audit_part = partial(_part_tallies, StreamSources(lake).of(schema.keyspace, schema.name).periods())
-    return [InvariantTally(**row) for row in scan_log(lake, schema, workers, audit_part, _TALLY_SCHEMA)]
+    rows = scan_log(lake, schema, workers, audit_part, _TALLY_SCHEMA, between)
+    return [InvariantTally(**row) for row in rows]
 
 
 def _part_tallies(known: Sequence[StreamPeriod], rows: LogAuditRows) -> pa.RecordBatch:

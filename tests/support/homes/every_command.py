@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+from pyarrow import parquet
 from support.command_line import Answer, paths_of, run
 from support.files.export_files import SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
 from support.homes.expiring import iso
@@ -83,6 +84,10 @@ CASES = [
     Asked("expiring row", "cql run {files}/with-ttl.cql"),
     Asked("just booted", "cql run {files}/orders.cql --apply"),
     Asked("just booted", "log shop.orders", LATER_MS, KEPT),
+    Asked("just booted", "log-writes shop.orders {files}/writes.parquet --batch one", LATER_MS, KEPT),
+    Asked("just booted", "log-writes shop.orders {files}/writes.parquet --hourly", LATER_MS, KEPT),
+    Asked("just booted", "rebuild shop.orders", LATER_MS, KEPT),
+    Asked("just booted", "rebuild shop.orders --compare {files}/orders.parquet", LATER_MS, KEPT),
     Asked("two hundred nodes", "rehearse {files}/one-more.json"),
     Asked("just booted", "simulate --seeds 2"),
     Asked("nodes left", "repair"),
@@ -152,6 +157,10 @@ def write_files(files: Path, beside: Path) -> None:
     (files / "node.json").write_text(node_text(9, 4, 2), encoding="utf-8")
     (files / "ends.json").write_text(json.dumps([0, 2**63 - 1]), encoding="utf-8")
     (files / "orders.cql").write_text(_SCRIPT, encoding="utf-8")
+    ids = {"id": pa.array([1, 2], pa.int32()), "total": pa.array([9, 5], pa.int32())}
+    parquet.write_table(pa.table(ids), files / "orders.parquet")
+    times = pa.array([LATER_MS * 1000 - 5, LATER_MS * 1000 - 4], pa.timestamp("us", "UTC"))
+    parquet.write_table(pa.table(ids | {"timestamp": times}), files / "writes.parquet")
     (files / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")
     (files / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
     (files / "s.csv").write_text(streams_csv({TIME_MS: generation()}), newline="")

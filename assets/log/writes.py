@@ -1,0 +1,134 @@
+"""Base writes that are appended to CDC logs hour by hour, each hour of a table exactly once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetSelection,
+    Config,
+    MaterializeResult,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+)
+from pydantic import Field
+
+from cdc_platform.cdclog import AppendedBatch, append_hour, audit_appended_hour, log_table, read_table_schema
+from cdc_platform.checks import LOG_FAMILY
+from cdc_platform.clock import format_us
+from cdc_platform.tables import Table, column
+from cdc_platform.timeline import GenerationRows
+from cdc_platform_assets.checks import check_specs, evaluate_checks
+from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
+from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
+from cdc_platform_assets.partitions import (
+    WRITE_HOUR_PARTITIONS,
+    get_requested_partitions,
+    hour_us_from_partition,
+    table_from_partition,
+)
+from cdc_platform_assets.specs import pool_from_table, table_asset
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
+from cdc_platform_resources.spark import SparkResource
+
+WRITES_JOB = "log_writes"
+LOGGED_WRITES = Table(
+    "platform",
+    "logged_writes",
+    pa.schema(
+        [
+            column("timestamp", pa.int64(), "time of the write, µs, or a timestamp"),
+            column("ttl", pa.int64(), "seconds that the written values live; null: those of the table", null=True),
+            column("operation", pa.int8(), "1 update, 2 insert (default), 3 to 6 deletions", null=True),
+        ]
+    ),
+    keys=("timestamp",),
+    comment="Base writes whose log rows are appended to a CDC log, with these columns and those of the base table",
+)
+"""Stands for all tables of writes, which are outside of the home."""
+
+
+class Writes(Config):
+    """Which writes to append to which log."""
+
+    table: str = Field(description="keyspace.table of the base table")
+    path: str = Field(description="path or address of a Delta table, a Parquet file or a folder of Parquet files")
+
+
+@table_asset(
+    LOGGED_WRITES,
+    group="cdc_log",
+    spark=True,
+    partitions=WRITE_HOUR_PARTITIONS,
+    code=("cdc_platform.cdclog.write_batches", "cdc_platform.cdclog.batch_encoder"),
+    description="Materializing an hour appends the log rows of its writes to the log of their table, as a batch named "
+    "after the hour, exactly once. Its checks judge the log rows of the hour. Hours with invalid writes are refused.",
+)
+def logged_writes(
+    context: AssetExecutionContext, config: Writes, home: HomeResource, spark: SparkResource
+) -> MaterializeResult:
+    """Append the writes of one hour."""
+    watch, lake, contents = Stopwatch(), home.lake(), {}
+    with platform_errors_as_failures():
+        partitions = get_requested_partitions(context, "hours")
+        name = table_from_partition(config.table)
+        for partition in partitions:
+            batch = append_hour(lake, *name, config.path, hour_us_from_partition(partition), spark.workers())
+            context.log.info(f"{partition}: {batch.writes} writes, {batch.log_rows} log rows appended.")
+            part = GenerationRows(log_table(read_table_schema(lake, *name)), {})
+            metadata = _batch_metadata(batch)
+            content = replace(read_partition_content(lake, part), rows=batch.writes, metadata=metadata)
+            if len(partitions) == 1:
+                return build_materialize_result(lake, content, rows=batch.writes, watch=watch, metadata=metadata)
+            contents[partition] = content, find_last_write(lake, part)
+    return log_partition_events(context, contents, ())
+
+
+def _batch_metadata(batch: AppendedBatch) -> dict[str, Any]:
+    return {
+        "table": batch.table,
+        "batch": batch.batch,
+        "source": batch.source,
+        "appended": batch.appended,
+        "log_rows": batch.log_rows,
+        "first": "" if batch.first_us is None else format_us(batch.first_us),
+        "last": "" if batch.last_us is None else format_us(batch.last_us),
+        "passed_consumers": ", ".join(consumer.name for consumer in batch.passed),
+    }
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_logged_writes",
+    specs=check_specs(LOGGED_WRITES, LOG_FAMILY.invariants, WRITE_HOUR_PARTITIONS),
+    pool=pool_from_table(LOGGED_WRITES),
+)
+def audit_logged_writes(
+    context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge the log rows of an hour, in all logs to which its writes were appended, or all rows of all logs."""
+    lake, workers = home.lake(), spark.workers()
+    yield from evaluate_checks(
+        context,
+        LOGGED_WRITES,
+        lake,
+        clock.clock(),
+        lambda hour: [
+            (LOG_FAMILY, audit_appended_hour(lake, workers, None if hour is None else hour_us_from_partition(hour)))
+        ],
+    )
+
+
+log_writes = define_asset_job(
+    WRITES_JOB,
+    selection=AssetSelection.assets(logged_writes),
+    description="Appends the writes of one hour to the log of their table, and checks the log rows of the hour.",
+    executor_def=in_process_executor,
+)

@@ -1,0 +1,432 @@
+"""Batches of base writes in tables outside of the home: each in the log once, in its streams, or refused as a whole."""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyarrow import parquet
+from support.files.export_files import ID, OTHER_ID, generation
+from support.oracles import oracle
+from support.read_logs import START_US as BEGIN_US
+from support.read_logs import SWITCH_US, home_with_log, schema
+
+from cdc_platform.cdclog import (
+    InvalidWrites,
+    append_batch,
+    append_hour,
+    audit_logs,
+    compare_rebuilt,
+    list_hours,
+    log_table,
+    rebuild_table,
+    rebuilt_table,
+)
+from cdc_platform.cdclog.write_batches import audit_appended_hour
+from cdc_platform.clock import HOUR_US, Clock, Microseconds, parse_time_us
+from cdc_platform.cql import CdcOptions
+from cdc_platform.delta import Lake, TaskRunner, translate_errors
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.metastore import cdc_tables, consumers
+
+SPAN_US = 2 * HOUR_US
+NOON_US = parse_time_us("2026-01-31T12:00:00Z")
+TYPES = {"timestamp": pa.int64(), "ttl": pa.int32(), "operation": pa.int8(), "p": pa.int32(), "k": pa.int32()}
+TYPES |= {"v": pa.int32(), "cdc$deleted_v": pa.bool_()}
+Write = dict[str, Any]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Two generations, and `ks.t (p, k, v)` with an empty log."""
+    return Lake(home_with_log(tmp_path) / "lake")
+
+
+@pytest.fixture
+def workers() -> TaskRunner:
+    """This process."""
+    return TaskRunner.alone()
+
+
+def draw(count: int, seed: int = 0) -> list[Write]:
+    """Writes of every operation over both generations, at times of their own, in no order."""
+    pick = random.Random(seed)
+    times = pick.sample(range(BEGIN_US, BEGIN_US + SPAN_US), count)
+    writes = []
+    for at in times:
+        write: Write = {"timestamp": at, "p": pick.randrange(9), "k": pick.randrange(6)}
+        write["operation"] = pick.choice([1, 2, 2, 2, 3, 4])
+        if write["operation"] == 4:
+            write["k"] = None
+        if write["operation"] < 3:
+            write["ttl"] = pick.choice([None, None, 0, 600])
+            write |= {"v": pick.randrange(100)} if pick.random() < 0.8 else {"cdc$deleted_v": True}
+        writes.append(write)
+    return writes
+
+
+def save(writes: list[Write], path: Path, *, delta: bool = False) -> str:
+    """A table with these writes and the columns that any of them has."""
+    names = [name for name in TYPES if any(name in write for write in writes)]
+    table = pa.Table.from_pylist(writes, schema=pa.schema({name: TYPES[name] for name in names}))
+    if delta:
+        write_deltalake(path, table)
+    else:
+        parquet.write_table(table, path, row_group_size=100)
+    return str(path)
+
+
+def stream_of(write: Write) -> bytes:
+    """The stream of a write: by big integers, from the description of the generation that operates then."""
+    description = generation(ID if write["timestamp"] < SWITCH_US else OTHER_ID)
+    token = oracle.token_of(struct.pack(">i", write["p"]))
+    entries = sorted((description.entry(row) for row in range(len(description))), key=lambda entry: entry.range_end)
+    entry = next((entry for entry in entries if entry.range_end >= token), entries[0])
+    return bytes(entry.streams[oracle.shard_of(token, len(entry.streams), entry.ignore_msb)])
+
+
+def logged(lake: Lake) -> list[Write]:
+    """The rows of the log."""
+    return lake.read(log_table(schema(lake))).to_pylist()
+
+
+def expected_row(write: Write) -> tuple[Any, ...]:
+    """What a log tells of a write to this table: one row each."""
+    operation, has_ttl = write["operation"], (write.get("ttl") or 0) > 0
+    is_alone = "cdc$deleted_v" in write and has_ttl and operation == 1
+    return (
+        stream_of(write),
+        write["timestamp"],
+        operation,
+        write["p"],
+        write["k"],
+        write.get("v"),
+        write.get("cdc$deleted_v"),
+        write["ttl"] if has_ttl and not is_alone else None,
+    )
+
+
+def found_row(row: Write) -> tuple[Any, ...]:
+    """The same of a row of the log."""
+    at = int(row["cdc$timestamp"].timestamp() * 1_000_000 + 0.5)
+    names = ("p", "k", "v", "cdc$deleted_v", "cdc$ttl")
+    return (row["cdc$stream_id"], at, row["cdc$operation"], *(row[name] for name in names))
+
+
+def state(writes: list[Write], as_of: int) -> dict[tuple[int, int], int | None]:
+    """The rows of the table at a time, from the writes alone: the newest write of each cell and marker wins."""
+    ordered = sorted((write for write in writes if write["timestamp"] <= as_of), key=lambda write: write["timestamp"])
+    markers: dict[tuple[int, int], Write] = {}
+    cells: dict[tuple[int, int], Write] = {}
+    for write in ordered:
+        key, operation = (write["p"], write["k"]), write["operation"]
+        if operation >= 3:
+            for known in (markers, cells):
+                for gone in [other for other in known if other == key or (operation == 4 and other[0] == key[0])]:
+                    del known[gone]
+        if operation == 2:
+            markers[key] = write
+        if operation < 3:
+            cells[key] = write
+
+    def lives(write: Write | None) -> bool:
+        ttl = 0 if write is None else write.get("ttl") or 0
+        return write is not None and (not ttl or write["timestamp"] + ttl * 1_000_000 > as_of)
+
+    values = {key: write["v"] for key, write in cells.items() if "v" in write and lives(write)}
+    return {key: None for key, write in markers.items() if lives(write)} | values
+
+
+def rebuilt(lake: Lake) -> dict[tuple[int, int], int | None]:
+    """The rows of the rebuilt table."""
+    rows = lake.read(rebuilt_table(schema(lake))).to_pylist()
+    assert len({(row["p"], row["k"]) for row in rows}) == len(rows)
+    return {(row["p"], row["k"]): row["v"] for row in rows}
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["parquet", "delta"])
+def test_a_batch_is_in_the_log_once_in_its_streams(
+    lake: Lake, tmp_path: Path, workers: TaskRunner, *, delta: bool
+) -> None:
+    """Each write is there with the stream of an oracle; the batch again, in other files and order, adds nothing."""
+    writes = [write for write in draw(400) if not ("cdc$deleted_v" in write and write.get("ttl"))]
+    source = save(writes, tmp_path / "writes", delta=delta)
+    done = append_batch(lake, "ks", "t", source, "one", workers)
+    assert (done.appended, done.writes, done.log_rows) == (True, len(writes), len(writes))
+    assert sorted(map(repr, map(found_row, logged(lake)))) == sorted(map(repr, map(expected_row, writes)))
+    version = lake.version(log_table(schema(lake)))
+    shuffled = random.Random(1).sample(writes, len(writes))
+    for again in (source, save(shuffled, tmp_path / "shuffled"), save(shuffled, tmp_path / "delta", delta=True)):
+        repeated = append_batch(lake, "ks", "t", again, "one", workers)
+        assert (repeated.appended, repeated.writes) == (False, len(writes))
+    assert lake.version(log_table(schema(lake))) == version
+    assert {finding.violations for finding in audit_logs(lake, workers)} == {0}
+
+
+def test_other_content_is_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """Under a name that the log has; and the same writes under another name, whole or in part."""
+    writes = draw(50)
+    append_batch(lake, "ks", "t", save(writes, tmp_path / "one"), "one", workers)
+    before = logged(lake)
+    more = save([*writes, {"timestamp": BEGIN_US, "operation": 2, "p": 1, "k": 1, "v": 1}], tmp_path / "more")
+    for name, message in {
+        "one": r"^the log of ks\.t already has a batch one with other content; nothing was appended: ",
+        "two": r"^(appending to \S+: )?the log of ks\.t already has rows of the same writes, for example of 2026-",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            append_batch(lake, "ks", "t", more, name, workers)
+    assert logged(lake) == before
+    assert append_batch(lake, "ks", "t", save(draw(50, 1), tmp_path / "other"), "two", workers).appended
+
+
+def test_hours_are_batches(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """Each hour has its writes, whatever the order; an hour without writes can be appended later."""
+    writes = draw(200)
+    source = save(writes, tmp_path / "writes")
+    hours = list_hours(source, workers)
+    assert hours == [NOON_US, NOON_US + HOUR_US, NOON_US + 2 * HOUR_US]
+    for hour in (hours[2], hours[0], hours[2]):
+        append_hour(lake, "ks", "t", source, hour, workers)
+    inside = [write for write in writes if (write["timestamp"] - NOON_US) // HOUR_US in (0, 2)]
+    assert {row[1] for row in map(found_row, logged(lake))} == {write["timestamp"] for write in inside}
+    empty = Microseconds(NOON_US + 5 * HOUR_US)
+    late = save([writes[0] | {"timestamp": empty}], tmp_path / "late")
+    for given, appended in ((source, False), (late, True)):
+        assert append_hour(lake, "ks", "t", given, empty, workers).appended is appended
+    assert {finding.violations for finding in audit_appended_hour(lake, workers, hours[0])} == {0}
+    assert next(finding.population for finding in audit_appended_hour(lake, workers, empty)) == 1
+    assert audit_appended_hour(lake, workers, hours[1]) == []
+    with pytest.raises(InputError, match="is not the start of an hour"):
+        append_hour(lake, "ks", "t", source, Microseconds(NOON_US + 1), workers)
+
+
+GOOD: Write = {"timestamp": BEGIN_US, "operation": 2, "p": 1, "k": 1, "v": 1}
+BAD: dict[str, tuple[Write, str, str]] = {
+    "an operation": (GOOD | {"operation": 7}, "operation_known", "operation 7 is none of 1 to 6"),
+    "no operation": (GOOD | {"operation": None}, "operation_known", "operation None is none of 1 to 6"),
+    "no time": (GOOD | {"timestamp": None}, "timestamp_in_bounds", "it has no timestamp"),
+    "no time of a timeuuid": (
+        GOOD | {"timestamp": 2**62},
+        "timestamp_in_bounds",
+        f"timestamp {2**62} is no time in µs",
+    ),
+    "before all": (
+        GOOD | {"timestamp": BEGIN_US - 1},
+        "generation_operates",
+        "no known generation operates at 2026-01-31T12:09:59.999999Z",
+    ),
+    "a TTL": (GOOD | {"ttl": -1}, "ttl_in_bounds", "ttl -1 is not 0 to 630720000 seconds"),
+    "no partition key": (GOOD | {"p": None}, "partition_key_complete", "it has no p"),
+    "no clustering key": (GOOD | {"k": None}, "write_fits_table", "it has no k; it is a clustering column"),
+    "a deletion with a value": (
+        GOOD | {"operation": 3},
+        "write_fits_table",
+        "it is a deletion (operation 3 to 6) and also writes a column",
+    ),
+    "a deletion of a partition with a row": (
+        {"timestamp": BEGIN_US, "operation": 4, "p": 1, "k": 1},
+        "write_fits_table",
+        "it deletes a partition (operation 4) and has a k; operation 3 deletes a row",
+    ),
+    "set and deleted": (GOOD | {"cdc$deleted_v": True}, "write_fits_table", "it both set v and delete it"),
+}
+
+
+@pytest.mark.parametrize(("bad", "check", "reason"), BAD.values(), ids=list(BAD))
+def test_each_bad_write_is_named(
+    lake: Lake, tmp_path: Path, workers: TaskRunner, bad: Write, check: str, reason: str
+) -> None:
+    """With its key, the check and the reason; nothing of the batch is appended, and all of it is counted."""
+    others = [GOOD | {"timestamp": BEGIN_US + place, "k": place} for place in range(300)]
+    writes = [*others[:150], bad, *others[150:], bad]
+    with pytest.raises(InvalidWrites) as refused:
+        append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
+    error = refused.value
+    assert (error.bad, len(error.writes)) == ({check: 2}, 2)
+    assert error.writes[0] == {
+        "key": f'{{"p": {"null" if bad["p"] is None else bad["p"]}, "k": {"null" if bad["k"] is None else bad["k"]}}}',
+        "timestamp_us": bad["timestamp"],
+        "check": check,
+        "reason": reason,
+    }
+    assert "2 of 302 writes are invalid, and nothing was appended; the first has the key" in str(error)
+    assert logged(lake) == []
+    # Once the bad writes are gone, the name can be used.
+    assert append_batch(lake, "ks", "t", save(others, tmp_path / "others"), "one", workers).writes == 300
+
+
+def test_wrong_sources_are_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """One line names the column, the path or the name; nothing is written."""
+    plain = {"timestamp": [BEGIN_US], "p": pa.array([1], pa.int32()), "k": pa.array([1], pa.int32())}
+    tables = {
+        "has no column timestamp": {name: plain[name] for name in ("p", "k")},
+        "has no column p; every write needs one": {name: plain[name] for name in ("timestamp", "k")},
+        "has columns that no write to ks.t has: w": plain | {"w": [1]},
+        r"column v of \S+ is string; it has to be int32": plain | {"v": ["x"]},
+        r"column k of \S+ is int64; it has to be int32": plain | {"k": [1]},
+        r"column timestamp of \S+ is string": plain | {"timestamp": ["2026"]},
+    }
+    for number, (message, columns) in enumerate(tables.items()):
+        parquet.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+        with pytest.raises(InputError, match=message):
+            append_batch(lake, "ks", "t", str(tmp_path / f"{number}.parquet"), "one", workers)
+    good = save([GOOD], tmp_path / "good.parquet")
+    (tmp_path / "text.parquet").write_text("no", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    for path, kind, message in (
+        (tmp_path / "none", NotFound, "no such table"),
+        (tmp_path / "text.parquet", InputError, "is no Parquet file"),
+        (tmp_path / "empty", InputError, "has neither a _delta_log nor files"),
+    ):
+        with pytest.raises(kind, match=message):
+            append_batch(lake, "ks", "t", str(path), "one", workers)
+    for name in ("", "a/b", "-a", "x" * 129):
+        with pytest.raises(InputError, match="is no name of a batch"):
+            append_batch(lake, "ks", "t", good, name, workers)
+    cdc_tables.alter_cdc_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", enabled=False)
+    assert logged(lake) == []
+
+
+def test_times_and_narrow_integers_are_read(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """A time of any unit counts like its µs, without an operation a write inserts: the same batch, twice."""
+    times = [BEGIN_US + place * 1000 for place in range(5)]
+    keys = {"p": pa.array([1] * 5, pa.int16()), "k": pa.array(range(5), pa.int8()), "v": pa.array(range(5), pa.int32())}
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    parquet.write_table(pa.table({"timestamp": times, "operation": pa.array([2] * 5, pa.int8())} | keys), first)
+    parquet.write_table(pa.table({"timestamp": pa.array(times, pa.timestamp("us", "UTC"))} | keys), second)
+    assert append_batch(lake, "ks", "t", str(first), "one", workers).appended
+    assert not append_batch(lake, "ks", "t", str(second), "one", workers).appended
+    assert {row["cdc$operation"] for row in logged(lake)} == {2}
+
+
+def test_a_log_that_is_made_again_has_no_batch(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """After a DROP the name is free; consumers that have read on are named."""
+    source = save([GOOD], tmp_path / "one.parquet")
+    clock = Clock(Microseconds(SWITCH_US))
+    consumers.register_consumer(lake, clock, "audit", "ks", "t", position_us=Microseconds(BEGIN_US))
+    (passed,) = append_batch(lake, "ks", "t", source, "one", workers).passed
+    assert (passed.name, passed.position_us) == ("audit", BEGIN_US)
+    ddl = cdc_tables.find_cdc_table(lake, "ks", "t").ddl
+    lake.delete(log_table(schema(lake)), [("p", "=", 1)])
+    cdc_tables.drop_cdc_table(lake, clock, "ks", "t")
+    cdc_tables.add_cdc_table(lake, clock, "ks", "t", ttl_seconds=86_400, created_now=True, ddl=ddl)
+    assert append_batch(lake, "ks", "t", source, "one", workers).appended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_table_of_any_time_follows_from_its_writes(
+    lake: Lake, tmp_path: Path, workers: TaskRunner, seed: int
+) -> None:
+    """As of times between and beyond the writes, with TTLs that end: the rows of a model that knows no log."""
+    writes = draw(300, seed)
+    append_batch(lake, "ks", "t", save(writes[:150], tmp_path / "one"), "one", workers)
+    append_batch(lake, "ks", "t", save(writes[150:], tmp_path / "two"), "two", workers)
+    clock = Clock(Microseconds(BEGIN_US + 4 * HOUR_US))
+    moments = [BEGIN_US - 1, *(write["timestamp"] for write in writes[:6]), BEGIN_US + SPAN_US, clock.now_us()]
+    seen = []
+    for moment in moments:
+        result = rebuild_table(lake, clock, "ks", "t", workers, Microseconds(moment))
+        assert rebuilt(lake) == state(writes, moment)
+        assert (result.changed, result.rows) == (True, len(rebuilt(lake)))
+        seen.append(result.rows)
+    assert len(set(seen)) > 4
+    version = lake.version(rebuilt_table(schema(lake)))
+    assert not rebuild_table(lake, clock, "ks", "t", workers, clock.now_us()).changed
+    assert lake.version(rebuilt_table(schema(lake))) == version
+    with pytest.raises(InputError, match="is in the future"):
+        rebuild_table(lake, clock, "ks", "t", workers, Microseconds(clock.now_us() + 1))
+
+
+def test_a_comparison_counts_and_names_what_differs(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """Rows of one side alone, other values and repeated keys, each counted; the same rows in any order are equal."""
+    writes = [GOOD | {"timestamp": BEGIN_US + number, "p": number, "v": number} for number in range(100)]
+    append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
+    rebuild_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", workers)
+    rows = [{"p": number, "k": 1, "v": number} for number in reversed(range(100))]
+
+    def compare(rows: list[Write], *, delta: bool = False) -> Any:
+        path = tmp_path / f"given-{len(list(tmp_path.iterdir()))}"
+        return compare_rebuilt(lake, "ks", "t", save(rows, path, delta=delta), workers)
+
+    for delta in (False, True):
+        equal = compare(rows, delta=delta)
+        assert (equal.is_equal, equal.rebuilt_rows, equal.given_rows, equal.first) == (True, 100, 100, ())
+    changed = [row | {"v": None} if row["p"] in (3, 4) else row for row in rows if row["p"] != 7]
+    differing = compare([*changed, {"p": 1, "k": 2, "v": 0}, rows[0]])
+    assert not differing.is_equal
+    counts = (differing.only_rebuilt, differing.only_given, differing.given_twice, differing.other_values)
+    assert counts == (1, 1, 1, 2)
+    found = {(entry.key, entry.difference, entry.columns) for entry in differing.first}
+    assert found == {
+        ('{"p": 7, "k": 1}', "only rebuilt", ()),
+        ('{"p": 1, "k": 2}', "only given", ()),
+        ('{"p": 99, "k": 1}', "given twice", ()),
+        ('{"p": 3, "k": 1}', "other values", ("v",)),
+        ('{"p": 4, "k": 1}', "other values", ("v",)),
+    }
+    empty = compare(rows[:1])
+    assert (empty.only_rebuilt, len(empty.first)) == (99, 20)
+    tokens = sorted(oracle.token_of(struct.pack(">i", number)) for number in range(99))
+    named = [oracle.token_of(struct.pack(">i", int(entry.key[6 : entry.key.index(",")]))) for entry in empty.first]
+    assert named == tokens[:20]
+    with pytest.raises(InputError, match="has no column v"):
+        compare([{"p": 1, "k": 1}])
+
+
+def test_a_log_of_keys_cannot_be_rebuilt(lake: Lake, workers: TaskRunner) -> None:
+    """It is refused before anything is written."""
+    known = cdc_tables.find_cdc_table(lake, "ks", "t")
+    keys = replace(schema(lake), cdc=CdcOptions(enabled=True, delta="keys"))
+    assert known.ddl is not None
+    ddl = known.ddl.replace("'enabled': 'true'", "'enabled': 'true', 'delta': 'keys'")
+    assert ddl != known.ddl
+    cdc_tables.alter_cdc_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", ddl=ddl)
+    with pytest.raises(StateError, match="logs keys alone"):
+        rebuild_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", workers)
+    assert lake.version(rebuilt_table(keys)) is None
+
+
+@pytest.mark.spark
+def test_spark_does_what_one_process_does(
+    lake: Lake, tmp_path: Path, on_spark: TaskRunner, workers: TaskRunner
+) -> None:
+    """A batch, a rebuilt table and a comparison: the same rows, counts and keys, and a repetition adds nothing."""
+    writes = draw(400)
+    # Two writes at one time, which arrive in any order.
+    writes += [GOOD | {"timestamp": BEGIN_US + SPAN_US, "v": value} for value in (5, 6)]
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in range(4):
+        save(writes[part::4], folder / f"{part}.parquet")
+    other = Lake(home_with_log(_made(tmp_path / "other")) / "lake")
+    done = append_batch(lake, "ks", "t", str(folder), "one", on_spark)
+    assert done == append_batch(other, "ks", "t", str(folder), "one", workers)
+    assert sorted(map(repr, logged(lake))) == sorted(map(repr, logged(other)))
+    assert not append_batch(lake, "ks", "t", str(folder), "one", on_spark).appended
+    assert not append_batch(lake, "ks", "t", str(folder), "one", workers).appended
+    with translate_errors("appending"), pytest.raises(InputError, match="rows of the same writes"):
+        append_batch(lake, "ks", "t", str(folder), "two", on_spark)
+    with pytest.raises(InvalidWrites) as refused:
+        append_batch(lake, "ks", "t", save([GOOD | {"p": None}], tmp_path / "bad"), "bad", on_spark)
+    assert refused.value.bad == {"partition_key_complete": 1}
+    clock, moment = Clock(Microseconds(BEGIN_US + SPAN_US)), Microseconds(BEGIN_US + HOUR_US)
+    assert rebuild_table(lake, clock, "ks", "t", on_spark, moment).changed
+    assert rebuilt(lake) == state(writes, moment)
+    rebuild_table(other, clock, "ks", "t", workers)
+    given = other.path(rebuilt_table(schema(other)))
+    compared = compare_rebuilt(lake, "ks", "t", given, on_spark)
+    assert not compared.is_equal
+    assert compared == compare_rebuilt(lake, "ks", "t", given, workers)
+    rebuild_table(lake, clock, "ks", "t", on_spark)
+    assert compare_rebuilt(lake, "ks", "t", given, on_spark).is_equal
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
