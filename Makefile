@@ -68,6 +68,10 @@ test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,00
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
 	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/faults/test_killed_services.py
 
+.PHONY: simulate
+simulate: .venv ## random histories of generation switches until Ctrl-C; those that fail stay in .cache
+	@PYTHONPATH=tests $(BIN)/python -m support.simulate_forever
+
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C
 	@$(BIN)/cdc-platform up

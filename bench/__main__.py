@@ -55,6 +55,8 @@ ROWS: dict[str, str] = {
     "log-keep": "bench.scripts:log_keep",
     "rewrite": "bench.rewrite:rewriting",
     "rehearse": "bench.rehearsal:rehearsing",
+    "simulate": "bench.simulation:histories",
+    "simulate-nodes": "bench.simulation:thousand_nodes",
     "live-ingest": "bench.live:ingesting",
     "backlog": "bench.backlog:backlog",
     "live-first-copy": "bench.live:first_copy",

@@ -39,17 +39,19 @@ class Gossiper:
         self.heard = False
         self.tokens: NodeMask = machine.ring_mask
         self.endpoints: dict[GossipedId, NodeMask] = {}
+        self._heard: set[GossipedId] = set()
         self._on_generation = on_generation
         self._on_tokens = on_tokens
 
     def announce(self, generation: GossipedId, tokens: NodeMask = 0) -> None:
         """Gossip this node's generation and tokens from now on."""
         self._merge_tokens(tokens)
-        self.endpoints[generation] = self.endpoints.get(generation, 0) | 1 << self.machine.number
+        self._heard.add(generation)
+        self._merge_endpoints({generation: 1 << self.machine.number})
 
     def snapshot(self) -> Knowledge:
         """Return what a message to a peer contains."""
-        return self.tokens, dict(self.endpoints)
+        return self.tokens, self.endpoints
 
     def knows_like(self, other: Gossiper) -> bool:
         """Return True if both know equally much."""
@@ -59,18 +61,22 @@ class Gossiper:
         """Learn what a peer knows."""
         tokens, endpoints = knowledge
         self._merge_tokens(tokens)
+        self._merge_endpoints(endpoints)
+        for generation in sorted(self.endpoints):
+            if generation not in self._heard:
+                self._heard.add(generation)
+                self._on_generation(generation)
+
+    def _merge_endpoints(self, endpoints: dict[GossipedId, NodeMask]) -> None:
+        """Keep the newest generation of each endpoint, which replaces its earlier ones."""
+        merged: dict[GossipedId, NodeMask] = {}
         later: NodeMask = 0
-        unheard: list[GossipedId] = []
-        for generation in sorted(endpoints, reverse=True):
-            current = endpoints[generation] & ~later
-            later |= endpoints[generation]
-            known = self.endpoints.get(generation, 0)
-            if not known and current:
-                unheard.append(generation)
-            if known or current:
-                self.endpoints[generation] = known | endpoints[generation]
-        for generation in reversed(unheard):
-            self._on_generation(generation)
+        for generation in sorted({*endpoints, *self.endpoints}, reverse=True):
+            current = (endpoints.get(generation, 0) | self.endpoints.get(generation, 0)) & ~later
+            later |= current
+            if current:
+                merged[generation] = current
+        self.endpoints = merged
 
     def _merge_tokens(self, tokens: NodeMask) -> None:
         if tokens & ~self.tokens:

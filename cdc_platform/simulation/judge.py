@@ -242,9 +242,10 @@ class Judge:
         """Compare each accepted write with the generation that operates at its timestamp."""
         generations = sorted(self._committed.values(), key=lambda each: (each.time_ms, each.number))
         begins = [generation.time_ms * 1000 for generation in generations]
+        streams = [self.nodes.streams(generation) for generation in generations]
         for row in self._accepted.values():
             index = bisect_right(begins, row.ts_us) - 1
-            if index < 0 or row.stream not in self.nodes.streams(generations[index]):
+            if index < 0 or row.stream not in streams[index]:
                 due = "none" if index < 0 else str(generations[index].number)
                 text = f"row {row.row} with timestamp {row.ts_us} is not in generation {due}, which operates then"
                 self._violate(Property.RIGHT_GENERATION, row.at_us, row.node, text)

@@ -43,6 +43,7 @@ class LogReader:
         self.world = world
         self.position_us = Microseconds(START_US - HOUR_US)
         self.windows = 0
+        self._published: set[int] = set()
         self.lost = False
 
     def start(self) -> None:
@@ -53,12 +54,13 @@ class LogReader:
         """Read all windows that are complete by the reader's clock."""
         self.world.scheduler.after(POLL_US, self.poll)
         try:
-            source = _SeenPeriods([self._period(generation) for generation in self.visible()])
+            visible = self.visible()
+            source = _SeenPeriods([self._period(generation) for generation in visible])
             now_us = self.world.reader_clock.now_us()
             sets = reader_sets_from_source(source, now_us)
             horizon_us = Microseconds(now_us - self.world.rules.window_us)
             while (window := next_window(sets, self.position_us, self.windows, horizon_us)) is not None:
-                generation = self._generation_at(window.set_us)
+                generation = next(each for each in visible if us_from_ms(each.time_ms) == window.set_us)
                 if not window.passed:
                     if not self.world.streams.read(None, self.world.key(generation)):
                         return
@@ -79,15 +81,11 @@ class LogReader:
         Raises:
             TimeoutError: no quorum answers.
         """
-        known = {generation.number for generation in self._published()} | self.world.removed | self._heard()
+        for number in sorted(self.world.committed - self._published):
+            if self.world.timestamps.read(None, self.world.key(self.world.generations[number])):
+                self._published.add(number)
+        known = self._published | self._heard()
         return sorted((self.world.generations[number] for number in known), key=lambda each: each.time_ms)
-
-    def _published(self) -> list[SimulatedGeneration]:
-        return [
-            self.world.generations[number]
-            for number in sorted(self.world.committed - self.world.removed)
-            if self.world.timestamps.read(None, self.world.key(self.world.generations[number]))
-        ]
 
     def _heard(self) -> set[int]:
         """Return the generations that the reader hears of before they are published, as it knows the first one.
@@ -105,13 +103,9 @@ class LogReader:
         return self.world.known[asked] & self.world.committed
 
     def _period(self, generation: SimulatedGeneration) -> StreamPeriod:
-        published = generation in self._published()
         removed = generation.number in self.world.removed
-        begin_us = us_from_ms(generation.time_ms)
-        return StreamPeriod(begin_us, "", _Streams(), published and not removed, removed)
-
-    def _generation_at(self, begin_us: Microseconds) -> SimulatedGeneration:
-        return next(each for each in self.visible() if us_from_ms(each.time_ms) == begin_us)
+        published = generation.number in self._published and not removed
+        return StreamPeriod(us_from_ms(generation.time_ms), "", _Streams(), published, removed)
 
     def _deliver(self, generation: SimulatedGeneration, until_us: Microseconds) -> None:
         """Deliver the rows up to `until_us` that can be seen now; what appears there later is never read."""

@@ -194,7 +194,7 @@ class Simulation:
         self._operations.setdefault(machine.number, []).append(creation)
         if operation.kind is OperationKind.JOIN and not machine.has(OutageKind.DOWN):
             machine.up = True
-            machine.ring_mask = self.world.first_members | 1 << machine.number
+            machine.ring_mask = self.world.first_members
             self.world.note(machine.number, "begins to join")
             self._start(machine)
         if machine.up:

@@ -126,8 +126,8 @@ class World:
             self.history.add(Committed(self.now_us, node, self.generations[number]))
 
     def key(self, generation: SimulatedGeneration) -> Hashable:
-        """Return the key of a generation's data: its timestamp in V1, its UUID in V2."""
-        return generation.time_ms if self.rules.format == "v1" else generation.uuid
+        """Return the key of a generation's data: its timestamp in V1, its UUID as a number in V2."""
+        return generation.time_ms if self.rules.format == "v1" else generation.uuid.int
 
     def id_of(self, generation: SimulatedGeneration) -> GenerationId:
         """Return the ID that nodes gossip."""
@@ -135,7 +135,7 @@ class World:
 
     def generation_by_id(self, id: GenerationId) -> SimulatedGeneration:
         """Return the generation with this ID."""
-        return self._by_key[id.time_ms if id.uuid is None else id.uuid]
+        return self._by_key[id.time_ms if id.uuid is None else id.uuid.int]
 
     def description(self, generation: SimulatedGeneration) -> TopologyDescription:
         """Return a generation's description, as it was generated."""
