@@ -100,12 +100,10 @@ def _first_event(nodes: Sequence[NodeTimeline]) -> float:
 
 
 def _draw_node(axes: Axes, row: int, node: NodeTimeline, end: float) -> None:
-    for (since, generation), until in zip(
-        node.readable, [*(since for since, _ in node.readable[1:]), end], strict=True
-    ):
-        axes.broken_barh(
-            [(since, max(until - since, 0.0))], (row - 0.28, 0.56), color=PALETTE[generation % 5], alpha=0.35
-        )
+    ends = [since for since, _ in node.readable[1:]] + [end]
+    for (since, generation), until in zip(node.readable, ends, strict=False):
+        bar = [(since, max(until - since, 0.0))]
+        axes.broken_barh(bar, (row - 0.28, 0.56), color=PALETTE[generation % 5], alpha=0.35)
     for begin, until in node.outages:
         stop = end if until is None else until
         axes.broken_barh([(begin, stop - begin)], (row - 0.36, 0.72), facecolor="none", edgecolor=INK, hatch="////")
