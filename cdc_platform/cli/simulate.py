@@ -77,6 +77,8 @@ def _read_scenario(ctx: click.Context, _param: click.Parameter, file: str | None
         values = tomllib.loads(read_user_text(Path(file)))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{file} is nested too deeply; a scenario has plain values and lists of them") from None
     options = {param.name for param in ctx.command.params} - {"scenario", "as_json"}
     unknown = sorted(set(values) - options)
     if unknown:
@@ -88,7 +90,7 @@ def _read_scenario(ctx: click.Context, _param: click.Parameter, file: str | None
 def _as_text(value: object) -> object:
     """Return a TOML value as the command line would have it, so that options validate it."""
     if isinstance(value, list):
-        return [_as_text(item) for item in value]
+        return list(map(str, value))
     return value if isinstance(value, bool) else str(value)
 
 
