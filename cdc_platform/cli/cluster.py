@@ -97,6 +97,11 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
 @click.option("--consistency", type=CONSISTENCY, help="Level at which rows are read. [default: LOCAL_QUORUM]")
 @click.option("--rate", "rows_per_second", type=RATE, help="Read at most so many rows a second. [default: no limit]")
 @click.option("--request-rate", "requests_per_second", type=RATE, help="Send at most so many reads of rows a second.")
+@click.option(
+    "--leave-out", "left_out", metavar="KS.T.COLUMN", multiple=True, help="A column that is never stored. Repeatable."
+)
+@click.option("--hash", "hashed", metavar="KS.T.COLUMN", multiple=True, help="A column stored as HMAC. Repeatable.")
+@click.option("--hash-key-file", metavar="FILE", help="The key of --hash: 16 bytes or more, mode 0600.")
 @json_option
 @pass_session
 def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bool, **options: object) -> None:
@@ -106,6 +111,8 @@ def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bo
     Example:
       cdc-platform cluster add prod --contact 10.0.0.1:9042 --contact 10.0.0.2:9042 --credentials-file prod.toml
       cdc-platform cluster add prod --contact db.example.org:9142 --tls --tls-ca ca.pem
+      cdc-platform cluster add prod --contact 10.0.0.1:9042 --leave-out shop.users.photo --hash shop.users.email \\
+        --hash-key-file hash.key
     """
     from pydantic import ValidationError
 

@@ -13,12 +13,15 @@ import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdc_platform.errors import EnvironmentProblem, InputError
 from cdc_platform.storage import read_user_bytes
+
+if TYPE_CHECKING:
+    from cdc_platform.scylla.column_rules import TableRules
 
 DEFAULT_PORT = 9042
 _MAX_PEM_BYTES, _MAX_CREDENTIALS_BYTES = 16 << 20, 1 << 20
@@ -62,10 +65,25 @@ class Connection(BaseModel):
     consistency: ReadConsistency | None = None
     rows_per_second: int | None = Field(default=None, ge=1, le=MAX_RATE)
     requests_per_second: int | None = Field(default=None, ge=1, le=MAX_RATE)
+    left_out: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    hash_key_file: str | None = None
+    hash_key_check: str | None = None
 
     def __hash__(self) -> int:
         """Return a hash of all fields, `addresses` included."""
         return hash(self.model_dump_json())
+
+    @property
+    def column_rules(self) -> TableRules:
+        """Return which columns are left out or hashed.
+
+        Raises:
+            InputError: a rule is invalid.
+        """
+        from cdc_platform.scylla.column_rules import parse_rules
+
+        return parse_rules(self.left_out, self.hashed, self.hash_key_file, self.hash_key_check)
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
@@ -147,6 +165,7 @@ def validate_connection(connection: Connection) -> Connection:
         raise InputError("--tls-key-password-file is the password of a client key; add --tls-cert and --tls-key")
     if not connection.tls and (connection.tls_ca or connection.tls_cert or not connection.tls_host_names):
         raise InputError("TLS options are given, but TLS is off; add --tls")
+    _ = connection.column_rules
     for option, text in (
         ("--datacenter", connection.datacenter),
         ("--credentials-file", connection.credentials_file),
@@ -156,6 +175,7 @@ def validate_connection(connection: Connection) -> Connection:
         ("--tls-cert", connection.tls_cert),
         ("--tls-key", connection.tls_key),
         ("--tls-key-password-file", connection.tls_key_password_file),
+        ("--hash-key-file", connection.hash_key_file),
     ):
         if text is not None and not (text.strip() and text.isprintable()):
             raise InputError(

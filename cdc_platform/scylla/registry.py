@@ -34,6 +34,7 @@ from cdc_platform.delta import (
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.home_location import HomeLocation, local_state_folder, open_home_location
 from cdc_platform.metastore import STATUS_NORMAL, read_nodes
+from cdc_platform.scylla.column_rules import compute_key_check, read_hash_key
 from cdc_platform.scylla.connection import Connection, validate_connection
 from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_path
 
@@ -41,7 +42,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 RENEWED_FILE = "renewed.json"
 """The file by which a cluster's home in a store names its successor."""
 _FUTURE_LOGS_FILE = "logs-ahead.json"
-SHARED_FILES = (MIRROR_MARK_FILE, CLUSTER_IDENTITY_FILE, _FUTURE_LOGS_FILE)
+COLUMN_RULES_FILE = "columns.json"
+"""The file with the columns that a cluster's home leaves out or hashes."""
+SHARED_FILES = (MIRROR_MARK_FILE, CLUSTER_IDENTITY_FILE, _FUTURE_LOGS_FILE, COLUMN_RULES_FILE)
 """Files beside a home's tables that belong to the home, not to one machine."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -120,6 +123,9 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
             "digit"
         )
     validate_connection(connection)
+    if connection.hash_key_file is not None:
+        check = compute_key_check(read_hash_key(connection.hash_key_file))
+        connection = connection.model_copy(update={"hash_key_check": check})
     with _clusters_lock(home):
         folder = home.path / CLUSTERS_FOLDER / name
         _complete_renewal(home, name)
@@ -135,8 +141,41 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
         address = _store_address(home, name)
         if address is not None:
             _make_mirror(address, name)
+        _store_column_rules(parse_path(address or folder), name, connection)
         _write_model(parse_path(folder / CLUSTER_CONNECTION_FILE), connection)
         return find_cluster(home, name)
+
+
+class _StoredColumnRules(BaseModel):
+    """Which columns the home of a cluster leaves out or hashes, from its first row on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    left_out: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    hash_key_check: str | None = None
+
+
+def _store_column_rules(home: StoragePath, name: str, connection: Connection) -> None:
+    """Store the rules of a cluster's home, which no later registration may change once something was observed.
+
+    Raises:
+        InputError: the home was observed under other rules.
+    """
+    rules = _StoredColumnRules(
+        left_out=tuple(sorted(connection.left_out)),
+        hashed=tuple(sorted(connection.hashed)),
+        hash_key_check=connection.hash_key_check,
+    )
+    stored = _read_model(home / COLUMN_RULES_FILE, _StoredColumnRules) or _StoredColumnRules()
+    if rules == stored:
+        return
+    if _read_model(home / CLUSTER_IDENTITY_FILE, ClusterIdentity) is not None:
+        raise InputError(
+            f"the home of {name} was observed with other columns left out or hashed, or another key, and its rows stay "
+            f"as they are; register the cluster under another name to start a new copy"
+        )
+    _write_model(home / COLUMN_RULES_FILE, rules)
 
 
 def find_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
@@ -221,16 +260,16 @@ def renew_cluster(home: HomeLocation, name: str, clock: Clock) -> str | None:
         stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
         if known.address is not None:
             fresh = f"{name}.since-{stamp}"
-            _make_mirror(f"{home.address}/{CLUSTERS_FOLDER}/{fresh}", name)
+            mirror = _make_mirror(f"{home.address}/{CLUSTERS_FOLDER}/{fresh}", name)
+            _store_column_rules(parse_path(mirror.name), name, known.connection)
             _write_model(parse_path(known.address) / RENEWED_FILE, _Successor(folder=fresh))
             return known.address
         aside = known.home.with_name(f"{name}.until-{stamp}")
         # Create the new home before moving the old one: `_complete_renewal` completes a renewal whose process died in
         # between.
-        _write_model(
-            parse_path(_make_mirror(str(_renewed_folder(home, name)), name).path / CLUSTER_CONNECTION_FILE),
-            known.connection,
-        )
+        mirror = _make_mirror(str(_renewed_folder(home, name)), name)
+        _store_column_rules(parse_path(mirror.path), name, known.connection)
+        _write_model(parse_path(mirror.path / CLUSTER_CONNECTION_FILE), known.connection)
         known.home.rename(aside)
         _complete_renewal(home, name)
         # The folder moved aside is still a home, but no longer a registered cluster.
@@ -378,6 +417,7 @@ FILE_FIELDS = (
     "tls_cert",
     "tls_key",
     "tls_key_password_file",
+    "hash_key_file",
 )
 """Fields of a connection that name a file."""
 MACHINE_LOCAL_FIELDS = ("user_env", "password_env", *FILE_FIELDS)
@@ -437,6 +477,8 @@ def get_machine_local_options(connection: Connection) -> list[str]:
 _OPTIONS_BY_FIELD = {
     "addresses": "--address",
     "page_rows": "--page-size",
+    "left_out": "--leave-out",
+    "hashed": "--hash",
     "requests_per_second": "--request-rate",
     "rows_per_second": "--rate",
     "tls_host_names": "--no-tls-hostname-check",
@@ -453,11 +495,14 @@ def connection_options(connection: Connection) -> Iterator[str]:
     """Yield the options of `cluster add` that describe a connection."""
     for contact in connection.contacts:
         yield from ("--contact", contact)
-    for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts"}).items():
+    for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts", "hash_key_check"}).items():
         option = get_connection_option(name)
         if isinstance(value, dict):
             for node, address in value.items():
                 yield from (option, f"{node}={address}")
+        elif isinstance(value, tuple):
+            for part in value:
+                yield from (option, part)
         else:
             yield from (option,) if isinstance(value, bool) else (option, f"{value}")
 

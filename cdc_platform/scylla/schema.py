@@ -159,6 +159,9 @@ def read_logged_tables(live: ScyllaSession, layout: AvailableTables) -> list[Log
             unknown = unknown or f"its index class {strange!r} is not known"
         columns = _read_columns(live, keyspace, name)
         note = times.note((keyspace, name), columns)
+        rules = live.connection.column_rules.by_table.get((keyspace, name))
+        if rules is not None:
+            columns = rules.define((keyspace, name), columns, dropped=(keyspace, name) in times.dropped)
         ddl = _build_ddl(live, keyspace, name, columns, options) + (f"\n{note}" if note else "")
         ddl += "".join(f"\n{line}" for line in format_index_comments(searches, by_index=by_index))
         tables.append(LoggedTable(keyspace, name, options, created_ms_from_id(log["id"]), ddl, unknown))

@@ -342,9 +342,12 @@ class ScyllaSession:
         finally:
             self._session.client_protocol_handler = usual
 
+        rules = self.connection.column_rules
+
         def pages() -> Iterator[RawPage]:
             try:
-                yield from iter_pages(future, self.meter)
+                for page in iter_pages(future, self.meter):
+                    yield rules.apply(table, page)
             except DRIVER_ERRORS as error:
                 raise self._row_error(error, table) from None
 

@@ -133,5 +133,5 @@ def test_rows_count_when_two_reads_agree() -> None:
 def test_every_field_of_a_connection_has_its_option() -> None:
     """Advice and errors name options of `cluster add` that exist."""
     options = {option for parameter in cluster.commands["add"].params for option in parameter.opts}
-    fields = Connection.model_fields.keys() - {"contacts"}
+    fields = Connection.model_fields.keys() - {"contacts", "hash_key_check"}
     assert {registry.get_connection_option(name) for name in fields} <= options
