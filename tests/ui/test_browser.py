@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from playwright.sync_api import Browser, Error, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Error, Page, expect
 from support.homes.log_lake import split
 from support.homes.v1_tables import old_cluster, times
 from support.processes.chromium import HERE_ALONE, chromium
@@ -156,16 +156,25 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture
-def page(browser: Browser, serving: Serving) -> Iterator[Page]:
-    """A window on the UI."""
+@pytest.fixture(scope="module")
+def context(browser: Browser, serving: Serving) -> Iterator[BrowserContext]:
+    """A browser that has followed the link: to load the UI's files once is most of the CPU of a page."""
     context = browser.new_context(base_url=serving.start()["url"], viewport={"width": 1400, "height": 900})
     context.set_default_timeout(60 * SECOND)
     page = context.new_page()
     page.goto(serving.start()["link"])
     page.wait_for_url("**/overview/**")
-    yield page
+    page.close()
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A window on the UI."""
+    page = context.new_page()
+    yield page
+    page.close()
 
 
 @pytest.fixture
