@@ -23,11 +23,14 @@ from cdc_platform.scylla import registry
 from cdc_platform.storage import parse_path
 from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
 from cdc_platform_assets.metadata import build_rows_preview
-from cdc_platform_assets.run_requests import request_scheduled_run
+from cdc_platform_assets.run_requests import request_daily_run
 from cdc_platform_resources.home import HomeResource
 
 MAINTENANCE_JOB = "maintenance"
-MAINTENANCE_CRON = "30 4 * * *"
+MAINTENANCE_HOUR = 4
+"""The hour of the day (UTC) from which a run is due."""
+MAINTENANCE_CRON = "30 * * * *"
+"""Ticks every hour, so that a failed or missed run is repeated on the same day."""
 
 
 @op(pool="platform/maintenance", retry_policy=RETRY_POLICY)
@@ -69,9 +72,10 @@ def maintain_tables() -> None:
 def request_scheduled_maintenance(
     home: HomeLocation, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
-    """Request a maintenance run at `moment` if there are tables and no run is active."""
+    """Request a maintenance run at `moment` if there are tables and none has succeeded since the last due hour."""
     has_tables = any(list_stored_tables(lake) for lake in open_lakes(home).values())
-    return request_scheduled_run(instance, MAINTENANCE_JOB, moment, None if has_tables else "there are no tables yet")
+    reason = None if has_tables else "there are no tables yet"
+    return request_daily_run(instance, MAINTENANCE_JOB, moment, MAINTENANCE_HOUR, reason)
 
 
 @schedule(
@@ -79,7 +83,8 @@ def request_scheduled_maintenance(
     job_name=MAINTENANCE_JOB,
     cron_schedule=MAINTENANCE_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
-    description="Every night, requests the deletion of files that no table version has needed for seven days.",
+    description="Once a day from 04:30 (UTC), requests the deletion of files that no table version has needed for "
+    "seven days. A failed or missed run is repeated.",
 )
 def daily_maintenance(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
     """Run `request_scheduled_maintenance` on this home and instance."""

@@ -275,7 +275,8 @@ def request_daily_run(
     """
     if skip_reason is not None:
         return SkipReason(skip_reason)
-    due = moment.astimezone(UTC).replace(hour=hour, minute=0, second=0, microsecond=0)
+    moment = moment.astimezone(UTC)
+    due = moment.replace(hour=hour, minute=0, second=0, microsecond=0)
     due -= timedelta(days=due > moment)
     done = instance.get_run_records(RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS]), limit=1)
     if done and _end_us(done[0]) >= us_from_datetime(due):
