@@ -18,6 +18,7 @@ UI_FOLDER = "shown"
 UI_PREFIX_VARIABLE = "CDC_PLATFORM_UI_PREFIX"
 """The path prefix under which a proxy serves the UI, if any."""
 _PLOTS, UI_REPORTS = "pictures", "reports"
+_INVARIANTS = "invariants"
 _NAME_PATTERNS = {_PLOTS: re.compile(r"[0-9a-f]{32}\.png"), UI_REPORTS: re.compile(r"\w[\w.-]{0,120}\.html", re.ASCII)}
 _TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2})-(\d{2})(?:-(\d{2}))?(?=\D|$)")
 
@@ -47,6 +48,18 @@ def report_file(home: Path, key: str) -> UiFile | None:
     """Return the file of a generation's page, existing or not; None if its key is no valid file name."""
     name = f"{key.replace(':', '-')}.html"
     return _ui_file(home, UI_REPORTS, name) if _NAME_PATTERNS[UI_REPORTS].fullmatch(name) else None
+
+
+def invariant_address(name: str) -> str:
+    """Return the address of the page that explains an invariant. It has no file: the declaration is its source."""
+    return f"{os.environ.get(UI_PREFIX_VARIABLE, '')}/{UI_FOLDER}/{_INVARIANTS}/{name}.html"
+
+
+def invariant_from_address(path: str) -> str | None:
+    """Return the name of the invariant whose page has an address without the prefix; None for other addresses."""
+    parts = path.split("/")
+    is_page = len(parts) == 4 and parts[:3] == ["", UI_FOLDER, _INVARIANTS] and parts[3].endswith(".html")
+    return parts[3].removesuffix(".html") if is_page else None
 
 
 def generation_key_from_name(report_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Serve plots and report pages of a home next to Dagster's UI, and generate missing pages on request.
+"""Serve plots, report pages and the pages of invariants next to Dagster's UI, and generate missing pages on request.
 
 This is an ASGI application. Its content security policy prevents everything that it serves from running code. A page
 has one address, by its generation's key; every other name redirects to it.
@@ -15,6 +15,7 @@ from pathlib import Path
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.plots import ui_files
 from cdc_platform.server.auth import AsgiApplication, AsgiReceive, AsgiScope, AsgiSend
+from cdc_platform.server.invariant_page import render_invariant_page
 
 _CONTENT_TYPES = {".png": "image/png", ".html": "text/html; charset=utf-8"}
 _PLAIN_TEXT = "text/plain; charset=utf-8"
@@ -55,6 +56,11 @@ class HomeFilesApp:
         if scope["method"] not in ("GET", "HEAD"):
             await _respond(send, HTTPStatus.METHOD_NOT_ALLOWED, b"it can be looked at\n", _PLAIN_TEXT, "no-store")
             return
+        page = self._invariant_page(scope["path"])
+        if page is not None:
+            page = b"" if scope["method"] == "HEAD" else page
+            await _respond(send, HTTPStatus.OK, page, _CONTENT_TYPES[".html"], "no-cache")
+            return
         response = _FileResponse(why="there is no such file") if file is None else await self._find(file)
         if response.address:
             location = f"{response.address}\n".encode()
@@ -67,6 +73,11 @@ class HomeFilesApp:
             content = b"" if scope["method"] == "HEAD" else response.content
             cache_control = "private, max-age=31536000, immutable" if file.suffix == ".png" else "no-cache"
             await _respond(send, HTTPStatus.OK, content, _CONTENT_TYPES[file.suffix], cache_control)
+
+    def _invariant_page(self, path: str) -> bytes | None:
+        name = ui_files.invariant_from_address(path.removeprefix(self._prefix))
+        page = None if name is None else render_invariant_page(name)
+        return None if page is None else page.encode()
 
     async def _find(self, file: Path) -> _FileResponse:
         if file.suffix == ".html" and file not in self._by_key:
