@@ -181,8 +181,17 @@ def _check_lines(section: dict[str, Any]) -> list[str]:
         return ["never run"]
     failed, changed = len(section["failed"]), section["changed_tables"]
     outcome = f"{failed} of {section['checks']} failed" if failed else f"all {section['checks']} passed"
-    summary = f"{outcome}, at {section['newest']} by {section['entry_point']}"
-    return [summary, *([f"written since: {', '.join(_truncate(changed))}"] if changed else [])]
+    judges = section["judged_by"]
+    if len(judges) == 1:
+        summary = [f"{outcome}, at {section['newest']} by {section['entry_point']}"]
+    else:
+        lines = [
+            f"{len(judge['checks'])} at {judge['newest']} by {judge['entry_point']}"
+            + (f", {judge['failed']} failed" if judge["failed"] else "")
+            for judge in judges
+        ]
+        summary = [outcome, *_truncate(lines)]
+    return [*summary, *([f"written since: {', '.join(_truncate(changed))}"] if changed else [])]
 
 
 _SECTION_LINES = {

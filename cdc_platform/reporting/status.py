@@ -7,7 +7,7 @@ stop the others. Each alert has a stable code and a section in docs/status.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -421,6 +421,7 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
         "oldest": oldest and format_us(oldest.judged_at_us),
         "newest": newest and format_us(newest.judged_at_us),
         "entry_point": newest and newest.door,
+        "judged_by": _group_by_entry_point(results),
         "changed_tables": newer,
     }
     alerts = [*_read_only_alerts(lake), *(_check_alert(result) for result in failed)]
@@ -431,6 +432,30 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
         names = ", ".join(newer[:3]) + (f" and {len(newer) - 3} more" if len(newer) > 3 else "")
         alerts.append(StatusAlert("check-older", f"written since the last check: {names}", "cdc-platform check"))
     return facts, alerts
+
+
+def _group_by_entry_point(results: Sequence[check_results.StoredCheckResult]) -> list[dict[str, Any]]:
+    """Return the checks that each entry point judged last, the newest entry point first."""
+    groups: dict[str, list[check_results.StoredCheckResult]] = {}
+    for result in sorted(results, key=lambda stored: stored.judged_at_us, reverse=True):
+        groups.setdefault(result.door, []).append(result)
+    return [
+        {
+            "entry_point": entry_point,
+            "newest": format_us(group[0].judged_at_us),
+            "failed": sum(not result.passed for result in group),
+            "checks": [
+                {
+                    "invariant": result.invariant,
+                    "scope": result.asked_of or None,
+                    "passed": result.passed,
+                    "checked_at": format_us(result.judged_at_us),
+                }
+                for result in group
+            ],
+        }
+        for entry_point, group in groups.items()
+    ]
 
 
 def _check_alert(each: check_results.StoredCheckResult) -> StatusAlert:
