@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 from warnings import catch_warnings, simplefilter
 
 from dagster import (
@@ -13,17 +14,30 @@ from dagster import (
     AssetCheckSeverity,
     AssetCheckSpec,
     AssetExecutionContext,
+    AssetsDefinition,
+    AssetSelection,
     DagsterEvent,
     DagsterEventType,
+    Failure,
+    MetadataValue,
     PartitionsDefinition,
     PreviewWarning,
 )
 from dagster import _check as check
 
-from cdc_platform.checks import CheckResult, Finding, Invariant, InvariantFamily, judge_findings
+from cdc_platform.checks import (
+    STORAGE_FAMILY,
+    CheckResult,
+    Finding,
+    Invariant,
+    InvariantFamily,
+    invariants,
+    judge_findings,
+)
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
+from cdc_platform.plots import ui_files
 from cdc_platform.tables import Table
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.partitions import get_run_partitions
@@ -34,6 +48,9 @@ FamilyFindings = Iterable[tuple[InvariantFamily, Sequence[Finding]]]
 
 LOW_PRIORITY_TAGS = {"dagster/priority": "-1"}
 """For checks of the whole home. No step waits on them, so they run when no step is ready."""
+
+MAX_NAMED_FAILURES = 3
+"""The most failed checks that the description of a failed step names."""
 
 VIOLATED_TAG = "cdc_platform/violated"
 """The run tag that lists the checks that found a violation."""
@@ -57,7 +74,7 @@ def check_specs(
                 metadata={
                     "asked_of": invariant.family.subject,
                     "judged": invariant.family.method,
-                    "explained_in": invariant.family.page,
+                    "explained_in": link_to_invariant(invariant),
                 },
             )
             for invariant in invariants
@@ -73,30 +90,75 @@ def evaluate_checks(
 ) -> Iterator[AssetCheckResult]:
     """Judge the findings of an audit for each requested partition. Without partitions `audit` gets None: everything.
 
-    A run of several partitions reports each result on its own. Non-blocking violations appear on the run, see
-    `tag_violations_on_run`.
+    Each result is of one partition. Non-blocking violations appear on the run, see `tag_violations_on_run`.
+
+    Raises:
+        Failure: a blocking check failed; all results are reported first.
     """
-    partitions: list[str | None] = [*get_run_partitions(context)] if _is_partitioned(context) else [None]
-    for partition in partitions:
+    failures: list[str] = []
+    for partition in list_requested_partitions(context):
         check_run = start_judging(context, lake, clock, partition)
         with platform_errors_as_failures():
             audited = list(audit(partition))
         for family, findings in audited:
             results = build_check_results(table, context, check_run, findings, family)
-            if not family.blocking:
-                results = tag_violations_on_run(context, results)
-            if partition is None or len(partitions) == 1:
-                yield from results
-            else:
-                report_partition_results(context, partition, results, blocking=family.blocking)
+            yield from report_results(context, partition, results, family, failures)
+    fail_run(failures)
 
 
-def _is_partitioned(context: AssetCheckExecutionContext) -> bool:
-    """Return True if a requested check is partitioned. A run with partitions may include checks that have none."""
-    if not (context.has_partition_key or context.has_partition_key_range):
-        return False
+def list_requested_partitions(context: AssetCheckExecutionContext) -> list[str | None]:
+    """Return the partitions that a run of checks judges; [None] if no requested check is partitioned.
+
+    The UI launches checks without a partition. Partitioned checks then judge every partition that there is.
+    """
     graph = context.job_def.asset_layer.asset_graph
-    return any(graph.get(key).partitions_def is not None for key in context.selected_asset_check_keys)
+    partitions = (graph.get(key).partitions_def for key in context.selected_asset_check_keys)
+    definition = next((found for found in partitions if found is not None), None)
+    if definition is None:
+        return [None]
+    if context.has_partition_key or context.has_partition_key_range:
+        return [*get_run_partitions(context)]
+    return [*definition.get_partition_keys(dynamic_partitions_store=context.instance)]
+
+
+def report_results(
+    context: AssetCheckExecutionContext,
+    partition: str | None,
+    results: Iterable[AssetCheckResult],
+    family: InvariantFamily,
+    failures: list[str],
+) -> Iterator[AssetCheckResult]:
+    """Yield the results of a partition, or report them on it if the run is not of this partition alone.
+
+    Violations of a family that is not blocking are tagged on the run; those of a blocking one are added to `failures`,
+    for `fail_run`.
+    """
+    results = [*(results if family.blocking else tag_violations_on_run(context, results))]
+    if family.blocking:
+        of = "" if partition is None else f" of {partition}"
+        failures += [f"{result.check_name}{of}: {result.description}" for result in results if is_violation(result)]
+    if partition is None or context.has_partition_key:
+        yield from results
+    else:
+        report_partition_results(context, partition, results, blocking=family.blocking)
+
+
+def is_violation(result: AssetCheckResult) -> bool:
+    """Return True if a check failed; a result that could not be determined is a warning."""
+    return not result.passed and result.severity is AssetCheckSeverity.ERROR
+
+
+def fail_run(failures: Sequence[str]) -> None:
+    """Fail the step, and with it the run, if blocking checks failed.
+
+    Raises:
+        Failure: `failures` is not empty; the first ones are named.
+    """
+    if failures:
+        more = f"; and {len(failures) - MAX_NAMED_FAILURES} more" if len(failures) > MAX_NAMED_FAILURES else ""
+        named = "; ".join(failures[:MAX_NAMED_FAILURES])
+        count = "a blocking check" if len(failures) == 1 else f"{len(failures)} blocking checks"
+        raise Failure(f"{count} failed: {named}{more}", allow_retries=False)
 
 
 def start_judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> CheckRun:
@@ -129,7 +191,7 @@ def build_check_results(
     requested = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
-        yield _build_result(table, name, True, family.fine_without, 0, 0)
+        yield build_result_without_subject(table, name)
     judgements = judge_findings(requested, [name for name in names if name in due])
     store_check_results(check_run, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)
@@ -138,10 +200,48 @@ def build_check_results(
 def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> Iterator[AssetCheckResult]:
     """Convert the judgements of a table to Dagster's check results."""
     for line in judgements:
-        result = _build_result(
-            table, line.invariant, line.passed, line.message, line.population, line.violations, line.sample
+        yield AssetCheckResult(
+            passed=line.passed,
+            asset_key=asset_key_from_table(table),
+            check_name=str(line.invariant),
+            description=line.message,
+            severity=AssetCheckSeverity.WARN if line.unknown else AssetCheckSeverity.ERROR,
+            metadata=build_check_metadata(line),
         )
-        yield result._replace(severity=AssetCheckSeverity.WARN) if line.unknown else result
+
+
+def build_result_without_subject(table: Table, invariant: Invariant) -> AssetCheckResult:
+    """Build the result of a check for which there is nothing to judge, which is fine."""
+    (result,) = build_judgement_results(table, [CheckResult(invariant, 0, 0, passed=True)])
+    return result._replace(description=invariant.family.fine_without)
+
+
+def build_check_metadata(result: CheckResult) -> dict[str, Any]:
+    """Return the metadata of a result: its counts, the first violation, and the page that explains the invariant."""
+    invariant = invariants.INVARIANTS_BY_NAME.get(result.invariant)
+    return {
+        "population": result.population,
+        "violations": result.violations,
+        **({"unjudged": result.unjudged} if result.unjudged else {}),
+        **({"sample": result.sample} if result.sample else {}),
+        **({} if invariant is None else {"explained_in": link_to_invariant(invariant)}),
+    }
+
+
+def select_with_own_checks(*assets: AssetsDefinition) -> AssetSelection:
+    """Select assets for a job, with all of their checks except those of the stored tables.
+
+    Steps verify what they read against its commits, and the hourly audit verifies the tables. In every job these checks
+    would only repeat that.
+    """
+    keys = (key for asset in assets for key in asset.keys)
+    checks = [AssetCheckKey(key, str(invariant)) for key in keys for invariant in STORAGE_FAMILY.invariants]
+    return AssetSelection.assets(*assets) - AssetSelection.checks(*checks)
+
+
+def link_to_invariant(invariant: Invariant) -> MetadataValue:
+    """Return a link to the page of an invariant, which the UI of `cdc-platform up` serves."""
+    return MetadataValue.url(ui_files.invariant_address(str(invariant)))
 
 
 def tag_violations_on_run(
@@ -153,7 +253,7 @@ def tag_violations_on_run(
     """
     violated = []
     for result in results:
-        if not result.passed and result.severity is AssetCheckSeverity.ERROR:
+        if is_violation(result):
             violated.append(result.check_name or "a check")
         yield result
     if violated:
@@ -187,19 +287,3 @@ def report_partition_results(
             ),
             run_id=context.run.run_id,
         )
-
-
-def _build_result(
-    table: Table, name: str, passed: bool, message: str, population: int, violations: int, sample: str = ""
-) -> AssetCheckResult:
-    return AssetCheckResult(
-        passed=passed,
-        asset_key=asset_key_from_table(table),
-        check_name=str(name),
-        description=message,
-        metadata={
-            "population": population,
-            "violations": violations,
-            **({"sample": sample} if sample else {}),
-        },
-    )

@@ -10,7 +10,6 @@ from typing import Any
 from dagster import (
     AssetExecutionContext,
     AssetObservation,
-    AssetSelection,
     DagsterInstance,
     DefaultScheduleStatus,
     Definitions,
@@ -45,6 +44,7 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import GenerationRows
+from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.data_versions import (
     AssetEventSpec,
     build_partition_event,
@@ -181,7 +181,7 @@ audit_removed_generations = build_table_checks(
 
 plan_expiry = define_asset_job(
     PLAN_JOB,
-    selection=AssetSelection.assets(removed_generations),
+    selection=select_with_own_checks(removed_generations),
     description="Marks expired generations and reports the purge plan. Removes nothing.",
     executor_def=in_process_executor,
 )

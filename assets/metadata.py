@@ -19,7 +19,7 @@ from dagster import (
     TableSchema,
 )
 
-from cdc_platform.delta import Lake
+from cdc_platform.delta import Lake, PartFiles, find_replaced_rows
 from cdc_platform.home_location import local_state_folder
 from cdc_platform.plots import ui_files
 from cdc_platform_assets.data_versions import PartitionContent, build_content_metadata, find_last_write
@@ -60,6 +60,22 @@ def build_materialize_result(
     return MaterializeResult(metadata=described, data_version=DataVersion(content.version))
 
 
+def build_replaced_metadata(lake: Lake, before: PartFiles | None) -> dict[str, Any]:
+    """Return metadata of the rows that a step replaced: their number and keys, and the foreign commits behind them.
+
+    The same rows written again, or a part without rows before (None), replace nothing and give no metadata.
+    """
+    replaced = None if before is None else find_replaced_rows(lake, before)
+    if replaced is None or replaced.rows == 0:
+        return {}
+    keys = replaced.keys
+    return {
+        "replaced_rows": replaced.unread if replaced.rows is None else replaced.rows,
+        **({"replaced_keys": build_rows_preview([*keys[0]], ([*row.values()] for row in keys))} if keys else {}),
+        **({"replaced_foreign_commits": "; ".join(replaced.commits)} if replaced.commits else {}),
+    }
+
+
 def build_plot_metadata(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:
     """Store a plot in the home and return Markdown that shows it in the UI of `cdc-platform up` and names its file."""
     stored = ui_files.store_plot(local_state_folder(lake.location.folder), png)
@@ -76,4 +92,6 @@ def build_rows_preview(columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 
 def _preview_cell(value: Any) -> str | float | bool:
+    if isinstance(value, bytes):
+        return value.hex()
     return value if isinstance(value, (bool, float)) else str(value)

@@ -5,7 +5,6 @@ A join completes its own switch; this handles switches of joins that died. No Sp
 
 from dagster import (
     AssetExecutionContext,
-    AssetSelection,
     DagsterInstance,
     DefaultSensorStatus,
     Definitions,
@@ -25,6 +24,7 @@ from cdc_platform.lifecycle import JoinContext, run_introduce_step, switch
 from cdc_platform.metastore import switches
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.timeline import GenerationRows
+from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
@@ -83,7 +83,7 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
 
 drive_switches = define_asset_job(
     SWITCH_JOB,
-    selection=AssetSelection.assets(generation_switches),
+    selection=select_with_own_checks(generation_switches),
     description="Advances unfinished two-phase switches: acknowledges, commits or aborts. It can run at any time, and "
     "concurrently.",
     executor_def=in_process_executor,

@@ -30,20 +30,22 @@ from cdc_platform.checks import (
     STORAGE_FAMILY,
     audit_derived_tables,
     audit_stored,
+    record_verifications,
     run_family_audit,
 )
 from cdc_platform.delta import Lake, list_stored_tables, verify_tables
 from cdc_platform.errors import PlatformError
 from cdc_platform.tables import Table
-from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, start_judging
 from cdc_platform_assets.metadata import Stopwatch, build_rows_preview
 from cdc_platform_assets.run_requests import request_scheduled_run
 from cdc_platform_assets.specs import pool_from_table, table_asset
+from cdc_platform_assets.storage_checks import report_storage_results
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
 AUDIT_JOB = "audit_tables"
-AUDIT_CRON = "30 3 * * *"
+AUDIT_CRON = "30 * * * *"
 HOME_TABLES = Table(
     "platform",
     "tables",
@@ -58,7 +60,7 @@ HOME_TABLES = Table(
     HOME_TABLES,
     group="tables",
     spark=False,
-    freshness=FreshnessPolicy.time_window(fail_window=timedelta(hours=50), warn_window=timedelta(hours=26)),
+    freshness=FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
     description="Materializing it lists version, rows and bytes of every table. Its checks verify files, rows and "
     "commits of all tables, and derived tables against their sources. No edge leads here: it stands for every table, "
     "and an edge from each would hide all others.",
@@ -98,11 +100,20 @@ def _read_sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
 def audit_home_tables(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
-    """Judge all tables as `cdc-platform check` does; only `check --deep` reads large partitions."""
+    """Judge all tables as `cdc-platform check` does, and report the results on the partitions of every asset.
+
+    Only `check --deep` and the checks of a partition read large partitions.
+    """
     lake = home.lake()
 
     def audit(_: str | None) -> FamilyFindings:
+        run = start_judging(context, lake, clock.clock(), None)
         verified = verify_tables(lake)
+        unrecorded = record_verifications(run, verified)
+        if unrecorded is not None:
+            context.log.warning(f"the results were not stored, so partitions do not show them: {unrecorded}")
+        count = sum(1 for _ in report_storage_results(lake, context.instance))
+        context.log.info(f"Reported {count} results on partitions.")
         derived = run_family_audit(DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake), verified)
         return [(STORAGE_FAMILY, audit_stored(verified)), (DERIVED_TABLE_FAMILY, derived or [])]
 
@@ -124,13 +135,14 @@ def request_scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datet
 
 
 @schedule(
-    name="daily_audit_of_tables",
+    name="hourly_audit_of_tables",
     job_name=AUDIT_JOB,
     cron_schedule=AUDIT_CRON,
     default_status=DefaultScheduleStatus.RUNNING,
-    description="Every day at 03:30, requests a verification of all tables.",
+    description="Every hour, at half past, requests a verification of all tables. Its results show on the partitions "
+    "of every asset.",
 )
-def daily_audit_of_tables(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
+def hourly_audit_of_tables(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
     """Run `request_scheduled_audit` on this home and instance."""
     return request_scheduled_audit(home.lake(), context.instance, context.scheduled_execution_time)
 
@@ -139,5 +151,5 @@ DEFINED = Definitions(
     assets=[home_tables],
     asset_checks=[audit_home_tables],
     jobs=[audit_tables],
-    schedules=[daily_audit_of_tables],
+    schedules=[hourly_audit_of_tables],
 )

@@ -7,7 +7,6 @@ from datetime import datetime
 from dagster import (
     AssetExecutionContext,
     AssetMaterialization,
-    AssetSelection,
     Config,
     DagsterInstance,
     DefaultScheduleStatus,
@@ -44,6 +43,7 @@ from cdc_platform.tables import (
     Table,
 )
 from cdc_platform.timeline import GenerationRows, list_generation_names
+from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.data_versions import (
     AssetEventSpec,
     build_partition_event,
@@ -270,7 +270,7 @@ audit_cdc_streams_descriptions = build_table_checks("audit_rewrite", STREAMS_DES
 
 rewrite = define_asset_job(
     REWRITE_JOB,
-    selection=AssetSelection.assets(cdc_generation_descriptions, cdc_streams_descriptions),
+    selection=select_with_own_checks(cdc_generation_descriptions, cdc_streams_descriptions),
     description="Rewrites V1 generations to the V2 tables for every node that is not marked as rewritten. It can run "
     "again after a failure, and concurrently.",
     executor_def=in_process_executor,

@@ -8,7 +8,7 @@ with gc_paused_for_imports():  # garbage collection would take a third of the im
     from dagster import Definitions, in_process_executor
 
     from cdc_platform.instance_lock import bind_to_up
-    from cdc_platform_assets import alerts, expiry, maintenance, repair, switch, tables, v1_rewrite
+    from cdc_platform_assets import alerts, expiry, maintenance, repair, storage_checks, switch, tables, v1_rewrite
     from cdc_platform_assets.catalog_sync import definitions as reconcile
     from cdc_platform_assets.cluster import definitions as cluster
     from cdc_platform_assets.join import definitions as join
@@ -30,6 +30,7 @@ DEFINITION_MODULES = (
     log,
     cluster,
     tables,
+    storage_checks,
     maintenance,
     reconcile,
     alerts,

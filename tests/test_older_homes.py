@@ -40,6 +40,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.verdicts",
             "platform.passed_over",
             "platform.judgements",
+            "platform.table_checks",
             "platform.only_observed",
             "platform.committed_generations",
             "platform.left_out",
@@ -49,7 +50,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.log_gaps",
         }
     ),
-    "2026-11-28": frozenset(),
+    "2026-11-28": frozenset({"platform.table_checks"}),
 }
 """The tables that were declared after the homes of a release were made, which therefore lack them."""
 WORDS = frozenset({"reason", "reasons", "detail", "blocked_by"})

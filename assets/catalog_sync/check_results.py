@@ -6,6 +6,7 @@ A verdict is skipped if the content that it judged has changed since.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from dagster import (
     AssetCheckEvaluation,
@@ -32,9 +33,15 @@ JUDGED_CONTENT_METADATA_KEY = "judged_content"
 """The metadata key of a result that names the judged content, so that no result is reported twice."""
 
 
-def find_missing_results(
-    lake: Lake, instance: DagsterInstance, names: GenerationNames
-) -> Iterator[AssetCheckEvaluation]:
+class RecordedResult(NamedTuple):
+    """A recorded result of a check, with the entry point that judged and the judged content."""
+
+    evaluation: AssetCheckEvaluation
+    entry_point: str
+    content: str
+
+
+def find_missing_results(lake: Lake, instance: DagsterInstance, names: GenerationNames) -> Iterator[RecordedResult]:
     """Yield the recorded check results of a generation's join steps that Dagster does not have."""
     if names.id is None or names.host_id is None:
         return
@@ -48,7 +55,8 @@ def find_missing_results(
         if verdict is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
             content = verdicts.content_name(lake, step.audit.parts(joining))
             if content == verdict.content:
-                yield from _build_results(instance, step, names.key, verdict)
+                for evaluation in _build_results(instance, step, names.key, verdict):
+                    yield RecordedResult(evaluation, verdict.entry_point, verdict.content)
 
 
 def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict) -> bool:
@@ -82,13 +90,16 @@ def _build_results(
                 metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.entry_point},
                 blocking=True,
                 partition=partition,
-                target_materialization_data=_find_target(instance, asset_key_from_table(step.table), partition),
+                target_materialization_data=find_target_materialization(
+                    instance, asset_key_from_table(step.table), partition
+                ),
             )
 
 
-def _find_target(
-    instance: DagsterInstance, asset: AssetKey, partition: str
+def find_target_materialization(
+    instance: DagsterInstance, asset: AssetKey, partition: str | None
 ) -> AssetCheckEvaluationTargetMaterializationData | None:
+    """Return the newest materialization of a partition as the target of a check result; None if there is none."""
     record = instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
     if record is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance
@@ -16,12 +16,14 @@ from dagster import AssetKey, DagsterEventType, DagsterInstance
 from cdc_platform.cdclog import hourly
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, get_verified_lake, provenance
-from cdc_platform.errors import NotAsCommitted
+from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
 from cdc_platform_assets.catalog_sync.check_results import find_missing_results
+from cdc_platform_assets.catalog_sync.stored_steps import describe_part
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
+from cdc_platform_assets.check_runs import report_result
 from cdc_platform_assets.data_versions import (
     DATA_VERSION_TAG,
     LINEAGE_METADATA_KEY,
@@ -40,6 +42,7 @@ from cdc_platform_assets.partitions import (
     read_generation_keys,
 )
 from cdc_platform_assets.specs import asset_key_from_table
+from cdc_platform_assets.storage_checks import report_storage_results
 
 MAX_EVENTS = 200
 """The most events that one tick reports. Each costs Dagster's storage about ten milliseconds."""
@@ -48,6 +51,7 @@ MAX_SECONDS = 20.0
 MAX_PARTITIONS = 1000
 MAX_HOURS = 24
 """The most hours due for copying that get a partition: as many as one tick of their schedule requests."""
+_GENERATION_ASSETS = {asset_key_from_table(table) for table in table_contents.GENERATION_TABLES}
 
 
 class AssetGraph(Protocol):
@@ -89,31 +93,59 @@ class SyncSummary:
 def sync_catalog(
     lake: Lake, instance: DagsterInstance, graph: AssetGraph, *, most: int | None = MAX_EVENTS
 ) -> SyncSummary:
-    """Report to Dagster what the tables hold and Dagster lacks: at most `most` events, or all with None."""
-    summary, deadline = SyncSummary(), None if most is None else time.monotonic() + MAX_SECONDS
+    """Report to Dagster what the tables hold and Dagster lacks: at most `most` events, or all with None.
+
+    Raises:
+        PlatformError: a table cannot be read. What verifications found is reported first.
+    """
+    summary = SyncSummary()
+    try:
+        _sync_tables(lake, instance, graph, summary, most)
+    except PlatformError:
+        _report_storage_results(lake, instance, summary, most)
+        raise
+    return summary
+
+
+def _sync_tables(
+    lake: Lake, instance: DagsterInstance, graph: AssetGraph, summary: SyncSummary, most: int | None
+) -> None:
+    deadline = None if most is None else time.monotonic() + MAX_SECONDS
     names = list_generation_names(lake, read_generation_keys(lake, instance))
     others = list(table_contents.iterate_other_partitions(lake))
     _sync_partitions(lake, instance, names, others, summary)
     contents = GenerationDigests(lake)
+    by_key: dict[str | None, GenerationNames] = {generation.key: generation for generation in names}
     known = _ReportedVersions(instance, graph)
     unfinished = _ActiveRuns(instance)
     for partitions in _partitions_in_report_order(names, others, contents):
         for partition in partitions:
             if most is not None and summary.events + summary.results >= most:
                 summary.left = True
-                return summary
-            _report_partition(lake, instance, graph, partition, list(partitions), known, unfinished, summary)
+                return
+            generation = by_key.get(partition.partition) if partition.asset in _GENERATION_ASSETS else None
+            siblings = list(partitions)
+            _report_partition(lake, instance, graph, partition, siblings, generation, known, unfinished, summary)
         if deadline is not None and time.monotonic() > deadline:
             summary.left = True
-            return summary
+            return
+    _report_storage_results(lake, instance, summary, most)
     for generation in reversed([partition for partition in names if not partition.is_removed]):
         for result in find_missing_results(lake, instance, generation):
             if most is not None and summary.events + summary.results >= most:
                 summary.left = True
-                return summary
-            instance.report_runless_asset_event(result)
+                return
+            report_result(instance, result.evaluation, result.entry_point, result.content)
             summary.results += 1
-    return summary
+
+
+def _report_storage_results(lake: Lake, instance: DagsterInstance, summary: SyncSummary, most: int | None) -> None:
+    """Report what verifications of tables found, violations first, up to `most` events and results in all."""
+    for _ in report_storage_results(lake, instance):
+        summary.results += 1
+        if most is not None and summary.events + summary.results >= most:
+            summary.left = True
+            return
 
 
 def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> None:
@@ -139,6 +171,7 @@ def _report_partition(
     graph: AssetGraph,
     stored: StoredPartition,
     siblings: Sequence[StoredPartition],
+    generation: GenerationNames | None,
     known: _ReportedVersions,
     unfinished: _ActiveRuns,
     summary: SyncSummary,
@@ -161,6 +194,9 @@ def _report_partition(
     shared = [parent for parent in node.parent_keys if graph.get(parent).partitions_def != node.partitions_def]
     at_ms = None if change is None else change.commit.at_ms
     due = None if at_ms is None else _input_versions_at(lake, siblings, at_ms)
+    report = describe_part(lake, stored, generation)
+    if report is not None:
+        content = replace(content, rows=report.rows, metadata=report.metadata)
     event = build_partition_event(
         instance, spec, stored.partition, content, change, due=due, observed=not node.is_materializable, shared=shared
     )
@@ -248,7 +284,8 @@ def _add_missing_partitions(
 
 
 def _add_partitions(instance: DagsterInstance, name: str, partitions: Sequence[str], summary: SyncSummary) -> None:
-    now = list(partitions[:MAX_PARTITIONS])
+    partitions = list(dict.fromkeys(partitions))
+    now = partitions[:MAX_PARTITIONS]
     if now:
         instance.add_dynamic_partitions(name, now)
         summary.added += now

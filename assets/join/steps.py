@@ -12,7 +12,6 @@ from dagster import (
     AssetChecksDefinition,
     AssetExecutionContext,
     AssetsDefinition,
-    AssetSelection,
     MaterializeResult,
     define_asset_job,
     in_process_executor,
@@ -20,6 +19,7 @@ from dagster import (
 )
 
 from cdc_platform.checks import GENERATION_FAMILY
+from cdc_platform.delta import list_part_files
 from cdc_platform.lifecycle import (
     V2_STEPS,
     JoinContext,
@@ -32,21 +32,23 @@ from cdc_platform.lifecycle import (
     select_steps,
 )
 from cdc_platform.tables import BOOTSTRAP_EVENTS
+from cdc_platform.timeline import GenerationKeys, get_generation_names
 from cdc_platform_assets.checks import (
-    build_check_results,
     build_judgement_results,
     check_specs,
     describe_run,
-    report_partition_results,
-    start_judging,
+    fail_run,
+    list_requested_partitions,
+    report_results,
+    select_with_own_checks,
 )
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.join.inbox import JOIN_JOB
 from cdc_platform_assets.join.partition_keys import filter_finished_joins, get_joined_generation_id, read_step_content
 from cdc_platform_assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
-from cdc_platform_assets.partitions import GENERATION_PARTITIONS, get_requested_partitions, get_run_partitions
+from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_replaced_metadata
+from cdc_platform_assets.partitions import GENERATION_PARTITIONS, get_requested_partitions
 from cdc_platform_assets.specs import (
     JOIN_CODE_MODULES,
     asset_key_from_table,
@@ -104,8 +106,15 @@ def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:
 
 
 def _run_step(joining: JoinContext, step: JoinStep, docs: StepDocs, context: AssetExecutionContext) -> StepReport:
-    steps = select_steps(joining.lake, joining.generation_id)
-    return docs.report(joining, run_step(joining, steps, find_step(steps, step.table)), context.log)
+    lake, steps = joining.lake, select_steps(joining.lake, joining.generation_id)
+    names = get_generation_names(lake, GenerationKeys.read(lake), joining.generation_id)
+    part = names.part(step.table)
+    before = None if part is None else list_part_files(lake, part.table, part.where)
+    report = docs.report(joining, run_step(joining, steps, find_step(steps, step.table)), context.log)
+    replaced = build_replaced_metadata(lake, before)
+    if replaced:
+        context.log.warning(f"Rows of {step.table.full_name} were replaced: {replaced['replaced_rows']}.")
+    return replace(report, metadata={**report.metadata, **replaced})
 
 
 def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
@@ -119,28 +128,24 @@ def _build_checks(step: JoinStep, audit: StepAudit) -> AssetChecksDefinition:
     def check(
         context: AssetCheckExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> Iterator[AssetCheckResult]:
-        names = context.selected_asset_check_keys
-        if not context.has_partition_key and not context.has_partition_key_range:
-            with platform_errors_as_failures():
-                check_run = start_judging(context, home.lake(), clock.clock(), None)
-                findings = audit.all_generations(check_run.lake, spark.workers())
-            yield from build_check_results(step.table, context, check_run, findings, GENERATION_FAMILY)
-            return
-        partitions = get_run_partitions(context)
-        multiple = len(partitions) > 1
-        for partition in filter_finished_joins(home.lake(), partitions, context.log.info) if multiple else partitions:
+        names = {key.name for key in context.selected_asset_check_keys}
+        partitions = [partition for partition in list_requested_partitions(context) if partition is not None]
+        failures: list[str] = []
+        # Rows that could not be judged stop a join; a run of checks alone reports them as warnings.
+        materializes = context.run.asset_selection is None or bool(context.run.asset_selection)
+        if not context.has_partition_key:
+            partitions = [*filter_finished_joins(home.lake(), partitions, context.log.info)]
+        for partition in partitions:
             with platform_errors_as_failures():
                 joining = _open_joining(context, spark, home, clock, partition)
                 format_step = find_step(select_steps(joining.lake, joining.generation_id), step.table)
-                judgements = judge_step(joining, format_step)
-            requested = [line for line in judgements if line.invariant in {key.name for key in names}]
-            results = build_judgement_results(step.table, requested)
-            if multiple:
-                report_partition_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)
-            else:
-                yield from results
-            with platform_errors_as_failures():
-                require_passed(joining, format_step, requested)
+                judgements = [line for line in judge_step(joining, format_step) if line.invariant in names]
+            results = build_judgement_results(step.table, judgements)
+            yield from report_results(context, partition, results, GENERATION_FAMILY, failures)
+            if context.has_partition_key and (materializes or any(line.failed for line in judgements)):
+                with platform_errors_as_failures():
+                    require_passed(joining, format_step, judgements)
+        fail_run(failures)
 
     return check
 
@@ -169,7 +174,7 @@ JOIN_CHECKS = [_build_checks(step, step.audit) for step in V2_STEPS if step.audi
 # One process runs all steps of a run. By default each step would start its own JVM or Connect session.
 join = define_asset_job(
     JOIN_JOB,
-    selection=AssetSelection.assets(*JOIN_ASSETS),
+    selection=select_with_own_checks(*JOIN_ASSETS),
     description="Joins a node: describes its generation, audits it, inserts it, assigns its timestamp and publishes "
     "it. Every step is idempotent, so a failed run can be repeated.",
     executor_def=in_process_executor,

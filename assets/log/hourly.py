@@ -18,7 +18,6 @@ from dagster import (
     AssetCheckResult,
     AssetDep,
     AssetExecutionContext,
-    AssetSelection,
     Config,
     DagsterInstance,
     DefaultScheduleStatus,
@@ -37,14 +36,19 @@ from pydantic import Field
 from cdc_platform.cdclog import audit_hours, hourly
 from cdc_platform.checks import HOUR_FAMILY as HOURS_FAMILY
 from cdc_platform.clock import Clock, datetime_from_us, format_us
-from cdc_platform.delta import Lake
+from cdc_platform.delta import Lake, list_part_files
 from cdc_platform.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import check_specs, evaluate_checks
+from cdc_platform_assets.checks import check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.log.logs import CDC_LOG
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.metadata import (
+    Stopwatch,
+    build_materialize_result,
+    build_replaced_metadata,
+    build_rows_preview,
+)
 from cdc_platform_assets.partitions import (
     HOUR_PARTITIONS,
     HOURS_NAME,
@@ -103,10 +107,12 @@ def consumed_hours(
         for partition in partitions:
             hour_us = hour_us_from_partition(partition)
             schemas = hourly.select_logs(lake, config.tables)
+            part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
+            before = list_part_files(lake, part.table, part.where)
             copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
             rows, metadata = _build_copy_metadata(copied)
             context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
-            part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
+            metadata |= build_replaced_metadata(lake, before)
             content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
             if len(partitions) == 1:
                 return build_materialize_result(
@@ -150,7 +156,7 @@ def audit_consumed_hours(
 
 consume_hours = define_asset_job(
     HOURS_JOB,
-    selection=AssetSelection.assets(consumed_hours),
+    selection=select_with_own_checks(consumed_hours),
     description="Copies one hour of the CDC logs to their hourly tables, and compares both.",
     executor_def=in_process_executor,
 )

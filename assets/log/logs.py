@@ -10,7 +10,6 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetExecutionContext,
-    AssetSelection,
     DagsterInstance,
     DefaultSensorStatus,
     MaterializeResult,
@@ -40,7 +39,7 @@ from cdc_platform.cql import CdcOptions, TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.log.writes import LOGGED_WRITES
@@ -133,7 +132,7 @@ def audit_cdc_log(
 
 check_logs = define_asset_job(
     LOGS_JOB,
-    selection=AssetSelection.assets(cdc_log),
+    selection=select_with_own_checks(cdc_log),
     description="Counts the rows of one log and checks each of them. Writes no table.",
     executor_def=in_process_executor,
 )

@@ -8,7 +8,6 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetExecutionContext,
-    AssetSelection,
     Config,
     MaterializeResult,
     define_asset_job,
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from cdc_platform.checks import TABLET_FAMILY, TABLET_TIMESTAMP_COMPLETE, audit_tablet_table, audit_tablets
 from cdc_platform.clock import Clock, format_ms
-from cdc_platform.delta import Lake
+from cdc_platform.delta import Lake, list_part_files
 from cdc_platform.errors import InputError
 from cdc_platform.generations import check_tablet_ends, merge_tablet_ends, split_tablet_ends, uniform_tablet_ends
 from cdc_platform.lifecycle import tablets
@@ -28,10 +27,15 @@ from cdc_platform.metastore import tablets as metastore_tablets
 from cdc_platform.settings import Settings
 from cdc_platform.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.metadata import (
+    Stopwatch,
+    build_materialize_result,
+    build_replaced_metadata,
+    build_rows_preview,
+)
 from cdc_platform_assets.partitions import TABLET_TABLE_PARTITIONS, get_requested_partitions, table_from_partition
 from cdc_platform_assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
@@ -175,8 +179,10 @@ def _materialize_partitions(
         partitions = get_requested_partitions(context, "tablets")
         for partition in partitions:
             name = table_from_partition(partition)
-            rows, metadata = make(name)
             part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
+            before = list_part_files(lake, table, part.where)
+            rows, metadata = make(name)
+            metadata |= build_replaced_metadata(lake, before)
             content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
             if len(partitions) == 1:
                 return build_materialize_result(
@@ -216,7 +222,7 @@ TABLET_ASSETS = [tablet_layouts, cdc_streams, cdc_timestamps]
 
 change_tablets = define_asset_job(
     TABLETS_JOB,
-    selection=AssetSelection.assets(*TABLET_ASSETS),
+    selection=select_with_own_checks(*TABLET_ASSETS),
     description="Changes the tablets of a table as its config says, audits the new stream set and publishes it. "
     "Without config it finishes an interrupted change.",
     executor_def=in_process_executor,

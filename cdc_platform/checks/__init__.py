@@ -99,6 +99,12 @@ __getattr__ = lazy_exports(
             "run_family_audit",
         ),
         "switches": ("audit_switches",),
+        "table_parts": (
+            "judge_part",
+            "name_part",
+            "record_verifications",
+            "verify_part",
+        ),
         "tablets": (
             "audit_tablet_table",
             "audit_tablets",

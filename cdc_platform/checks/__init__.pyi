@@ -79,6 +79,10 @@ from cdc_platform.checks.stored_tables import is_judged as is_judged
 from cdc_platform.checks.stored_tables import not_judged_findings as not_judged_findings
 from cdc_platform.checks.stored_tables import run_family_audit as run_family_audit
 from cdc_platform.checks.switches import audit_switches as audit_switches
+from cdc_platform.checks.table_parts import judge_part as judge_part
+from cdc_platform.checks.table_parts import name_part as name_part
+from cdc_platform.checks.table_parts import record_verifications as record_verifications
+from cdc_platform.checks.table_parts import verify_part as verify_part
 from cdc_platform.checks.tablets import audit_tablet_table as audit_tablet_table
 from cdc_platform.checks.tablets import audit_tablets as audit_tablets
 from cdc_platform.checks.v1 import compare_v1_with_published as compare_v1_with_published

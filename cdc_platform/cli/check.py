@@ -127,7 +127,7 @@ def _find_damaged(lake: Lake) -> DamagedGenerations | None:
 _MAX_VERSION_DIGITS = 18
 
 
-@click.command(cls=WritingCommand, writes=("platform.judgements", "platform.only_observed"))
+@click.command(cls=WritingCommand, writes=("platform.judgements", "platform.only_observed", "platform.table_checks"))
 @click.argument("generation", type=GENERATION, required=False)
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
 @click.option("--accept", metavar="TABLE@VERSION", help="Accept a foreign commit and its rows.")

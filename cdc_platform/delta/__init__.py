@@ -27,6 +27,7 @@ __getattr__ = lazy_exports(
             "tokens_from_keys",
             "uuids_to_text",
         ),
+        "changed_parts": ("ALL_PARTS",),
         "commit_info": (
             "CommitAuthor",
             "UNKNOWN_USER",
@@ -102,6 +103,11 @@ __getattr__ = lazy_exports(
             "PartChange",
             "PartSelector",
             "find_last_change",
+        ),
+        "replaced_rows": (
+            "PartFiles",
+            "find_replaced_rows",
+            "list_part_files",
         ),
         "row_hash": (
             "hash_keys",

@@ -21,6 +21,7 @@ from cdc_platform.delta.arrow import to_milliseconds_without_nulls as to_millise
 from cdc_platform.delta.arrow import to_python_values as to_python_values
 from cdc_platform.delta.arrow import tokens_from_keys as tokens_from_keys
 from cdc_platform.delta.arrow import uuids_to_text as uuids_to_text
+from cdc_platform.delta.changed_parts import ALL_PARTS as ALL_PARTS
 from cdc_platform.delta.commit_info import UNKNOWN_USER as UNKNOWN_USER
 from cdc_platform.delta.commit_info import CommitAuthor as CommitAuthor
 from cdc_platform.delta.commit_info import commit_as as commit_as
@@ -79,6 +80,9 @@ from cdc_platform.delta.observed_home import lift_observed_mark as lift_observed
 from cdc_platform.delta.provenance import PartChange as PartChange
 from cdc_platform.delta.provenance import PartSelector as PartSelector
 from cdc_platform.delta.provenance import find_last_change as find_last_change
+from cdc_platform.delta.replaced_rows import PartFiles as PartFiles
+from cdc_platform.delta.replaced_rows import find_replaced_rows as find_replaced_rows
+from cdc_platform.delta.replaced_rows import list_part_files as list_part_files
 from cdc_platform.delta.row_hash import hash_keys as hash_keys
 from cdc_platform.delta.row_hash import to_single_array as to_single_array
 from cdc_platform.delta.snapshot import Snapshot as Snapshot

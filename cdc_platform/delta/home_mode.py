@@ -34,7 +34,7 @@ CLUSTER_IDENTITY_FILE, CLUSTER_CONNECTION_FILE = "identity.json", "cluster.json"
 """The cluster's identity and connection: either file makes a home a mirror too, since older mirrors have no mark."""
 REPAIR_STREAMS_COMMAND = "nodetool checkAndRepairCdcStreams"
 """The command that makes the cluster generate a new generation, to be run on one of its nodes."""
-_RESULT_TABLES = frozenset({"platform.judgements", "platform.only_observed"})
+_RESULT_TABLES = frozenset({"platform.judgements", "platform.only_observed", "platform.table_checks"})
 """Tables about the home itself: results of checks, and the mark of an observed home."""
 
 

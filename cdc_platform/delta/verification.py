@@ -16,13 +16,14 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatch
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError
 
 from cdc_platform.clock import format_ms
 from cdc_platform.delta import commits, files, row_hash, transaction_log
+from cdc_platform.delta.changed_parts import ALL_PARTS, ChangedRows, find_changed_rows
 from cdc_platform.delta.errors import is_content_error, translate_errors
 from cdc_platform.delta.files import BoundsCheck, DataFile
 from cdc_platform.delta.lake import Lake
@@ -40,7 +41,7 @@ from cdc_platform.storage import (
     parse_path,
     write_check,
 )
-from cdc_platform.tables import Table
+from cdc_platform.tables import TABLES, Table
 
 # A check without `deep` reads this much, the smallest partitions first. Several thousand small generations fit.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
@@ -49,6 +50,15 @@ LAST_CHECKPOINT_FILE = "_last_checkpoint"
 _CHECKPOINT_NAME = re.compile(r"[0-9]{20}\.checkpoint.*\.parquet")
 _MAX_NAMED_FILES = 3
 """The number of files that a message names of a partition with unexpected rows."""
+
+
+@dataclass(frozen=True)
+class PartComplaint:
+    """A complaint about one part of a table, or about `ALL_PARTS`: damage, unexpected rows or a foreign commit."""
+
+    part: str
+    kind: Literal["damage", "unexpected", "foreign"]
+    message: str
 
 
 @dataclass
@@ -61,6 +71,10 @@ class TableVerification:
     the partitions that were not read and those without a digest. `broken` are the partitions that cannot be read or
     have unexpected rows, each with the expected digest, or None if no commit records it. `is_unreadable` means that the
     log is damaged, so that no partition can be read.
+
+    `complaints` are those of `damage`, `unexpected` and `foreign` by the part that they concern (see `changed_parts`).
+    `unread_parts` and `undigested_parts` are the partitions that `unread` and `unknown` count. `version` is the
+    verified version, None if the log cannot be read.
     """
 
     name: str
@@ -76,20 +90,30 @@ class TableVerification:
     unknown: int = 0
     broken: dict[str, int | None] = field(default_factory=dict)
     is_unreadable: bool = False
+    version: int | None = None
+    complaints: list[PartComplaint] = field(default_factory=list)
+    unread_parts: list[str] = field(default_factory=list)
+    undigested_parts: list[str] = field(default_factory=list)
 
 
-def verify_tables(lake: Lake, *, deep: bool = False, names: Collection[str] | None = None) -> list[TableVerification]:
+def verify_tables(
+    lake: Lake,
+    *,
+    deep: bool = False,
+    names: Collection[str] | None = None,
+    partitions: Collection[str] | None = None,
+) -> list[TableVerification]:
     """Verify the tables in a lake, all of them or those with these names, ordered by name.
 
     The existence and size of every file are checked. Without `deep`, rows are read only up to `BYTES_READ` and
-    `FILES_READ`.
+    `FILES_READ`. With `partitions`, only these Delta partitions are read.
     """
     examinations = [
         _TableExamination(name, folder)
         for name, folder in (*iter_table_folders(lake.location), *iter_state_folders(lake.location))
         if names is None or name in names
     ]
-    partitions = sorted(
+    by_size = sorted(
         (
             (sum(file.bytes for file in partition_files), examination, name)
             for examination in examinations
@@ -98,13 +122,16 @@ def verify_tables(lake: Lake, *, deep: bool = False, names: Collection[str] | No
         key=lambda each: each[0],
     )
     read_bytes = read_files = 0
-    for size, examination, name in partitions:
-        read_bytes, read_files = read_bytes + size, read_files + len(examination.partitions[name])
-        if deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ):
+    for size, examination, name in by_size:
+        wanted = partitions is None or name in partitions
+        if wanted:
+            read_bytes, read_files = read_bytes + size, read_files + len(examination.partitions[name])
+        if wanted and (deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ)):
             examination.read(name)
         else:
             examination.check_files(name)
             examination.result.unread += 1
+            examination.result.unread_parts.append(name)
     probes = [] if names is not None else write_check.list_leftover_probes(lake.location)
     why = "left by a store probe that was killed or is still running"
     unnamed = [f"{write_check.PROBE_FOLDER}/{probe.name} is {why}" for probe in probes]
@@ -242,6 +269,7 @@ class _TableExamination:
         except Exception as error:  # noqa: BLE001 whatever a log holds, the other tables are examined
             self._note_damage(f"its log cannot be read ({_describe_error(error)})")
         self.result.is_unreadable = bool(self.result.damage)
+        self.result.version = self.version
 
     def _begin(self, name: str, folder: str) -> None:
         """Initialize the attributes."""
@@ -252,6 +280,10 @@ class _TableExamination:
         # A state table derives from its log, and can be rebuilt.
         self._remedy = f"; remove {folder}: the next script that is applied rebuilds it" if is_state_table(name) else ""
         self._digests: dict[str, int] = {}
+        self._foreign: dict[int, str] = {}
+        self._changed: dict[int, ChangedRows] = {}
+        self._digest_version = -1
+        self._partition_by: tuple[str, ...] = ()
         self._born_known = False
         self._rule = row_hash.NEWEST_DIGEST_RULE
         self._statistics: dict[str, pa.Table] = {}
@@ -268,15 +300,18 @@ class _TableExamination:
         actual = sum(part or 0 for part in parts) % row_hash.DIGEST_MODULUS
         self.result.partitions += 1
         self.result.unknown += expected is None
+        self.result.undigested_parts += [name] * (expected is None)
         if expected is not None and actual != expected:
             file_names = ", ".join([self._name(file) for file in self.partitions[name]][:_MAX_NAMED_FILES]) or "no file"
-            self._note_partition(name, expected, "has other rows than its commits recorded", file_names)
+            parts = {name} if name else self._unexplained_parts(actual - expected)
+            self._note_partition(name, expected, "has other rows than its commits recorded", file_names, parts)
         elif self._unbound:
             self._note_partition(
                 name,
                 expected,
                 "does not match the statistics in its log, by which readers skip files",
                 self._unbound[0],
+                {name or ALL_PARTS},
             )
 
     def _examined(self, file: DataFile) -> int | None:
@@ -347,6 +382,7 @@ class _TableExamination:
             files.list_paths(opened)
             with translate_errors("opening it"):
                 self._list_partitions(opened)
+                self._attribute_foreign_commits()
                 self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_format_error_line(error)})")
@@ -361,6 +397,8 @@ class _TableExamination:
         for commit in since:
             if commit.info is not None:
                 self._digests = dict(commit.info.digests) | self._digests
+                if commit.info.digests:
+                    self._digest_version = max(self._digest_version, commit.version)
         accepted = {
             version: f"accepted {_format_commit_time(commit)} by {commit.info.user}: {because}"
             for commit in since
@@ -376,9 +414,40 @@ class _TableExamination:
                 self.result.accepted.append(f"{message}, {accepted[commit.version]}")
             else:
                 self.result.foreign.append(message + self._remedy)
+                self._foreign[commit.version] = self.result.foreign[-1]
+
+    def _attribute_foreign_commits(self) -> None:
+        """Note each foreign commit as a complaint about the parts whose rows it changed."""
+        for version, message in self._foreign.items():
+            parts = sorted(self._find_changed(version).parts) or [ALL_PARTS]
+            self.result.complaints += [PartComplaint(part, "foreign", message) for part in parts]
+
+    def _find_changed(self, version: int) -> ChangedRows:
+        if version not in self._changed:
+            table = TABLES.get(self.result.name)
+            unknown = ChangedRows(frozenset({ALL_PARTS}), None)
+            self._changed[version] = (
+                unknown
+                if table is None or not table.part_columns
+                else find_changed_rows(self._folder, version, table, self._rule)
+            )
+        return self._changed[version]
+
+    def _unexplained_parts(self, difference: int) -> Collection[str]:
+        """Return the parts that foreign commits changed if these explain the difference of the digests, or all.
+
+        Later commits of the platform add to the digest before the foreign commit, or have computed all of it.
+        """
+        for since in (-1, self._digest_version):
+            changes = [self._find_changed(version) for version in self._foreign if version > since]
+            digests = [change.digest for change in changes if change.digest is not None]
+            explained = sum(digests) % row_hash.DIGEST_MODULUS == difference % row_hash.DIGEST_MODULUS
+            if len(digests) == len(changes) and explained:
+                return {part for change in changes for part in change.parts}
+        return {ALL_PARTS}
 
     def _list_partitions(self, opened: OpenTable) -> None:
-        partition_by = tuple(opened.partition_columns())
+        self._partition_by = partition_by = tuple(opened.partition_columns())
         self._rule = commits.get_digest_rule(opened)
         self._statistics = files.read_file_statistics(opened)
         # A partition without files has no rows, and its commits may have recorded that.
@@ -438,23 +507,28 @@ class _TableExamination:
         is_many = sum(map(len, self.partitions.values())) > 1
         return path.sizes() if isinstance(path, ObjectStorePath) and is_many else {}
 
-    def _note_partition(self, name: str, expected: int | None, what: str, where: str) -> None:
-        """Note a complaint about a partition's rows."""
+    def _note_partition(self, name: str, expected: int | None, what: str, where: str, parts: Collection[str]) -> None:
+        """Note a complaint about a partition's rows, which concerns these parts of the table."""
         self.result.broken[name] = expected
         self.result.unexpected.append(
             f"{self.result.name}{_describe_partition(name)} {what}, in version {self.version}: {where}{self._remedy}"
         )
+        self.result.complaints += [
+            PartComplaint(part, "unexpected", self.result.unexpected[-1]) for part in sorted(parts)
+        ]
 
     def _note_file(self, file: DataFile, what: str) -> None:
         """Note a complaint about a data file."""
-        self._note_damage(f"{self._name(file)}, a file of version {self.version}, {what}")
+        part = row_hash.format_partition_name(self._partition_by, file.partition) or ALL_PARTS
+        self._note_damage(f"{self._name(file)}, a file of version {self.version}, {what}", part)
 
     def _name(self, file: DataFile) -> str:
         """Return the path of a file in the table's folder."""
         return file.path.removeprefix(self._folder).lstrip("/")
 
-    def _note_damage(self, what: str) -> None:
+    def _note_damage(self, what: str, part: str = ALL_PARTS) -> None:
         self.result.damage.append(f"{self.result.name}: {what}{self._remedy}")
+        self.result.complaints.append(PartComplaint(part, "damage", self.result.damage[-1]))
 
 
 class _PartitionExamination(_TableExamination):
@@ -466,7 +540,7 @@ class _PartitionExamination(_TableExamination):
         self._rule = commits.get_digest_rule(opened)
         self._digests = commits.get_known_digests(opened, partitions)
         self.partitions = {partition: [] for partition in partitions}
-        partition_by = tuple(opened.partition_columns())
+        self._partition_by = partition_by = tuple(opened.partition_columns())
         for file in files.list_partition_files(opened, partition_by):
             partition = row_hash.format_partition_name(partition_by, file.partition)
             if partition in self.partitions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -30,12 +30,14 @@ from cdc_platform.checks import (
     inventory,
     judge_findings,
     not_judged_findings,
+    record_verifications,
     run_family_audit,
 )
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.delta import (
     Lake,
     ObservedStatus,
+    TableVerification,
     cache_file_reads,
     get_home_mode,
     lift_observed_mark,
@@ -102,11 +104,13 @@ def check_home(
     name = format_ms(generation) if isinstance(generation, int) else generation
     with cache_file_reads():
         run = CheckRun.begin(lake, clock, record_as or "", name or WHOLE_HOME)
+        # Verify before all else that the tables can be read.
+        verified = verify_tables(lake, deep=deep, names=None if generation is None else set(TABLES))
         if generation is None:
-            results = _judge_home(lake, clock, settings, deep=deep)
+            results = _judge_home(lake, clock, settings, verified)
         else:
-            results = _judge_generation(lake, generation, name or "", deep=deep)
-        unrecorded = None if record_as is None else _record_results(run, results)
+            results = _judge_generation(lake, generation, name or "", verified)
+        unrecorded = None if record_as is None else _record_results(run, results, verified)
         if generation is not None:
             return CheckReport(name, results, unrecorded=unrecorded)
         sound = not any(result.failed for result in results)
@@ -127,19 +131,22 @@ def _read_or_default(read: Callable[[], _Value], default: _Value, *, strict: boo
         return default
 
 
-def _record_results(run: CheckRun, results: tuple[CheckResult, ...]) -> str | None:
-    """Record the results for the status. Return why that failed, since the results themselves are complete."""
+def _record_results(
+    run: CheckRun, results: tuple[CheckResult, ...], verified: Sequence[TableVerification]
+) -> str | None:
+    """Record the results for the status and the UI. Return why that failed: the results themselves are complete."""
     try:
         judged = [result for result in results if not result.unknown]
         store_check_results(run, judged, all_of_them=run.asked_of == WHOLE_HOME)
     except (PlatformError, OSError) as error:
         return str(error)
-    return None
+    return record_verifications(run, verified)
 
 
-def _judge_home(lake: Lake, clock: Clock, settings: Settings, *, deep: bool) -> tuple[CheckResult, ...]:
-    """Return the results of all invariants, family by family. Verify before all else that the tables can be read."""
-    verified = verify_tables(lake, deep=deep)
+def _judge_home(
+    lake: Lake, clock: Clock, settings: Settings, verified: Sequence[TableVerification]
+) -> tuple[CheckResult, ...]:
+    """Return the results of all invariants, family by family."""
     damaged = {table.name for table in verified if table.damage}
     results = [
         result
@@ -149,9 +156,10 @@ def _judge_home(lake: Lake, clock: Clock, settings: Settings, *, deep: bool) -> 
     return (*results, *_judge_family(STORAGE_FAMILY, audit_stored(verified)))
 
 
-def _judge_generation(lake: Lake, generation: str | Milliseconds, name: str, *, deep: bool) -> tuple[CheckResult, ...]:
+def _judge_generation(
+    lake: Lake, generation: str | Milliseconds, name: str, verified: Sequence[TableVerification]
+) -> tuple[CheckResult, ...]:
     """Return the results for one generation, with those of the damaged tables that its audits have read."""
-    verified = verify_tables(lake, deep=deep, names=set(TABLES))
     damaged = {table.name for table in verified if table.damage}
     with track_reads() as read:
         results = [

@@ -33,6 +33,7 @@ __getattr__ = lazy_exports(
         "join.bootstrap": (
             "DescribedGeneration",
             "join_zero_token_node",
+            "read_rings",
         ),
         "join.restore": ("DamagedGenerations",),
         "join.steps": (

@@ -24,6 +24,7 @@ from cdc_platform.lifecycle.join import steps as steps
 from cdc_platform.lifecycle.join import verdicts as verdicts
 from cdc_platform.lifecycle.join.bootstrap import DescribedGeneration as DescribedGeneration
 from cdc_platform.lifecycle.join.bootstrap import join_zero_token_node as join_zero_token_node
+from cdc_platform.lifecycle.join.bootstrap import read_rings as read_rings
 from cdc_platform.lifecycle.join.restore import DamagedGenerations as DamagedGenerations
 from cdc_platform.lifecycle.join.steps import V2_STEPS as V2_STEPS
 from cdc_platform.lifecycle.join.steps import InsertResult as InsertResult

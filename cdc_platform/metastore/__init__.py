@@ -109,6 +109,12 @@ __getattr__ = lazy_exports(
             "replace_ring",
             "write_nodes",
         ),
+        "table_checks": (
+            "StoredComplaint",
+            "TableCheck",
+            "read_table_checks",
+            "store_table_checks",
+        ),
         "tablets": (
             "LAYOUT_CREATED",
             "LAYOUT_DROPPED",

@@ -90,6 +90,10 @@ from cdc_platform.metastore.ring import read_node_statuses as read_node_statuses
 from cdc_platform.metastore.ring import read_nodes as read_nodes
 from cdc_platform.metastore.ring import replace_ring as replace_ring
 from cdc_platform.metastore.ring import write_nodes as write_nodes
+from cdc_platform.metastore.table_checks import StoredComplaint as StoredComplaint
+from cdc_platform.metastore.table_checks import TableCheck as TableCheck
+from cdc_platform.metastore.table_checks import read_table_checks as read_table_checks
+from cdc_platform.metastore.table_checks import store_table_checks as store_table_checks
 from cdc_platform.metastore.tablets import LAYOUT_CREATED as LAYOUT_CREATED
 from cdc_platform.metastore.tablets import LAYOUT_DROPPED as LAYOUT_DROPPED
 from cdc_platform.metastore.tablets import LAYOUT_RESIZED as LAYOUT_RESIZED

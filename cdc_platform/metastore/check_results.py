@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds, datetime_from_us, us_from_datetime
 from cdc_platform.delta import Lake, read_newest_versions
-from cdc_platform.tables import CLUSTER_CHANGES, JUDGEMENTS, ONLY_OBSERVED
+from cdc_platform.tables import CLUSTER_CHANGES, JUDGEMENTS, ONLY_OBSERVED, TABLE_CHECKS
 
 WHOLE_HOME = ""
 """The subject of a check that covers the whole home."""
-_BOOKKEEPING_TABLES = {JUDGEMENTS.full_name, ONLY_OBSERVED.full_name, CLUSTER_CHANGES.full_name}
+_BOOKKEEPING_TABLES = {table.full_name for table in (JUDGEMENTS, TABLE_CHECKS, ONLY_OBSERVED, CLUSTER_CHANGES)}
 """The tables that record results or observation times. No invariant is about them."""
 _Key = tuple[str, str]
 

@@ -35,6 +35,7 @@ __getattr__ = lazy_exports(
             "STREAMS_DESCRIPTIONS_V2",
             "STREAM_FINGERPRINTS",
             "SWITCH_PROMISES",
+            "TABLE_CHECKS",
             "TOPOLOGY_DESCRIPTIONS",
             "UNORDERED_RANGES",
             "VERDICTS",

@@ -20,6 +20,7 @@ from cdc_platform.tables.generations import STREAM_FINGERPRINTS as STREAM_FINGER
 from cdc_platform.tables.generations import STREAMS_DESCRIPTIONS as STREAMS_DESCRIPTIONS
 from cdc_platform.tables.generations import STREAMS_DESCRIPTIONS_V2 as STREAMS_DESCRIPTIONS_V2
 from cdc_platform.tables.generations import SWITCH_PROMISES as SWITCH_PROMISES
+from cdc_platform.tables.generations import TABLE_CHECKS as TABLE_CHECKS
 from cdc_platform.tables.generations import TOPOLOGY_DESCRIPTIONS as TOPOLOGY_DESCRIPTIONS
 from cdc_platform.tables.generations import UNORDERED_RANGES as UNORDERED_RANGES
 from cdc_platform.tables.generations import VERDICTS as VERDICTS

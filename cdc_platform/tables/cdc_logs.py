@@ -147,6 +147,7 @@ CONSUMED_HOURS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "hour"),
+    part_by=("hour",),
     comment="The hours of CDC logs that are complete in their hourly sinks",
     constraints={"rows_not_negative": "rows >= 0", "whole_hours": "date_trunc('hour', hour) = hour"},
     about_readers=True,

@@ -125,6 +125,7 @@ GENERATION_DESCRIPTIONS = Table(
         ]
     ),
     keys=("time",),
+    part_by=("time",),
     comment="Generation descriptions, first format, internal",
     constraints={"whole_milliseconds": whole_milliseconds_check("time")},
     generation_column="time",
@@ -161,6 +162,7 @@ GENERATION_TIMESTAMPS = Table(
     "cdc_generation_timestamps",
     pa.schema([column("key", pa.string(), "always 'timestamps'"), TIME_COLUMN, EXPIRED_COLUMN]),
     keys=("key", "time"),
+    part_by=("time",),
     clustering=(("time", True),),
     comment="The published generations: inserting a row here completes a publication",
     constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds_check("time")},
@@ -311,6 +313,34 @@ JUDGEMENTS = Table(
     keys=("invariant", "asked_of"),
     comment="The last result of each invariant from any entry point, with the checked table versions",
     constraints={"version_of_every_table": "cardinality(tables) = cardinality(versions)"},
+    about_readers=True,
+)
+
+TABLE_CHECKS = Table(
+    "platform",
+    "table_checks",
+    pa.schema(
+        [
+            column("table_name", pa.string(), "the verified table, `keyspace.name`"),
+            column("version", pa.int64(), "the verified version; null if the log cannot be read", null=True),
+            column("files", pa.int64(), "number of checked data files and log entries"),
+            column("partitions", pa.int64(), "number of Delta partitions whose rows were read"),
+            column("commits", pa.int64(), "number of checked commits"),
+            column("parts", array_type(pa.string()), "for each complaint the part of the table; *: every part"),
+            column("invariants", array_type(pa.string()), "for each complaint the violated invariant"),
+            column("said", array_type(pa.string()), "each complaint as text"),
+            column("unread", array_type(pa.string()), "the Delta partitions whose rows were not read"),
+            column("undigested", array_type(pa.string()), "the Delta partitions of which no commit records a digest"),
+            column("door", pa.string(), "the entry point: a command, or a run of Dagster"),
+            column("judged_at", TIMESTAMP, "when the check began"),
+        ]
+    ),
+    keys=("table_name",),
+    comment="The last verification of each stored table: complaints by part, and what was not read",
+    constraints={
+        "one_of_each_complaint": "cardinality(parts) = cardinality(invariants) AND cardinality(parts) = "
+        "cardinality(said)"
+    },
     about_readers=True,
 )
 

@@ -42,6 +42,7 @@ BOOTSTRAP_EVENTS = Table(
         ]
     ),
     keys=("event_id",),
+    part_by=("generation_id",),
     comment="Inbox of joining nodes, append-only; a sensor reads it",
     constraints={
         "tokens_given": "cardinality(tokens) >= 1",
@@ -64,6 +65,7 @@ NODES = Table(
         ]
     ),
     keys=("host_id",),
+    part_by=("host_id",),
     comment="The current ring, as in system.topology",
     constraints={"shards_given": "shard_count >= 1", "ignore_msb_in_bounds": IGNORE_MSB_CHECK},
 )
@@ -80,6 +82,7 @@ CDC_LOCAL = Table(
         ]
     ),
     keys=("host_id", "key"),
+    part_by=("host_id",),
     comment="The CDC state of each node",
     constraints={"known_key": "key IN ('cdc_local', 'rewritten')"},
     follows_from=("platform.generations",),

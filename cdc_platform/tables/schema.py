@@ -38,7 +38,8 @@ class Table:
     that names the generation of a row, by UUID or by time, if rows belong to generations. `follows_from` names the
     tables from which its rows are derived; a table without any is a source, and only its own commits explain its rows.
     `about_readers` marks tables about readers and checks, which hold no fact of the cluster. `clustering` are the
-    clustering columns of the table in ScyllaDB, each with True if CQL orders it descending.
+    clustering columns of the table in ScyllaDB, each with True if CQL orders it descending. `part_by` names the columns
+    that tell the parts of a table without Delta partitions apart: one generation, node, table or hour is one part.
     """
 
     keyspace: str
@@ -53,10 +54,11 @@ class Table:
     follows_from: tuple[str, ...] = ()
     about_readers: bool = False
     clustering: tuple[tuple[str, bool], ...] = ()
+    part_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         named = () if self.generation_column is None else (self.generation_column,)
-        unknown = {*self.keys, *self.partition_by, *named} - set(self.schema.names)
+        unknown = {*self.keys, *self.partition_by, *self.part_by, *named} - set(self.schema.names)
         if unknown:
             raise ValueError(f"{self.full_name}: keys or partitions {sorted(unknown)} are no columns")
 
@@ -64,6 +66,11 @@ class Table:
     def is_append_only(self) -> bool:
         """True if rows are never changed or removed."""
         return self.properties.get("delta.appendOnly") == "true"
+
+    @property
+    def part_columns(self) -> tuple[str, ...]:
+        """The columns whose values name a part of the table: its Delta partition, or its part by declaration."""
+        return self.partition_by or self.part_by
 
     @property
     def full_name(self) -> str:

@@ -17,6 +17,7 @@ TABLET_TIMESTAMPS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "timestamp"),
+    part_by=("keyspace_name", "table_name"),
     clustering=(("timestamp", True),),
     comment="Stream sets of tablet-based tables",
     constraints={"whole_milliseconds": whole_milliseconds_check("timestamp")},
@@ -36,6 +37,7 @@ TABLET_STREAMS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "timestamp", "stream_state", "stream_id"),
+    part_by=("keyspace_name", "table_name"),
     clustering=(("timestamp", False), ("stream_state", False), ("stream_id", False)),
     comment="Streams of tablet-based tables",
     constraints={
@@ -65,6 +67,7 @@ TABLET_LAYOUTS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "number"),
+    part_by=("keyspace_name", "table_name"),
     comment="Ledger of tablets; each change is decided here once, before its stream set is written",
     constraints={
         "known_kind": "kind IN ('created', 'resized', 'dropped')",

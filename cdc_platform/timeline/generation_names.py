@@ -69,8 +69,13 @@ class GenerationKeys:
         """Read the names from the inbox. Of `older_names`, only whole UUIDs stay names. Reads no tokens."""
         columns = ["event_id", "kind", "generation_id", "host_id", "address", "created_at"]
         rows = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
-        kinds, generations, hosts, addresses = (rows[name].to_pylist() for name in columns[1:5])
-        making = [index for index, kind in enumerate(kinds) if kind in GENERATION_EVENTS]
+        events, kinds, generations, hosts, addresses = (rows[name].to_pylist() for name in columns[:5])
+        # A foreign writer can double a row; the numbers of later joins must not change.
+        making = [
+            index
+            for index, kind in enumerate(kinds)
+            if kind in GENERATION_EVENTS and (index == 0 or events[index] != events[index - 1])
+        ]
         joins = tuple(
             InboxJoin(number, generations[index], hosts[index], addresses[index])
             for number, index in enumerate(making, start=1)

@@ -15,11 +15,13 @@ from dagster import (
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.loader import LoadingContextForTest
+from deltalake import DeltaTable, write_deltalake
 from support.command_line import run
 from support.homes.expiring import GRACE_MS, TIMES_MS, add_table, import_generations, iso
 from support.nodes import join_request
 from support.worlds.rehearsal import Rehearsal
 
+from cdc_platform.checks import STORAGE_FAMILY
 from cdc_platform.clock import MINUTE_US, Clock, Milliseconds, parse_time_us
 from cdc_platform.definitions import defs
 from cdc_platform.delta import CommitAuthor, TaskRunner, commit_as
@@ -38,6 +40,7 @@ from cdc_platform.tables import (
 from cdc_platform_assets.catalog_sync.definitions import catalogue
 from cdc_platform_assets.catalog_sync.sync import SyncSummary, sync_catalog
 from cdc_platform_assets.catalog_sync.table_contents import GENERATION_TABLES
+from cdc_platform_assets.check_runs import ENTRY_POINT_TAG
 from cdc_platform_assets.partitions import GENERATIONS_NAME
 from cdc_platform_assets.specs import asset_key_from_table
 from cdc_platform_resources.clock import ClockResource
@@ -115,7 +118,11 @@ def test_results_of_other_doors_are_told(rehearsal: Rehearsal) -> None:
     partition = rehearsal.partition(join_by_command(rehearsal, 1))
     # All that is judged of a join; whether the ring fits the newest generation is nobody's verdict on a step.
     assert told(rehearsal).results == 17
-    checks = [each for each in GRAPH.asset_check_keys if each.asset_key == asset_key_from_table(TOPOLOGY_DESCRIPTIONS)]
+    checks = [
+        each
+        for each in GRAPH.asset_check_keys
+        if each.asset_key == asset_key_from_table(TOPOLOGY_DESCRIPTIONS) and each.name not in STORAGE_FAMILY.invariants
+    ]
     found = rehearsal.instance.event_log_storage.get_latest_asset_check_execution_by_key(
         checks, partition_filter=PartitionKeyFilter(key=partition)
     )
@@ -282,3 +289,46 @@ def test_every_lineage_edge_resolves(asset: AssetKey) -> None:
             assert source.asset_key in known, (column, source)
             columns = GRAPH.get(source.asset_key).metadata["dagster/column_schema"].columns
             assert source.column_name in {each.name for each in columns}, (column, source)
+
+
+@pytest.mark.long("a run of Dagster, of all steps and checks")
+def test_commands_are_shown_as_runs_are(rehearsal: Rehearsal) -> None:
+    """An event of a command has the rows, the plots and the other metadata of a run's event of the same table."""
+    by_command = rehearsal.partition(join_by_command(rehearsal, 1))
+    queued = rehearsal.queue(2)
+    assert rehearsal.join(queued).success
+    told(rehearsal)
+    of_runs_alone = {"seconds", "written_in_run", "dagster/column_lineage", "report_file"}
+    # The first generation is made from no ring.
+    of_later_ones = {"ring_before", "generation_before"}
+    for table in GENERATION_TABLES[1:]:
+        asset = asset_key_from_table(table)
+        ran = newest(rehearsal, asset, rehearsal.partition(queued)).metadata
+        said = newest(rehearsal, asset, by_command).metadata
+        assert set(ran) - set(said) <= of_runs_alone | of_later_ones, table
+        assert type(said["dagster/row_count"]) is type(ran["dagster/row_count"])
+    described = newest(rehearsal, asset_key_from_table(TOPOLOGY_DESCRIPTIONS), by_command).metadata
+    assert described["dagster/row_count"].value == 4
+    assert described["streams"].value == 8
+    assert "/shown/pictures/" in described["ring"].value
+
+
+def test_a_second_result_of_a_command_is_told(rehearsal: Rehearsal) -> None:
+    """Results of two checks of one partition are two results, each of a run that names the command and has ended."""
+    partition = rehearsal.partition(join_by_command(rehearsal, 1))
+    check = AssetCheckKey(asset_key_from_table(TOPOLOGY_DESCRIPTIONS), "commits_known")
+    for status in ("SUCCEEDED", "FAILED"):
+        if status == "FAILED":
+            folder = rehearsal.lake.path(TOPOLOGY_DESCRIPTIONS)
+            rows = DeltaTable(folder).to_pyarrow_table().slice(0, 1)
+            write_deltalake(folder, rows, mode="append")
+        run("--home", rehearsal.lake.root.parent, "check")
+        told(rehearsal)
+        record = rehearsal.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+            [check], partition_filter=PartitionKeyFilter(key=partition)
+        )[check]
+        assert record.status.value == status
+        judged = rehearsal.instance.get_run_by_id(record.run_id)
+        assert judged is not None
+        assert judged.is_finished
+        assert judged.tags[ENTRY_POINT_TAG] == "cdc-platform check"

@@ -86,7 +86,10 @@ def tick(lake: Lake, instance: DagsterInstance, cursor: str | None = None, **set
 def evaluations(result: ExecuteInProcessResult) -> dict[str, tuple[bool, dict[str, Any]]]:
     """The checks that a run judged: whether they passed, and their figures."""
     return {
-        each.check_name: (each.passed, {name: value.value for name, value in each.metadata.items() if name != "sample"})
+        each.check_name: (
+            each.passed,
+            {name: value.value for name, value in each.metadata.items() if name in ("population", "violations")},
+        )
         for each in result.get_asset_check_evaluations()
     }
 

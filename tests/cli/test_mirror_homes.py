@@ -149,7 +149,7 @@ LEAVES = {
 }
 """What of that is left to do in the cluster itself."""
 READ_ON = {
-    *("catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_maintenance", "live_logs"),
+    *("catalogue", "changed_clusters", "changed_logs", "daily_maintenance", "hourly_audit_of_tables", "live_logs"),
     "hourly_logs",
     *("alerts", "failed_runs", "recovered_runs"),
 }

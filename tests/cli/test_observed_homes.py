@@ -87,7 +87,7 @@ LOOKING_TICKS = {
     "catalogue",
     "changed_clusters",
     "changed_logs",
-    "daily_audit_of_tables",
+    "hourly_audit_of_tables",
     "daily_maintenance",
     "live_logs",
 }

@@ -41,7 +41,7 @@ MODES = {
     HomeKind.OBSERVED: HomeMode("/home", None, lambda: ObservedStatus(Microseconds(0), 2, "a row is missing")),
     HomeKind.MIRROR: HomeMode("/home", "prod"),
 }
-ABOUT_THE_HOME = {"platform.judgements", "platform.only_observed"}
+ABOUT_THE_HOME = {"platform.judgements", "platform.only_observed", "platform.table_checks"}
 ABOUT_READERS = {
     *ABOUT_THE_HOME,
     *("platform.consumers", "platform.passed_over", "platform.log_gaps", "platform.consumed_hours"),

@@ -37,6 +37,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.removed_generations",
         "platform.stream_fingerprints",
         "platform.switch_promises",
+        "platform.table_checks",
         "platform.tablet_layouts",
         "platform.topology_descriptions",
         "platform.unordered_ranges",

@@ -138,7 +138,7 @@ PAGES: list[tuple[str, str, Sequence[str]]] = [
     ),
     ("sensors", "/automation", ("changed_clusters", "changed_logs", "needed_repairs", "v1_leftovers")),
     ("sensor", "/locations/cdc_platform/sensors/needed_repairs", ("repair_automatically = true", "Running")),
-    ("schedules", "/automation?types=schedule", ("hourly_rewrite", "daily_maintenance", "daily_audit_of_tables")),
+    ("schedules", "/automation?types=schedule", ("hourly_rewrite", "daily_maintenance", "hourly_audit_of_tables")),
     ("schedule", "/locations/cdc_platform/schedules/hourly_rewrite", ("V1 streams table", "Running")),
     (
         "cluster-owner",

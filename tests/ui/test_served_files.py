@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from support.files.bad_input import listing
 from support.nodes import node_text
 
+from cdc_platform.checks import invariants
 from cdc_platform.clock import Clock, format_ms, parse_time_us
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home_location import HomeLocation, open_home_location
@@ -192,3 +195,17 @@ def test_a_page_is_named_after_its_generation(tmp_path: Path, key: str) -> None:
     assert page is not None
     assert ui_files.generation_key_from_name(page.file.name) == key
     assert ui_files.report_file(tmp_path, "../../x") is None
+
+
+@pytest.mark.parametrize("prefix", ["", "/cdc"])
+def test_every_invariant_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    """A result in the UI links it, below a proxy too; a name that no invariant has is no page."""
+    monkeypatch.setenv(ui_files.UI_PREFIX_VARIABLE, prefix)
+    for name, invariant in invariants.INVARIANTS_BY_NAME.items():
+        status, headers, body = asked(tmp_path, ui_files.invariant_address(name), prefix=prefix)
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        text = re.sub(r"<[^>]+>", "", html.unescape(body.decode()))
+        assert invariant.meaning.replace("`", "") in text
+        assert invariant.family.page in text
+    assert asked(tmp_path, ui_files.invariant_address("no_such_thing"), prefix=prefix)[0] == 404
+    assert asked(tmp_path, ui_files.invariant_address("row_count"), prefix=prefix, method="HEAD")[2] == b""

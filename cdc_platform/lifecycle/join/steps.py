@@ -23,7 +23,6 @@ from cdc_platform.checks import (
     audit_across,
     audit_description,
     audit_inserted,
-    audit_lake,
     audit_published,
     audit_timestamps,
     judge_findings,
@@ -31,8 +30,8 @@ from cdc_platform.checks import (
     v1,
 )
 from cdc_platform.clock import Clock, Milliseconds, datetime_from_ms, format_ms
-from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.errors import AuditFailed, StateError
+from cdc_platform.delta import ALL_PARTS, Filter, Lake, TaskRunner, row_hash, verify_tables
+from cdc_platform.errors import AuditFailed, PlatformError, StateError
 from cdc_platform.lifecycle.join import bootstrap, publish, verdicts
 from cdc_platform.lifecycle.join.verdicts import StepVerdict, TableParts, VerdictBook
 from cdc_platform.metastore import generations, inbox
@@ -90,22 +89,13 @@ class JoinContext:
             verdicts.store_verdict(self.lake, self.clock, verdict)
 
 
-def _whole_lake(lake: Lake, workers: TaskRunner) -> Sequence[Finding]:
-    return audit_lake(workers, lake)
-
-
 @dataclass(frozen=True, eq=False)
 class StepAudit:
-    """The audit of a step: `findings` answers its `invariants` for the rows in `parts`.
-
-    `all_generations` answers these invariants, possibly with others, for all generations at once; its arguments are the
-    lake and the task runner.
-    """
+    """The audit of a step: `findings` answers its `invariants` for the rows in `parts`."""
 
     invariants: tuple[Invariant, ...]
     findings: Callable[[JoinContext], Sequence[Finding]]
     parts: Callable[[JoinContext], TableParts]
-    all_generations: Callable[[Lake, TaskRunner], Sequence[Finding]] = _whole_lake
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +139,11 @@ def run_step(joining: JoinContext, steps: JoinSteps, step: JoinStep) -> Any:
 
 
 def judge_step(joining: JoinContext, step: JoinStep) -> list[CheckResult]:
-    """Judge the rows of a step, one result per invariant, and store the verdict."""
+    """Judge the rows of a step, one result per invariant, and store the verdict.
+
+    A result is unknown, and there is no verdict, if the rows of the step are as committed but rows with which they are
+    compared are not.
+    """
     assert step.audit is not None
     with joining.lake.table_cache.pin_versions():
         return _judge_and_store(joining, step, step.audit)[0]
@@ -172,16 +166,58 @@ def require_passed(joining: JoinContext, step: JoinStep, results: Sequence[Check
 def _judge_and_store(joining: JoinContext, step: JoinStep, audit: StepAudit) -> tuple[list[CheckResult], StepVerdict]:
     lake, slices = joining.lake, audit.parts(joining)
     content = verdicts.content_name(lake, slices)
-    judgements = judge_findings(list(audit.findings(joining)), audit.invariants)
+    judgements = _judge_unless_inputs_are_broken(joining, audit, slices)
     failure = _first_failure(judgements)
     verdict = StepVerdict(
         joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.entry_point
     )
     # A concurrent write may have been read in part, so store the verdict only if the content is still the same.
     lake.table_cache.revalidate(*(lake.path(table) for table, _ in slices))
-    if verdicts.content_name(lake, audit.parts(joining)) == content:
+    is_judged = not any(result.unknown for result in judgements)
+    if is_judged and verdicts.content_name(lake, audit.parts(joining)) == content:
         joining.record_verdict(verdict)
     return judgements, verdict
+
+
+def _judge_unless_inputs_are_broken(joining: JoinContext, audit: StepAudit, parts: TableParts) -> list[CheckResult]:
+    try:
+        results = judge_findings(list(audit.findings(joining)), audit.invariants)
+    except PlatformError as error:
+        reason = _describe_broken_input(joining.lake, parts)
+        if not reason:
+            raise
+        return [_unknown_result(invariant, f"{reason} ({error})") for invariant in audit.invariants]
+    reason = "" if all(result.passed for result in results) else _describe_broken_input(joining.lake, parts)
+    return [_unknown_result(result.invariant, reason) if reason and not result.passed else result for result in results]
+
+
+def _unknown_result(invariant: str, reason: str) -> CheckResult:
+    return CheckResult(invariant, 0, 0, f"not judged: {reason}", unknown=True)
+
+
+def _describe_broken_input(lake: Lake, parts: TableParts) -> str:
+    """Return which rows a step is compared with that are not as committed; empty unless its own rows are."""
+    if not parts or _find_complaints(lake, *parts[0]):
+        return ""
+    for table, filters in parts[1:]:
+        complaints = _find_complaints(lake, table, filters)
+        if complaints:
+            return f"depends on {complaints[0]}"
+    return ""
+
+
+def _find_complaints(lake: Lake, table: Table, filters: Sequence[Filter]) -> list[str]:
+    """Return the damage and the unexpected rows of a part of a table."""
+    where = {name: value for name, _, value in filters}
+    partitions = [row_hash.partition_name_from_values(table.partition_by, where)] if where else None
+    (verified,) = verify_tables(lake, deep=True, names={table.full_name}, partitions=partitions) or (None,)
+    wanted = {ALL_PARTS, *(partitions or ())}
+    complaints = [] if verified is None else verified.complaints
+    return [
+        complaint.message
+        for complaint in complaints
+        if complaint.kind != "foreign" and (partitions is None or complaint.part in wanted)
+    ]
 
 
 def _first_failure(results: Sequence[CheckResult]) -> str:
@@ -284,7 +320,6 @@ _TIMESTAMP_STEP = JoinStep(
         TIMESTAMP_INVARIANTS,
         lambda joining: audit_timestamps(joining.lake, joining.generation_id),
         lambda joining: [(GENERATION_TIMESTAMPS, []), *_published_parts(joining)],
-        all_generations=lambda lake, _: audit_timestamps(lake),
     ),
 )
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from support.homes.packed import unpack
 
-from cdc_platform.checks import FILES_WHOLE, CheckResult, uniqueness
+from cdc_platform.checks import FILES_WHOLE, CheckResult, record_verifications, uniqueness
 from cdc_platform.clock import HOUR_US, ONE_US, Clock
-from cdc_platform.delta import CommitAuthor, Lake, commit_as, observed_home
+from cdc_platform.delta import CommitAuthor, Lake, commit_as, observed_home, verify_tables
 from cdc_platform.metastore import (
     CLUSTER_SUBJECT,
     CheckRun,
@@ -31,6 +31,7 @@ from cdc_platform.tables import (
     COMMITTED_GENERATIONS,
     CONSUMERS,
     GENERATIONS,
+    NODES,
     PASSED_OVER,
     TABLES,
     TOPOLOGY_DESCRIPTIONS,
@@ -64,6 +65,7 @@ def every_table(folder: Path) -> Path:
         observed_home.mark_as_observed(lake, Clock(), ["a row is missing"])
         observed_home.lift_observed_mark(lake, Clock())
         store_check_results(CheckRun.begin(lake, Clock(), "a test"), [CheckResult(FILES_WHOLE, 1, 0, passed=True)])
+        record_verifications(CheckRun.begin(lake, Clock(), "a test"), verify_tables(lake, names={NODES.full_name}))
     return home
 
 

@@ -1,0 +1,311 @@
+"""Damage of a stored table shows on the partition of its asset, whichever entry point judged it, and nowhere else.
+
+The tables are damaged with plain deltalake. No JVM.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterInstance,
+    ExecuteInProcessResult,
+)
+from dagster._core.event_api import PartitionKeyFilter
+from deltalake import DeltaTable, write_deltalake
+from support.command_line import run
+from support.homes.every_table import LOGS, every_table
+from support.homes.foreign import rewrite, rows_of
+from support.worlds.rehearsal import QUIET
+
+from cdc_platform.checks import COMMITS_KNOWN, ROWS_AS_COMMITTED, STORAGE_FAMILY, judge_part, verify_part
+from cdc_platform.clock import Clock
+from cdc_platform.definitions import defs
+from cdc_platform.delta import ALL_PARTS, Lake, provenance, row_hash, undo_commit
+from cdc_platform.errors import PlatformError
+from cdc_platform.home_location import HOME_VARIABLE
+from cdc_platform.metastore import CheckRun, read_table_checks
+from cdc_platform.tables import CDC_TABLES, NODES, TABLES, TOPOLOGY_DESCRIPTIONS, Table
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
+from cdc_platform_assets.storage_checks import STORAGE_CHECKED_ASSETS, AssetPart, list_asset_parts
+from cdc_platform_assets.tables import AUDIT_JOB
+
+GRAPH = defs.get_repository_def().asset_graph
+Place = tuple[str, str, str | None]
+"""An asset, a check and a partition."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A home with rows in every table, and the Dagster instance that shows it."""
+
+    home: Path
+    lake: Lake
+    instance: DagsterInstance
+
+    def statuses(self) -> dict[Place, str]:
+        """The newest status of each result of the storage checks."""
+        keys = [key for key in GRAPH.asset_check_keys if key.name in STORAGE_FAMILY.invariants]
+        infos = self.instance.event_log_storage.get_asset_check_partition_info(keys)
+        return {
+            (info.check_key.asset_key.to_user_string(), info.check_key.name, info.partition_key): (
+                info.latest_execution_status.value
+            )
+            for info in infos
+            if info.check_key.asset_key != AssetKey(["platform", "tables"])
+        }
+
+    def sync(self) -> None:
+        """What the sensor does."""
+        sync_catalog(self.lake, self.instance, GRAPH, most=None)
+
+    def folder(self, table: str) -> Path:
+        """The folder of a table."""
+        return self.lake.root / table.replace(".", "/")
+
+    def parts(self, table: str) -> list[AssetPart]:
+        """The partitions of assets that show this table."""
+        return [part for part in list_asset_parts(self.lake, self.instance) if part.table.full_name == table]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A home that was checked and synchronized, in which every result passed."""
+    home = every_table(tmp_path_factory.mktemp("every"))
+    with pytest.MonkeyPatch.context() as patched, DagsterInstance.ephemeral() as instance:
+        patched.setenv(HOME_VARIABLE, str(home))
+        made = World(home, Lake(home / "lake"), instance)
+        made.sync()
+        by_audit(made, "")
+        for part in list_asset_parts(made.lake, instance):
+            PARTS.setdefault(part.table.full_name, []).append(part)
+        assert set(made.statuses().values()) == {"SUCCEEDED"}
+        yield made
+
+
+def by_audit(world: World, table: str) -> None:
+    """Judge with the job `audit_tables`; the sensor does not tick."""
+    assert defs.resolve_job_def(AUDIT_JOB).execute_in_process(run_config=QUIET, instance=world.instance).success
+
+
+def by_command(world: World, table: str) -> None:
+    """Judge with the command, whose results the sensor brings to Dagster, whatever else of the home it cannot read."""
+    assert run("--home", world.home, "check").exit_code in (0, 1)
+    with suppress(PlatformError):
+        world.sync()
+
+
+def by_run(world: World, table: str) -> None:
+    """Judge by executing an asset's checks without a partition, as the button on the Checks tab does."""
+    assets = {part.asset for part in world.parts(table)}
+    keys = {key for key in GRAPH.asset_check_keys if key.asset_key in assets and key.name in STORAGE_FAMILY.invariants}
+    assert execute_checks(world, keys).success
+
+
+def execute_checks(world: World, keys: set[AssetCheckKey]) -> ExecuteInProcessResult:
+    """Run these checks and nothing else."""
+    job = defs.get_repository_def().get_implicit_global_asset_job_def()
+    subset = job.get_subset(asset_selection=set(), asset_check_selection=keys)
+    return subset.execute_in_process(run_config=QUIET, instance=world.instance, raise_on_error=False)
+
+
+ENTRY_POINTS: dict[str, Callable[[World, str], None]] = {"check": by_command, "audit": by_audit, "run": by_run}
+# The logs of the home are stored tables of one asset.
+TABLES_OF_ASSETS = sorted(
+    {table.full_name for table, _ in STORAGE_CHECKED_ASSETS.values() if table.full_name in TABLES} | set(LOGS[:1])
+)
+
+
+def part_name(table: str, row: Mapping[str, object]) -> str:
+    """The part that a row of a table belongs to, by the declaration."""
+    columns = TABLES[table].part_columns if table in TABLES else ()
+    return row_hash.partition_name_from_values(columns, row) if columns else ALL_PARTS
+
+
+def a_shown_row(world: World, table: str) -> dict[str, object]:
+    """A row that a partition of an asset shows."""
+    shown = {part.part for part in world.parts(table)}
+    rows = [row for row in rows_of(world.folder(table)) if {part_name(table, row), ALL_PARTS} & shown]
+    assert rows, f"no asset shows {table}"
+    return rows[-1]
+
+
+def append(world: World, table: str, row: dict[str, object]) -> set[Place]:
+    """Append a row as a foreign writer; answers with the results that it has to turn red."""
+    folder, changed = world.folder(table), part_name(table, row)
+    schema = pa.schema(DeltaTable(folder).schema())
+    write_deltalake(folder, pa.Table.from_pylist([row], schema=schema), mode="append")
+    return places(table, changed, ROWS_AS_COMMITTED, COMMITS_KNOWN)
+
+
+def places(table: str, changed: str, *names: str) -> set[Place]:
+    """The results of these checks on the partitions that show a part of a table."""
+    return {
+        (part.asset.to_user_string(), str(name), part.partition)
+        for part in PARTS[table]
+        for name in names
+        if ALL_PARTS in (part.part, changed) or part.part == changed
+    }
+
+
+PARTS: dict[str, list[AssetPart]] = {}
+"""The partitions that show each table of the home, noted while it is sound."""
+
+
+def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
+    """The results whose status is another one, without the plans that a run over all partitions leaves."""
+    return {
+        place: status
+        for place, status in world.statuses().items()
+        if status != before.get(place) and status != "PLANNED"
+    }
+
+
+@pytest.mark.grid("foreign rows on the partitions of assets", 6)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+@pytest.mark.parametrize("table", TABLES_OF_ASSETS)
+def test_a_foreign_row_turns_its_partition_red(world: World, table: str, entry_point: str) -> None:
+    """Red on its partition of the table's assets, unchanged everywhere else; green again when it is taken back."""
+    before, judge = world.statuses(), ENTRY_POINTS[entry_point]
+    expected = append(world, table, a_shown_row(world, table))
+    try:
+        judge(world, table)
+        assert differences(world, before) == dict.fromkeys(expected, "FAILED") != {}
+    finally:
+        undo_commit(world.lake, table, DeltaTable(world.folder(table)).version(), "a test")
+    judge(world, table)
+    assert differences(world, before) == {}
+
+
+def test_foreign_rows_in_all_tables_are_told_apart(world: World) -> None:
+    """One audit finds a row in each of them; no partition is red that has none."""
+    before = world.statuses()
+    # Without the list of CDC tables, the partitions of logs are not known.
+    tables = [table for table in TABLES_OF_ASSETS if table != CDC_TABLES.full_name]
+    expected = set().union(*(append(world, table, a_shown_row(world, table)) for table in tables))
+    try:
+        by_audit(world, "")
+        assert differences(world, before) == dict.fromkeys(expected, "FAILED")
+    finally:
+        for table in tables:
+            undo_commit(world.lake, table, DeltaTable(world.folder(table)).version(), "a test")
+    by_audit(world, "")
+    assert differences(world, before) == {}
+
+
+def shown(world: World, part: AssetPart) -> dict[str, str]:
+    """What the storage checks show on a partition: passed, failed, or unknown, which is a warning."""
+    keys = [AssetCheckKey(part.asset, str(name)) for name in STORAGE_FAMILY.invariants]
+    records = world.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        keys, partition_filter=PartitionKeyFilter(key=part.partition)
+    )
+    found = {}
+    for key, record in records.items():
+        event = None if record.event is None else record.event.dagster_event
+        evaluation = None if event is None else event.event_specific_data
+        assert isinstance(evaluation, AssetCheckEvaluation)
+        kind = "unknown" if evaluation.severity is AssetCheckSeverity.WARN else "failed"
+        found[key.name] = "passed" if evaluation.passed else kind
+    return found
+
+
+def first_file(folder: Path, of: str) -> Path:
+    """A data file of a part."""
+    return next(path for path in map(Path, DeltaTable(folder).file_uris()) if of.partition("=")[2] in str(path))
+
+
+def damage_file(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Some bytes in the middle of a file become others."""
+    path = first_file(folder, part if TABLES[f"{folder.parent.name}.{folder.name}"].partition_by else "")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 : len(content) // 3 + 40] = b"x" * 40
+    path.write_bytes(content)
+
+
+def without(folder: Path, part: str, row: dict[str, object]) -> None:
+    """The row is gone."""
+    rewrite(folder, [other for other in rows_of(folder) if other != row])
+
+
+def doubled(folder: Path, part: str, row: dict[str, object]) -> None:
+    """The row is there twice."""
+    schema = pa.schema(DeltaTable(folder).schema())
+    write_deltalake(folder, pa.Table.from_pylist([row], schema=schema), mode="append")
+
+
+def changed(folder: Path, part: str, row: dict[str, object]) -> None:
+    """A value of the row is another one."""
+    name = "ignore_msb"
+    rewrite(folder, [other if other != row else row | {name: 31 - int(str(row[name]))} for other in rows_of(folder)])
+
+
+def invented(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Another row of the same part."""
+    key = {"range_end": int(str(row["range_end"])) + 1} if "range_end" in row else {"address": "10.9.9.9"}
+    doubled(folder, part, row | key)
+
+
+ROWS_CHANGED = {"files_whole": "passed", "rows_as_committed": "failed", "commits_known": "failed"}
+FILE_DAMAGED = {"files_whole": "failed", "rows_as_committed": "unknown", "commits_known": "passed"}
+DAMAGE: dict[str, tuple[Callable[[Path, str, dict[str, object]], None], dict[str, str]]] = {
+    "a foreign row": (invented, ROWS_CHANGED),
+    "a missing row": (without, ROWS_CHANGED),
+    "a doubled row": (doubled, ROWS_CHANGED),
+    "a changed value": (changed, ROWS_CHANGED),
+    "a damaged file": (damage_file, FILE_DAMAGED),
+}
+SOUND = dict.fromkeys(ROWS_CHANGED, "passed")
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("table", [TOPOLOGY_DESCRIPTIONS, NODES], ids=lambda table: table.name)
+def test_what_the_partition_shows_of_each_damage(world: World, table: Table, kind: str) -> None:
+    """Whatever was done to a partition shows there; another partition shows that it is sound."""
+    damage, expected = DAMAGE[kind]
+    folder, row = world.folder(table.full_name), a_shown_row(world, table.full_name)
+    saved = shutil.copytree(folder, world.home / "saved" / kind / table.name)
+    hurt = [part for part in PARTS[table.full_name] if part.part == part_name(table.full_name, row)]
+    others = [part for part in PARTS[table.full_name] if part not in hurt]
+    damage(folder, hurt[0].part or "", row)
+    try:
+        by_audit(world, "")
+        assert [shown(world, part) for part in hurt] == [expected] * len(hurt)
+        # A damaged file of a table without Delta partitions has rows of all, none of which can be read.
+        elsewhere = expected if expected is FILE_DAMAGED and not table.partition_by else SOUND
+        assert others
+        assert [shown(world, part) for part in others] == [elsewhere] * len(others)
+    finally:
+        shutil.rmtree(folder)
+        shutil.copytree(saved, folder)
+        world.lake.table_cache.revalidate(world.lake.path(table))
+    by_audit(world, "")
+    assert all(shown(world, part) == SOUND for part in (*hurt, *others))
+
+
+def test_an_unread_partition_is_not_green(world: World) -> None:
+    """A run of one partition's checks reads that one; of the others it says nothing."""
+    table, lake = TOPOLOGY_DESCRIPTIONS, world.lake
+    stored = provenance.PartitionDigests(lake, table).names
+    first, *rest = [part for part in PARTS[table.full_name] if part.part in stored]
+    check = CheckRun.begin(lake, Clock(), "a test")
+    result = verify_part(lake, check, table, [first.part])
+    assert result is not None
+    judged = {line.invariant: line for line in judge_part(result, first.part)}
+    assert judged[ROWS_AS_COMMITTED].passed
+    assert rest
+    for part in rest:
+        (line,) = (line for line in judge_part(result, part.part) if line.invariant == ROWS_AS_COMMITTED)
+        assert line.unknown
+        assert not line.passed
+    # What an earlier check proved of the same version still stands.
+    assert read_table_checks(lake)[table.full_name].unread == frozenset()
