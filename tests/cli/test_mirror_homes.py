@@ -150,6 +150,7 @@ LEAVES = {
 """What of that is left to do in the cluster itself."""
 READ_ON = {
     *("catalogue", "changed_clusters", "changed_logs", "daily_maintenance", "hourly_audit_of_tables", "live_logs"),
+    "ingest_lags",
     "hourly_logs",
     *("alerts", "failed_runs", "recovered_runs"),
 }

@@ -89,6 +89,7 @@ LOOKING_TICKS = {
     "changed_logs",
     "hourly_audit_of_tables",
     "daily_maintenance",
+    "ingest_lags",
     "live_logs",
 }
 
