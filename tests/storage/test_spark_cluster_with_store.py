@@ -13,20 +13,24 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.command_line import run
-from support.spark.twins import CLIENT, NODE, Twins, assert_appended
+from support.spark.twins import CLIENT, NODE, Twins, assert_appended, log_in_a_store
 from support.standin.cluster import FIRST_MS, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import time_uuid
 
 from cdc_platform.cdclog import log_table
-from cdc_platform.clock import us_from_ms
+from cdc_platform.checks import LOG_INVARIANTS
+from cdc_platform.clock import parse_time_us, us_from_ms
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.scylla import open_session, registry
 from cdc_platform.scylla.metadata_fingerprint import store_fingerprint, take_metadata_snapshot
 from cdc_platform.spark import worker_archive
+from cdc_platform.storage import parse_path
 
 if TYPE_CHECKING:
     from support.spark.driven import Cluster
@@ -113,6 +117,31 @@ def test_a_worker_dies_in_an_append_to_a_log(cluster: Cluster, logged: str) -> N
     """Each row is in the log once, by one commit."""
     cluster.loses_a_worker(CLIENT, "append", logged, "2")
     assert_appended(logged)
+
+
+def test_writes_are_logged_and_their_table_is_rebuilt(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
+    """By workers, from tables in the store: each write once, in its stream; the rebuilt table is the given one."""
+    address = log_in_a_store(f"{s3_process.bucket()}/writes", tmp_path)
+    bucket = address.rpartition("/")[0]
+    keys = {name: pa.array(range(500), pa.int32()) for name in ("p", "k", "v")}
+    times = {"timestamp": [parse_time_us("2026-01-31T13:00:00Z") + place * 10_000_000 for place in range(500)]}
+    for name, columns in (("writes", times | keys), ("table", keys)):
+        parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        parse_path(f"{bucket}/{name}.parquet").receive(tmp_path / f"{name}.parquet")
+    command = ("-m", "cdc_platform", "--home", address, "--clock", "2026-01-31T15:00:00Z")
+    tasks = sum(worker.count(" Finished task ") for worker in cluster.standalone.workers)
+    for appended in (True, False):
+        client = cluster.start(*command, "log-writes", "ks.t", f"{bucket}/writes.parquet", "--batch", "one", "--json")
+        (batch,) = json.loads(cluster.ends(client))["batches"]
+        assert (batch["appended"], batch["writes"], batch["log_rows"]) == (appended, 500, 500 * appended)
+    rebuild = ("rebuild", "ks.t", "--compare", f"{bucket}/table.parquet", "--json")
+    compared = json.loads(cluster.ends(cluster.start(*command, *rebuild)))["comparison"]
+    assert (compared["equal"], compared["rebuilt_rows"], compared["given_rows"]) == (True, 500, 500)
+    assert sum(worker.count(" Finished task ") for worker in cluster.standalone.workers) > tasks
+    earlier = cluster.start(*command, *rebuild, "--as-of", "2026-01-31T13:00:01Z")
+    assert json.loads(cluster.ends(earlier, 1))["comparison"]["only_given"] == 499
+    checked = run("--home", address, "--clock", "2026-01-31T15:00:00Z", "check", "--json")
+    assert {line["invariant"] for line in checked.rows if line["passed"]} >= {*LOG_INVARIANTS}
 
 
 @A_DEATH
