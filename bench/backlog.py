@@ -32,6 +32,7 @@ _QUICK_SIZES = (2_000, 20_000)
 _AGE_MS, _SPREAD_US = 90 * MINUTE_MS, 60 * MINUTE_US
 _WRITTEN_AT_ONCE = 50_000
 _PAGE_ROWS = 5_000
+_GB = 1_000_000_000
 _KEYSPACES = "CREATE TABLE scylla_schema.scylla_keyspaces (keyspace_name text PRIMARY KEY, initial_tablets int)"
 
 
@@ -78,7 +79,7 @@ def backlog(bench: Bench) -> list[Result]:
             "backlog-pages", f"{large:,} log rows", seconds, "pages of the log", 0.0, pages / (large / _PAGE_ROWS), 1.05
         ),
         Result(
-            "backlog-memory", f"{large:,} log rows", seconds, "GB", 0.0, max(each.memory for each in ours) / 1e9, 1.0
+            "backlog-memory", f"{large:,} log rows", seconds, "GB", 0.0, max(each.memory for each in ours) / _GB, 1.0
         ),
     ]
     if theirs:

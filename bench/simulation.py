@@ -14,6 +14,7 @@ from cdc_platform.simulation.scheduler import Scheduler
 _HISTORIES = 20
 _MOST_TIMES_THE_LOOP = 5.0
 _MOST_PER_EVENT = 1.5
+_LARGE_NODES = 1_000
 _SMALL = Assumptions(nodes=5, joins=2, writes=200, duration_us=MINUTE_US * 6)
 """With the four minutes after the last fault, ten minutes of simulated time."""
 
@@ -40,7 +41,7 @@ def histories(bench: Bench) -> list[Result]:
 def thousand_nodes(bench: Bench) -> list[Result]:
     """One join to 1,000 nodes and one to 10, per event."""
     one_join = replace(_SMALL, joins=1, duration_us=MINUTE_US * 3)
-    large, small = draw_plan(replace(one_join, nodes=1_000), 1), draw_plan(replace(one_join, nodes=10), 1)
+    large, small = draw_plan(replace(one_join, nodes=_LARGE_NODES), 1), draw_plan(replace(one_join, nodes=10), 1)
     large_steps, small_steps = judge_plan(large).steps, judge_plan(small).steps
     times = max(large_steps // small_steps // 10, 1)
 

@@ -38,6 +38,19 @@ COUNTS = {
     "live._LOGGED_ROWS": "rows of a benchmark",
     "log._FULL": "writes of a benchmark",
     "session.growth": "generations of a benchmark",
+    "backlog._GB": "bytes",
+    "simulation._LARGE_NODES": "nodes of a benchmark",
+    "assumptions._MAX_NODES": "nodes",
+    "assumptions._MAX_WRITES": "writes",
+    "assumptions._MAX_FAULTS": "outages, partitions or crashes of a history",
+    "clocks.PARTS_PER_MILLION": "parts of a whole",
+    "judge._MOST_RINGS": "rings in memory",
+    "simulate._MAX_NODES": "nodes",
+    "simulate._MAX_SEEDS": "histories of a run",
+    "rebuild._MAX_TIED": "keys of a comparison",
+    "write_batches.MAX_BAD_WRITES": "writes in a refusal",
+    "write_model._MAX_SEARCHED": "rows that are searched",
+    "collector.MAX_LOGS": "logs of a scrape",
 }
 """Numbers as large as a conversion that count something else: by module, and by what they are given to or divide."""
 

@@ -15,7 +15,16 @@ from cdc_platform.cli.params import ValidatedParam
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
-from cdc_platform.clock import MINUTE_US, Microseconds, ms_from_us, us_from_ms
+from cdc_platform.clock import (
+    DAY_US,
+    HOUR_US,
+    MILLISECOND_US,
+    MINUTE_US,
+    SECOND_US,
+    Microseconds,
+    ms_from_us,
+    us_from_ms,
+)
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +33,10 @@ if TYPE_CHECKING:
     from cdc_platform.simulation import Assumptions, JudgedHistory, NodeSet, SimulationSummary, SmallestValue
 
 _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h)", re.ASCII)
-_UNITS_US = {"ms": 1_000, "s": 1_000_000, "min": 60_000_000, "h": 3_600_000_000}
-_LONGEST_US = 3_600_000_000 * 24
+_UNITS_US = {"ms": MILLISECOND_US, "s": SECOND_US, "min": MINUTE_US, "h": HOUR_US}
+_LONGEST_US = DAY_US
+_MAX_NODES = 1_000
+_MAX_SEEDS = 1_000_000
 
 
 def _read_duration(text: str) -> Microseconds:
@@ -97,7 +108,7 @@ def _as_text(value: object) -> object:
 @click.command()
 @click.option("--scenario", metavar="FILE", expose_value=False, is_eager=True, callback=_read_scenario,
               help="TOML file with values for these options, by their names with underscores.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(1, 1000), help="Nodes at the start, not those of the home's ring.")
+@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), help="Nodes at the start, not those of the home's ring.")
 @click.option(
     "--shards", type=click.IntRange(1, 256), default=2, show_default=True, help="Shards of each --nodes node."
 )
@@ -128,7 +139,7 @@ def _as_text(value: object) -> object:
 @click.option("--ttl", type=_TIME, default="0s", show_default=True, help="TTL of log rows; 0s: none.")
 @click.option("--writes", type=click.IntRange(1, 100_000), default=100, show_default=True, help="In each history.")
 @click.option("--server-timestamps", is_flag=True, help="No client chooses timestamps.")
-@click.option("--seeds", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="Histories to run.")
+@click.option("--seeds", type=click.IntRange(1, _MAX_SEEDS), default=200, show_default=True, help="Histories to run.")
 @click.option("--find", type=click.Choice(["delay", "window", "lease", "leeway"]),
               help="Search for the smallest value without a violation.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Run this one history.")

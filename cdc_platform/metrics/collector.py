@@ -35,7 +35,7 @@ from cdc_platform.scylla import registry
 from cdc_platform.storage import parse_path
 from cdc_platform.timeline import GenerationState, Timeline
 
-MAX_LOGS = 1000
+MAX_LOGS = 1_000
 """The most logs of a home that have series; `cdc_platform_ingest_logs` counts all of them."""
 SCRAPE_SECONDS = 10.0
 """After this time a scrape begins no more sections and opens no more tables of logs."""

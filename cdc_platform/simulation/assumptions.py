@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cdc_platform.clock import MINUTE_US, SECOND_US, Microseconds, us_from_ms
 from cdc_platform.errors import InputError
+from cdc_platform.simulation.clocks import PARTS_PER_MILLION
 from cdc_platform.simulation.plan import (
     CLIENT,
     READER,
@@ -24,6 +25,9 @@ from cdc_platform.simulation.plan import (
 )
 
 _PARTIAL_OUTAGES = tuple(kind for kind in OutageKind if kind is not OutageKind.DOWN)
+_MAX_NODES = 1_000
+_MAX_WRITES = 1_000_000
+_MAX_FAULTS = 1_000
 _DRIFT_PPM = 50
 
 
@@ -63,14 +67,14 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("nodes", 1, 1000),
+            ("nodes", 1, _MAX_NODES),
             ("shards", 1, 256),
             ("joins", 0, 100),
             ("repairs", 0, 100),
-            ("writes", 0, 1_000_000),
-            ("outages", 0, 1000),
-            ("partitions", 0, 1000),
-            ("crashes", 0, 1000),
+            ("writes", 0, _MAX_WRITES),
+            ("outages", 0, _MAX_FAULTS),
+            ("partitions", 0, _MAX_FAULTS),
+            ("crashes", 0, _MAX_FAULTS),
             ("skew_us", 0, MINUTE_US * 60),
             ("outage_us", 1, MINUTE_US * 60),
         ):
@@ -164,7 +168,7 @@ class _Draw:
 
     def _clocks(self) -> tuple[ClockOffset, ...]:
         given, source = self._assumptions, self._source("clocks")
-        drift_us = self._duration_us() * 2 * _DRIFT_PPM // 1_000_000
+        drift_us = self._duration_us() * 2 * _DRIFT_PPM // PARTS_PER_MILLION
         bound = max(given.skew_us // 2 - drift_us, 0)
         drift = _DRIFT_PPM if given.skew_us // 2 > drift_us else 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from cdc_platform.clock import Microseconds
 from cdc_platform.simulation.scheduler import Scheduler
 
+PARTS_PER_MILLION = 1_000_000
+
 
 class SimulatedClock:
     """A clock that shows the simulated time, plus its offset, plus its drift (µs a second) since it was last set."""
@@ -22,5 +24,5 @@ class SimulatedClock:
     def now_us(self) -> Microseconds:
         """Return what the clock shows (µs since 1970 UTC)."""
         now_us = self._scheduler.now_us
-        drift_us = (now_us - self._set_at_us) * self._drift_ppm // 1_000_000
+        drift_us = (now_us - self._set_at_us) * self._drift_ppm // PARTS_PER_MILLION
         return Microseconds(now_us + self._offset_us + drift_us)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cdc_platform.clock import MINUTE_US, Microseconds
+from cdc_platform.clock import MINUTE_US, Microseconds, us_from_ms
 from cdc_platform.simulation.observations import (
     AcceptedRow,
     Advanced,
@@ -226,7 +226,7 @@ class Judge:
                 self._violate(Property.EXPIRED_UNNEEDED, removed.at_us, None, text)
                 return
         successors = [each.time_ms for each in self._committed.values() if each.time_ms > generation.time_ms]
-        if not successors or self._position_us < min(successors) * 1000 - 1:
+        if not successors or self._position_us < us_from_ms(min(successors)) - 1:
             text = f"generation {removed.generation} is removed before the reader has finished it"
             self._violate(Property.EXPIRED_UNNEEDED, removed.at_us, None, text)
 
@@ -241,7 +241,7 @@ class Judge:
     def _judge_generations(self) -> None:
         """Compare each accepted write with the generation that operates at its timestamp."""
         generations = sorted(self._committed.values(), key=lambda each: (each.time_ms, each.number))
-        begins = [generation.time_ms * 1000 for generation in generations]
+        begins = [us_from_ms(generation.time_ms) for generation in generations]
         streams = [self.nodes.streams(generation) for generation in generations]
         for row in self._accepted.values():
             index = bisect_right(begins, row.ts_us) - 1
@@ -270,7 +270,7 @@ class Judge:
             number = next((number for number, streams in generations.items() if row.stream in streams), None)
             if number is None:
                 continue
-            left_us = self._left.get(self._committed[number].time_ms * 1000)
+            left_us = self._left.get(us_from_ms(self._committed[number].time_ms))
             ended = self._position_us >= self._end_us(number)
             if ended and left_us is not None and row.visible_us > left_us:
                 text = f"row {row.row} appears after the reader has left generation {number}"
@@ -279,7 +279,9 @@ class Judge:
 
     def _end_us(self, number: int) -> int:
         begin = self._committed[number].time_ms
-        return min((each.time_ms * 1000 for each in self._committed.values() if each.time_ms > begin), default=2**63)
+        return min(
+            (us_from_ms(each.time_ms) for each in self._committed.values() if each.time_ms > begin), default=2**63
+        )
 
     def _judge_learning(self, now_us: Microseconds, up: Sequence[int], undecided: bool) -> Microseconds | None:
         if undecided:
@@ -325,11 +327,11 @@ class Judge:
         return Microseconds(longest)
 
     def _read_lag(self) -> Microseconds | None:
-        begins = [int(generation.time_ms) * 1000 for generation in self._committed.values() if generation.number]
+        begins = [int(us_from_ms(generation.time_ms)) for generation in self._committed.values() if generation.number]
         lags = [
             read_us - self._accepted[row].at_us
             for row, read_us in self._read_at.items()
-            if any(0 <= int(self._accepted[row].ts_us) - begin < 60_000_000 for begin in begins)
+            if any(0 <= int(self._accepted[row].ts_us) - begin < MINUTE_US for begin in begins)
         ]
         return Microseconds(max(lags)) if lags else None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cdc_platform.clock import Microseconds
+from cdc_platform.clock import Microseconds, seconds_from_us
 from cdc_platform.errors import WriteRefused
 from cdc_platform.simulation.expiry import Expiry
 from cdc_platform.simulation.gossip import GossipRounds
@@ -165,7 +165,7 @@ class Simulation:
     def _begin_outage(self, outage: Outage) -> None:
         machine = self.world.machines[outage.node]
         machine.begin(outage.kind)
-        self.world.note(outage.node, f"{outage.kind} for {outage.duration_us / 1e6:g} s")
+        self.world.note(outage.node, f"{outage.kind} for {seconds_from_us(outage.duration_us):g} s")
         if outage.kind is OutageKind.DOWN:
             self.world.stop(machine)
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cdc_platform.clock import seconds_from_us
 from cdc_platform.simulation.assumptions import Assumptions, draw_plan
 from cdc_platform.simulation.judge import Property, Verdict
 from cdc_platform.simulation.judged import judge_plan
@@ -68,12 +69,12 @@ def _figures(verdict: Verdict) -> Mapping[str, float | None]:
     """Return the figures of one history; durations in seconds."""
     return {
         "refused_share": verdict.refused_share,
-        "outage_seconds": verdict.outage_us / 1e6,
+        "outage_seconds": seconds_from_us(verdict.outage_us),
         "apart_share": verdict.apart / verdict.writes if verdict.writes else 0.0,
-        "apart_seconds": verdict.apart_us / 1e6,
+        "apart_seconds": seconds_from_us(verdict.apart_us),
         "missed_rows": float(verdict.missed),
-        "read_lag_seconds": None if verdict.read_lag_us is None else verdict.read_lag_us / 1e6,
-        "learn_seconds": None if verdict.learn_us is None else verdict.learn_us / 1e6,
+        "read_lag_seconds": None if verdict.read_lag_us is None else seconds_from_us(verdict.read_lag_us),
+        "learn_seconds": None if verdict.learn_us is None else seconds_from_us(verdict.learn_us),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_platform.clock import us_from_ms
+from cdc_platform.clock import Microseconds, seconds_from_us, us_from_ms
 from cdc_platform.plots import NodeTimeline, SimulationMarks
 from cdc_platform.simulation.judged import JudgedHistory
 from cdc_platform.simulation.observations import AcceptedRow, Committed, Learned, Noted, RefusedWrite
@@ -18,10 +18,10 @@ def get_node_timelines(judged: JudgedHistory) -> tuple[list[NodeTimeline], Simul
     for number in range(plan.nodes):
         nodes[number].readable.append((0.0, 0))
     for observation in judged.history.observations:
-        at = (observation.at_us - START_US) / 1e6
+        at = _offset_seconds(observation.at_us)
         match observation:
             case Committed(_, _, generation) if generation.number:
-                begins.append(((us_from_ms(generation.time_ms) - START_US) / 1e6, generation.number))
+                begins.append((_offset_seconds(us_from_ms(generation.time_ms)), generation.number))
             case Learned(_, node, generation, True) if generation > known.get(node, -1):
                 known[node] = generation
                 nodes[node].readable.append((at, generation))
@@ -36,11 +36,16 @@ def get_node_timelines(judged: JudgedHistory) -> tuple[list[NodeTimeline], Simul
             case _:
                 pass
     for outage in plan.outages:
-        begin = outage.at_us / 1e6
-        nodes[outage.node].outages.append((begin, begin + outage.duration_us / 1e6))
+        begin = seconds_from_us(outage.at_us)
+        nodes[outage.node].outages.append((begin, begin + seconds_from_us(outage.duration_us)))
     violations = [
-        ((violation.at_us - START_US) / 1e6, violation.node, violation.property.value)
+        (_offset_seconds(violation.at_us), violation.node, violation.property.value)
         for violation in judged.verdict.violations
     ]
-    end = (plan.duration_us + plan.settle_us) / 1e6
+    end = seconds_from_us(Microseconds(plan.duration_us + plan.settle_us))
     return list(nodes.values()), SimulationMarks(end, begins, violations)
+
+
+def _offset_seconds(time_us: Microseconds) -> float:
+    """Return the seconds from the start of a history to a time."""
+    return seconds_from_us(Microseconds(time_us - START_US))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_platform.clock import Microseconds
+from cdc_platform.clock import Microseconds, seconds_from_us, us_from_ms
 from cdc_platform.simulation.judge import Violation
 from cdc_platform.simulation.judged import JudgedHistory
 from cdc_platform.simulation.observations import (
@@ -42,7 +42,7 @@ def _describe_violation(violation: Violation) -> str:
 
 def format_offset(time_us: Microseconds) -> str:
     """Return a time as seconds since the start of the history."""
-    return f"{(time_us - START_US) / 1e6:11.6f} s"
+    return f"{seconds_from_us(Microseconds(time_us - START_US)):11.6f} s"
 
 
 def _name(node: int) -> str:
@@ -56,7 +56,7 @@ def _describe(observation: Observation) -> str | None:
         case Learned(generation=0) | Stored(generation=0) | Decided(generation=0):
             return None
         case Committed(_, node, generation):
-            begin = format_offset(Microseconds(generation.time_ms * 1000)).strip()
+            begin = format_offset(us_from_ms(generation.time_ms)).strip()
             return f"{_name(node)} introduces generation {generation.number}, which begins at {begin}"
         case Learned(_, node, generation, readable):
             return f"{_name(node)} {'reads' if readable else 'hears of'} generation {generation}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cdc_platform.clock import SECOND_US, Microseconds, ms_from_us
+from cdc_platform.clock import SECOND_US, Microseconds, ms_from_us, us_from_ms
 from cdc_platform.errors import PlatformError
 from cdc_platform.generations import GenerationSwitch, SwitchPhase, TopologyDescription
 from cdc_platform.generations import switch as rules
@@ -131,11 +131,11 @@ class TwoPhaseNode:
             if row.time_ms is None:
                 continue
             generation = self.world.generations[self._register.number_of(row.generation_id)]
-            readable = generation.time_ms * 1000 in self.member.participant.times_us
+            readable = us_from_ms(generation.time_ms) in self.member.participant.times_us
             if readable and generation.number not in known:
                 known.add(generation.number)
                 self.machine.ring_mask |= generation.members
                 self.world.history.add(Learned(self.world.now_us, self.machine.number, generation.number, True))
                 self._publisher.publish(self.machine, generation)
         newest_ms = self._register.newest_ms
-        return newest_ms is not None and newest_ms * 1000 in self.member.participant.times_us
+        return newest_ms is not None and us_from_ms(newest_ms) in self.member.participant.times_us
