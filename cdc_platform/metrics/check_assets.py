@@ -39,6 +39,7 @@ _BY_INVARIANT = {str(name): asset for family, asset in _BY_FAMILY.items() for na
     "published_equals_description": "system_distributed/cdc_streams_descriptions_v2",
     "timestamp_complete": "system_distributed/cdc_generation_timestamps",
     "tablet_timestamp_complete": "system/cdc_timestamps",
+    "rebuilt_equals_given": "platform/rebuilt_tables",
 }
 
 
