@@ -191,7 +191,7 @@ def test_a_named_table_without_a_log_fails_alone(
         (("--tables", "{dir}/list.toml", "--include", "shop.b"), {"shop.a", "shop.b"}),
         (("shop.a", "shop.c"), {"shop.a", "shop.c"}),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_tables_are_selected(
     cluster: ScyllaCluster, logs: dict[str, LiveLog], tmp_path: Path, arguments: tuple[str, ...], expected: set[str]
