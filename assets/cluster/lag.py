@@ -18,7 +18,6 @@ from dagster import (
     DagsterInstance,
     DefaultSensorStatus,
     PreviewWarning,
-    RunRequest,
     SensorEvaluationContext,
     SensorResult,
     define_asset_job,
@@ -42,7 +41,7 @@ from cdc_platform_assets.cluster.ingest import (
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import build_rows_preview
 from cdc_platform_assets.partitions import get_run_partitions
-from cdc_platform_assets.run_requests import MAX_RETRIES_TAG
+from cdc_platform_assets.run_requests import request_run
 from cdc_platform_assets.specs import asset_key_from_table
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -53,6 +52,7 @@ MAX_REPORTS = 100
 """The most logs that a run without a partition reports each on its own."""
 _WORST_LAST = (TtlLag.FINE, TtlLag.HALF, TtlLag.UNKNOWN, TtlLag.MOST, TtlLag.DYING)
 _KEY = asset_key_from_table(INGESTED_LOG)
+_STATE_TAG = "cdc_platform/lag_state"
 
 
 def _build_spec() -> AssetCheckSpec:
@@ -151,18 +151,35 @@ judge_lag_job = define_asset_job(
 
 
 def request_lag_check(home: HomeLocation, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
-    """Request the check of all logs if the lag of one is at another level than in the cursor."""
+    """Request the check of all logs if the lag of one is at another level than in the cursor, or if it failed.
+
+    The cursor holds the level of each log and the state that the last request was for.
+    """
     lags = read_lags(home, clock.now_us())
-    levels = json.dumps({key: str(lag.status.lag) for key, lag in lags.items()})
-    if levels == (cursor or "{}"):
-        return SensorResult(skip_reason="the lag of no ingested log has reached another level", cursor=levels)
-    state = json.dumps([levels, *(lag.position_us for lag in lags.values())])
+    levels = {key: str(lag.status.lag) for key, lag in lags.items()}
+    stored = json.loads(cursor) if cursor else {"levels": {}, "state": ""}
+    is_changed = levels != stored["levels"]
+    positions = [lag.position_us for lag in lags.values()]
+    state = _digest(json.dumps([levels, positions])) if is_changed else stored["state"]
+    cursor = json.dumps({"levels": levels, "state": state})
+    if not state:
+        return SensorResult(skip_reason="no log is ingested", cursor=cursor)
+    attempt = request_run(instance, LAG_JOB, state, state=(_STATE_TAG, state))
+    if not is_changed and (attempt.has_succeeded or not attempt.ended):
+        return SensorResult(skip_reason="the lag of no ingested log has reached another level", cursor=cursor)
+    if attempt.request is None:
+        reason = attempt.skip_reason("judge the lag of ingested logs", f"launch the job {LAG_JOB}")
+        return SensorResult(skip_reason=reason, cursor=cursor)
     missing = sorted(set(lags) - set(instance.get_dynamic_partitions(INGESTED_LOGS_NAME)))
     return SensorResult(
-        run_requests=[RunRequest(run_key=hashlib.sha256(state.encode()).hexdigest(), tags={MAX_RETRIES_TAG: "0"})],
+        run_requests=[attempt.request],
         dynamic_partitions_requests=[INGESTED_LOG_PARTITIONS.build_add_request(missing)] if missing else [],
-        cursor=levels,
+        cursor=cursor,
     )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @sensor(

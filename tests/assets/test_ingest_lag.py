@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from dagster import AssetCheckEvaluation
+from dagster import AssetCheckEvaluation, DagsterRunStatus
+from support.failed_runs import advance_retries
 from support.homes.ingested import POSITION_US, ReadLog, ingested_home, read_up_to
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us
+from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, format_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
@@ -107,8 +108,30 @@ def test_the_sensor_requests_the_check_at_each_level_once(rehearsal: Rehearsal) 
     read_up_to(lake, [ReadLog("t", position_us=POSITION_US + 500 * SECOND_US)])
     assert tick(500) == 1
     assert cursor is not None
-    assert json.loads(cursor) == {"prod/shop.begun": "unknown", "prod/shop.slow": "fine", "prod/shop.t": "fine"}
+    assert json.loads(cursor)["levels"] == {
+        "prod/shop.begun": "unknown",
+        "prod/shop.slow": "fine",
+        "prod/shop.t": "fine",
+    }
     assert len(set(keys)) == len(keys) == 5
+
+
+def test_a_failed_check_is_requested_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that failed has not judged the level, which may stay for hours; a run that succeeded has."""
+    home, _ = ingested_home(rehearsal.lake.root.parent, LOGS)
+    first = request_lag_check(home, at(0), rehearsal.instance, None)
+    (request,) = first.run_requests or []
+    job = defs.resolve_job_def(LAG_JOB)
+    run = rehearsal.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.STARTED)
+    waiting = request_lag_check(home, at(1), rehearsal.instance, first.cursor)
+    assert "reached another level" in str(waiting.skip_reason)
+    rehearsal.instance.report_run_failed(run)
+    advance_retries(monkeypatch, HOUR_US)
+    (repeated,) = request_lag_check(home, at(2), rehearsal.instance, waiting.cursor).run_requests or []
+    assert repeated.run_key != request.run_key
+    rehearsal.instance.create_run_for_job(job, tags=repeated.tags, status=DagsterRunStatus.SUCCESS)
+    done = request_lag_check(home, at(3), rehearsal.instance, waiting.cursor)
+    assert "reached another level" in str(done.skip_reason)
 
 
 def test_a_home_without_a_cluster_asks_for_nothing(rehearsal: Rehearsal) -> None:
