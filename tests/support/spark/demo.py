@@ -1,5 +1,7 @@
 """`make demo-cluster`: nodes join a home in an S3 store, their generations made by two workers that share no folder.
 
+Then the workers append the log rows of ten thousand writes, and rebuild the table from them.
+
 The store and Spark standalone are real, on loopback: a master and two workers, each with its own working folder, the
 interpreter that it is sent and no sight of this project. What is shown of the platform is its own commands.
 """
@@ -13,13 +15,26 @@ import tempfile
 import time
 from pathlib import Path
 
+import pyarrow as pa
+from pyarrow import parquet
 from support.spark.standalone import Standalone
 from support.store.s3 import S3
 
 from cdc_platform.cli.output import write_facts
+from cdc_platform.clock import HOUR_US, Microseconds, format_us, us_from_ms
+from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake
 from cdc_platform.home_location import STATE_VARIABLE
 from cdc_platform.spark import LOG_VARIABLE, ConnectServer, get_worker_archive
 from cdc_platform.spark.worker_archive import get_program_file
+from cdc_platform.storage import parse_path
+from cdc_platform.timeline import Timeline
+
+_ROWS = 10_000
+_READINGS = """
+CREATE KEYSPACE plant WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
+CREATE TABLE plant.readings (sensor int, number int, value int, PRIMARY KEY (sensor, number))
+    WITH cdc = {'enabled': true};
+"""
 
 
 def main() -> int:
@@ -45,6 +60,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
             started = time.monotonic()
             joined = _run(address, "demo")
             ended = time.monotonic()
+            logged = _log_and_rebuild(folder, address)
             fit = _run(address, "doctor", "--cluster")
             tasks = {worker.folder.name: worker.count(" Finished task ") for worker in standalone.workers}
     finally:
@@ -61,7 +77,35 @@ def _in(folder: Path, address: str, store: S3) -> int:
             "requests": ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items())),
         }.items()
     )
-    return max(joined, fit, verdict)
+    return max(joined, logged, fit, verdict)
+
+
+def _log_and_rebuild(folder: Path, address: str) -> int:
+    """Append base writes, twice, and rebuild their table, compared with what it has to be; all by the workers."""
+    script = folder / "readings.cql"
+    script.write_text(_READINGS, encoding="utf-8")
+    begin = us_from_ms(Timeline.read(Lake(f"{address}/lake")).known[-1].time_ms)
+    clock = format_us(Microseconds(begin + HOUR_US))
+    keys = {"sensor": pa.array([row % 100 for row in range(_ROWS)], pa.int32())}
+    keys |= {"number": pa.array([row // 100 for row in range(_ROWS)], pa.int32())}
+    table = pa.table(keys | {"value": pa.array(range(_ROWS), pa.int32())})
+    times = pa.array([begin + row for row in range(_ROWS)])
+    bucket = address.rpartition("/")[0]
+    for name, rows in (("writes", table.append_column("timestamp", times)), ("readings", table)):
+        parquet.write_table(rows, folder / f"{name}.parquet")
+        parse_path(f"{bucket}/{name}.parquet").receive(folder / f"{name}.parquet")
+    log = ("log-writes", "plant.readings", f"{bucket}/writes.parquet", "--batch", "first")
+    commands = (
+        ("cql", "run", str(script), "--apply"),
+        log,
+        log,
+        ("rebuild", "plant.readings", "--compare", f"{bucket}/readings.parquet"),
+    )
+    os.environ[IN_PROCESS_VARIABLE] = "0"  # ten thousand rows are one process's work otherwise
+    try:
+        return max(_run(address, "--clock", clock, *words) for words in commands)
+    finally:
+        del os.environ[IN_PROCESS_VARIABLE]
 
 
 def _run(address: str, *words: str) -> int:
