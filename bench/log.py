@@ -14,11 +14,24 @@ from deltalake import DeltaTable
 from bench.base_writes import GENERATIONS, five_generations, throughput
 from bench.measure import Pairs, Result, paired, seconds
 from bench.session import QUICK, Bench
-from cdc_platform.cdclog import WRITTEN_AT, log_table
+from cdc_platform.cdclog import WRITTEN_AT, append_batch, log_table
 from cdc_platform.cdclog.dataframe import ROWS_PER_FILE, append_writes, encode_dataframe, partition_by_time
-from cdc_platform.clock import HOUR_US, Microseconds, us_from_ms
-from cdc_platform.cql import INT, TEXT, CdcOptions, Column, ListType, MapType, SetType, TableSchema, UserType
-from cdc_platform.delta import Lake
+from cdc_platform.clock import HOUR_US, Clock, Microseconds, us_from_ms
+from cdc_platform.cql import (
+    INT,
+    TEXT,
+    Catalog,
+    CdcOptions,
+    Column,
+    ListType,
+    MapType,
+    SetType,
+    TableSchema,
+    UserType,
+    format_ddl,
+)
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.metastore import cdc_tables
 from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -131,19 +144,38 @@ def _result(row: str, count: int, pairs: Pairs, floor: str, target: float) -> Re
 
 
 def _appending(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Pairs:
-    """Writes appended to a log, of a new table each time, against its finished rows by Spark, by time as well."""
+    """A table of writes appended to a log as a batch, validated, against the finished rows by Spark, by time as well.
+
+    Each time the log is that of a new table.
+    """
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_PER_FILE)
     read, turns = bench.spark.read.format("delta"), turns_of()
     _save(_spread_writes(bench, lake, schema, count), writes)
     _save(encode_dataframe(lake, schema, read.load(writes)), finished)
+    workers = TaskRunner(lambda: bench.spark, in_process=0)
 
     def appended() -> None:
-        append_writes(lake, replace(schema, name=f"{folder.name}_{next(turns)}"), read.load(writes), files=files)
+        name = f"{folder.name}_{next(turns)}"
+        register(lake, replace(schema, name=name))
+        append_batch(lake, schema.keyspace, name, writes, "bench", workers)
 
     return paired(
         appended, lambda: _save(partition_by_time(read.load(finished), files), sink), repeats=bench.sizes.repeats
     )
+
+
+def register(lake: Lake, schema: TableSchema) -> None:
+    """A table of the lake with an empty log."""
+    catalog = Catalog()
+    catalog.put(schema)
+    for column in schema.columns:
+        for used in column.type.user_types():
+            catalog.making(schema.keyspace).types[used.name] = used
+    created = Clock(us_from_ms(Timeline.read(lake).known[0].time_ms))
+    ddl = format_ddl(catalog, schema)
+    cdc_tables.add_cdc_table(lake, created, schema.keyspace, schema.name, ttl_seconds=0, created_now=True, ddl=ddl)
+    lake.ensure(log_table(schema))
 
 
 def _against_rewriting(
