@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -37,6 +39,7 @@ from dagster import (
     with_source_code_references,
 )
 
+from cdc_platform.dagster_home import OWNERS_VARIABLE
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import locate_home
 from cdc_platform.settings import Settings, load_settings
@@ -90,8 +93,11 @@ def _is_docstring(body: list[ast.stmt]) -> bool:
 def read_owners() -> list[str]:
     """Return the owners of all assets: the setting `owners` of the home that Dagster is started for.
 
-    If the settings cannot be read, these are the default owners. Each run reports what is wrong with the settings.
+    Services of `up` get them from it (`OWNERS_VARIABLE`). If the settings cannot be read, these are the default owners.
+    Each run reports what is wrong with the settings.
     """
+    if OWNERS_VARIABLE in os.environ:
+        return list(json.loads(os.environ[OWNERS_VARIABLE]))
     try:
         return list(load_settings(locate_home() / "settings.toml").owners)
     except PlatformError as error:

@@ -18,6 +18,12 @@ PACKAGES_FOLDER = Path(__file__).resolve().parent.parent
 """The folder that contains the project's packages: a clone, or the folder where a wheel is installed."""
 _PROJECT_FILES = Path(__file__).resolve().parent / "data" / "dagster"
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
+OWNERS_VARIABLE = "CDC_PLATFORM_OWNERS"
+"""The owners of assets, as a JSON list. `up` sets it for its services.
+
+They import the definitions in a process that they fork from, which must not connect to a store: its client's threads do
+not survive a fork.
+"""
 """Stops the clock of Dagster's processes at a time, as `--clock` does for a command."""
 USER_TAG = "cdc_platform/user"
 """The run tag that names the user who requested the run in the UI."""

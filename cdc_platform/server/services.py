@@ -19,7 +19,7 @@ from typing import Any
 
 from cdc_platform import instance_lock
 from cdc_platform.clock import Clock, format_us
-from cdc_platform.dagster_home import CLOCK_VARIABLE, PACKAGES_FOLDER, prepare_dagster_home
+from cdc_platform.dagster_home import CLOCK_VARIABLE, OWNERS_VARIABLE, PACKAGES_FOLDER, prepare_dagster_home
 from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, make_private_folder
 from cdc_platform.instance_lock import InstanceLock
 from cdc_platform.plots import UI_PREFIX_VARIABLE
@@ -156,6 +156,7 @@ class UpServices:
         environment = {
             **inherited,
             HOME_VARIABLE: self.home.name,
+            OWNERS_VARIABLE: json.dumps(self.home.settings.owners),
             instance_lock.UP_VARIABLE: str(self.held.alive),
             SERVER_VARIABLE: str(self.spark_file.path),
             "DAGSTER_HOME": str(prepare_dagster_home(self.home)),
