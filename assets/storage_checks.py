@@ -23,10 +23,6 @@ from dagster import (
     multi_asset_check,
 )
 
-# Private API. Dagster exports neither the status of a result nor the filter by partition.
-from dagster._core.event_api import PartitionKeyFilter
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-
 from cdc_platform.checks import STORAGE_FAMILY, CheckResult, judge_part, name_part, verify_part
 from cdc_platform.clock import format_us
 from cdc_platform.delta import ALL_PARTS, Lake
@@ -35,7 +31,7 @@ from cdc_platform.metastore import TableCheck, read_table_checks
 from cdc_platform.tables import CONSUMED_HOURS, Table
 from cdc_platform.timeline import GenerationDigests, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
-from cdc_platform_assets.catalog_sync.check_results import find_target_materialization
+from cdc_platform_assets.catalog_sync.check_results import find_target_materialization, read_newest_results
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
 from cdc_platform_assets.check_runs import report_result
 from cdc_platform_assets.checks import (
@@ -159,35 +155,35 @@ def report_storage_results(lake: Lake, instance: DagsterInstance) -> Iterator[As
         yield evaluation
 
 
+_SUCCEEDED = "SUCCEEDED"
+
+
 class _ReportedResults:
     """The statuses of the newest check results in Dagster, loaded asset by asset on first use."""
 
     def __init__(self, instance: DagsterInstance) -> None:
         self._instance = instance
-        self._statuses: dict[AssetKey, dict[tuple[str, str | None], AssetCheckExecutionRecordStatus]] = {}
+        self._statuses: dict[AssetKey, dict[tuple[str, str | None], str]] = {}
 
     def lacks(self, stored: AssetPart, result: CheckResult) -> bool:
         """Return True if Dagster has no result on the partition, or another one."""
         if stored.asset not in self._statuses:
             keys = [AssetCheckKey(stored.asset, str(name)) for name in STORAGE_FAMILY.invariants]
             self._statuses[stored.asset] = {
-                (info.check_key.name, info.partition_key): info.latest_execution_status
+                (info.check_key.name, info.partition_key): info.latest_execution_status.value
                 for info in self._instance.event_log_storage.get_asset_check_partition_info(keys)
             }
         status = self._statuses[stored.asset].get((str(result.invariant), stored.partition))
         if status is None:
             return True
         if result.passed:
-            return status is not AssetCheckExecutionRecordStatus.SUCCEEDED
-        return status is AssetCheckExecutionRecordStatus.SUCCEEDED or self._differs(stored, result)
+            return status != _SUCCEEDED
+        return status == _SUCCEEDED or self._differs(stored, result)
 
     def _differs(self, stored: AssetPart, result: CheckResult) -> bool:
         """Return True if the newest result, which did not pass, has another message."""
         key = AssetCheckKey(stored.asset, str(result.invariant))
-        partition_filter = None if stored.partition is None else PartitionKeyFilter(key=stored.partition)
-        record = self._instance.event_log_storage.get_latest_asset_check_execution_by_key(
-            [key], partition_filter=partition_filter
-        ).get(key)
+        record = read_newest_results(self._instance, [key], stored.partition).get(key)
         event = None if record is None or record.event is None else record.event.dagster_event
         evaluation = None if event is None else event.event_specific_data
         return not isinstance(evaluation, AssetCheckEvaluation) or evaluation.description != result.message

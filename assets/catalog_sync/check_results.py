@@ -5,8 +5,8 @@ A verdict is skipped if the content that it judged has changed since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from dagster import (
     AssetCheckEvaluation,
@@ -62,10 +62,7 @@ def find_missing_results(lake: Lake, instance: DagsterInstance, names: Generatio
 def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict) -> bool:
     """Return True if Dagster has a result of this verdict, reported here or by the run that made it."""
     checks = [AssetCheckKey(asset_key_from_table(step.table), str(name)) for name in verdict.invariants]
-    records = instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        checks, partition_filter=PartitionKeyFilter(key=partition)
-    )
-    for record in records.values():
+    for record in read_newest_results(instance, checks, partition).values():
         event = None if record.event is None else record.event.dagster_event
         evaluation = None if event is None else event.event_specific_data
         if record.run_id and record.run_id in verdict.entry_point:
@@ -94,6 +91,14 @@ def _build_results(
                     instance, asset_key_from_table(step.table), partition
                 ),
             )
+
+
+def read_newest_results(
+    instance: DagsterInstance, checks: Sequence[AssetCheckKey], partition: str | None
+) -> Mapping[AssetCheckKey, Any]:
+    """Return the record of the newest result of each check on a partition; without one, of any partition."""
+    only = None if partition is None else PartitionKeyFilter(key=partition)
+    return instance.event_log_storage.get_latest_asset_check_execution_by_key(checks, partition_filter=only)
 
 
 def find_target_materialization(
