@@ -17,7 +17,6 @@ from dagster import (
     AssetCheckSpec,
     AssetKey,
     AssetsDefinition,
-    AssetSelection,
     Definitions,
     DynamicPartitionsDefinition,
     MaterializeResult,
@@ -28,6 +27,7 @@ from dagster import (
 )
 
 from cdc_platform import definitions
+from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.join.steps import JOIN_ASSETS
 
 JOB = "empty"
@@ -83,7 +83,7 @@ defs = Definitions.merge(
     Definitions(
         assets=_EMPTY,
         asset_checks=[_check(each, number) for number, each in enumerate(_CHECKS)],
-        jobs=[define_asset_job(JOB, selection=AssetSelection.assets(*_EMPTY), executor_def=in_process_executor)],
+        jobs=[define_asset_job(JOB, selection=select_with_own_checks(*_EMPTY), executor_def=in_process_executor)],
     ),
 )
 

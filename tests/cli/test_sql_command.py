@@ -180,7 +180,7 @@ def test_documented_queries_answer(words: list[str], shop: Path) -> None:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with generations, nodes and a table `shop.carts` to whose log nothing was written."""
     home = home_with_generations(tmp_path_factory.mktemp("shop"), {ID: TIME_MS}, ring=json.dumps(SNAPSHOT))
-    ddl = "CREATE TABLE shop.carts (p int, v int, PRIMARY KEY (p)) WITH cdc = {'enabled': 'true'};"
+    ddl = "CREATE TABLE shop.carts (p int, v int, tags set<text>, PRIMARY KEY (p)) WITH cdc = {'enabled': 'true'};"
     lake = Lake(home / "lake")
     cdc_tables.add_cdc_table(lake, Clock(us_from_ms(TIME_MS)), "shop", "carts", ttl_seconds=0, ddl=ddl)
     return home

@@ -98,6 +98,7 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/checks/uniqueness.py:store_fingerprints": FOLLOWS,
     "cdc_platform/generations/placement.py:find_repeated_streams": "numbers of an array",
     "cdc_platform/metastore/check_results.py:store_check_results": "judgements that newer ones replace",
+    "cdc_platform/metastore/table_checks.py:store_table_checks": "verifications that newer ones replace",
     "cdc_platform/metastore/log_gaps.py:record_log_gaps": "gaps that are noted, merged with those that overlap them",
     "cdc_platform/metastore/log_gaps.py:accept_log_gaps": ASKED,
     "cdc_platform/metastore/cluster_changes.py:store_omitted_items": "what the look before this one left out",

@@ -108,6 +108,7 @@ def _words(answer: Answer, home: str, files: Path) -> tuple[int, str]:
         text = text.replace(known, name)
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", text)
     text = re.sub(r"\.(until|since)-\w+", "", text)  # a folder is moved aside, in a store what follows is
+    text = re.sub(r"\d[\d,]*(\.\d+)? (rows|requests)/s", "-", text)
     return answer.exit_code, re.sub(
         r"─+|\d+(\.\d+)? (s|ms|KiB|MiB|B)\b|\b\d+\.\d{1,3}(?=$| \d{4}-)", "-", text, flags=re.MULTILINE
     )

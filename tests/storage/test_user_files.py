@@ -214,6 +214,7 @@ OWN_FILES = {
     "cdc_platform/cli/history.py": "a draft of new_file",
     "cdc_platform/cli/rehearse.py": "a draft of new_file",
     "cdc_platform/cli/simulate.py": "a draft of new_file",
+    "cdc_platform/query/change_views.py": "a file in a temporary folder",
     "cdc_platform/importing/export.py": "a draft of new_folder",
     "cdc_platform/delta/": "tables and caches of the home",
     "cdc_platform/spark/": "caches and Spark's files of the home and of temporary folders",
