@@ -40,7 +40,10 @@ __getattr__ = lazy_exports(
             "conform_rows",
             "fill_columns",
         ),
-        "errors": ("translate_errors",),
+        "errors": (
+            "translate_errors",
+            "translate_query_errors",
+        ),
         "file_cache": ("cache_file_reads",),
         "files": (
             "BoundedFile",

@@ -31,6 +31,7 @@ from cdc_platform.delta.commit_retry import retry_on_conflict as retry_on_confli
 from cdc_platform.delta.conform import conform_rows as conform_rows
 from cdc_platform.delta.conform import fill_columns as fill_columns
 from cdc_platform.delta.errors import translate_errors as translate_errors
+from cdc_platform.delta.errors import translate_query_errors as translate_query_errors
 from cdc_platform.delta.file_cache import cache_file_reads as cache_file_reads
 from cdc_platform.delta.files import STATISTICS_ROUNDING_US as STATISTICS_ROUNDING_US
 from cdc_platform.delta.files import BoundedFile as BoundedFile

@@ -45,6 +45,8 @@ _LOG_GAP = re.compile(r"found gap: .*?\bversion: (\d+),.* -> .*?\bversion: (\d+)
 _UNREADABLE_FILE = re.compile(r"Failed to fetch metadata for file (.+?): (.*)", flags=re.DOTALL)
 """The query engine's message about a data file that it cannot read, and the reason."""
 _NO_FIRST_ENTRY = "No table metadata or protocol found in delta log"
+_QUERY_SQLSTATES = frozenset({"07", "0A", "20", "21", "22", "42", "44", "54"})
+"""The classes of SQLSTATE for what a query asks: unsupported, wrong types or counts, data, syntax, names, limits."""
 # Errors in the rows or the SQL of the request.
 _REQUEST_ERRORS = (
     "DELTA_VIOLATE_CONSTRAINT",
@@ -94,6 +96,14 @@ def translate_errors(what: str) -> AbstractContextManager[None]:
     return _ErrorTranslation(what)
 
 
+def translate_query_errors(what: str) -> AbstractContextManager[None]:
+    """Run a block that evaluates a user's query, and translate its errors as `translate_errors` does.
+
+    Every error of Spark about the query's syntax, names, types or values is the user's.
+    """
+    return _ErrorTranslation(what, of_query=True)
+
+
 def translate_read_errors(what: str) -> AbstractContextManager[None]:
     """Run a block that only reads rows of a table, and translate its errors as `translate_errors` does.
 
@@ -105,10 +115,10 @@ def translate_read_errors(what: str) -> AbstractContextManager[None]:
 class _ErrorTranslation(AbstractContextManager[None]):
     """A class, since each read enters two of these blocks and a generator takes four times as long."""
 
-    __slots__ = ("_of_rows", "_what")
+    __slots__ = ("_of_query", "_of_rows", "_what")
 
-    def __init__(self, what: str, of_rows: bool = False) -> None:
-        self._what, self._of_rows = what, of_rows
+    def __init__(self, what: str, *, of_rows: bool = False, of_query: bool = False) -> None:
+        self._what, self._of_rows, self._of_query = what, of_rows, of_query
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,6 +128,8 @@ class _ErrorTranslation(AbstractContextManager[None]):
         translated = translate_error(error, self._what)
         if translated is None and self._of_rows and isinstance(error, _ROW_ERRORS):
             translated = StoreFailure(f"{self._what}: {_shorten(str(error))}; {_DAMAGE_HINT}")
+        if translated is None and self._of_query:
+            translated = _translate_query_error(error, self._what)
         if translated is not None:
             raise translated from error
 
@@ -266,6 +278,14 @@ def _translate_spark(error: Exception, what: str) -> PlatformError | None:
         if name.startswith(_LAKE_ERRORS):
             return StateError(f"{what}: {_without_sqlstate(message) or name}")
     return _translate_spark_failure(error, text, what)
+
+
+def _translate_query_error(error: Exception, what: str) -> PlatformError | None:
+    """Translate a Spark error whose SQLSTATE is of a class for errors of the query."""
+    found = re.search(r"\[[A-Z][A-Z0-9_.]+\]\s*([^\n]*?)\s*SQLSTATE: (\w{2})", str(error))
+    if found is None or found[2] not in _QUERY_SQLSTATES:
+        return None
+    return InputError(f"{what}: {_shorten(found[1])}")
 
 
 def _translate_spark_failure(error: Exception, text: str, what: str) -> PlatformError | None:

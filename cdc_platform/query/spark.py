@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import ipc
 
-from cdc_platform.delta import Lake, translate_errors
+from cdc_platform.delta import Lake, translate_query_errors
 from cdc_platform.errors import InputError
 from cdc_platform.query.names import QuerySource, TableNames, TableReference, TimeTravel
 from cdc_platform.query.result import QueryResult
@@ -58,7 +58,7 @@ def run_spark_query(lake: Lake, text: str, *, at: TimeTravel = _NOW, limit: int 
     columns = spark_guard.find_column_names(tree)
     query = spark_guard.rewrite_with_views(tree, lambda reference: views[tables[reference].full_name])
     spark = get_spark_session()
-    with ExitStack() as stack, translate_errors("the query"):
+    with ExitStack() as stack, translate_query_errors("the query"):
         for source in sources:
             view = views[source.table.full_name]
             _source_frame(spark, lake, source, columns).createOrReplaceTempView(view)
@@ -97,7 +97,7 @@ def _batches(result: DataFrame) -> QueryResult:
     streams = columns.mapInArrow(_batch_to_bytes, "batch binary").toLocalIterator()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with translate_errors("the query"):
+        with translate_query_errors("the query"):
             for row in streams:
                 yield from ipc.open_stream(row["batch"])
 

@@ -112,6 +112,13 @@ def test_the_past_and_capitals(lake: Lake) -> None:
     [
         ("SELECT nothing FROM system.cdc_local", "`nothing` cannot be resolved"),
         ("SELECT 1/0", "Division by zero"),
+        ("SELECT named_struct('a', 1).b", "No such struct field `b`"),
+        ("SELECT abs(1, 2)", "abs"),
+        ("SELECT (SELECT 1 UNION ALL SELECT 2)", "More than one row returned by a subquery"),
+        ("SELECT 1 UNION SELECT 1, 2", "same number of columns"),
+        ("SELECT CAST('x' AS INT)", "'x'"),
+        ("SELECT 9223372036854775807 + 1", "overflow"),
+        ("SELECT time, count(*) FROM cdc_generation_timestamps", "(?i)group by|aggregat"),
         ("SELECT * FROM cdc_lokal", r"did you mean system.cdc_local\?"),
     ],
 )
