@@ -30,5 +30,5 @@ def metrics(ctx: click.Context, session: CliSession) -> None:
     for problem in scrape.problems:
         warn(problem, code="metrics-incomplete")
     text, _ = format_metrics(scrape)
-    click.echo(text, nl=False)
+    click.echo(text.decode(), nl=False)  # as text: click writes bytes past `StandardStream`
     ctx.exit(int(bool(scrape.problems)))
