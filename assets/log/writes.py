@@ -79,10 +79,10 @@ def logged_writes(
     with platform_errors_as_failures():
         partitions = get_requested_partitions(context, "hours")
         name = table_from_partition(config.table)
+        part = GenerationRows(log_table(read_table_schema(lake, *name)), {})
         for partition in partitions:
             batch = append_hour(lake, *name, config.path, hour_us_from_partition(partition), spark.workers())
             context.log.info(f"{partition}: {batch.writes} writes, {batch.log_rows} log rows appended.")
-            part = GenerationRows(log_table(read_table_schema(lake, *name)), {})
             metadata = _batch_metadata(batch)
             content = replace(read_partition_content(lake, part), rows=batch.writes, metadata=metadata)
             if len(partitions) == 1:
