@@ -132,7 +132,7 @@ def asset_key_from_table(table: Table) -> AssetKey:
 def lineage_edge(table: Table) -> AssetDep:
     """Return a dependency on a partitioned table that the asset graph shows and that makes no partition stale.
 
-    For inputs of which most changes leave existing partitions as they are: a new generation changes no row of an older
+    For inputs whose changes mostly leave existing partitions as they are: a new generation changes no row of an older
     one. The mapping names no partition of the input, so Dagster compares no versions along the edge.
     """
     return AssetDep(asset_key_from_table(table), partition_mapping=SpecificPartitionsPartitionMapping([]))

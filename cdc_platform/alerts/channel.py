@@ -43,7 +43,7 @@ class Alert:
 
 
 class _StoredAlert(BaseModel):
-    """An open alert, or a resolved one of which a destination has not heard yet.
+    """An open alert, or a resolved one that a destination has not heard of yet.
 
     `number` counts the times that any alert was raised, so that a problem that returns is a new one. `sent` has the
     state that each destination has received.

@@ -420,7 +420,7 @@ class _ChangeReader(LogBatches):
         return pa.array(ttls, mask=~self._is_upsert | (ttls == np.iinfo(np.int64).max))
 
     def _changed_values(self) -> pa.Array | None:
-        """Return what each upsert wrote; null for deletions, and for writes of which the log may have only keys."""
+        """Return what each upsert wrote; null for deletions, and for writes that the log may have only keys of."""
         columns = _value_columns(self.schema)
         if not columns:
             return None

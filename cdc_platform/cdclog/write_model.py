@@ -214,7 +214,7 @@ def _is_valid(frame: pd.DataFrame, name: str) -> Bools:
 
 
 def _for_one_write(message: str) -> str:
-    """Return a message about a number of writes, of which there is one, without the number."""
+    """Return a message in the singular, without its count."""
     for pattern, text in _SINGULAR:
         message = re.sub(pattern, text, message)
     return message

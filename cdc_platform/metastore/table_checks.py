@@ -31,7 +31,7 @@ class TableCheck:
     """The verification of a table by `entry_point`, begun at `judged_at_us` (µs). `version`: None without a log.
 
     `files`, `partitions` and `commits` count what was checked. `unread` are the Delta partitions whose rows were not
-    read, `undigested` those of which no commit records a digest.
+    read, `undigested` those without a digest in any commit.
     """
 
     table: str
