@@ -180,7 +180,8 @@ def build_check_results(
 ) -> Iterator[AssetCheckResult]:
     """Judge a table's findings by a family and yield one result per requested check. Other findings are ignored.
 
-    An invariant without a finding fails, unless the family says why that is fine. The results are stored in the lake.
+    An invariant without a finding fails, unless its family says why that is fine, or why there is no verdict then. The
+    results are stored in the lake.
     """
     selected = context.selected_asset_check_keys
     names = [
@@ -191,7 +192,7 @@ def build_check_results(
     requested = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
-        yield build_result_without_subject(table, name)
+        yield build_result_without_subject(table, name, check_run.asked_of)
     judgements = judge_findings(requested, [name for name in names if name in due])
     store_check_results(check_run, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)
@@ -210,10 +211,18 @@ def build_judgement_results(table: Table, judgements: Iterable[CheckResult]) -> 
         )
 
 
-def build_result_without_subject(table: Table, invariant: Invariant) -> AssetCheckResult:
-    """Build the result of a check for which there is nothing to judge, which is fine."""
+def build_result_without_subject(table: Table, invariant: Invariant, subject: str = WHOLE_HOME) -> AssetCheckResult:
+    """Build the result of a check for which there is nothing to judge.
+
+    It passes if no violation can exist. It is a warning without a verdict if nobody has looked at the subject.
+    """
+    family = invariant.family
+    if family.unknown_without and (subject != WHOLE_HOME or not family.fine_without):
+        (line,) = (line for line in family.not_judged(family.unknown_without) if line.invariant == invariant)
+        (result,) = build_judgement_results(table, judge_findings([line], [invariant]))
+        return result
     (result,) = build_judgement_results(table, [CheckResult(invariant, 0, 0, passed=True)])
-    return result._replace(description=invariant.family.fine_without)
+    return result._replace(description=family.fine_without)
 
 
 def build_check_metadata(result: CheckResult) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from cdc_platform.lifecycle import repair as repairing
 from cdc_platform.metastore import inbox, store_check_results
 from cdc_platform.settings import Settings
 from cdc_platform.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
-from cdc_platform_assets.checks import LOW_PRIORITY_TAGS, start_judging, tag_violations_on_run
+from cdc_platform_assets.checks import LOW_PRIORITY_TAGS, link_to_invariant, start_judging, tag_violations_on_run
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import build_rows_preview
 from cdc_platform_assets.run_requests import NoWork, Work, read_versions, request_work, skip_unless_writable
@@ -97,10 +97,14 @@ def streams_fit_the_ring(
     misfits = find_misfits(checkup)
     result = AssetCheckResult(
         check_name=STREAMS_FIT_THE_RING,
-        passed=not misfits,
+        passed=not (misfits or checkup.undetermined),
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
         description=misfits[0].detail if misfits else checkup.undetermined or f"{checkup.latest} fits",
-        metadata={"needed": checkup.needed, "conditions": _build_conditions_table(checkup)},
+        metadata={
+            "needed": checkup.needed,
+            "conditions": _build_conditions_table(checkup),
+            "explained_in": link_to_invariant(STREAMS_FIT_THE_RING),
+        },
     )
     (tagged,) = tag_violations_on_run(context, [result])
     return tagged

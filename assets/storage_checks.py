@@ -27,7 +27,7 @@ from cdc_platform.checks import STORAGE_FAMILY, CheckResult, judge_part, name_pa
 from cdc_platform.clock import format_us
 from cdc_platform.delta import ALL_PARTS, Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.metastore import TableCheck, read_table_checks
+from cdc_platform.metastore import WHOLE_HOME, TableCheck, read_table_checks
 from cdc_platform.tables import CONSUMED_HOURS, Table
 from cdc_platform.timeline import GenerationDigests, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
@@ -246,7 +246,9 @@ def _build_checks(table: Table, partitions: PartitionsDefinition | None) -> Asse
             check = None if stored is None else checks[stored.table.full_name]
             if stored is None or check is None:
                 invariants = (invariant for invariant in STORAGE_FAMILY.invariants if invariant in names)
-                results = [build_result_without_subject(table, invariant) for invariant in invariants]
+                results = [
+                    build_result_without_subject(table, invariant, partition or WHOLE_HOME) for invariant in invariants
+                ]
             else:
                 judged = judge_part(check, stored.part)
                 requested_lines = [line for line in judged if line.invariant in names]

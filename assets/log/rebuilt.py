@@ -111,7 +111,7 @@ def compare_rebuilt_tables(
     spark: SparkResource,
     clock: ClockResource,
 ) -> Iterator[AssetCheckResult]:
-    """Compare a rebuilt table with the table that the run names. The check passes if it names none."""
+    """Compare a rebuilt table with the table that the run names. Without one there is no verdict."""
     lake, workers = home.lake(), spark.workers()
     yield from evaluate_checks(
         context,

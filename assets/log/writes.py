@@ -23,7 +23,7 @@ from cdc_platform.checks import LOG_FAMILY
 from cdc_platform.clock import format_us
 from cdc_platform.tables import Table, column
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
 from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
@@ -115,15 +115,14 @@ def audit_logged_writes(
 ) -> Iterator[AssetCheckResult]:
     """Judge the log rows of an hour, in all logs to which its writes were appended, or all rows of all logs."""
     lake, workers = home.lake(), spark.workers()
-    yield from evaluate_checks(
-        context,
-        LOGGED_WRITES,
-        lake,
-        clock.clock(),
-        lambda hour: [
-            (LOG_FAMILY, audit_appended_hour(lake, workers, None if hour is None else hour_us_from_partition(hour)))
-        ],
-    )
+
+    def audit(hour: str | None) -> FamilyFindings:
+        if hour is None:
+            return [(LOG_FAMILY, audit_appended_hour(lake, workers, None))]
+        findings = audit_appended_hour(lake, workers, hour_us_from_partition(hour))
+        return [(LOG_FAMILY, findings or LOG_FAMILY.not_judged("no writes of this hour were appended"))]
+
+    yield from evaluate_checks(context, LOGGED_WRITES, lake, clock.clock(), audit)
 
 
 log_writes = define_asset_job(

@@ -232,12 +232,19 @@ change_tablets = define_asset_job(
 def _evaluate_tablet_checks(
     context: AssetCheckExecutionContext, lake: Lake, clock: Clock, table: Table
 ) -> Iterator[AssetCheckResult]:
-    """Yield the results of the tablet audits of the requested tables, or of all. A table without stream sets passes."""
+    """Yield the results of the tablet audits of the requested tables, or of all.
+
+    A dropped log without stream sets passes. A table whose stream sets are not written yet has no verdict.
+    """
 
     def audit(partition: str | None) -> FamilyFindings:
-        findings = (
-            audit_tablets(lake) if partition is None else audit_tablet_table(lake, *table_from_partition(partition))
-        )
+        if partition is None:
+            return [(TABLET_FAMILY, audit_tablets(lake))]
+        name = table_from_partition(partition)
+        findings = audit_tablet_table(lake, *name)
+        layouts = metastore_tablets.read_tablet_layouts(lake, *name)
+        if not findings and (not layouts or metastore_tablets.read_live_layout(lake, *name) is not None):
+            findings = TABLET_FAMILY.not_judged("no stream set of the table was written yet")
         return [(TABLET_FAMILY, findings)]
 
     yield from evaluate_checks(context, table, lake, clock, audit)

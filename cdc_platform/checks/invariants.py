@@ -32,7 +32,8 @@ class InvariantFamily:
 
     `subject`: what they apply to; `method`: how they are judged; `page`: the page that explains them. `blocking`: a
     violation stops what follows. `fine_without`: why it is fine that there is nothing to judge; if empty, nothing was
-    proven then. `alone`: this may apply to one of them while others are judged.
+    proven then. `alone`: this may apply to one of them while others are judged. `unknown_without`: why there is no
+    verdict on a named hour, table or cluster with nothing to judge; if `fine_without` is empty, on the home neither.
     """
 
     subject: str
@@ -41,6 +42,7 @@ class InvariantFamily:
     blocking: bool
     fine_without: str = ""
     alone: bool = False
+    unknown_without: str = ""
     _members: list[Invariant] = field(default_factory=list)
 
     def declare(self, name: str, meaning: str) -> Invariant:
@@ -57,9 +59,14 @@ class InvariantFamily:
     def due(self, findings: Sequence[Finding]) -> tuple[Invariant, ...]:
         """Return the invariants that a summary must contain: those with something to judge, or those to be proven."""
         present = {line.invariant for line in findings}
-        if not self.fine_without or (not self.alone and present & set(self._members)):
+        may_be_without = self.fine_without or self.unknown_without
+        if not may_be_without or (not self.alone and present & set(self._members)):
             return self.invariants
         return tuple(invariant for invariant in self._members if invariant in present)
+
+    def not_judged(self, reason: str) -> list[Finding]:
+        """Return a finding for each invariant that says why nothing was looked at, which is no verdict."""
+        return [Finding(invariant, 0, 0, f"not judged: {reason}", unknown=True) for invariant in self._members]
 
 
 MAX_SAMPLES = 3
@@ -221,6 +228,7 @@ OBSERVATION_FAMILY = InvariantFamily(
     page="docs/cluster.md",
     blocking=False,
     fine_without="no live cluster is looked at for this home",
+    unknown_without="the cluster was not observed yet, or it lists no generation",
 )
 OBSERVED_WHOLE = OBSERVATION_FAMILY.declare(
     "observed_whole", "Everything that the cluster listed at the last observation was complete and is stored here."
@@ -256,7 +264,7 @@ REBUILT_FAMILY = InvariantFamily(
     method="row by row against the table that the run names, large tables on Spark",
     page="docs/log.md",
     blocking=False,
-    fine_without="the run names no table to compare with",
+    unknown_without="the run names no table to compare with",
 )
 REBUILT_EQUALS_GIVEN = REBUILT_FAMILY.declare(
     "rebuilt_equals_given", "The rebuilt table has exactly the rows of the table that it is compared with."
@@ -279,6 +287,7 @@ HOUR_FAMILY = InvariantFamily(
     page="docs/reading.md",
     blocking=True,
     fine_without="no log was copied",
+    unknown_without="no log was copied in this hour",
 )
 HOURS_MATCH_LOG = HOUR_FAMILY.declare(
     "hours_hold_the_log", "The hourly sink has exactly the rows that the log has in the hour."
@@ -303,6 +312,7 @@ INGEST_FAMILY = InvariantFamily(
     page="docs/cluster.md",
     blocking=False,
     fine_without="no log was brought in from a live cluster",
+    unknown_without="the log was not ingested yet",
 )
 LOG_GAPS_ACCEPTED = INGEST_FAMILY.declare(
     "log_gaps_accepted", "No rows of the log were lost before they were read, except in accepted gaps."
@@ -342,6 +352,7 @@ STORAGE_FAMILY = InvariantFamily(
     blocking=False,
     fine_without="there is nothing of it",
     alone=True,
+    unknown_without="the table has no rows of it",
 )
 FILES_WHOLE = STORAGE_FAMILY.declare(
     "files_whole", "Every data file and every log entry of a table exists and can be read completely."

@@ -34,11 +34,20 @@ def _list_facts(invariant: Invariant) -> list[tuple[str, str]]:
         ("Applies to", f"{_capitalized(family.subject)}."),
         ("Judged", f"{_capitalized(family.method)}."),
         ("If it is violated in a run", blocks if family.blocking else warns),
-        ("If there is nothing to judge", f"It passes: {family.fine_without}." if family.fine_without else "It fails."),
+        ("If there is nothing to judge", _describe_empty(invariant)),
         ("See what violates it, and what helps", "`cdc-platform check`"),
         ("Invariants of the same family", ", ".join(f"`{other}`" for other in family.invariants)),
         ("Documentation", f"`{family.page}`"),
     ]
+
+
+def _describe_empty(invariant: Invariant) -> str:
+    family = invariant.family
+    home = f"It passes: {family.fine_without}." if family.fine_without else ""
+    if not family.unknown_without:
+        return home or "It fails."
+    no_verdict = f"has no verdict, which is a warning: {family.unknown_without}."
+    return f"{home} A single partition {no_verdict}" if home else f"It {no_verdict}"
 
 
 def _capitalized(text: str) -> str:
