@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from dagster import (
@@ -82,15 +83,20 @@ def data_version_from_digest(digest: int) -> str:
     return f"{digest:032x}"
 
 
-def read_partition_content(lake: Lake, part: GenerationRows) -> PartitionContent:
-    """Return the current content of a part of a table. A part without rows has the digest 0."""
+def read_partition_content(
+    lake: Lake, part: GenerationRows, rows: int | None = None, metadata: Mapping[str, Any] = MappingProxyType({})
+) -> PartitionContent:
+    """Return the current content of a part of a table, with `rows` and `metadata` for its event.
+
+    A part without rows has the digest 0.
+    """
     whole = not part.where
     digest = (
         provenance.get_table_digest(lake, part.table)
         if whole
         else provenance.get_part_digest(lake, part.table, part.where)
     )
-    return PartitionContent(part, digest or 0, lake.path(part.table))
+    return PartitionContent(part, digest or 0, lake.path(part.table), rows, metadata)
 
 
 def build_partition_event(

@@ -38,15 +38,14 @@ from cdc_platform_assets.data_versions import (
     AssetEventSpec,
     build_partition_event,
     find_last_write,
-    log_partition_events,
 )
 from cdc_platform_assets.failures import RETRY_POLICY, platform_errors_as_failures
 from cdc_platform_assets.join.partition_keys import get_joined_generation_id, read_step_content
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.materialization import materialize_partitions
+from cdc_platform_assets.metadata import build_rows_preview
 from cdc_platform_assets.partitions import (
     GENERATION_PARTITIONS,
     GENERATIONS_NAME,
-    get_requested_partitions,
     read_generation_keys,
 )
 from cdc_platform_assets.run_requests import read_versions, request_run, skip_unless_writable
@@ -102,17 +101,13 @@ class JoiningNode(Config):
 )
 def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
     """Report the events of generations."""
-    watch, lake = Stopwatch(), home.lake()
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "events")
-        if len(partitions) == 1:
-            content = read_step_content(lake, partitions[0], BOOTSTRAP_EVENTS)
-            return build_materialize_result(lake, content, rows=1, watch=watch, sources={})
-        contents = {
-            name: read_step_content(lake, name, BOOTSTRAP_EVENTS) for name in partitions if _has_event(lake, name)
-        }
-    return log_partition_events(
-        context, {name: (content, find_last_write(lake, content.part)) for name, content in contents.items()}, ()
+    lake = home.lake()
+    return materialize_partitions(
+        context,
+        lake,
+        "events",
+        lambda partition: replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1),
+        select=lambda partitions: [partition for partition in partitions if _has_event(lake, partition)],
     )
 
 

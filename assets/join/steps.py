@@ -42,13 +42,14 @@ from cdc_platform_assets.checks import (
     report_results,
     select_with_own_checks,
 )
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events
+from cdc_platform_assets.data_versions import PartitionContent
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.join.inbox import JOIN_JOB
 from cdc_platform_assets.join.partition_keys import filter_finished_joins, get_joined_generation_id, read_step_content
 from cdc_platform_assets.join.step_docs import STEP_DOCS, StepDocs, StepReport
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_replaced_metadata
-from cdc_platform_assets.partitions import GENERATION_PARTITIONS, get_requested_partitions
+from cdc_platform_assets.materialization import materialize_partitions
+from cdc_platform_assets.metadata import build_replaced_metadata
+from cdc_platform_assets.partitions import GENERATION_PARTITIONS
 from cdc_platform_assets.specs import (
     JOIN_CODE_MODULES,
     asset_key_from_table,
@@ -79,28 +80,20 @@ def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:
     def materialize(
         context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> MaterializeResult:
-        with platform_errors_as_failures():
-            partitions = get_requested_partitions(context, "generations")
-            if len(partitions) == 1:
-                watch, joining = Stopwatch(), _open_joining(context, spark, home, clock, partitions[0])
-                report = _run_step(joining, step, docs, context)
-                content = read_step_content(joining.lake, partitions[0], step.table)
-                return build_materialize_result(
-                    joining.lake,
-                    content,
-                    rows=report.rows,
-                    watch=watch,
-                    sources=docs.sources,
-                    metadata=report.metadata,
-                )
-            contents = {}
-            for partition in filter_finished_joins(home.lake(), partitions, context.log.info):
-                joining = _open_joining(context, spark, home, clock, partition)
-                report = _run_step(joining, step, docs, context)
-                content = read_step_content(joining.lake, partition, step.table)
-                content = replace(content, rows=report.rows, metadata=report.metadata)
-                contents[partition] = content, find_last_write(joining.lake, content.part)
-        return log_partition_events(context, contents, inputs)
+        lake = home.lake()
+
+        def write(partition: str) -> PartitionContent:
+            joining = _open_joining(context, spark, home, clock, partition)
+            report = _run_step(joining, step, docs, context)
+            content = read_step_content(joining.lake, partition, step.table)
+            return replace(content, rows=report.rows, metadata=report.metadata)
+
+        def select(partitions: list[str]) -> Iterator[str]:
+            return filter_finished_joins(lake, partitions, context.log.info)
+
+        return materialize_partitions(
+            context, lake, "generations", write, sources=docs.sources, inputs=inputs, select=select
+        )
 
     return materialize
 

@@ -7,7 +7,6 @@ it is missing. An hour inside the safety window, or in a generation without all 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -40,19 +39,19 @@ from cdc_platform.delta import Lake, list_part_files
 from cdc_platform.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import check_specs, evaluate_checks, select_with_own_checks
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.data_versions import (
+    PartitionContent,
+    read_partition_content,
+)
 from cdc_platform_assets.log.logs import CDC_LOG
+from cdc_platform_assets.materialization import materialize_partitions
 from cdc_platform_assets.metadata import (
-    Stopwatch,
-    build_materialize_result,
     build_replaced_metadata,
     build_rows_preview,
 )
 from cdc_platform_assets.partitions import (
     HOUR_PARTITIONS,
     HOURS_NAME,
-    get_requested_partitions,
     hour_us_from_partition,
     partition_from_hour_us,
 )
@@ -101,25 +100,19 @@ def consumed_hours(
     context: AssetExecutionContext, config: Logs, home: HomeResource, clock: ClockResource
 ) -> MaterializeResult:
     """Copy one hour of the logs."""
-    watch, lake, contents = Stopwatch(), home.lake(), {}
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "hours")
-        for partition in partitions:
-            hour_us = hour_us_from_partition(partition)
-            schemas = hourly.select_logs(lake, config.tables)
-            part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
-            before = list_part_files(lake, part.table, part.where)
-            copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
-            rows, metadata = _build_copy_metadata(copied)
-            context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
-            metadata |= build_replaced_metadata(lake, before)
-            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
-            if len(partitions) == 1:
-                return build_materialize_result(
-                    lake, content, rows=rows, watch=watch, sources=_LINEAGE, metadata=metadata
-                )
-            contents[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, contents, ())
+    lake = home.lake()
+
+    def copy(partition: str) -> PartitionContent:
+        hour_us = hour_us_from_partition(partition)
+        schemas = hourly.select_logs(lake, config.tables)
+        part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
+        before = list_part_files(lake, part.table, part.where)
+        copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
+        rows, metadata = _build_copy_metadata(copied)
+        context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
+        return read_partition_content(lake, part, rows, metadata | build_replaced_metadata(lake, before))
+
+    return materialize_partitions(context, lake, "hours", copy, sources=_LINEAGE)
 
 
 def _build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,11 +39,14 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.data_versions import (
+    PartitionContent,
+    read_partition_content,
+)
 from cdc_platform_assets.log.writes import LOGGED_WRITES
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, get_requested_partitions, table_from_partition
+from cdc_platform_assets.materialization import materialize_partitions
+from cdc_platform_assets.metadata import build_rows_preview
+from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, LOGS_NAME, table_from_partition
 from cdc_platform_assets.run_requests import FINISHED_STATUSES, PARTITION_TAG, request_run
 from cdc_platform_assets.specs import lineage_edge, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
@@ -77,18 +79,14 @@ CDC_LOG = Table(
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
     """Count the rows of one log."""
-    watch, lake, contents = Stopwatch(), home.lake(), {}
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "logs")
-        for partition in partitions:
-            schema = _find_schema(lake, partition)
-            rows, metadata = _count_rows(lake, schema, spark.workers())
-            part = GenerationRows(log_table(schema), {})
-            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
-            if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rows, watch=watch, metadata=metadata)
-            contents[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, contents, ())
+    lake = home.lake()
+
+    def count(partition: str) -> PartitionContent:
+        schema = _find_schema(lake, partition)
+        rows, metadata = _count_rows(lake, schema, spark.workers())
+        return read_partition_content(lake, GenerationRows(log_table(schema), {}), rows, metadata)
+
+    return materialize_partitions(context, lake, "logs", count)
 
 
 def _count_rows(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[int, dict[str, Any]]:

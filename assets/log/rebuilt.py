@@ -1,7 +1,6 @@
 """Base tables that are rebuilt from their CDC logs as of a time, and compared with other tables."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +24,14 @@ from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import check_specs, evaluate_checks
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.data_versions import (
+    PartitionContent,
+    read_partition_content,
+)
 from cdc_platform_assets.log.logs import CDC_LOG
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, get_requested_partitions, table_from_partition
+from cdc_platform_assets.materialization import materialize_partitions
+from cdc_platform_assets.metadata import build_rows_preview
+from cdc_platform_assets.partitions import CDC_LOG_PARTITIONS, table_from_partition
 from cdc_platform_assets.specs import asset_key_from_table, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -74,19 +76,16 @@ def rebuilt_tables(
     context: AssetExecutionContext, config: AsOf, home: HomeResource, spark: SparkResource, clock: ClockResource
 ) -> MaterializeResult:
     """Rebuild one table."""
-    watch, lake, contents = Stopwatch(), home.lake(), {}
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "tables")
+    lake = home.lake()
+
+    def rebuild(partition: str) -> PartitionContent:
+        name = table_from_partition(partition)
         as_of_us = None if config.as_of is None else parse_time_us(config.as_of)
-        for partition in partitions:
-            name = table_from_partition(partition)
-            rebuilt = rebuild_table(lake, clock.clock(), *name, spark.workers(), as_of_us)
-            part, metadata = GenerationRows(rebuilt_table(read_table_schema(lake, *name)), {}), _metadata(rebuilt)
-            content = replace(read_partition_content(lake, part), rows=rebuilt.rows, metadata=metadata)
-            if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=rebuilt.rows, watch=watch, metadata=metadata)
-            contents[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, contents, [asset_key_from_table(CDC_LOG)])
+        rebuilt = rebuild_table(lake, clock.clock(), *name, spark.workers(), as_of_us)
+        part = GenerationRows(rebuilt_table(read_table_schema(lake, *name)), {})
+        return read_partition_content(lake, part, rebuilt.rows, _metadata(rebuilt))
+
+    return materialize_partitions(context, lake, "tables", rebuild, inputs=[asset_key_from_table(CDC_LOG)])
 
 
 def _metadata(rebuilt: RebuiltTable) -> dict[str, Any]:

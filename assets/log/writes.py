@@ -1,7 +1,6 @@
 """Base writes that are appended to CDC logs hour by hour, each hour of a table exactly once."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +23,13 @@ from cdc_platform.clock import format_us
 from cdc_platform.tables import Table, column
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from cdc_platform_assets.failures import platform_errors_as_failures
-from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
+from cdc_platform_assets.data_versions import (
+    PartitionContent,
+    read_partition_content,
+)
+from cdc_platform_assets.materialization import materialize_partitions
 from cdc_platform_assets.partitions import (
     WRITE_HOUR_PARTITIONS,
-    get_requested_partitions,
     hour_us_from_partition,
     table_from_partition,
 )
@@ -75,20 +75,16 @@ def logged_writes(
     context: AssetExecutionContext, config: Writes, home: HomeResource, spark: SparkResource
 ) -> MaterializeResult:
     """Append the writes of one hour."""
-    watch, lake, contents = Stopwatch(), home.lake(), {}
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "hours")
+    lake = home.lake()
+
+    def append(partition: str) -> PartitionContent:
         name = table_from_partition(config.table)
         part = GenerationRows(log_table(read_table_schema(lake, *name)), {})
-        for partition in partitions:
-            batch = append_hour(lake, *name, config.path, hour_us_from_partition(partition), spark.workers())
-            context.log.info(f"{partition}: {batch.writes} writes, {batch.log_rows} log rows appended.")
-            metadata = _batch_metadata(batch)
-            content = replace(read_partition_content(lake, part), rows=batch.writes, metadata=metadata)
-            if len(partitions) == 1:
-                return build_materialize_result(lake, content, rows=batch.writes, watch=watch, metadata=metadata)
-            contents[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, contents, ())
+        batch = append_hour(lake, *name, config.path, hour_us_from_partition(partition), spark.workers())
+        context.log.info(f"{partition}: {batch.writes} writes, {batch.log_rows} log rows appended.")
+        return read_partition_content(lake, part, batch.writes, _batch_metadata(batch))
+
+    return materialize_partitions(context, lake, "hours", append)
 
 
 def _batch_metadata(batch: AppendedBatch) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Tablets and stream sets, one partition per table, audited before a set is published. No Spark."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dagster import (
@@ -28,15 +27,16 @@ from cdc_platform.settings import Settings
 from cdc_platform.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
-from cdc_platform_assets.data_versions import find_last_write, log_partition_events, read_partition_content
-from cdc_platform_assets.failures import platform_errors_as_failures
+from cdc_platform_assets.data_versions import (
+    PartitionContent,
+    read_partition_content,
+)
+from cdc_platform_assets.materialization import materialize_partitions
 from cdc_platform_assets.metadata import (
-    Stopwatch,
-    build_materialize_result,
     build_replaced_metadata,
     build_rows_preview,
 )
-from cdc_platform_assets.partitions import TABLET_TABLE_PARTITIONS, get_requested_partitions, table_from_partition
+from cdc_platform_assets.partitions import TABLET_TABLE_PARTITIONS, table_from_partition
 from cdc_platform_assets.specs import ColumnSources, asset_key_from_table, pool_from_table, table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -174,22 +174,16 @@ def _materialize_partitions(
     sources: ColumnSources,
 ) -> MaterializeResult:
     """Materialize the requested partitions. Each partition is the rows of one base table."""
-    watch, contents = Stopwatch(), {}
-    with platform_errors_as_failures():
-        partitions = get_requested_partitions(context, "tablets")
-        for partition in partitions:
-            name = table_from_partition(partition)
-            part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
-            before = list_part_files(lake, table, part.where)
-            rows, metadata = make(name)
-            metadata |= build_replaced_metadata(lake, before)
-            content = replace(read_partition_content(lake, part), rows=rows, metadata=metadata)
-            if len(partitions) == 1:
-                return build_materialize_result(
-                    lake, content, rows=rows, watch=watch, sources=sources, metadata=metadata
-                )
-            contents[partition] = content, find_last_write(lake, part)
-    return log_partition_events(context, contents, context.assets_def.asset_deps[context.asset_key])
+
+    def write(partition: str) -> PartitionContent:
+        name = table_from_partition(partition)
+        part = GenerationRows(table, {"keyspace_name": name[0], "table_name": name[1]})
+        before = list_part_files(lake, table, part.where)
+        rows, metadata = make(name)
+        return read_partition_content(lake, part, rows, metadata | build_replaced_metadata(lake, before))
+
+    inputs = context.assets_def.asset_deps[context.asset_key]
+    return materialize_partitions(context, lake, "tablets", write, sources=sources, inputs=inputs)
 
 
 @multi_asset_check(

@@ -70,7 +70,7 @@ def empty(rehearsal: Rehearsal) -> Rehearsal:
     """A home with a table that has an empty log, a registered cluster that was never observed, and no row elsewhere."""
     ingested_home(rehearsal.lake.root.parent, [ReadLog("new", windows=None)])
     split(rehearsal.lake)
-    rehearsal.lake.delete(log_table(read_table_schema(rehearsal.lake, "ks", "tabs")), [])
+    rehearsal.lake.delete(log_table(read_table_schema(rehearsal.lake, "ks", "tabs")), [("cdc$batch_seq_no", ">=", 0)])
     for name, partition in PARTITIONS.items():
         rehearsal.instance.add_dynamic_partitions(name, [partition])
     return rehearsal
