@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyarrow import parquet
 from support.command_line import run
 from support.files.export_files import (
@@ -222,6 +223,32 @@ def files(home: Path) -> list[str]:
     return sorted(each.name for each in (home / "lake").rglob("part-?.parquet"))
 
 
+def with_foreign_rows(home: Path) -> None:
+    """A table to which another program has appended rows, twice."""
+    without_tablets(home)
+    folder = home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name
+    for _ in range(2):
+        write_deltalake(folder, DeltaTable(folder).to_pyarrow_table(), mode="append")
+
+
+def with_unreadable_entries(home: Path) -> None:
+    """A table whose log ends with two entries that nothing can read, so that the table cannot be opened."""
+    with_foreign_rows(home)
+    for entry in entries_of_changes(home)[-2:]:
+        entry.write_bytes(b"garbage")
+
+
+def entries_of_changes(home: Path) -> list[Path]:
+    """The entries in the log of the table of changes, the oldest first."""
+    return sorted((home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name / "_delta_log").glob("*.json"))
+
+
+def moved_entries(home: Path) -> list[tuple[str, bytes]]:
+    """The entries that were moved out of logs, and the number of entries that the log has now."""
+    moved = [(path.name, path.read_bytes()) for path in sorted((home / "damaged").rglob("*.json.*"))]
+    return [*moved, *((entry.name, b"") for entry in entries_of_changes(home))]
+
+
 def prepared(answers: int) -> Any:
     """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
 
@@ -233,6 +260,7 @@ def prepared(answers: int) -> Any:
 
 
 IMPORT = ("import", "{beside}/exports")
+UNDO = ("check", "--undo", f"{CDC_TABLE_CHANGES.full_name}@3", "--reason", "written by another program")
 GONE = "no CDC-enabled table ks.t is known"
 LATE = format_ms(Milliseconds(NOON_MS + 30_000))
 CASES = {
@@ -274,6 +302,10 @@ CASES = {
     "switch commit": Case(prepared(3), ("switch", "commit", "@generation"), LATE),
     "switch abort": Case(prepared(1), ("switch", "abort", "@generation"), LATE),
     "home maintain": Case(long_used, ("home", "maintain"), more=files),
+    "check --undo": Case(with_foreign_rows, UNDO, refused="has written version 5", more=moved_entries),
+    "check --undo: unreadable entries": Case(
+        with_unreadable_entries, UNDO, refused="is the platform's own", more=moved_entries
+    ),
     "consumers remove": Case(read_by_somebody, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
 }
 
