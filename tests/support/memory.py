@@ -1,11 +1,12 @@
-"""Where tests write their files: in memory on a machine that has plenty, which spares a tenth of their time.
+"""Where tests write their files: in memory on a machine that has enough, which saves a tenth of their CPU time.
 
-Elsewhere, and where `--basetemp` names another place, as pytest has it. What a run has left is removed when it has
-passed, and stays, named, when it has failed.
+With `--basetemp`, or with less memory, pytest's own rule applies. The folder of a run that passed is removed; that of a
+failed run stays until the next run begins.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -16,50 +17,86 @@ from pathlib import Path
 import pytest
 
 _IN_MEMORY = Path("/dev/shm")
-_FREE_BYTES = 18 << 30
-"""A run has programs of 12 GB at most, and files of 3."""
+_PREFIX = "cdc-platform-tests-"
+_PROGRAMS_BYTES = 11 << 30
+"""The most that the programs of a run use at once."""
+_FILES_BYTES = 3 << 30
+"""The most that the files of a run use."""
 
 
 @cache
 def root() -> str | None:
-    """The folder in memory below which tests may write; None where there is none, or too little memory."""
-    if sys.platform != "linux" or not os.access(_IN_MEMORY, os.W_OK | os.X_OK):
-        return None
-    of_files = os.statvfs(_IN_MEMORY)
-    free = min(of_files.f_bavail * of_files.f_frsize, _available())
-    return str(_IN_MEMORY) if free >= _FREE_BYTES else None
-
-
-def _available() -> int:
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    told = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
-    return int(told) * 1024
+    """Return the folder in memory below which tests may write, or None if there is none or too little memory."""
+    return str(_IN_MEMORY) if _is_usable() and _missing_bytes() <= 0 else None
 
 
 class InMemory:
-    """The plugin: of the process that others work for, which say nothing of it themselves."""
+    """The pytest plugin, for the process that starts the workers."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._lock: int | None = None
         self._stays = False
+        self._header = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Have pytest put its temporary folders there."""
-        if config.option.basetemp is None and not config.option.collectonly and (memory := root()) is not None:
-            self._folder = Path(tempfile.mkdtemp(prefix="cdc-tests-", dir=memory))
-            config.option.basetemp = str(self._folder)
+        """Create the folder, and let pytest put its temporary folders there."""
+        if config.option.basetemp is not None or config.option.collectonly or not _is_usable():
+            return
+        _remove_ended_runs()
+        if root() is None:
+            missing = _missing_bytes() / (1 << 30)
+            self._header = f"tests write to disk: to write to memory they need {missing:.1f} GiB more"
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root()))
+        self._lock = _lock(self._folder)
+        config.option.basetemp = str(self._folder / "pytest")
+        self._header = f"tests write to memory: {self._folder}"
+
+    def pytest_report_header(self) -> str:
+        """Say where the files are."""
+        return self._header
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Note how it ends."""
+        """Note whether the files are of use after the run."""
         self._stays = exitstatus in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name what stays."""
+        """Name the folder if it stays."""
         if self._folder is not None and self._stays:
-            terminalreporter.write_line(f"what the tests wrote is in {self._folder}, in memory: remove it")
+            terminalreporter.write_line(f"the tests' files stay in memory until the next run: {self._folder}")
 
     def pytest_unconfigure(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._folder is not None and not self._stays:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_usable() -> bool:
+    return sys.platform == "linux" and os.access(_IN_MEMORY, os.W_OK | os.X_OK)
+
+
+def _missing_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    kibibytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
+    free = min(int(kibibytes) * 1024 - _PROGRAMS_BYTES, shutil.disk_usage(_IN_MEMORY).free)
+    return _FILES_BYTES - free
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for as long as this process runs; return None if another process has locked it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_ended_runs() -> None:
+    for folder in _IN_MEMORY.glob(f"{_PREFIX}*"):
+        if folder.stat().st_uid == os.getuid() and (lock := _lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
