@@ -62,7 +62,11 @@ __getattr__ = lazy_exports(
             "read_ingest_lags",
             "row_lifetimes",
         ),
-        "consumer.progress": ("origin_application",),
+        "consumer.progress": (
+            "StreamProgress",
+            "iter_unread_windows",
+            "origin_application",
+        ),
         "consumer.reader": (
             "FROM_CLUSTER",
             "MAX_ROWS_IN_MEMORY",

@@ -33,6 +33,8 @@ from cdc_platform.cdclog.consumer.lag import find_expired_until_us as find_expir
 from cdc_platform.cdclog.consumer.lag import get_ingest_lag as get_ingest_lag
 from cdc_platform.cdclog.consumer.lag import read_ingest_lags as read_ingest_lags
 from cdc_platform.cdclog.consumer.lag import row_lifetimes as row_lifetimes
+from cdc_platform.cdclog.consumer.progress import StreamProgress as StreamProgress
+from cdc_platform.cdclog.consumer.progress import iter_unread_windows as iter_unread_windows
 from cdc_platform.cdclog.consumer.progress import origin_application as origin_application
 from cdc_platform.cdclog.consumer.reader import FROM_CLUSTER as FROM_CLUSTER
 from cdc_platform.cdclog.consumer.reader import MAX_ROWS_IN_MEMORY as MAX_ROWS_IN_MEMORY

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from cdc_platform.cdclog.consumer.windows import ReaderSets, Window
 from cdc_platform.clock import ONE_US, Microseconds
@@ -95,5 +96,5 @@ def first_unread_us(progress: StreamProgress, sets: ReaderSets, position_us: Mic
 def _set_extents(sets: ReaderSets) -> Iterable[tuple[Microseconds, Microseconds | None]]:
     """Yield each set that was shown to readers, and the start (µs) of the next one."""
     begins = sorted({*sets.seen, *sets.removed})
-    ends: Mapping[Microseconds, Microseconds | None] = dict(zip(begins, [*begins[1:], None], strict=True))
+    ends: Mapping[Microseconds, Microseconds | None] = dict(zip_longest(begins, begins[1:]))
     return ((set_us, ends[set_us]) for set_us in sorted(sets.seen))

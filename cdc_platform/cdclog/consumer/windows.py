@@ -102,9 +102,10 @@ def reader_sets_from_source(source: PeriodSource, now_us: int) -> ReaderSets:
     """Return the periods of a source as readers see them at `now_us`.
 
     Readers wait for a period that has not been shown to them, so that no row is read as one of the previous generation.
-    Earlier releases deliberately left some periods unshown, since no log has rows in them: unshown periods before the
-    last shown one count as absent. A period that was shown without a single stream is skipped once a later operates;
-    readers wait for the newest, as ScyllaDB's own clients do.
+    Unshown periods before the last shown one count as absent, because some are never shown: those without rows in any
+    log, which the rewrite to V2 skips, and generations that nodes forgot before they could publish them. If one is
+    shown later after all, it is read from its own start (`iter_unread_windows`). A period that was shown without a
+    single stream is skipped once a later operates; readers wait for the newest, as ScyllaDB's own clients do.
     """
     periods = source.periods()
     seen = [period.begin_us for period in periods if period.published]

@@ -44,3 +44,9 @@ def test_each_moment_of_a_set_is_read_or_found_unread(
     assert set(found) == due
     assert [each.set_us for each in windows] == sorted(each.set_us for each in windows)
     assert first_unread_us(progress, sets, position) == min((each.after_us for each in windows), default=None)
+
+
+def test_nothing_is_unread_while_no_set_can_be_read() -> None:
+    """A log whose first generation is known and not published yet."""
+    sets = ReaderSets((), awaited=Microseconds(10))
+    assert list(iter_unread_windows(StreamProgress("audit"), sets, Microseconds(20), Microseconds(0))) == []
