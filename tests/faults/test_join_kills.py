@@ -76,6 +76,36 @@ def test_a_killed_join_ends_where_it_would_have_ended(
     assert contents(home, without=BOOKKEEPING) == undisturbed
 
 
+@pytest.mark.parametrize("point", failpoints.JOIN_POINTS)
+def test_no_generation_is_published_before_an_earlier_one(
+    point: str, waiting: Path, bootstrap_text: Callable[..., str], nursery: Nursery
+) -> None:
+    """Another node's join is refused until the killed one is published, so readers see generations in their order."""
+    home, file = waiting / f"order-{point}", waiting / f"order-{point}.json"
+    shutil.copytree(waiting / "home", home)
+    file.write_text(bootstrap_text(3), encoding="utf-8")
+    lake = Lake(home / "lake")
+
+    def assert_oldest_first() -> None:
+        known = sorted(lake.read(GENERATIONS)["time"].to_pylist())
+        published = sorted(lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
+        assert published == known[: len(published)]
+
+    killed = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    assert nursery.run(*killed, kill_at=point).exit_code == -signal.SIGKILL
+    assert_oldest_first()
+    later = [*command(home, file, "--clock", "2026-01-01T04:00:00Z"), "--run"]
+    refused = nursery.run(*later)
+    if point != failpoints.AFTER_PUBLISHED:
+        assert refused.exit_code == 2
+        assert "[join-unfinished]" in refused.stderr
+    assert_oldest_first()
+    assert nursery.run(*killed).exit_code == 0
+    assert nursery.run(*later).exit_code == 0
+    assert_oldest_first()
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 3
+
+
 @pytest.mark.spark
 def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
     waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
