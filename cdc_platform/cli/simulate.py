@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +14,7 @@ from cdc_platform.cli.params import ValidatedParam
 from cdc_platform.cli.progress import show_progress
 from cdc_platform.cli.render import View, write_result
 from cdc_platform.cli.session import CliSession, pass_session
-from cdc_platform.clock import (
-    DAY_US,
-    HOUR_US,
-    MILLISECOND_US,
-    MINUTE_US,
-    SECOND_US,
-    Microseconds,
-    ms_from_us,
-    us_from_ms,
-)
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,20 +22,8 @@ if TYPE_CHECKING:
     from cdc_platform.settings import Settings
     from cdc_platform.simulation import Assumptions, JudgedHistory, NodeSet, SimulationSummary, SmallestValue
 
-_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h)", re.ASCII)
-_UNITS_US = {"ms": MILLISECOND_US, "s": SECOND_US, "min": MINUTE_US, "h": HOUR_US}
-_LONGEST_US = DAY_US
 _MAX_NODES = 1_000
 _MAX_SEEDS = 1_000_000
-
-
-def _read_duration(text: str) -> Microseconds:
-    """Return a duration such as `500ms`, `3s`, `2min` in µs. Raises InputError."""
-    match = _DURATION_PATTERN.fullmatch(text)
-    duration_us = round(float(match[1]) * _UNITS_US[match[2]]) if match else -1
-    if not 0 <= duration_us <= _LONGEST_US:
-        raise InputError(f"{text!r} is no duration of at most a day, such as 500ms, 3s or 2min")
-    return Microseconds(duration_us)
 
 
 class _DurationParam(ValidatedParam):
@@ -54,7 +32,9 @@ class _DurationParam(ValidatedParam):
     name = "duration"
 
     def read(self, text: str) -> Microseconds:
-        return _read_duration(text)
+        from cdc_platform.simulation import parse_duration
+
+        return parse_duration(text)
 
 
 class _OutageParam(ValidatedParam):
@@ -63,10 +43,9 @@ class _OutageParam(ValidatedParam):
     name = "duration@node"
 
     def read(self, text: str) -> tuple[Microseconds, int]:
-        duration, at, node = text.partition("@")
-        if not at or not node.isascii() or not node.isdecimal():
-            raise InputError(f"{text!r} is not a duration and the number of a node, such as 120s@2")
-        return _read_duration(duration), int(node)
+        from cdc_platform.simulation import parse_read_outage
+
+        return parse_read_outage(text)
 
 
 _TIME = _DurationParam()
@@ -112,12 +91,15 @@ def _as_text(value: object) -> object:
 @click.option(
     "--shards", type=click.IntRange(1, 256), default=2, show_default=True, help="Shards of each --nodes node."
 )
-@click.option("--join", "joins", type=click.IntRange(0, 100), default=1, show_default=True, help="Nodes that join.")
+@click.option("--join", "joins", type=click.IntRange(0, 100), help="Nodes that join. Default: 1, with tablets 0.")
 @click.option("--repair", "repairs", type=click.IntRange(0, 100), default=0, show_default=True, help="Repairs.")
-@click.option("--protocol", type=click.Choice(["gossip", "two-phase"]), help="Default: the home's setting.")
+@click.option("--split", "splits", type=click.IntRange(0, 100), help="Splits of tablets. Default: 1 with tablets.")
+@click.option("--merge", "merges", type=click.IntRange(0, 100), default=0, show_default=True, help="Merges of tablets.")
+@click.option("--protocol", type=click.Choice(["gossip", "two-phase", "tablets"]),
+              help="How nodes learn; tablets: a table with tablets. Default: the home's setting.")  # fmt: skip
 @click.option("--format", type=click.Choice(["v1", "v2"]), default="v2", show_default=True, help="Of generations.")
 @click.option("--policy", type=click.Choice(["strict", "recent-past"]), help="Default: the home's setting.")
-@click.option("--delay", type=_TIME, help="Before a generation starts. Default: 2 ring delays + leeway.")
+@click.option("--delay", type=_TIME, help="Before a generation or stream set starts. Default: 2 ring delays + leeway.")
 @click.option("--leeway", type=_TIME, help="How far ahead writes are accepted. Default: the home's setting.")
 @click.option("--lease", type=_TIME, help="Lease of a two-phase switch. Default: the home's setting.")
 @click.option("--window", type=_TIME, default="30s", show_default=True, help="The reader's confidence window.")
@@ -126,7 +108,8 @@ def _as_text(value: object) -> object:
 @click.option("--skew", type=_TIME, default="1s", show_default=True, help="How far any two clocks may be apart.")
 @click.option("--latency", type=_TIME, default="50ms", show_default=True, help="Longest delay of a message.")
 @click.option("--loss", type=click.FloatRange(0, 0.9), default=0.01, show_default=True, help="Share of lost messages.")
-@click.option("--datacenters", type=click.IntRange(1, 10), default=1, show_default=True, help="Nodes alternate.")
+@click.option("--datacenters", type=click.IntRange(1, 10),
+              help="Nodes alternate. Default: those of the home's ring, 1 with --nodes.")  # fmt: skip
 @click.option("--distance", type=_TIME, default="0s", show_default=True, help="Added between datacenters.")
 @click.option("--read-outage", "read_outage", type=_OutageParam(), multiple=True, metavar="DURATION@NODE",
               help="The node cannot read the tables from the creation of the first generation on.")  # fmt: skip
@@ -160,6 +143,7 @@ def simulate(session: CliSession, ctx: click.Context, as_json: bool, **options: 
       cdc-platform simulate --nodes 5 --join 2 --skew 3s
       cdc-platform simulate --nodes 3 --find delay
       cdc-platform simulate --nodes 4 --delay 6s --seed 3 --trace --picture history.png
+      cdc-platform simulate --nodes 3 --protocol tablets --split 2 --merge 1
     """
     from cdc_platform.simulation import SearchedSetting, draw_plan, find_smallest, judge_plan, shrink_plan, simulate
 
@@ -236,58 +220,10 @@ def _read_home(session: CliSession, *, ring_needed: bool) -> tuple[Settings, Rin
 
 
 def _read_assumptions(session: CliSession, options: Mapping[str, Any]) -> tuple[Assumptions, NodeSet | None]:
-    from cdc_platform.generations import SwitchTimes
-    from cdc_platform.simulation import Assumptions, Network, Outage, OutageKind, Rules, nodes_from_ring
+    from cdc_platform.simulation import SimulationRequest
 
-    settings, ring = _read_home(session, ring_needed=options["nodes"] is None)
-    nodes = None if ring is None else nodes_from_ring(ring, options["joins"])
-    leeway_ms = _ms(options["leeway"], settings.generation_leeway_ms)
-    delay_ms = _ms(options["delay"], settings.ring_delay_ms * 2 + leeway_ms)
-    rules = Rules(
-        options["protocol"] or ("two-phase" if settings.two_phase_switch else "gossip"),
-        options["format"],
-        options["policy"] or settings.policy,
-        settings.ring_delay_ms,
-        delay_ms,
-        leeway_ms,
-        SwitchTimes(
-            leeway_ms,
-            _ms(options["lease"], settings.switch_lease_ms),
-            settings.switch_deadline_ms,
-            settings.switch_margin_ms,
-        ),
-        options["reader"],
-        options["window"],
-        options["ttl"],
-        expiry_grace_us=MINUTE_US,
-        expiry_skew_us=us_from_ms(settings.expiry_skew_margin_ms),
-    )
-    assumptions = Assumptions(
-        rules,
-        Network(options["latency"], options["loss"], options["datacenters"], options["distance"]),
-        options["nodes"] if ring is None else len(ring.nodes),
-        options["shards"],
-        options["joins"],
-        options["repairs"],
-        options["writes"],
-        options["skew"],
-        options["outages"],
-        options["partitions"],
-        options["crashes"],
-        max(options["longest"], Microseconds(1)),
-        late_publication_us=options["late"],
-        server_timestamps=options["server_timestamps"],
-        spacing_us=options["spacing"],
-    )
-    fixed = tuple(
-        Outage(Microseconds(0), node, OutageKind.UNREADABLE, duration_us)
-        for duration_us, node in options["read_outage"]
-    )
-    return replace(assumptions, fixed_outages=fixed), nodes
-
-
-def _ms(duration_us: Microseconds | None, default: Any) -> Any:
-    return default if duration_us is None else ms_from_us(duration_us)
+    request = SimulationRequest(**{option.name: options[option.name] for option in fields(SimulationRequest)})
+    return request.assume(*_read_home(session, ring_needed=request.nodes is None))
 
 
 # What is shown.
@@ -302,12 +238,9 @@ _HISTORY_VIEWS: Mapping[str, View | None] = {
     "refused": View("verdict writes", "Refused writes"),
     "trace": View("line", "History"),
 }
-_SHOWN_SEEDS = 5
 
 
 def _summary_document(summary: SimulationSummary) -> dict[str, object]:
-    from cdc_platform.simulation import Property
-
     return {
         "histories": summary.seeds,
         "generations": summary.generations,
@@ -315,38 +248,10 @@ def _summary_document(summary: SimulationSummary) -> dict[str, object]:
         "rows_in_wrong_generation": summary.misplaced,
         "rows_apart": summary.apart,
         "rows_missed": summary.missed,
-        "properties": [
-            {
-                "property": property.value,
-                "violations": len(summary.failed.get(property, ())),
-                "seeds": ", ".join(map(str, summary.failed.get(property, ())[:_SHOWN_SEEDS])) or None,
-            }
-            for property in Property
-        ],
-        "figures": _figure_rows(summary),
+        "properties": summary.property_rows(),
+        "figures": summary.figure_rows(),
         "refused": [{"verdict": verdict, "writes": count} for verdict, count in sorted(summary.refused.items())],
     }
-
-
-_FIGURES = {
-    "refused_share": "share of writes refused",
-    "outage_seconds": "longest run of refused writes, s",
-    "apart_share": "share of rows apart from their base rows",
-    "apart_seconds": "time with rows apart, s",
-    "missed_rows": "rows missed by the reader",
-    "read_lag_seconds": "reader's lag at a switch, s",
-    "learn_seconds": "until the last node has learned, s",
-}
-
-
-def _figure_rows(summary: SimulationSummary) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for name, label in _FIGURES.items():
-        spread = summary.spread(name)
-        if spread is not None:
-            values = {"median": spread.median, "p99": spread.p99, "worst": spread.worst}
-            rows.append({"figure": label} | {key: round(value, 3) for key, value in values.items()})
-    return rows
 
 
 def _history_document(judged: JudgedHistory, options: Mapping[str, Any]) -> dict[str, object]:

@@ -35,12 +35,13 @@ class NodeTimeline:
 class SimulationMarks:
     """What concerns all nodes: the end of the history, the begins of generations, and (time, node, text) of violations.
 
-    A violation's node is an index, None if it is at none. Times in seconds.
+    `noun` names what begins. A violation's node is an index, None if it is at none. Times in seconds.
     """
 
     end: float
     begins: Sequence[tuple[float, int]]
     violations: Sequence[tuple[float, int | None, str]]
+    noun: str = "generation"
 
 
 def plot_simulation(nodes: Sequence[NodeTimeline], marks: SimulationMarks) -> bytes:
@@ -61,12 +62,12 @@ def plot_simulation(nodes: Sequence[NodeTimeline], marks: SimulationMarks) -> by
     for begin, generation in marks.begins:
         if begin <= end:
             axes.axvline(begin, color=INK, linewidth=0.9, linestyle=":")
-            axes.text(begin, -0.75, f"generation {generation}", fontsize=7, color=INK, ha="center")
+            axes.text(begin, -0.75, f"{marks.noun} {generation}", fontsize=7, color=INK, ha="center")
     _draw_violations(axes, rows, marks)
     axes.set_yticks(range(len(shown)), [nodes[index].name for index in shown], fontsize=8, color=INK)
     axes.set_ylim(len(shown) - 0.4, -1.1)
     axes.set_xlim(_first_event(nodes), end)
-    axes.set_xlabel("seconds; bars: the newest generation that the node can write to", fontsize=8, color=INK)
+    axes.set_xlabel(f"seconds; bars: the newest {marks.noun} that the node can write to", fontsize=8, color=INK)
     axes.tick_params(labelsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

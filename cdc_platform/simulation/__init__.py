@@ -19,16 +19,17 @@ __getattr__ = lazy_exports(
             "JudgedHistory",
             "judge_plan",
         ),
-        "node_set": (
-            "NodeSet",
-            "nodes_from_ring",
-        ),
+        "node_set": ("NodeSet",),
         "plan": (
             "HistoryPlan",
-            "Network",
             "Outage",
             "OutageKind",
             "Rules",
+        ),
+        "request": (
+            "SimulationRequest",
+            "parse_duration",
+            "parse_read_outage",
         ),
         "run": ("Parts",),
         "search": (

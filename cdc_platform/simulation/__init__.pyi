@@ -4,12 +4,13 @@ from cdc_platform.simulation.judge import Property as Property
 from cdc_platform.simulation.judged import JudgedHistory as JudgedHistory
 from cdc_platform.simulation.judged import judge_plan as judge_plan
 from cdc_platform.simulation.node_set import NodeSet as NodeSet
-from cdc_platform.simulation.node_set import nodes_from_ring as nodes_from_ring
 from cdc_platform.simulation.plan import HistoryPlan as HistoryPlan
-from cdc_platform.simulation.plan import Network as Network
 from cdc_platform.simulation.plan import Outage as Outage
 from cdc_platform.simulation.plan import OutageKind as OutageKind
 from cdc_platform.simulation.plan import Rules as Rules
+from cdc_platform.simulation.request import SimulationRequest as SimulationRequest
+from cdc_platform.simulation.request import parse_duration as parse_duration
+from cdc_platform.simulation.request import parse_read_outage as parse_read_outage
 from cdc_platform.simulation.run import Parts as Parts
 from cdc_platform.simulation.search import SearchedSetting as SearchedSetting
 from cdc_platform.simulation.search import SmallestValue as SmallestValue

@@ -29,6 +29,8 @@ _MAX_NODES = 1_000
 _MAX_WRITES = 1_000_000
 _MAX_FAULTS = 1_000
 _DRIFT_PPM = 50
+_REPEATED_KEYS = 0.75
+"""The share of writes to a key that another write has, too."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Assumptions:
     the clients' clock by `client_error_us`, None: by the leeway; `server_timestamps`: none has.
 
     Raises:
-        InputError: a number is out of range.
+        InputError: a number is out of range, or an operation does not go with the protocol.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -52,6 +54,8 @@ class Assumptions:
     shards: int = 2
     joins: int = 1
     repairs: int = 0
+    splits: int = 0
+    merges: int = 0
     writes: int = 100
     skew_us: Microseconds = SECOND_US
     outages: int = 0
@@ -71,6 +75,8 @@ class Assumptions:
             ("shards", 1, 256),
             ("joins", 0, 100),
             ("repairs", 0, 100),
+            ("splits", 0, 100),
+            ("merges", 0, 100),
             ("writes", 0, _MAX_WRITES),
             ("outages", 0, _MAX_FAULTS),
             ("partitions", 0, _MAX_FAULTS),
@@ -80,6 +86,12 @@ class Assumptions:
         ):
             if not low <= getattr(self, name) <= high:
                 raise InputError(f"{name} {getattr(self, name)} is out of range; it has to be {low} to {high}")
+        if self.rules.protocol == "tablets" and (self.joins or self.repairs):
+            raise InputError("joins and repairs create no stream set of tablets; simulate splits and merges")
+        if self.rules.protocol != "tablets" and (self.splits or self.merges):
+            raise InputError(
+                f"tablets split and merge; simulate them with --protocol tablets, not {self.rules.protocol}"
+            )
         for outage in self.fixed_outages:
             if not 0 <= outage.node < self.nodes + self.joins:
                 last = self.nodes + self.joins - 1
@@ -88,9 +100,9 @@ class Assumptions:
     @property
     def switch_delay_us(self) -> Microseconds:
         """Return how long after its creation a generation begins, about."""
-        if self.rules.protocol == "gossip":
-            return us_from_ms(self.rules.delay_ms)
-        return us_from_ms(self.rules.switch.earliest_ms)
+        if self.rules.protocol == "two-phase":
+            return us_from_ms(self.rules.switch.earliest_ms)
+        return us_from_ms(self.rules.delay_ms)
 
 
 def draw_plan(assumptions: Assumptions, seed: int) -> HistoryPlan:
@@ -139,7 +151,7 @@ class _Draw:
     def _duration_us(self) -> Microseconds:
         """Return a duration in which every generation can begin and be read."""
         given = self._assumptions
-        creations = given.joins + given.repairs
+        creations = given.joins + given.repairs + given.splits + given.merges
         needed_us = (
             self._listens_us(OperationKind.JOIN)
             + given.spacing_us * max(creations - 1, 0)
@@ -149,10 +161,12 @@ class _Draw:
         return Microseconds(max(given.duration_us, needed_us))
 
     def _operations(self) -> tuple[PlannedOperation, ...]:
-        """Return joins and repairs in any order, which create generations at the given distance."""
+        """Return the operations in any order, which create generations or stream sets at the given distance."""
         given, source = self._assumptions, self._source("operations")
         kinds = [(OperationKind.JOIN, given.nodes + index) for index in range(given.joins)]
         kinds += [(OperationKind.REPAIR, source.randrange(given.nodes)) for _ in range(given.repairs)]
+        kinds += [(OperationKind.SPLIT, source.randrange(given.nodes)) for _ in range(given.splits)]
+        kinds += [(OperationKind.MERGE, source.randrange(given.nodes)) for _ in range(given.merges)]
         source.shuffle(kinds)
         first_us = self._listens_us(OperationKind.JOIN)
         room_us = self._duration_us() - first_us - given.switch_delay_us - MINUTE_US // 2
@@ -224,7 +238,7 @@ class _Draw:
         )
 
     def _writes(self, operations: tuple[PlannedOperation, ...]) -> tuple[PlannedWrite, ...]:
-        given, source = self._assumptions, self._source("writes")
+        given, source, keys = self._assumptions, self._source("writes"), self._source("keys")
         error = given.rules.leeway_us if given.client_error_us is None else given.client_error_us
         writes: list[PlannedWrite] = []
         for _ in range(given.writes):
@@ -238,6 +252,8 @@ class _Draw:
                 )
             twin = source.randrange(self._total) if age_us is not None and source.random() < 0.3 else None
             token = source.randrange(-(2**63) + 1, 2**63)
+            if writes and keys.random() < _REPEATED_KEYS:
+                token = keys.choice(writes).token
             writes.append(PlannedWrite(at_us, source.randrange(self._total), token, age_us, twin))
         return tuple(sorted(writes, key=lambda write: write.at_us))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cdc_platform.clock import SECOND_US, Microseconds, us_from_ms
+from cdc_platform.clock import SECOND_US, Microseconds, ms_from_us, us_from_ms
 from cdc_platform.generations import (
     BEGINNING_US,
     NEVER_US,
@@ -14,6 +14,7 @@ from cdc_platform.generations import (
     expires_at_us,
     find_unread_generations,
 )
+from cdc_platform.generations import tablets as tablet_rules
 from cdc_platform.simulation.log_reader import LogReader
 from cdc_platform.simulation.observations import Removed
 from cdc_platform.simulation.world import World
@@ -55,4 +56,23 @@ class Expiry:
                 self.world.removed.add(number)
                 self.world.timestamps.remove(key)
                 self.world.streams.remove(key)
+                self.world.history.add(Removed(self.world.now_us, number))
+
+
+class TabletExpiry(Expiry):
+    """Looks for stream sets that ScyllaDB's rule and the reader release, by the clock of node 0."""
+
+    def look(self) -> None:
+        """Remove the stream sets that ended a TTL ago or earlier."""
+        self.world.scheduler.after(INTERVAL_US, self.look)
+        numbers = sorted(self.world.committed, key=lambda number: self.world.generations[number].time_ms)
+        times_ms = [self.world.generations[number].time_ms for number in numbers]
+        now_ms = ms_from_us(self.world.machines[0].clock.now_us())
+        oldest = min(
+            tablet_rules.first_set_index_after_gc(times_ms, now_ms, self.ttl_us() // SECOND_US),
+            tablet_rules.oldest_unread_set_index(times_ms, self.reader.position_us),
+        )
+        for number in numbers[:oldest]:
+            if number not in self.world.removed:
+                self.world.removed.add(number)
                 self.world.history.add(Removed(self.world.now_us, number))

@@ -29,26 +29,53 @@ from cdc_platform.simulation.observations import (
 
 
 class Property(StrEnum):
-    """The safety properties, and one of liveness (the last)."""
+    """The safety properties, and one of liveness (the last). `meaning` says when a property holds."""
 
-    RIGHT_GENERATION = "right-generation"
-    """Every accepted write lies in a stream of the generation that operates at its timestamp, as finally committed."""
-    ONE_PLACEMENT = "one-placement"
-    """No two nodes place the same key and timestamp differently."""
-    READ_ONCE = "read-once"
-    """Every accepted row is read exactly once before it expires."""
-    READ_IN_ORDER = "read-in-order"
-    """The rows of each key are read in the order of their timestamps."""
-    LAST_ROW_READ = "last-row-read"
-    """The reader leaves no generation before its last row has appeared."""
-    STREAMS_FIRST = "streams-first"
-    """No generation's timestamp is published before its streams."""
-    EXPIRED_UNNEEDED = "expired-unneeded"
-    """No generation is removed that has live or unread rows."""
-    ONE_DECISION = "one-decision"
-    """No switch is decided twice."""
-    ALL_LEARN = "all-learn"
-    """Once faults have ended, every node learns the newest generation, and no switch stays undecided."""
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Property:
+        """Create a member from its value and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    RIGHT_GENERATION = (
+        "right-generation",
+        "Every accepted write lies in a stream of the generation that operates at its timestamp, as finally committed.",
+    )
+    ONE_PLACEMENT = (
+        "one-placement",
+        "No two nodes place the same key and timestamp differently.",
+    )
+    READ_ONCE = (
+        "read-once",
+        "Every accepted row is read exactly once before it expires.",
+    )
+    READ_IN_ORDER = (
+        "read-in-order",
+        "The rows of each key are read in the order of their timestamps.",
+    )
+    LAST_ROW_READ = (
+        "last-row-read",
+        "The reader leaves no generation before its last row has appeared.",
+    )
+    STREAMS_FIRST = (
+        "streams-first",
+        "No generation's timestamp is published before its streams.",
+    )
+    EXPIRED_UNNEEDED = (
+        "expired-unneeded",
+        "No generation is removed that has live or unread rows.",
+    )
+    ONE_DECISION = (
+        "one-decision",
+        "No switch is decided twice.",
+    )
+    ALL_LEARN = (
+        "all-learn",
+        "Once faults have ended, every node learns the newest generation, and no switch stays undecided.",
+    )
 
 
 @dataclass(frozen=True)
@@ -63,10 +90,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the judge knows of the nodes: by number their tokens; and the streams of each generation."""
+    """What the judge knows of the nodes: by number their tokens; and the streams of each generation.
+
+    `tablets`: the table has tablets, so that the number of a stream set and not a ring routes a write.
+    """
 
     tokens: Sequence[Sequence[int]]
     streams: Callable[[SimulatedGeneration], frozenset[bytes]]
+    tablets: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +164,7 @@ class Judge:
         self._positions: list[tuple[int, Microseconds]] = []
         self._left: dict[int, Microseconds] = {}
         self._removed: set[int] = set()
+        self._ends: dict[int, list[int]] = {}
 
     def observe(self, observation: Observation) -> None:
         """Judge the next observation by what was seen before."""
@@ -302,10 +334,16 @@ class Judge:
     # Counted.
 
     def _is_apart(self, row: AcceptedRow) -> bool:
-        """Return True if a write's stream lies in another vnode of the ring that routes it than its token."""
-        ends = _sorted_tokens(self.nodes, row.routed)
-        stream_token = int.from_bytes(row.stream[:8], "big", signed=True)
+        """Return True if a write's stream lies in another vnode or tablet, of those that route it, than its token."""
+        ends = self._tablet_ends(row.routed) if self.nodes.tablets else _sorted_tokens(self.nodes, row.routed)
+        stream_token = _token_of(row.stream)
         return bisect_left(ends, row.token) % len(ends) != bisect_left(ends, stream_token) % len(ends)
+
+    def _tablet_ends(self, number: int) -> list[int]:
+        """Return the last tokens of the tablets of a stream set, ascending: those of its streams."""
+        if number not in self._ends:
+            self._ends[number] = sorted(map(_token_of, self.nodes.streams(self._committed[number])))
+        return self._ends[number]
 
     def _longest_outage(self) -> Microseconds:
         """Return the longest time in which a node refused every write, not counting those with wrong timestamps."""
@@ -334,6 +372,10 @@ class Judge:
             if any(0 <= int(self._accepted[row].ts_us) - begin < MINUTE_US for begin in begins)
         ]
         return Microseconds(max(lags)) if lags else None
+
+
+def _token_of(stream: bytes) -> int:
+    return int.from_bytes(stream[:8], "big", signed=True)
 
 
 _RINGS: dict[tuple[int, int], tuple[Nodes, list[int]]] = {}

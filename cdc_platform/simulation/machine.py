@@ -31,6 +31,7 @@ class Disk:
         self._steps = 0
         self._id: GenerationId | None = None
         self._promises: tuple[LeasePromise, ...] = ()
+        self._applied = 1
 
     def durable(self, action: Callable[[], _Result]) -> _Result:
         """Run a durable step.
@@ -70,6 +71,14 @@ class Disk:
         """Forget the ID, as a node does whose unfinished join starts from the beginning."""
         self._id = None
 
+    def load_applied(self) -> int:
+        """Return how many entries of group 0 the node has applied; the first is from before the history."""
+        return self._applied
+
+    def store_applied(self, count: int) -> None:
+        """Apply entries of group 0 up to this number of them."""
+        self.durable(lambda: setattr(self, "_applied", count))
+
     def load_promises(self) -> tuple[LeasePromise, ...]:
         """Return the stored promises of two-phase switches."""
         return self._promises
@@ -85,8 +94,9 @@ class Machine:
     `serving`: clients can write through it. `ring_mask`: the nodes whose tokens it knows, which it also stores.
     """
 
-    def __init__(self, number: int, clock: SimulatedClock, disk: Disk) -> None:
+    def __init__(self, number: int, clock: SimulatedClock, disk: Disk, datacenter: int = 0) -> None:
         self.number = number
+        self.datacenter = datacenter
         self.clock = clock
         self.disk = disk
         self.up = False

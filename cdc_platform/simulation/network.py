@@ -24,7 +24,7 @@ class SimulatedNetwork:
     def delay_us(self, sender: Machine, receiver: Machine) -> Microseconds:
         """Return how long a message takes (µs)."""
         delay = 1 + int(self._random.random() * self._rules.latency_us)
-        if (sender.number - receiver.number) % self._rules.datacenters:
+        if sender.datacenter != receiver.datacenter:
             delay += self._rules.distance_us
         return Microseconds(delay)
 

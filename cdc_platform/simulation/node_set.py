@@ -24,9 +24,16 @@ class NodeSet:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
         self.number_of = {node.host_id: number for number, node in enumerate(self.nodes)}
+        self.datacenters = sorted({node.datacenter for node in self.nodes if node.datacenter})
+        """The names of the datacenters that the nodes are known to be in."""
         self.ring = lru_cache(maxsize=_CACHED_DESCRIPTIONS)(self._ring)
         self.description = lru_cache(maxsize=_CACHED_DESCRIPTIONS)(self._description)
         self.streams = lru_cache(maxsize=_CACHED_DESCRIPTIONS)(self._streams)
+
+    def datacenter_of(self, number: int, drawn: int) -> int:
+        """Return the datacenter of a node: where its ring says, or else one of `drawn` datacenters by its number."""
+        name = self.nodes[number].datacenter if self.datacenters and drawn == 1 else ""
+        return self.datacenters.index(name) if name else number % drawn
 
     def members(self, mask: NodeMask) -> list[int]:
         """Return the numbers in a mask, ascending."""
@@ -53,7 +60,10 @@ def drawn_nodes(count: int, shards: int) -> NodeSet:
 
 
 def nodes_from_ring(ring: Ring, joining: int) -> NodeSet:
-    """Return a ring's nodes, and `joining` more with random tokens, as many and as sharded as those of the first."""
+    """Return a ring's nodes, and `joining` more with random tokens, as many and as sharded as those of the first.
+
+    Those that join are spread over the datacenters of the ring.
+    """
     first = ring.nodes[0]
     taken = set(ring.tokens.tolist())
     source = random.Random(0)
@@ -63,7 +73,9 @@ def nodes_from_ring(ring: Ring, joining: int) -> NodeSet:
         while len(tokens) < max(len(first.tokens), 1):
             tokens |= {source.randrange(-(2**63) + 1, 2**63)} - taken
         taken |= tokens
-        joined.append(Node(UUID(int=(1 << 127) + index), tuple(tokens), first.shard_count, first.ignore_msb))
+        datacenter = ring.nodes[index % len(ring.nodes)].datacenter
+        host_id = UUID(int=(1 << 127) + index)
+        joined.append(Node(host_id, tuple(tokens), first.shard_count, first.ignore_msb, datacenter=datacenter))
     return NodeSet((*ring.nodes, *joined))
 
 

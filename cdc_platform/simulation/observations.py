@@ -11,12 +11,16 @@ from cdc_platform.clock import Microseconds, Milliseconds
 
 
 class SimulatedGeneration(NamedTuple):
-    """A generation: its number in this history, its UUID, its timestamp and the mask of the nodes it describes."""
+    """A generation: its number in this history, its UUID, its timestamp and the mask of the nodes it describes.
+
+    The stream set of a table with tablets counts as one, too: it has no nodes, and `tablets` is how many it has.
+    """
 
     number: int
     uuid: UUID
     time_ms: Milliseconds
     members: int
+    tablets: int = 0
 
 
 class Committed(NamedTuple):
@@ -37,7 +41,10 @@ class Learned(NamedTuple):
 
 
 class AcceptedRow(NamedTuple):
-    """A node accepted a write. Readers see its row from `visible_us` on. `routed`: the nodes of the ring it used."""
+    """A node accepted a write. Readers see its row from `visible_us` on.
+
+    `routed`: the mask of the nodes of the ring it used; of a table with tablets, the number of the newest stream set.
+    """
 
     at_us: Microseconds
     node: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 from cdc_platform.clock import (
     DEFAULT_LEEWAY_MS,
@@ -22,10 +22,19 @@ from cdc_platform.clock import (
 from cdc_platform.errors import InputError
 from cdc_platform.generations import AcceptancePolicy, SwitchTimes
 
-Protocol = Literal["gossip", "two-phase"]
+Protocol = Literal["gossip", "two-phase", "tablets"]
 Format = Literal["v1", "v2"]
 ReaderKind = Literal["platform", "client"]
 
+_CHOICES = {
+    "protocol": get_args(Protocol),
+    "format": get_args(Format),
+    "policy": get_args(AcceptancePolicy),
+    "reader": get_args(ReaderKind),
+}
+
+MOST_LOST = 0.9
+"""The greatest share of lost messages; with more, gossip all but stops."""
 CLIENT = -1
 """The `node` of a clock that belongs to the writing clients."""
 READER = -2
@@ -36,11 +45,13 @@ READER = -2
 class Rules:
     """The protocol and the settings under test; they are the same for all nodes.
 
-    `delay_ms`: how long after its creation a generation starts (gossip). `window_us`: the reader's confidence window.
-    `ttl_us`: the TTL of log rows; 0: they never expire, and no generation is removed.
+    `tablets`: the log's table has tablets, and nodes agree on its stream sets by Raft.
+    `delay_ms`: how long after its creation a generation or a stream set starts; two-phase switches have no such delay.
+    `window_us`: the reader's confidence window. `ttl_us`: the TTL of log rows; 0: they never expire, and no generation
+    is removed.
 
     Raises:
-        InputError: the two-phase switch needs V2 generations.
+        InputError: a value is none of those that there are, or only gossip introduces V1 generations.
     """
 
     protocol: Protocol = "gossip"
@@ -57,8 +68,13 @@ class Rules:
     expiry_skew_us: Microseconds = SECOND_US * 10
 
     def __post_init__(self) -> None:
+        for name, values in _CHOICES.items():
+            if (value := getattr(self, name)) not in values:
+                raise InputError(f"{name} {value!r} is none of {', '.join(values)}")
         if self.protocol == "two-phase" and self.format == "v1":
             raise InputError("a two-phase switch needs V2 generations; simulate V1 with --protocol gossip")
+        if self.protocol == "tablets" and self.format == "v1":
+            raise InputError("stream sets of tablets have one format; simulate V1 with --protocol gossip")
 
     @property
     def leeway_us(self) -> Microseconds:
@@ -70,7 +86,11 @@ class Rules:
 class Network:
     """Message delays: uniform up to `latency_us`; `loss` is the share of lost messages.
 
-    Node n is in datacenter n modulo `datacenters`; a message between two of them takes `distance_us` longer.
+    Drawn node n is in datacenter n modulo `datacenters`; real nodes are where their ring says. A message between two
+    datacenters takes `distance_us` longer.
+
+    Raises:
+        InputError: the loss is out of range, or there is no datacenter.
     """
 
     latency_us: Microseconds = MILLISECOND_US * 50
@@ -78,17 +98,27 @@ class Network:
     datacenters: int = 1
     distance_us: Microseconds = Microseconds(0)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.loss <= MOST_LOST:
+            raise InputError(f"loss {self.loss} is out of range; it has to be 0 to {MOST_LOST}")
+        if self.datacenters < 1:
+            raise InputError(f"{self.datacenters} datacenters; there is one at least")
+
 
 class OperationKind(StrEnum):
-    """What creates a generation."""
+    """What creates a generation, or a stream set."""
 
     JOIN = "join"
     REPAIR = "repair"
+    SPLIT = "split"
+    """The table has twice as many tablets."""
+    MERGE = "merge"
+    """The table has half as many tablets."""
 
 
 @dataclass(frozen=True)
 class PlannedOperation:
-    """A join of node `node`, or a repair that runs on it."""
+    """A join of node `node`, or a repair, split or merge that runs on it."""
 
     at_us: Microseconds
     kind: OperationKind

@@ -1,4 +1,4 @@
-"""The process of a node under either protocol: it learns, accepts writes, and publishes what it has read."""
+"""The process of a node: it learns, accepts writes, and, where generations are used, publishes what it has read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc_platform.simulation.node_set import NodeMask
 from cdc_platform.simulation.observations import SimulatedGeneration
 
 
-class Process(Protocol):
+class WritableProcess(Protocol):
     """One start of a node's process."""
 
     machine: Machine
@@ -20,12 +20,16 @@ class Process(Protocol):
         ...
 
     def accept(self, ts_us: Microseconds, token: int) -> tuple[bytes, NodeMask]:
-        """Return the stream of a write, and the nodes of the ring by which it is routed.
+        """Return the stream of a write, and the nodes of the ring (or the stream set) by which it is routed.
 
         Raises:
             WriteRefused: the acceptance rule refuses it.
         """
         ...
+
+
+class Process(WritableProcess, Protocol):
+    """One start of a process that introduces generations."""
 
     def choose_time(self, generation: SimulatedGeneration) -> SimulatedGeneration:
         """Give a generation its timestamp, before its data is inserted (V1).

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from cdc_platform.clock import Microseconds, seconds_from_us
 from cdc_platform.errors import WriteRefused
-from cdc_platform.simulation.expiry import Expiry
+from cdc_platform.simulation.expiry import Expiry, TabletExpiry
 from cdc_platform.simulation.gossip import GossipRounds
 from cdc_platform.simulation.gossip_node import GossipNode
-from cdc_platform.simulation.log_reader import LogReader
+from cdc_platform.simulation.group_zero import GroupZero
+from cdc_platform.simulation.log_reader import LogReader, TabletLogReader
 from cdc_platform.simulation.machine import Disk, Machine
 from cdc_platform.simulation.node_set import NodeSet, drawn_nodes
 from cdc_platform.simulation.observations import History, Observation, RefusedWrite
@@ -27,25 +28,30 @@ from cdc_platform.simulation.plan import (
     PlannedOperation,
     PlannedWrite,
 )
-from cdc_platform.simulation.process import Process
+from cdc_platform.simulation.process import Process, WritableProcess
 from cdc_platform.simulation.publisher import Publisher
 from cdc_platform.simulation.register import Register
 from cdc_platform.simulation.replicas import BATCHES
+from cdc_platform.simulation.tablet_node import ResizeTablets, TabletNode
 from cdc_platform.simulation.two_phase_node import TwoPhaseNode
 from cdc_platform.simulation.world import START_US, World
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes of the parts of a world. Tests replace one by a broken one, which the judge must find."""
+    """The classes of the parts of a world. Tests replace one by a broken one, which the judge must find.
+
+    `reader` and `expiry` None: those of the protocol.
+    """
 
     disk: type[Disk] = Disk
     publisher: type[Publisher] = Publisher
-    reader: type[LogReader] = LogReader
-    expiry: type[Expiry] = Expiry
+    reader: type[LogReader] | None = None
+    expiry: type[Expiry] | None = None
 
 
 DEFAULT_PARTS = Parts()
+_Operation = CreateGeneration | ResizeTablets
 
 
 class Simulation:
@@ -66,11 +72,13 @@ class Simulation:
         self.world = World(plan, cluster, self.history, self._restart, parts.disk)
         self.rounds = GossipRounds(self.world.scheduler, self.world.network, plan.seed)
         self.register = Register(self.world)
+        self.group = GroupZero(self.world)
         self.publisher = parts.publisher(self.world)
-        self.reader = parts.reader(self.world)
-        self.expiry = parts.expiry(self.world, self.reader)
-        self._processes: dict[int, Process] = {}
-        self._operations: dict[int, list[CreateGeneration]] = {}
+        tablets = plan.rules.protocol == "tablets"
+        self.reader = (parts.reader or (TabletLogReader if tablets else LogReader))(self.world)
+        self.expiry = (parts.expiry or (TabletExpiry if tablets else Expiry))(self.world, self.reader)
+        self._processes: dict[int, WritableProcess] = {}
+        self._operations: dict[int, list[_Operation]] = {}
 
     def run(self) -> History:
         """Run the plan to its end and return what was observed."""
@@ -86,34 +94,46 @@ class Simulation:
 
     def _begin(self) -> None:
         world = self.world
-        first = world.first_generation()
         initial = world.machines[: self.plan.nodes]
         for machine in initial:
             machine.up = machine.joined = True
-            machine.ring_mask = first.members
+            machine.ring_mask = world.first_members
+        if self.plan.rules.protocol == "tablets":
+            self.group.begin()
+        else:
+            self._begin_generation(initial)
+        for change in self.plan.clocks:
+            if change.at_us <= 0:
+                self._set_clock(change)
+        for machine in initial:
+            self._start(machine)
+            machine.serving = True
+        self.reader.start()
+        self.expiry.start()
+
+    def _begin_generation(self, initial: list[Machine]) -> None:
+        """Let all nodes know and use a published generation."""
+        world = self.world
+        first = world.first_generation()
         world.commit(0, first.number)
         for table in (world.descriptions, world.streams):
             for batch in range(BATCHES):
                 table.write(initial[0], world.key(first), batch, BATCHES)
         world.timestamps.write(initial[0], world.key(first))
         self.register.begin(first.number, [machine.number for machine in initial])
-        for change in self.plan.clocks:
-            if change.at_us <= 0:
-                self._set_clock(change)
-        for machine in initial:
-            if self.plan.rules.protocol == "gossip":
+        if self.plan.rules.protocol == "gossip":
+            for machine in initial:
                 machine.disk.start_with(world.id_of(first))
-            self._start(machine)
-            machine.serving = True
-        self.reader.start()
-        self.expiry.start()
 
     def _start(self, machine: Machine) -> None:
-        process: Process
-        if self.plan.rules.protocol == "gossip":
-            process = GossipNode(self.world, machine, self.rounds, self.publisher)
-        else:
-            process = TwoPhaseNode(self.world, machine, self.register, self.publisher)
+        process: WritableProcess
+        match self.plan.rules.protocol:
+            case "gossip":
+                process = GossipNode(self.world, machine, self.rounds, self.publisher)
+            case "two-phase":
+                process = TwoPhaseNode(self.world, machine, self.register, self.publisher)
+            case "tablets":
+                process = TabletNode(self.world, machine, self.group)
         self._processes[machine.number] = process
         self.world.guard(machine, process.start)
 
@@ -190,15 +210,25 @@ class Simulation:
 
     def _operate(self, operation: PlannedOperation) -> None:
         machine = self.world.machines[operation.node]
-        creation = CreateGeneration(self.world, operation, lambda node: self._processes[node.number])
-        self._operations.setdefault(machine.number, []).append(creation)
+        started = self._new_operation(operation)
+        self._operations.setdefault(machine.number, []).append(started)
         if operation.kind is OperationKind.JOIN and not machine.has(OutageKind.DOWN):
             machine.up = True
             machine.ring_mask = self.world.first_members
             self.world.note(machine.number, "begins to join")
             self._start(machine)
         if machine.up:
-            self.world.guard(machine, creation.run)
+            self.world.guard(machine, started.run)
+
+    def _new_operation(self, operation: PlannedOperation) -> _Operation:
+        if operation.kind in (OperationKind.SPLIT, OperationKind.MERGE):
+            return ResizeTablets(self.world, operation, self.group)
+        return CreateGeneration(self.world, operation, self._creating_process)
+
+    def _creating_process(self, machine: Machine) -> Process:
+        process = self._processes[machine.number]
+        assert isinstance(process, GossipNode | TwoPhaseNode)
+        return process
 
     def _write(self, write: PlannedWrite) -> None:
         for number in (write.node,) if write.twin is None else (write.node, write.twin):

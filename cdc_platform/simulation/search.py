@@ -82,10 +82,10 @@ def find_smallest(
 
 def _check_protocol(assumptions: Assumptions, setting: SearchedSetting) -> None:
     protocol = assumptions.rules.protocol
-    if setting is SearchedSetting.DELAY and protocol != "gossip":
+    if setting is SearchedSetting.DELAY and protocol == "two-phase":
         raise InputError("a two-phase switch has no delay; search for its lease, or use --protocol gossip")
     if setting is SearchedSetting.LEASE and protocol != "two-phase":
-        raise InputError("gossip has no lease; search for the delay, or use --protocol two-phase")
+        raise InputError(f"{protocol} has no lease; search for the delay, or use --protocol two-phase")
 
 
 def _with_value(assumptions: Assumptions, setting: SearchedSetting, value_ms: Milliseconds) -> Assumptions:

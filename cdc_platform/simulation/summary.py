@@ -12,6 +12,17 @@ from cdc_platform.simulation.judge import Property, Verdict
 from cdc_platform.simulation.judged import judge_plan
 from cdc_platform.simulation.node_set import NodeSet
 
+_SHOWN_SEEDS = 5
+_FIGURES = {
+    "refused_share": "share of writes refused",
+    "outage_seconds": "longest run of refused writes, s",
+    "apart_share": "share of rows apart from their base rows",
+    "apart_seconds": "time with rows apart, s",
+    "missed_rows": "rows missed by the reader",
+    "read_lag_seconds": "reader's lag at a switch, s",
+    "learn_seconds": "until the last node has learned, s",
+}
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -58,6 +69,27 @@ class SimulationSummary:
         if not values:
             return None
         return Spread(values[(len(values) - 1) // 2], values[-(-len(values) * 99 // 100) - 1], values[-1])
+
+    def property_rows(self) -> list[dict[str, object]]:
+        """Return each property with the number of histories that violate it, and the first seeds of those."""
+        return [
+            {
+                "property": property.value,
+                "violations": len(self.failed.get(property, ())),
+                "seeds": ", ".join(map(str, self.failed.get(property, ())[:_SHOWN_SEEDS])) or None,
+            }
+            for property in Property
+        ]
+
+    def figure_rows(self) -> list[dict[str, object]]:
+        """Return the median, the 99th percentile and the worst of each figure that some history has."""
+        rows: list[dict[str, object]] = []
+        for name, label in _FIGURES.items():
+            spread = self.spread(name)
+            if spread is not None:
+                values = {"median": spread.median, "p99": spread.p99, "worst": spread.worst}
+                rows.append({"figure": label} | {key: round(value, 3) for key, value in values.items()})
+        return rows
 
     @property
     def broken(self) -> bool:

@@ -43,7 +43,8 @@ def get_node_timelines(judged: JudgedHistory) -> tuple[list[NodeTimeline], Simul
         for violation in judged.verdict.violations
     ]
     end = seconds_from_us(Microseconds(plan.duration_us + plan.settle_us))
-    return list(nodes.values()), SimulationMarks(end, begins, violations)
+    noun = "stream set" if plan.rules.protocol == "tablets" else "generation"
+    return list(nodes.values()), SimulationMarks(end, begins, violations, noun)
 
 
 def _offset_seconds(time_us: Microseconds) -> float:

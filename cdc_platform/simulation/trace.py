@@ -27,10 +27,11 @@ from cdc_platform.simulation.world import START_US
 def describe_history(judged: JudgedHistory) -> Iterator[str]:
     """Yield one line for each thing that happened, with its time since the start, and the violations in their place."""
     pending = list(judged.verdict.violations)
+    noun = "stream set" if judged.plan.rules.protocol == "tablets" else "generation"
     for observation in judged.history.observations:
         while pending and pending[0].at_us < observation.at_us:
             yield _describe_violation(pending.pop(0))
-        text = _describe(observation)
+        text = _describe(observation, noun)
         if text is not None:
             yield f"{format_offset(observation.at_us)}  {text}"
     yield from map(_describe_violation, pending)
@@ -49,7 +50,7 @@ def _name(node: int) -> str:
     return {CLIENT: "the clients", READER: "the reader"}.get(node, f"node {node}")
 
 
-def _describe(observation: Observation) -> str | None:
+def _describe(observation: Observation, noun: str) -> str | None:
     match observation:
         case Committed(generation=generation) if generation.number == 0:
             return None
@@ -57,9 +58,9 @@ def _describe(observation: Observation) -> str | None:
             return None
         case Committed(_, node, generation):
             begin = format_offset(us_from_ms(generation.time_ms)).strip()
-            return f"{_name(node)} introduces generation {generation.number}, which begins at {begin}"
+            return f"{_name(node)} introduces {noun} {generation.number}, which begins at {begin}"
         case Learned(_, node, generation, readable):
-            return f"{_name(node)} {'reads' if readable else 'hears of'} generation {generation}"
+            return f"{_name(node)} {'reads' if readable else 'hears of'} {noun} {generation}"
         case AcceptedRow():
             ts = format_offset(observation.ts_us).strip()
             return f"{_name(observation.node)} accepts row {observation.row} with timestamp {ts}"
@@ -68,7 +69,7 @@ def _describe(observation: Observation) -> str | None:
         case Stored(_, replica, table, generation, batch, batches):
             return f"{_name(replica)} stores the {table} of generation {generation} ({batch + 1} of {batches})"
         case Removed(_, generation):
-            return f"generation {generation} is removed"
+            return f"{noun} {generation} is removed"
         case Read(_, row):
             return f"the reader reads row {row}"
         case Decided(_, generation, time_ms):

@@ -17,6 +17,7 @@ from cdc_platform.simulation.observations import AcceptedRow, Committed, History
 from cdc_platform.simulation.plan import CLIENT, READER, HistoryPlan, OutageKind
 from cdc_platform.simulation.replicas import ReplicatedTable
 from cdc_platform.simulation.scheduler import Scheduler
+from cdc_platform.simulation.tablet_sets import tablet_streams
 
 START_US = SECOND_US * 1_700_000_000
 SLOW_READ_US = SECOND_US * 10
@@ -70,7 +71,8 @@ class World:
 
     def _machine(self, number: int, disk: type[Disk]) -> Machine:
         crashes = [crash for crash in self.plan.crashes if crash.node == number]
-        return Machine(number, SimulatedClock(self.scheduler), disk(crashes))
+        datacenter = self.nodes.datacenter_of(number, self.plan.network.datacenters)
+        return Machine(number, SimulatedClock(self.scheduler), disk(crashes), datacenter)
 
     def _place(self, key: Hashable) -> int:
         return self._by_key[key].number
@@ -103,6 +105,14 @@ class World:
         self._generation_of_stream.update(dict.fromkeys(self.nodes.streams(members, generation.uuid, v1), number))
         return generation
 
+    def new_stream_set(self, time_ms: Milliseconds, tablets: int) -> SimulatedGeneration:
+        """Create a stream set of that many tablets, which begins at `time_ms`."""
+        number = len(self.generations)
+        created = SimulatedGeneration(number, UUID(int=number + 1), time_ms, 0, tablets)
+        self.generations.append(created)
+        self._generation_of_stream.update(dict.fromkeys(tablet_streams(time_ms, tablets), number))
+        return created
+
     def set_time(self, number: int, time_ms: Milliseconds) -> SimulatedGeneration:
         """Give a generation its timestamp."""
         generation = self.generations[number]._replace(time_ms=time_ms)
@@ -118,6 +128,10 @@ class World:
     def first_generation(self) -> SimulatedGeneration:
         """Create the generation of the nodes that exist at the start; it began an hour before."""
         return self.new_generation(Milliseconds(ms_from_us(START_US) - HOUR_MS), self.first_members)
+
+    def first_stream_set(self, tablets: int) -> SimulatedGeneration:
+        """Create the stream set of that many tablets that began an hour before the start."""
+        return self.new_stream_set(Milliseconds(ms_from_us(START_US) - HOUR_MS), tablets)
 
     def commit(self, node: int, number: int) -> None:
         """Record that other nodes may learn of a generation."""

@@ -124,6 +124,11 @@ def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> No
         ("--nodes 3 --protocol two-phase --format v1", "needs V2"),
         ("--nodes 3 --protocol two-phase --find delay", "has no delay"),
         ("--nodes 3 --find lease", "has no lease"),
+        ("--nodes 3 --protocol tablets --find lease", "tablets has no lease"),
+        ("--nodes 3 --protocol tablets --join 1", "joins and repairs create no stream set"),
+        ("--nodes 3 --protocol tablets --policy strict", "leave the policy out"),
+        ("--nodes 3 --protocol tablets --format v1", "have one format"),
+        ("--nodes 3 --split 1", "--protocol tablets"),
         ("--nodes 3 --seed 1 --picture a.jpg", ".png"),
     ],
 )
@@ -143,3 +148,33 @@ def test_the_ring_and_the_settings_of_the_home(tmp_path: Path) -> None:
     document = json.loads(result.stdout)
     assert document["nodes"] == len(SNAPSHOT)
     assert any("is committed" in row["line"] for row in document["trace"])
+
+
+def test_tablets_split_and_merge(tmp_path: Path) -> None:
+    """One split unless more is asked for; the trace speaks of stream sets, and rows are apart until they begin."""
+    base = ("--nodes", "3", "--protocol", "tablets")
+    assert simulated(tmp_path, *base, "--seeds", "2")["generations"] == 2
+    document = simulated(tmp_path, *base, "--split", "2", "--merge", "1", "--seeds", "4")
+    assert (document["generations"], document["rows_in_wrong_generation"]) == (12, 0)
+    assert document["rows_apart"] > 0
+    trace = simulated(tmp_path, *base, "--seed", "1", "--trace")["trace"]
+    assert any("introduces stream set 1" in row["line"] for row in trace)
+    short = simulated(tmp_path, *base, "--split", "2", "--delay", "4500ms", "--seeds", "10", exit_code=1)
+    assert short["properties"][0]["violations"] > 0
+
+
+def test_the_datacenters_of_the_home(tmp_path: Path) -> None:
+    """The distance counts between those of its ring; a number of datacenters spreads the nodes otherwise."""
+
+    def learned(*options: object, snapshot: list[dict[str, Any]]) -> float:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(snapshot))
+        result = run("--home", home, "simulate", "--seeds", "3", "--distance", "900ms", *map(str, options), "--json")
+        figures = {row["figure"]: row["worst"] for row in json.loads(result.stdout)["figures"]}
+        return figures["until the last node has learned, s"]
+
+    apart = [node | {"datacenter": f"dc{index}"} for index, node in enumerate(SNAPSHOT)]
+    together = [node | {"datacenter": "dc1"} for node in SNAPSHOT]
+    assert learned(snapshot=apart) > learned(snapshot=together)
+    assert learned("--datacenters", "2", snapshot=together) > learned(snapshot=together)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds
+from cdc_platform.cdclog import ReaderSets, Window, next_window
+from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds, us_from_ms
 from cdc_platform.generations import SwitchTimes
 from cdc_platform.simulation import (
     Assumptions,
@@ -21,8 +23,9 @@ from cdc_platform.simulation import (
     judge_plan,
 )
 from cdc_platform.simulation.expiry import Expiry
-from cdc_platform.simulation.machine import Disk
-from cdc_platform.simulation.observations import SimulatedGeneration
+from cdc_platform.simulation.log_reader import LogReader, TabletLogReader
+from cdc_platform.simulation.machine import Disk, Machine
+from cdc_platform.simulation.observations import AcceptedRow, Committed, Read, SimulatedGeneration
 from cdc_platform.simulation.plan import OperationKind, PlannedOperation, PlannedWrite, Protocol
 from cdc_platform.simulation.publisher import Publisher
 from cdc_platform.simulation.run import DEFAULT_PARTS as WORKING
@@ -105,11 +108,59 @@ class NewestFirst(Publisher):
         return []
 
 
+class NeverPublished(NewestFirst):
+    """Never publishes generation 1, as when all nodes restart before any of them could."""
+
+    def publish(self, machine: Machine, generation: SimulatedGeneration) -> None:
+        if generation.number != 1:
+            super().publish(machine, generation)
+
+
+class WithoutCatchUp(LogReader):
+    """Reads after its position alone, as the official clients do."""
+
+    def _next_window(self, sets: ReaderSets, horizon_us: Microseconds) -> Window | None:
+        return next_window(sets, self.position_us, self.windows, horizon_us)
+
+
+class WaitingForAll(LogReader):
+    """Waits for every generation that it has heard of, also for one before a published one."""
+
+    def sets(self, visible: list[SimulatedGeneration], now_us: Microseconds) -> ReaderSets:
+        unpublished = [each for each in visible if each.number not in self._published]
+        awaited_us = min((us_from_ms(each.time_ms) for each in unpublished), default=None)
+        return replace(super().sets(visible, now_us), awaited=awaited_us)
+
+
+LATE = replace(PLAIN, joins=3, late_publication_us=SECOND_US * 200)
+
+
 def test_a_generation_published_after_a_later_one() -> None:
-    """The reader takes a period that is not shown, before one that is, for one without rows: it loses them."""
-    late = replace(PLAIN, joins=3, late_publication_us=SECOND_US * 200)
-    assert broken(late, Property.READ_ONCE, Parts(publisher=NewestFirst)) is not None
-    assert broken(late, Property.READ_ONCE, seeds=12) is None
+    """Its rows are read once it is published, from its own start on, so they come after later rows of their keys."""
+    unordered = Parts(publisher=NewestFirst)
+    assert broken(LATE, Property.READ_ONCE, unordered, seeds=40) is None
+    assert broken(LATE, Property.READ_IN_ORDER, unordered) is not None
+    assert broken(LATE, Property.READ_ONCE, Parts(publisher=NewestFirst, reader=WithoutCatchUp)) is not None
+    assert broken(LATE, Property.READ_IN_ORDER, seeds=12) is None
+
+
+def test_a_generation_that_is_never_published() -> None:
+    """Only its own rows are not read; a reader that waited for it would read nothing after it, ever."""
+
+    def unread_generations(seed: int, reader: type[LogReader]) -> set[int]:
+        parts = Parts(publisher=NeverPublished, reader=reader)
+        observations = judge_plan(draw_plan(replace(PLAIN, joins=3), seed), parts=parts).history.observations
+        generations = sorted(
+            (each.generation for each in observations if isinstance(each, Committed)), key=lambda each: each.time_ms
+        )
+        begins = [us_from_ms(each.time_ms) for each in generations]
+        read = {each.row for each in observations if isinstance(each, Read)}
+        rows = (each for each in observations if isinstance(each, AcceptedRow) and each.row not in read)
+        return {generations[bisect_right(begins, row.ts_us) - 1].number for row in rows}
+
+    for seed in range(6):
+        assert unread_generations(seed, LogReader) == {1}
+        assert unread_generations(seed, WaitingForAll) == {1, 2, 3}
 
 
 class ForgetfulDisk(Disk):
@@ -184,3 +235,65 @@ def test_outages_longer_than_the_delay_by_gossip() -> None:
     cut_off = replace(PLAIN, partitions=3, outages=4, outage_us=SECOND_US * 240)
     assert broken(cut_off, Property.RIGHT_GENERATION, seeds=150) is not None
     assert broken(replace(cut_off, rules=Rules("two-phase")), Property.RIGHT_GENERATION, seeds=12) is None
+
+
+TABLETS = Assumptions(Rules("tablets"), nodes=4, joins=0, splits=2, merges=1, writes=200)
+
+
+def test_a_delay_shorter_than_the_leeway_with_tablets() -> None:
+    """A node accepts writes a leeway ahead of its clock, in a stream set that another one ends before."""
+    short = with_rules(TABLETS, delay_ms=Milliseconds(4_500))
+    assert broken(short, Property.RIGHT_GENERATION) is not None
+    assert broken(TABLETS, Property.RIGHT_GENERATION, seeds=12) is None
+
+
+def test_a_window_shorter_than_skew_plus_leeway_with_tablets() -> None:
+    """However old a timestamp is, a set that operated then accepts it: the window has to be as long as it may be."""
+    skewed = replace(TABLETS, skew_us=SECOND_US * 4)
+    assert broken(with_rules(skewed, window_us=SECOND_US * 8), Property.READ_ONCE) is not None
+    assert broken(with_rules(skewed, window_us=SECOND_US * 8), Property.LAST_ROW_READ) is not None
+    assert broken(with_rules(skewed, window_us=SECOND_US * 10), Property.READ_ONCE, seeds=15) is None
+
+
+def test_a_node_that_is_cut_off_for_longer_than_the_delay_with_tablets() -> None:
+    """It writes to the stream set before, as by gossip."""
+    cut_off = replace(TABLETS, partitions=3, outages=4, outage_us=SECOND_US * 240)
+    assert broken(cut_off, Property.RIGHT_GENERATION) is not None
+
+
+class OneNodeAsked(TabletLogReader):
+    """Asks node 1 alone, which may be the last that hears of a stream set, and reads after its position alone."""
+
+    def visible(self) -> list[SimulatedGeneration]:
+        self._published |= self.world.known[1]
+        return self._by_time(self._published)
+
+    def _next_window(self, sets: ReaderSets, horizon_us: Microseconds) -> Window | None:
+        return next_window(sets, self.position_us, self.windows, horizon_us)
+
+
+class CatchingUp(OneNodeAsked):
+    """The same with the platform's choice of windows."""
+
+    _next_window = TabletLogReader._next_window
+
+
+def test_a_reader_that_passes_a_stream_set_which_is_listed_late() -> None:
+    """Its rows are lost for a reader that goes on in the set before; the platform reads the set from its start."""
+    cut_off = replace(
+        TABLETS,
+        server_timestamps=True,
+        fixed_outages=(Outage(Microseconds(0), 1, OutageKind.CUT_OFF, SECOND_US * 180),),
+    )
+
+    def lost(reader: type[TabletLogReader]) -> int:
+        verdicts = [judge_plan(draw_plan(cut_off, seed), parts=Parts(reader=reader)).verdict for seed in range(12)]
+        return sum(verdict.missed for verdict in verdicts)
+
+    assert lost(OneNodeAsked) > lost(CatchingUp)
+
+
+def test_scylladbs_rule_of_removing_stream_sets() -> None:
+    """It counts from the timestamps of rows: one that was written later than its timestamp says can still live."""
+    expiring = with_rules(replace(TABLETS, splits=3), ttl_us=SECOND_US * 60, window_us=SECOND_US * 10)
+    assert broken(expiring, Property.EXPIRED_UNNEEDED) is not None

@@ -12,9 +12,11 @@ Kind = tuple[str, str, str, str]
 
 GOSSIP = [("gossip", format, policy) for format in ("v1", "v2") for policy in ("strict", "recent-past")]
 TWO_PHASE = [("two-phase", "v2", policy) for policy in ("strict", "recent-past")]
+TABLETS = ("tablets", "v2", "strict")
 KINDS: list[Kind] = [
     *((*rules, weather) for rules in GOSSIP for weather in ("calm", "faults")),
     *((*rules, weather) for rules in TWO_PHASE for weather in ("calm", "faults", "storm")),
+    *((*TABLETS, weather) for weather in ("calm", "faults")),
 ]
 """A storm breaks what gossip assumes: generations at once, and outages longer than the delay."""
 
@@ -23,15 +25,22 @@ def assume(kind: Kind, seed: int) -> Assumptions:
     """The assumptions of a kind; sizes vary with the seed."""
     protocol, format, policy, weather = kind
     rules = Rules(protocol, format, policy)  # pyrefly: ignore[bad-argument-type]
+    if protocol == "tablets":
+        operations = {"joins": 0, "splits": 1 + seed % 2, "merges": seed // 2 % 2}
+    else:
+        operations = {"joins": 1 + seed % 2, "repairs": seed // 2 % 2}
+    late = seed % 5 == 0 and protocol != "tablets"
     calm = Assumptions(
         rules,
         nodes=3 + seed % 3,
-        joins=1 + seed % 2,
-        repairs=seed // 2 % 2,
         writes=50,
-        late_publication_us=Microseconds(SECOND_US * 200 * (seed % 5 == 0)),
+        late_publication_us=Microseconds(SECOND_US * 200 * late),
+        **operations,  # pyrefly: ignore[bad-argument-type]
     )
-    if seed % 3 == 0:
+    if protocol == "tablets":
+        # Raft puts changes that are made at once into an order.
+        calm = replace(calm, spacing_us=Microseconds(0) if seed % 4 == 0 else calm.spacing_us)
+    elif seed % 3 == 0:
         # Rows expire, and generations are removed.
         rules = replace(rules, ttl_us=SECOND_US * 120, expiry_grace_us=SECOND_US * 10)
         calm = replace(calm, rules=rules, late_publication_us=Microseconds(0))
