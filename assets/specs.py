@@ -21,6 +21,7 @@ from warnings import catch_warnings, simplefilter
 import pyarrow as pa
 import pyarrow.types as pat
 from dagster import (
+    AssetCheckSpec,
     AssetDep,
     AssetKey,
     AssetsDefinition,
@@ -155,18 +156,21 @@ def table_asset(
     code: Sequence[str] = (),
     reads: str | None = None,
     freshness: FreshnessPolicy | None = None,
+    checks: Sequence[AssetCheckSpec] = (),
+    stored: bool = True,
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
     """Return Dagster's `@asset` for a table. `spark`: True if materializing it can need a session.
 
     `code` names the modules that compute the table and so determine its code version. `reads` is the kind of the
     system outside the home that a materialization reads. `freshness` is for assets that are materialized regularly.
+    `checks` are those that a materialization judges itself. `stored`: the table exists in the lake.
     One run handles several partitions.
     """
     make = without_beta_warnings(asset)(
         key=asset_key_from_table(table),
         group_name=group,
         owners=read_owners(),
-        kinds={"deltalake", "spark" if spark else "python", *([reads] if reads else [])},
+        kinds={"spark" if spark else "python", *(["deltalake"] if stored else []), *([reads] if reads else [])},
         pool=pool_from_table(table),
         retry_policy=RETRY_POLICY,
         description=f"{table.comment}.\n\n{description}",
@@ -177,6 +181,7 @@ def table_asset(
         code_version=compute_code_version(*code) if code else None,
         backfill_policy=None if partitions is None else BackfillPolicy.single_run(),
         freshness_policy=freshness,
+        check_specs=checks,
     )
 
     def made(materialize: Callable[..., Any]) -> AssetsDefinition:

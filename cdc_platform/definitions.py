@@ -8,7 +8,17 @@ with gc_paused_for_imports():  # garbage collection would take a third of the im
     from dagster import Definitions, in_process_executor
 
     from cdc_platform.instance_lock import bind_to_up
-    from cdc_platform_assets import alerts, expiry, maintenance, repair, storage_checks, switch, tables, v1_rewrite
+    from cdc_platform_assets import (
+        alerts,
+        expiry,
+        maintenance,
+        repair,
+        simulation,
+        storage_checks,
+        switch,
+        tables,
+        v1_rewrite,
+    )
     from cdc_platform_assets.catalog_sync import definitions as reconcile
     from cdc_platform_assets.cluster import definitions as cluster
     from cdc_platform_assets.join import definitions as join
@@ -23,6 +33,7 @@ bind_to_up()
 DEFINITION_MODULES = (
     join,
     switch,
+    simulation,
     repair,
     v1_rewrite,
     tablets,
