@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -380,13 +381,25 @@ class _TaskWriter:
 
     def _checked(self, batches: Batches, failed: list[Exception], seen: list[dict[str, int]]) -> Batches:
         try:
-            for batch in batches:
+            for batch in _pull_in_own_thread(batches):
                 rows = check_rows(self.table, pa.Table.from_batches([batch]), self.where, self.what)
                 seen.append(row_hash.digest_rows(rows, self.table.partition_by, self.rule))
                 yield from rows.to_batches()
         except Exception as error:
             failed.append(error)
             raise
+
+
+def _pull_in_own_thread(batches: Batches) -> Batches:
+    """Yield batches that another thread produces, one at a time.
+
+    Producing them may read Delta tables. deltalake consumes them in a thread of its asynchronous runtime, and does not
+    read a table in such a thread.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        rows = iter(batches)
+        while (batch := thread.submit(next, rows, None).result()) is not None:
+            yield batch
 
 
 def _refuse_outside(rows: pa.Table, column: str, value: Any, what: str) -> None:

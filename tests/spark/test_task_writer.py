@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from cdc_platform.delta import Lake, task_writer
 from cdc_platform.delta.create import make_empty_log
@@ -121,3 +123,29 @@ def test_stream_ids_are_written_without_what_they_make_no_use_of(table: Table, t
     assert all(column.has_dictionary_page and column.statistics.has_min_max for column in written.values())
     stats = json.loads(json.loads(answers[0]["file"][0].as_py())["stats"])
     assert (stats["minValues"]["range_end"], stats["maxValues"]["range_end"]) == (1, 3)
+
+
+def test_rows_may_come_from_a_table_that_is_read_while_they_are_written(lake: Lake, tmp_path: Path) -> None:
+    """A task may open a Delta table between two batches, which deltalake refuses in the thread in which it writes."""
+
+    def read_rows() -> Iterator[pa.RecordBatch]:
+        for end in range(3):
+            known = DeltaTable(lake.path(TABLE)).to_pyarrow_table().num_rows
+            yield from rows(end + 10 * known).to_batches()
+
+    part = task_writer._TaskWriter(TABLE, str(tmp_path), make_empty_log(TABLE), {}, "a test", NEWEST_DIGEST_RULE)
+    (answer,) = [line for batch in part.write(read_rows()) for line in batch.to_pylist()]
+    assert not answer["refused"], answer["message"]
+    assert json.loads(json.loads(answer["file"])["stats"])["numRecords"] == 3
+
+
+def test_an_error_of_the_rows_keeps_its_class_and_message(tmp_path: Path) -> None:
+    """Whatever a source of rows raises after the first batch is reported as it is."""
+
+    def refuse_second() -> Iterator[pa.RecordBatch]:
+        yield from rows(1).to_batches()
+        raise EnvironmentProblem("the second batch is gone")
+
+    part = task_writer._TaskWriter(TABLE, str(tmp_path), make_empty_log(TABLE), {}, "a test", NEWEST_DIGEST_RULE)
+    (answer,) = [line for batch in part.write(refuse_second()) for line in batch.to_pylist()]
+    assert (answer["refused"], answer["message"]) == ("EnvironmentProblem", "the second batch is gone")
