@@ -214,6 +214,7 @@ def _as_metadata(value: object) -> MetadataValue:
 
 @run_failure_sensor(
     name="failed_runs",
+    minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
     description="Opens an alert for each failed run, one for all runs of a job and partition until one succeeds.",
 )
@@ -227,6 +228,7 @@ def failed_runs(context: RunFailureSensorContext, home: HomeResource, clock: Clo
 @run_status_sensor(
     run_status=DagsterRunStatus.SUCCESS,
     name="recovered_runs",
+    minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
     description="Resolves the alert of a job and partition once a run of them succeeds.",
 )

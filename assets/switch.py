@@ -116,9 +116,9 @@ def request_switch_run(lake: Lake, clock: Clock, instance: DagsterInstance, curs
 @sensor(
     name="unfinished_switches",
     job_name=SWITCH_JOB,
-    minimum_interval_seconds=5,
+    minimum_interval_seconds=15,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Every 5 seconds, requests a run for a switch that a join left unfinished. Reads the tables and the "
+    description="Every 15 seconds, requests a run for a switch that a join left unfinished. Reads the tables and the "
     "clock only.",
 )
 @skip_unless_writable

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance
 from dagster._core.definitions import data_version
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
@@ -21,6 +23,7 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
 from cdc_platform.cli import demo
+from cdc_platform.server.code_server import load_migrations_once
 from cdc_platform_assets import data_versions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +101,24 @@ def test_runs_are_forked_from_a_process_that_has_imported_them() -> None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     assert (starts_by("plain"), starts_by("forked")) == ("spawn", "forkserver")
+
+
+def test_opening_the_storage_again_loads_no_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster compares each database with scripts that it gets from `ScriptDirectory.from_config`."""
+    load, loads = ScriptDirectory.from_config, list[str]()
+
+    def count_loads(config: Config) -> ScriptDirectory:
+        loads.append(config.get_main_option("script_location") or "")
+        return load(config)
+
+    monkeypatch.setattr(ScriptDirectory, "from_config", count_loads)
+    load_migrations_once()
+    (tmp_path / "dagster.yaml").touch()
+    for _ in range(2):
+        with DagsterInstance.from_config(str(tmp_path)) as instance:
+            assert instance.get_runs_count() == 0
+            assert instance.all_instigator_state() == []
+    assert len(loads) == len(set(loads)) > 0
 
 
 def test_launches_pass_the_methods_that_tag_them() -> None:

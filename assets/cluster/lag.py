@@ -185,10 +185,10 @@ def _digest(text: str) -> str:
 @sensor(
     name="ingest_lags",
     job_name=LAG_JOB,
-    minimum_interval_seconds=60,
+    minimum_interval_seconds=300,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Every minute, requests the check `ingest_lag` of all ingested logs if the lag of one has reached "
-    "another level: half of the TTL, three quarters, or all of it.",
+    description="Every five minutes, requests the check `ingest_lag` of all ingested logs if the lag of one has "
+    "reached another level: half of the TTL, three quarters, or all of it.",
 )
 def ingest_lags(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """Run `request_lag_check` on this home and instance."""

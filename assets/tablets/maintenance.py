@@ -120,10 +120,10 @@ def request_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> 
 @sensor(
     name="collectable_stream_sets",
     job_name=GC_JOB,
-    minimum_interval_seconds=60,
+    minimum_interval_seconds=300,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Every minute, requests the removal of stream sets that no log row can belong to. If consumers keep "
-    "them, it names the consumers.",
+    description="Every five minutes, requests the removal of stream sets that no log row can belong to. If consumers "
+    "keep them, it names the consumers.",
 )
 @skip_unless_writable
 def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
