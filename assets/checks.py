@@ -192,7 +192,7 @@ def build_check_results(
     requested = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
-        yield build_result_without_subject(table, name, check_run.asked_of)
+        yield build_result_without_subject(table, name, check_run.scope)
     judgements = judge_findings(requested, [name for name in names if name in due])
     store_check_results(check_run, [line for line in judgements if not line.unknown])
     yield from build_judgement_results(table, judgements)

@@ -104,10 +104,10 @@ def _stream_set_violations(lake: Lake) -> Iterator[str | None]:
         name, table = ".".join(key), TABLET_TIMESTAMPS.full_name
         due = [row["timestamp"] for row in layouts if row["timestamp"] is not None]
         # Old sets may have been collected, and the newest may not be published yet.
-        lacking = [time for time in due[:-1] if time not in published and (not published or time > published[0])]
+        missing = [time for time in due[:-1] if time not in published and (not published or time > published[0])]
         strange = [time for time in published if time not in due]
         repeated = [time for time, other in pairwise(published) if time == other]
-        for wrong, verb in ((strange, "has, and nobody decided,"), (lacking, "lacks"), (repeated, "has twice")):
+        for wrong, verb in ((strange, "has, and nobody decided,"), (missing, "lacks"), (repeated, "has twice")):
             yield f"{table} {verb} the set of {name} at {_time_text(wrong[0])}" if wrong else None
 
 

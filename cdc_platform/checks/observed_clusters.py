@@ -19,7 +19,7 @@ def audit_observation(lake: Lake) -> list[Finding]:
     if get_mirrored_cluster(lake) is None and not missing:
         return []
     listed = lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows + len(missing)
-    return [Finding(OBSERVED_WHOLE, listed, len(missing), missing[0].said if missing else "")] if listed else []
+    return [Finding(OBSERVED_WHOLE, listed, len(missing), missing[0].message if missing else "")] if listed else []
 
 
 def merge_findings(findings: Sequence[Finding]) -> list[Finding]:

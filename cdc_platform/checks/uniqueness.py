@@ -216,17 +216,17 @@ def store_fingerprints(lake: Lake, at_least: int | None = None, besides: str | N
     minimum = max(1, MIN_GENERATIONS_A_COMMIT if at_least is None else at_least)
     if len(small) < minimum:
         return 0
-    lacking = set(small) - _indexed_generations(lake.read(STREAM_FINGERPRINTS, ["generation_id", "files"]), small)
-    if len(lacking) < minimum:
+    missing = set(small) - _indexed_generations(lake.read(STREAM_FINGERPRINTS, ["generation_id", "files"]), small)
+    if len(missing) < minimum:
         return 0
-    new_rows = pa.Table.from_pylist([_index_row(id_, small[id_]) for id_ in lacking], schema=STREAM_FINGERPRINTS.schema)
+    new_rows = pa.Table.from_pylist([_index_row(id_, small[id_]) for id_ in missing], schema=STREAM_FINGERPRINTS.schema)
 
     def rule(before: pa.Table) -> pa.Table:
-        remaining = before.filter(_generation_mask(before, _indexed_generations(before, small) - lacking))
+        remaining = before.filter(_generation_mask(before, _indexed_generations(before, small) - missing))
         return pa.concat_tables([remaining, new_rows]).sort_by("generation_id")
 
     lake.transact(STREAM_FINGERPRINTS, rule, whole=True)
-    return len(lacking)
+    return len(missing)
 
 
 def check_stored_fingerprints(lake: Lake) -> list[str | None]:

@@ -47,8 +47,8 @@ def find_nodes_without_v2(nodes: Iterable[Node]) -> list[Node]:
 
     A V2 generation is introduced only if every node can read it, so a single such node prevents it.
     """
-    lacking = [node for node in nodes if not supports_v2(node.features)]
-    return sorted(lacking, key=lambda node: node.host_id.int)
+    unsupported = [node for node in nodes if not supports_v2(node.features)]
+    return sorted(unsupported, key=lambda node: node.host_id.int)
 
 
 # A length, then the 16 bytes of the ID.

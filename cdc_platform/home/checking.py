@@ -137,7 +137,7 @@ def _record_results(
     """Record the results for the status and the UI. Return why that failed: the results themselves are complete."""
     try:
         judged = [result for result in results if not result.unknown]
-        store_check_results(run, judged, all_of_them=run.asked_of == WHOLE_HOME)
+        store_check_results(run, judged, all_of_them=run.scope == WHOLE_HOME)
     except (PlatformError, OSError) as error:
         return str(error)
     return record_verifications(run, verified)

@@ -25,25 +25,25 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class CheckRun:
-    """A check run that has begun: its entry point (`door`), its begin (µs), and the table versions at that time.
+    """A check run that has begun: its entry point, its begin (µs), and the table versions at that time.
 
-    `asked_of` is a generation, a table of the cluster or an hour as people name it, or `WHOLE_HOME`.
+    `scope` is a generation, a table of the cluster or an hour as people name it, or `WHOLE_HOME`.
     """
 
     lake: Lake
-    door: str
-    asked_of: str
+    entry_point: str
+    scope: str
     begun_us: Microseconds
     versions: Mapping[str, int]
 
     @classmethod
-    def begin(cls, lake: Lake, clock: Clock, door: str, asked_of: str = WHOLE_HOME) -> CheckRun:
+    def begin(cls, lake: Lake, clock: Clock, entry_point: str, scope: str = WHOLE_HOME) -> CheckRun:
         """Begin a check run, before it reads anything: the run may not have covered rows that are written later."""
         now = clock.now_us()
         return cls(
             lake,
-            door,
-            asked_of,
+            entry_point,
+            scope,
             now,
             {n: v for n, v in read_newest_versions(lake).items() if n != JUDGEMENTS.full_name},
         )
@@ -69,12 +69,12 @@ class StoredCheckResult:
     """A stored result. `judged_at_us` (µs) is the begin of its check run."""
 
     invariant: str
-    asked_of: str
+    scope: str
     population: int
     violations: int
     passed: bool
-    said: str
-    door: str
+    message: str
+    entry_point: str
     judged_at_us: Microseconds
     versions: Mapping[str, int]
 
@@ -119,7 +119,7 @@ def read_check_results(lake: Lake) -> list[StoredCheckResult]:
         )
         for row in lake.read(JUDGEMENTS).to_pylist()
     ]
-    return sorted(results, key=lambda each: (each.invariant, each.asked_of))
+    return sorted(results, key=lambda each: (each.invariant, each.scope))
 
 
 def tables_changed_since(found: Iterable[StoredCheckResult], now: Mapping[str, int]) -> list[str]:
@@ -138,11 +138,11 @@ def _is_replaced(row: Mapping[str, Any], judging: CheckRun, answered: Collection
     """Return True if this run replaces a stored row."""
     if us_from_datetime(row["judged_at"]) > judging.begun_us:
         return False
-    if judging.asked_of == WHOLE_HOME:
+    if judging.scope == WHOLE_HOME:
         return all_of_them or row["invariant"] in answered
     # Hours and generations arrive without end, so of passed partial results only the newest is stored.
     is_passed_partial = row["passed"] and row["asked_of"] != WHOLE_HOME
-    return row["invariant"] in answered and (is_passed_partial or row["asked_of"] == judging.asked_of)
+    return row["invariant"] in answered and (is_passed_partial or row["asked_of"] == judging.scope)
 
 
 def _key(row: Mapping[str, Any]) -> _Key:
@@ -152,12 +152,12 @@ def _key(row: Mapping[str, Any]) -> _Key:
 def _row(judging: CheckRun, line: InvariantOutcome) -> dict[str, Any]:
     return {
         "invariant": str(line.invariant),
-        "asked_of": judging.asked_of,
+        "asked_of": judging.scope,
         "population": line.population,
         "violations": line.violations,
         "passed": line.passed,
         "said": line.message,
-        "door": judging.door,
+        "door": judging.entry_point,
         "judged_at": datetime_from_us(judging.begun_us),
         "tables": list(judging.versions),
         "versions": list(judging.versions.values()),

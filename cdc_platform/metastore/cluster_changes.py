@@ -185,7 +185,7 @@ def _change_row(each: RecordedClusterChange) -> dict[str, object]:
 class OmittedItem:
     """An omitted item in words, and since when (µs) observations omit it."""
 
-    said: str
+    message: str
     since_us: Microseconds
 
 
@@ -193,7 +193,7 @@ def read_omitted_items(lake: Lake) -> list[OmittedItem]:
     """Return all omitted items, the longest omitted first."""
     rows = lake.read(LEFT_OUT).to_pylist()
     items = (OmittedItem(row["said"], us_from_datetime(row["since"])) for row in rows)
-    return sorted(items, key=lambda each: (each.since_us, each.said))
+    return sorted(items, key=lambda item: (item.since_us, item.message))
 
 
 def store_omitted_items(lake: Lake, clock: Clock, lines: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def store_table_checks(run: CheckRun, checks: Iterable[TableCheck]) -> None:
     Raises:
         PlatformError: the lake cannot be written to.
     """
-    new = {check.table: replace(check, entry_point=run.door, judged_at_us=run.begun_us) for check in checks}
+    new = {check.table: replace(check, entry_point=run.entry_point, judged_at_us=run.begun_us) for check in checks}
 
     def rule(before: pa.Table) -> pa.Table:
         stored = {check.table: check for check in map(_from_row, before.to_pylist())}

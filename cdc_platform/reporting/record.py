@@ -127,7 +127,7 @@ def read_generation_writes(lake: Lake, names: GenerationNames) -> list[dict[str,
 def commit_facts(table: Table, commit: Commit, written: int | None, removed: int) -> dict[str, Any]:
     """Return a commit and the number of rows that it wrote or removed, as plain values."""
     info = commit.info
-    door, command = ("", "") if info is None else (info.author.entry_point, info.author.command)
+    entry_point, command = ("", "") if info is None else (info.author.entry_point, info.author.command)
     return {
         "at": None if commit.at_ms is None else format_ms(commit.at_ms),
         "table": table.full_name,
@@ -135,7 +135,7 @@ def commit_facts(table: Table, commit: Commit, written: int | None, removed: int
         "what": "removed" if removed and not written else "written",
         "rows": removed if removed and not written else written,
         "who": "unknown" if info is None else info.user,
-        "by": " ".join(filter(None, (door, command))) or commit.engine,
+        "by": " ".join(filter(None, (entry_point, command))) or commit.engine,
         "run": None if info is None else info.author.run or None,
         "commit": None if info is None else info.id,
         "program": None if info is None else info.program,
@@ -498,13 +498,13 @@ def _stored_results(lake: Lake) -> list[dict[str, Any]]:
     return [
         {
             **_invariant_facts(family, name),
-            "asked_of": result.asked_of,
+            "asked_of": result.scope,
             "checked": result.population,
             "violations": result.violations,
             "passed": result.passed,
-            "sample": "" if result.passed else result.said,
+            "sample": "" if result.passed else result.message,
             "at": format_us(result.judged_at_us),
-            "door": result.door,
+            "door": result.entry_point,
             "newer": bool(check_results.tables_changed_since([result], now)),
         }
         for family in other_families

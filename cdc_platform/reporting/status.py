@@ -254,7 +254,7 @@ def _omission_alerts(lake: Lake) -> list[StatusAlert]:
     return [
         StatusAlert(
             "left-out",
-            f"skipped since {format_us(item.since_us)} because it is incomplete in the cluster: {item.said}",
+            f"skipped since {format_us(item.since_us)} because it is incomplete in the cluster: {item.message}",
             _observe_command(cluster),
         )
         for item in read_omitted_items(lake)
@@ -402,7 +402,7 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
     results = check_results.read_check_results(lake)
     failed = [result for result in results if not result.passed]
     newer = check_results.tables_changed_since(
-        (result for result in results if result.asked_of == WHOLE_HOME), read_newest_versions(lake)
+        (result for result in results if result.scope == WHOLE_HOME), read_newest_versions(lake)
     )
     oldest = min(results, key=lambda each: each.judged_at_us, default=None)
     newest = max(results, key=lambda each: each.judged_at_us, default=None)
@@ -411,21 +411,21 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
         "failed": [
             {
                 "invariant": result.invariant,
-                "scope": result.asked_of or None,
-                "message": result.said,
+                "scope": result.scope or None,
+                "message": result.message,
                 "checked_at": format_us(result.judged_at_us),
-                "entry_point": result.door,
+                "entry_point": result.entry_point,
             }
             for result in failed
         ],
         "oldest": oldest and format_us(oldest.judged_at_us),
         "newest": newest and format_us(newest.judged_at_us),
-        "entry_point": newest and newest.door,
+        "entry_point": newest and newest.entry_point,
         "judged_by": _group_by_entry_point(results),
         "changed_tables": newer,
     }
     alerts = [*_read_only_alerts(lake), *(_check_alert(result) for result in failed)]
-    if not any(result.asked_of == WHOLE_HOME for result in results):
+    if not any(result.scope == WHOLE_HOME for result in results):
         if Timeline.read(lake).known or tablets.read_tables_with_stream_sets(lake):
             alerts.append(StatusAlert("never-checked", "this home was never checked as a whole", "cdc-platform check"))
     elif newer:
@@ -438,7 +438,7 @@ def _group_by_entry_point(results: Sequence[check_results.StoredCheckResult]) ->
     """Return the checks that each entry point judged last, the newest entry point first."""
     groups: dict[str, list[check_results.StoredCheckResult]] = {}
     for result in sorted(results, key=lambda stored: stored.judged_at_us, reverse=True):
-        groups.setdefault(result.door, []).append(result)
+        groups.setdefault(result.entry_point, []).append(result)
     return [
         {
             "entry_point": entry_point,
@@ -447,7 +447,7 @@ def _group_by_entry_point(results: Sequence[check_results.StoredCheckResult]) ->
             "checks": [
                 {
                     "invariant": result.invariant,
-                    "scope": result.asked_of or None,
+                    "scope": result.scope or None,
                     "passed": result.passed,
                     "checked_at": format_us(result.judged_at_us),
                 }
@@ -459,13 +459,13 @@ def _group_by_entry_point(results: Sequence[check_results.StoredCheckResult]) ->
 
 
 def _check_alert(each: check_results.StoredCheckResult) -> StatusAlert:
-    of = f" of {each.asked_of}" if each.asked_of else ""
-    names_one = each.asked_of and "." not in each.asked_of
+    of = f" of {each.scope}" if each.scope else ""
+    names_one = each.scope and "." not in each.scope
     if each.invariant == OBSERVED_WHOLE and names_one:
-        command = _observe_command(each.asked_of)
+        command = _observe_command(each.scope)
     else:
-        command = f"cdc-platform check {each.asked_of}" if names_one else "cdc-platform check"
-    return StatusAlert("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.said}", command)
+        command = f"cdc-platform check {each.scope}" if names_one else "cdc-platform check"
+    return StatusAlert("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.message}", command)
 
 
 def _join_alert(each: JoinProgress, clock: Clock) -> StatusAlert:

@@ -264,17 +264,17 @@ def renew_cluster(home: HomeLocation, name: str, clock: Clock) -> str | None:
             _store_column_rules(parse_path(mirror.name), name, known.connection)
             _write_model(parse_path(known.address) / RENEWED_FILE, _Successor(folder=fresh))
             return known.address
-        aside = known.home.with_name(f"{name}.until-{stamp}")
+        moved_to = known.home.with_name(f"{name}.until-{stamp}")
         # Create the new home before moving the old one: `_complete_renewal` completes a renewal whose process died in
         # between.
         mirror = _make_mirror(str(_renewed_folder(home, name)), name)
         _store_column_rules(parse_path(mirror.path), name, known.connection)
         _write_model(parse_path(mirror.path / CLUSTER_CONNECTION_FILE), known.connection)
-        known.home.rename(aside)
+        known.home.rename(moved_to)
         _complete_renewal(home, name)
         # The folder moved aside is still a home, but no longer a registered cluster.
-        (aside / CLUSTER_CONNECTION_FILE).unlink()
-        return str(aside)
+        (moved_to / CLUSTER_CONNECTION_FILE).unlink()
+        return str(moved_to)
 
 
 def get_own_hosts(home: HomeLocation) -> tuple[UUID, ...]:
@@ -309,9 +309,9 @@ def _store_address(home: HomeLocation, name: str) -> str | None:
     return f"{home.address}/{CLUSTERS_FOLDER}/{folder}"
 
 
-def find_successor(place: StoragePath) -> str | None:
+def find_successor(path: StoragePath) -> str | None:
     """Return the name of the folder that succeeds a home in a store; None if the home is the newest."""
-    after = _read_model(place / RENEWED_FILE, _Successor)
+    after = _read_model(path / RENEWED_FILE, _Successor)
     return None if after is None else after.folder
 
 
@@ -390,12 +390,12 @@ def store_future_log(known: ScyllaCluster, table: str, made_ms: Milliseconds) ->
     )
 
 
-def _write_model(place: StoragePath, value: BaseModel) -> None:
+def _write_model(path: StoragePath, value: BaseModel) -> None:
     text = json.dumps(value.model_dump(mode="json"), indent=2) + "\n"
-    if place.local_path is not None:
-        atomic.write_text_atomically(place.local_path, text)
+    if path.local_path is not None:
+        atomic.write_text_atomically(path.local_path, text)
     else:
-        put_file(place, text.encode())
+        put_file(path, text.encode())
 
 
 def _read_model(path: StoragePath, kind: type[_Model]) -> _Model | None:

@@ -154,7 +154,7 @@ def probe_executors(session: SparkSession, sample_path: str) -> list[ExecutorRep
         before, seen = time.time(), set(known)
         try:
             # Spark makes a task per slot, and each task is long enough that no slot stays idle.
-            rows = session.range(0, _PROBE_ROWS).select(probe("id").alias("told")).where(F.col("told") != "").collect()
+            rows = session.range(0, _PROBE_ROWS).select(probe("id").alias("report")).where(F.col("report") != "").collect()
         except (PySparkException, Py4JError) as error:
             raise EnvironmentProblem(
                 f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); check that it has workers, "
@@ -162,7 +162,7 @@ def probe_executors(session: SparkSession, sample_path: str) -> list[ExecutorRep
             ) from None
         after = time.time()
         for row in rows:
-            report = json.loads(row["told"])
+            report = json.loads(row["report"])
             skew = max(before - report.pop("now"), report.pop("then") - after, 0.0)
             known[report["where"]] = ExecutorReport(**report, skew=skew)
         if set(known) == seen:
@@ -204,7 +204,7 @@ def _make_probe_task(sample_path: str, packages: Sequence[str]) -> Callable[[int
     """Return the task of a probe; it imports only the standard library, so that missing packages are findings."""
     seconds = _PROBE_TASK_SECONDS
 
-    def tell(_row: int, said: list[str] = []) -> str:  # noqa: B006 shared on purpose: one report per task is enough
+    def report(_row: int, reports: list[str] = []) -> str:  # noqa: B006 shared on purpose: one report per task is enough
         import importlib
         import json
         import platform
@@ -213,9 +213,9 @@ def _make_probe_task(sample_path: str, packages: Sequence[str]) -> Callable[[int
         from importlib import metadata
         from pathlib import Path
 
-        if said:
+        if reports:
             return ""
-        said.append("")
+        reports.append("")
 
         def version(name: str) -> str | None:
             try:
@@ -248,4 +248,4 @@ def _make_probe_task(sample_path: str, packages: Sequence[str]) -> Callable[[int
             }
         )
 
-    return tell
+    return report

@@ -32,7 +32,7 @@ def look(lake: Lake, second: int, asked_of: str = WHOLE_HOME) -> CheckRun:
 
 def standing(lake: Lake) -> list[tuple[str, str, bool]]:
     """What stands."""
-    return [(each.invariant, each.asked_of, each.passed) for each in read_check_results(lake)]
+    return [(each.invariant, each.scope, each.passed) for each in read_check_results(lake)]
 
 
 def test_a_home_that_was_never_judged_has_none(lake: Lake) -> None:
@@ -46,7 +46,7 @@ def test_the_last_answer_stands(lake: Lake) -> None:
     store_check_results(look(lake, 1), [Said("a", False, 5, 2, "2 of 5")])
     store_check_results(look(lake, 2), [Said("a", False, 5, 1, "1 of 5")])
     (found,) = read_check_results(lake)
-    assert (found.population, found.violations, found.said, found.door) == (5, 1, "1 of 5", "a test")
+    assert (found.population, found.violations, found.message, found.entry_point) == (5, 1, "1 of 5", "a test")
     assert (found.judged_at_us, found.versions) == (2_000_000, {"platform.nodes": lake.version(NODES)})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # pyrefly: ignore[untyped-import]
 
 from cdc_platform.cli.commands import COMMANDS
 from cdc_platform.metrics.collector import SECTIONS
