@@ -144,7 +144,9 @@ def _finish_join(session: CliSession, event_id: str) -> dict[str, object]:
         return _event_facts(event) | _run_join(session, home, lake, event.generation_id, "bootstrap --finish")
 
 
-def _run_join(session: CliSession, home: HomeLocation, lake: Lake, generation_id: str, entry_point: str) -> dict[str, object]:
+def _run_join(
+    session: CliSession, home: HomeLocation, lake: Lake, generation_id: str, entry_point: str
+) -> dict[str, object]:
     from cdc_platform.lifecycle import run_join
     from cdc_platform.spark import get_task_runner
 

@@ -465,7 +465,9 @@ def _check_alert(each: check_results.StoredCheckResult) -> StatusAlert:
         command = _observe_command(each.scope)
     else:
         command = f"cdc-platform check {each.scope}" if names_one else "cdc-platform check"
-    return StatusAlert("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.message}", command)
+    return StatusAlert(
+        "check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.message}", command
+    )
 
 
 def _join_alert(each: JoinProgress, clock: Clock) -> StatusAlert:

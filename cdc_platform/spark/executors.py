@@ -154,7 +154,8 @@ def probe_executors(session: SparkSession, sample_path: str) -> list[ExecutorRep
         before, seen = time.time(), set(known)
         try:
             # Spark makes a task per slot, and each task is long enough that no slot stays idle.
-            rows = session.range(0, _PROBE_ROWS).select(probe("id").alias("report")).where(F.col("report") != "").collect()
+            reports = session.range(0, _PROBE_ROWS).select(probe("id").alias("report"))
+            rows = reports.where(F.col("report") != "").collect()
         except (PySparkException, Py4JError) as error:
             raise EnvironmentProblem(
                 f"no task can run on the cluster ({' '.join(str(error).split())[:300]}); check that it has workers, "
@@ -204,7 +205,7 @@ def _make_probe_task(sample_path: str, packages: Sequence[str]) -> Callable[[int
     """Return the task of a probe; it imports only the standard library, so that missing packages are findings."""
     seconds = _PROBE_TASK_SECONDS
 
-    def report(_row: int, reports: list[str] = []) -> str:  # noqa: B006 shared on purpose: one report per task is enough
+    def report(_row: int, reports: list[str] = []) -> str:  # noqa: B006 shared on purpose: one report a task
         import importlib
         import json
         import platform

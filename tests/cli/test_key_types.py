@@ -133,6 +133,7 @@ def shown_rows(kind: str, clustered: bool) -> list[str]:
     return [f'{{{head}{key.shown}, "v": {value}}}' for value, key in enumerate(KEYS[kind])]
 
 
+@pytest.mark.grid("keys of every type compared", 12)
 @pytest.mark.parametrize("clustered", [False, True], ids=["partition", "clustering"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered: bool, tmp_path: Path) -> None:
@@ -158,6 +159,7 @@ def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered
         assert f'"{"K" if clustered else "k"}": ' in wrong["detail"].partition("key ")[2]
 
 
+@pytest.mark.grid("keys of every type explained", 12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_goes_where_its_rows_went(home: Path, kind: str) -> None:
     """`explain --pk` names the stream in which the log has the row of the same constant."""
@@ -172,6 +174,7 @@ def test_a_key_goes_where_its_rows_went(home: Path, kind: str) -> None:
             assert answer.json["stream_id"] == streams[value], (typed, answer)
 
 
+@pytest.mark.grid("keys of every type shown", 8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_keys_are_shown_and_found_again(home: Path, kind: str, tmp_path: Path) -> None:
     """By `sql` in every form, and by statements that write to the rows again: no row comes twice."""
