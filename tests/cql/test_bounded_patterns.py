@@ -50,7 +50,7 @@ def inside(argument: Any) -> Iterator[str]:
             yield from inside(each)
 
 
-def test_no_pattern_remembers_a_turn_for_each_character() -> None:
+def test_no_pattern_stores_a_state_per_character() -> None:
     """A loop over a group takes hundreds of bytes a turn, unless it is possessive; 2 MB of text would take 1.6 GB."""
     found = [(where, kept) for where, text, flags in patterns() for kept in remembered(parser.parse(text, flags))]
     assert found == []

@@ -288,7 +288,7 @@ def test_a_comment_ends_at_a_carriage_return() -> None:
         ("UPDATE t SET v = 1\n", "line 2, column 1: "),
     ],
 )
-def test_every_error_says_where(script: str, place: str) -> None:
+def test_every_error_names_its_position(script: str, place: str) -> None:
     """Line and column of the part that is wrong; of what is nested too deeply, those of its statement."""
     with pytest.raises(InputError) as caught:
         parse_statements(script)

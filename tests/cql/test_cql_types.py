@@ -258,7 +258,7 @@ def test_a_duration_is_read_as_it_is_written(value: Any) -> None:
 
 
 @given(typed(count=2))
-def test_values_are_equal_when_their_order_says_so(case: tuple[Any, ...]) -> None:
+def test_values_are_equal_if_their_order_is_equal(case: tuple[Any, ...]) -> None:
     """The order is total, and a value has one canonical form and one hash."""
     kind, one, other = case
     first, second = kind.sort_key(one), kind.sort_key(other)

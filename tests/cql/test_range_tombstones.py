@@ -72,7 +72,7 @@ def test_the_normal_form_is_one_form(schema: TableSchema, ranges: list[RangeTomb
 
 
 @given(two_columns, several)
-def test_the_log_tells_every_range(schema: TableSchema, ranges: list[RangeTombstone]) -> None:
+def test_the_log_shows_every_range(schema: TableSchema, ranges: list[RangeTombstone]) -> None:
     """However ranges lie to each other, what is replayed are the same ranges."""
     merged = merge_mutations([Mutation(schema, (0,), range_tombstones=ranges)])
     logged = [row for part in encode_mutation(merged) for row in part.rows]
@@ -109,7 +109,7 @@ def test_a_range_is_one_row_a_bound_that_is_given(start: RangeBound | None, end:
     assert _told(_schema(False, False, False), RangeTombstone(start, end, Microseconds(7))) == rows
 
 
-def test_an_open_end_before_an_open_start_is_told() -> None:
+def test_an_open_end_before_an_open_start_is_reported() -> None:
     """`k0 = 0 AND k1 > 3` and `k0 = 5 AND k1 < 2` in one batch would else read as one range."""
     first = RangeTombstone(RangeBound((0, 3), False), RangeBound((0,), True), Microseconds(7))
     second = RangeTombstone(RangeBound((5,), True), RangeBound((5, 2), False), Microseconds(7))

@@ -172,7 +172,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
 
 @pytest.mark.grid("foreign commits undone", 6)
 @pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
-def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
+def test_undoing_a_foreign_commit_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
     """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""
     damaged(home, table, damage)
     newest = entries(folder_of(home, table))[-1]
@@ -244,7 +244,7 @@ def test_a_move_that_died_before_its_record_is_recorded(tmp_path: Path) -> None:
     assert (again.exit_code, "is the platform's own" in again.stderr) == (2, True), again
 
 
-def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> None:
+def test_commits_of_the_platform_are_not_undone(home: Path) -> None:
     """Neither its own commits nor those behind which it has written; each refusal changes nothing."""
     folder = folder_of(home, "platform.cdc_table_changes")
     own = int(entries(folder)[-1].stem)

@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
 
 @pytest.mark.grid("kills of commands on live clusters", 2)
 @pytest.mark.parametrize(("prepare", "command"), CASES.values(), ids=list(CASES))
-def test_who_was_killed_is_followed_by_one_that_ends_it(
+def test_the_process_after_a_killed_one_finishes_its_work(
     standin: StandIn, table: LiveTable, nursery: Nursery, tmp_path: Path, prepare: Prepare, command: tuple[str, ...]
 ) -> None:
     """Run again as it was, it leaves every row that it would have left in the cluster's home, and no other."""

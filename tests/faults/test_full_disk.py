@@ -96,7 +96,7 @@ def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
     assert run("--home", disk / "home", "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
 
 
-def test_a_write_that_fills_the_disk_is_told_of_in_the_same_words(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fills_the_disk_is_reported_alike(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looked before: what the store says of it is translated, and the table is as it was."""
     lake = Lake(disk / "lake")
     cdc_tables.add_cdc_table(lake, Clock(Microseconds(TIME_MS * 1000)), "ks", "t", ttl_seconds=60)
@@ -120,7 +120,7 @@ def test_a_write_that_fills_the_disk_is_told_of_in_the_same_words(disk: Path, mo
     ],
     ids=["full", "quota", "text", "engine"],
 )
-def test_all_that_says_so_is_said_alike(error: Exception) -> None:
+def test_every_full_disk_is_reported_alike(error: Exception) -> None:
     """Of the disk, of a user's part of it, by the system or by a store."""
     told = translate_error(error, "writing t")
     assert isinstance(told, Unavailable)

@@ -211,7 +211,7 @@ def test_a_clock_that_jumps_loses_no_row(
 
 
 @pytest.mark.parametrize("seen_first", ["early", "in time"])
-def test_a_clock_before_the_log_was_made_does_not_make_it_anew(
+def test_a_clock_before_the_log_was_created_does_not_recreate_it(
     seen_first: str, standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
     """This machine's clock is back at a time before the table, as it is seen first or later: it stays one log."""
@@ -231,7 +231,7 @@ def test_a_clock_before_the_log_was_made_does_not_make_it_anew(
     assert [each.what for each in said if each.full_name == "shop.t"] == [TABLE_ADDED]
 
 
-def test_cdc_that_was_off_leaves_a_gap_that_is_told(
+def test_cdc_that_was_off_leaves_a_reported_gap(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
     """What the log had and what it gets later comes, once; from when to when nothing was logged is a line."""
@@ -250,7 +250,7 @@ def test_cdc_that_was_off_leaves_a_gap_that_is_told(
     assert "CDC of shop.t was off from" in line
 
 
-def test_a_log_that_is_dropped_in_the_middle_and_made_anew(
+def test_a_log_that_is_dropped_and_recreated_in_the_middle(
     standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
     """One line; of the window that was under way nothing is in; the new log comes whole, and what went is told."""

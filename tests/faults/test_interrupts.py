@@ -164,7 +164,7 @@ def test_no_jvm_is_left_behind(reached: Callable[[int], bool], home: Path) -> No
 
 @pytest.mark.spark
 @pytest.mark.long("the start of a JVM of its own")
-def test_a_command_that_nobody_interrupts_ends_as_ever(home: Path) -> None:
+def test_an_uninterrupted_command_ends_normally(home: Path) -> None:
     """It has its result, and its JVM ends by itself."""
     process = started(home, *QUERY, "--json")
     said, wrong = process.communicate(timeout=300)

@@ -112,7 +112,7 @@ def serving() -> Iterator[Serving]:
         own.stop()
 
 
-def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
+def test_every_join_ends_once_whichever_process_dies(serving: Serving) -> None:
     """Each kill at a random moment of the work: it goes on or is done by the next `up`, once, and `check` is clean."""
     dice = random.Random(SEED)
     serving.home.mkdir(mode=0o700)

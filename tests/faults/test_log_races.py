@@ -51,7 +51,7 @@ def test_rows_are_consumed_once(nursery: Nursery, tmp_path: Path) -> None:
     assert format_us(left.position_us) == due["position"]
 
 
-def test_scripts_are_kept_whole(nursery: Nursery, tmp_path: Path) -> None:
+def test_scripts_are_applied_whole(nursery: Nursery, tmp_path: Path) -> None:
     """Eight scripts that write rows of their own: each is kept once, whoever comes first."""
     home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
     commands: list[Command] = [("cql", "run", f"{tmp_path}/write{number}.cql", "--apply") for number in EIGHT]

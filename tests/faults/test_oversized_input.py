@@ -204,7 +204,7 @@ def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
 
 @A_DOOR
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if not door.by_stream])
-def test_a_pipe_that_nobody_writes_to_is_given_up(home: Path, tmp_path: Path, name: str) -> None:
+def test_reading_a_pipe_without_writer_times_out(home: Path, tmp_path: Path, name: str) -> None:
     """No command waits for a writer without end; it says for how long it did, or that it reads no pipes."""
     door, pipe = DOORS[name], tmp_path / "pipe"
     os.mkfifo(pipe, mode=0o600)

@@ -38,7 +38,7 @@ JOINS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("wanted", JOINS.values(), ids=list(JOINS))
-def test_who_is_queued_can_join(nursery: Nursery, tmp_path: Path, wanted: list[dict[str, Any]]) -> None:
+def test_a_queued_node_can_join(nursery: Nursery, tmp_path: Path, wanted: list[dict[str, Any]]) -> None:
     """Nodes with one token, one host with other content, one request, and a mixture: those that are taken can join."""
     home = tmp_path / "home"
     for number, node in enumerate(wanted):
@@ -151,7 +151,9 @@ TABLE_RACES: dict[str, tuple[bool, list[Command]]] = {
 
 @A_RACE
 @pytest.mark.parametrize(("is_there", "commands"), TABLE_RACES.values(), ids=list(TABLE_RACES))
-def test_what_is_said_of_a_table(nursery: Nursery, tmp_path: Path, is_there: bool, commands: list[Command]) -> None:
+def test_the_history_has_every_accepted_change_of_a_table(
+    nursery: Nursery, tmp_path: Path, is_there: bool, commands: list[Command]
+) -> None:
     """Every change that was taken is in the history, which grows strictly, and the table is as the last one left it."""
     home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
     if is_there:
@@ -277,7 +279,7 @@ def test_removals_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
     assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1
 
 
-def test_the_upkeep_of_files_disturbs_nobody(nursery: Nursery, tmp_path: Path) -> None:
+def test_maintenance_of_files_disturbs_no_reader(nursery: Nursery, tmp_path: Path) -> None:
     """Four upkeeps beside four writers: what nothing needs is gone, what was written is there, and none is refused."""
     home = tmp_path / "home"
     do(home, "tables", "add", "ks.t", "--ttl", "1")
@@ -323,7 +325,7 @@ def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: in
     assert explained(rule, "preparing", commands, ended, str(switches.find_switch(lake, id_).phase))
 
 
-def test_answers_to_a_switch_are_all_kept(nursery: Nursery, tmp_path: Path) -> None:
+def test_all_answers_to_a_switch_are_stored(nursery: Nursery, tmp_path: Path) -> None:
     """Eight answers of three nodes at once: each node's is there, with the one lease that it has promised."""
     home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)

@@ -71,7 +71,7 @@ def lake(s3: S3) -> Lake:
 
 @pytest.mark.grid("commits to an unreliable store", 2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_learns_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
     write, due = KINDS[kind]
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
@@ -148,7 +148,7 @@ FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] 
 
 @pytest.mark.grid("commits falsely reported as failed", 4)
 @pytest.mark.parametrize("kind", FORGOTTEN)
-def test_who_has_won_finds_it_in_a_store_that_denies_it(
+def test_the_winner_of_a_commit_recognizes_it_when_the_store_reports_failure(
     kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every commit the store says first that it has not done it, in each way that there is: one has, and knows."""
@@ -198,7 +198,7 @@ def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = CO
         assert (each.damage, each.unexpected, each.foreign, each.unread) == ([], [], [], 0), each.name
 
 
-def test_slices_are_put_where_they_are_to_be(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_written_by_tasks_are_committed_once(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tasks wrote is named by one commit; one that is refused is named by none, and rows stay as they were."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     table, workers = STREAMS_DESCRIPTIONS_V2, TaskRunner.alone()
@@ -261,7 +261,7 @@ def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
     assert s3.counts()["PUT"] - before <= 2
 
 
-def test_turns_are_one_writers_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_has_the_lock_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that take turns in a store that fails now and then; a turn in a turn is the same one."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     inside: list[int] = []
@@ -279,7 +279,7 @@ def test_turns_are_one_writers_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest
     assert most == [1] * 6
 
 
-def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_dead_process_is_taken_over(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that nobody puts anew is free after a while, and not before; who has it is told."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
@@ -292,7 +292,7 @@ def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest
     assert leases.StoreLock(left).try_acquire()
 
 
-def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_process_keeps_the_lock(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that works longer than leases live has it to its end: it puts its lease anew."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
@@ -315,7 +315,7 @@ def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch
     assert order == ["begins", "ends", "next"]
 
 
-def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_process_is_reported(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it lasts, by any number; what was left by one who is gone says nothing."""
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
     assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
@@ -327,7 +327,7 @@ def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Non
     assert folder.names() == []
 
 
-def test_tasks_keep_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_leave_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written goes by this machine's part of the home or temporary files, and is gone from there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path))

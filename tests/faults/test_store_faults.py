@@ -214,7 +214,7 @@ def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shi
             assert f"version {version}" in lines[0]
 
 
-def test_a_newest_entry_that_is_lost_leaves_files_that_nobody_names(s3: S3, every: Path, tmp_path: Path) -> None:
+def test_a_lost_newest_entry_leaves_unreferenced_files(s3: S3, every: Path, tmp_path: Path) -> None:
     """A log without its last entry has no gap: what it leaves is told as unknown, and of a whole table nothing is."""
     assert [line for each in found_in(s3, every).values() for line in each.unnamed] == []
     home = shutil.copytree(every, tmp_path / "home")
@@ -270,7 +270,7 @@ def rows(home: str | Path, table: Table) -> pa.Table:
     return Lake(f"{home}/lake").read(table).sort_by([(key, "ascending") for key in table.keys])
 
 
-def test_what_follows_from_a_description_is_made_anew(s3: S3, tmp_path: Path) -> None:
+def test_rows_derived_from_a_description_are_restored(s3: S3, tmp_path: Path) -> None:
     """Flipped, cut off and missing files in the tables of two generations: found, and made anew to the bit."""
     home = joined(tmp_path, 2)
     spoilt = shutil.copytree(home, tmp_path / "spoilt")

@@ -149,7 +149,7 @@ def test_worked_examples(said: list[CdcSettingsChange], expected: list[int]) -> 
     assert expiry(said) == expected
 
 
-def test_the_table_that_holds_longest_decides() -> None:
+def test_the_table_with_the_longest_ttl_decides() -> None:
     """Each generation waits for the last of its tables."""
     assert expiry(
         [added(Microseconds(0), Microseconds(10))],
@@ -202,7 +202,7 @@ def test_without_a_successor_nothing_expires(times: list[int]) -> None:
     assert find_unread_generations(times, NEVER_US).tolist() == [True] * len(times)
 
 
-def test_a_reader_holds_what_it_has_not_read() -> None:
+def test_a_reader_retains_unread_sets() -> None:
     """It is done with k when it has reached T(k+1), and never with the newest."""
     assert [
         find_unread_generations(TIMES, Microseconds(position)).tolist() for position in (0, 199, 200, 299, 300)
@@ -336,7 +336,7 @@ def test_no_row_outlives_its_generation(
 
 
 @given(life=lives())
-def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[CdcSettingsChange]]) -> None:
+def test_nothing_is_retained_longer_than_the_rule_requires(life: tuple[list[int], list[CdcSettingsChange]]) -> None:
     """Without margins: T(k+1) and the largest TTL in force in [T(k), T(k+1)), looked up moment by moment."""
     times, said = life
     assume(not said[-1].dropped)
@@ -351,7 +351,7 @@ def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[C
 
 
 @given(life=lives(), policy=st.sampled_from(["strict", "recent-past"]))
-def test_what_holds_nothing_is_not_named(
+def test_tables_without_retained_rows_are_not_named(
     life: tuple[list[int], list[CdcSettingsChange]], policy: AcceptancePolicy
 ) -> None:
     """A log that cannot hold rows of a generation answers 0 for it, any other at least the end of its writes."""

@@ -32,7 +32,7 @@ def test_generations_never_start_together(candidate: Milliseconds, last: Millise
     assert next_generation_timestamp(candidate, last, slack_ms=Milliseconds(5)) == chosen
 
 
-def test_a_clock_that_is_behind_is_told() -> None:
+def test_a_clock_that_is_behind_is_reported() -> None:
     """Beyond the slack both times and the mend are named."""
     with pytest.raises(StateError, match="clock is behind") as refused:
         next_generation_timestamp(Milliseconds(100), Milliseconds(106), slack_ms=Milliseconds(5))

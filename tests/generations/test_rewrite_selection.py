@@ -60,7 +60,7 @@ def test_the_refinement_is_the_servers_rule(
 
 
 @given(times, logs, st.integers(0, 800), st.booleans(), st.integers(0, 50))
-def test_what_is_kept_is_a_tail_with_the_newest(
+def test_rewritten_generations_are_a_tail_with_the_newest(
     generations: list[int], tables: list[LogLifetime], now: int, creation: bool, margin: int
 ) -> None:
     """The newest generation is always rewritten, and no generation is skipped between two that are."""
@@ -78,7 +78,7 @@ def test_at_the_limit_the_two_rules_differ() -> None:
     assert selected([100, 500], [table], Milliseconds(1000), clock_margin_ms=1) == [100, 500]
 
 
-def test_without_tables_nothing_is_kept() -> None:
+def test_without_tables_nothing_is_retained() -> None:
     """Old generations are not needed, even if they exist, where no table has a log."""
     assert selected([1, 2, 3], [], Milliseconds(10)) == []
 

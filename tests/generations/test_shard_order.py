@@ -110,7 +110,7 @@ def test_negative_tokens_sort_last_as_bytes() -> None:
     assert np.array_equal(restored, streams)
 
 
-def test_without_ignored_bits_the_order_cannot_be_told() -> None:
+def test_without_ignored_bits_the_order_is_unknown() -> None:
     """Then everything stays in the order of bytes; a single stream needs no order."""
     streams = description_of({0: (4, 0), 100: (4, 0)}).entry(0).streams
     restored, known = restore_shard_order(100, 0, as_cql_sorts(streams), None)
@@ -144,7 +144,7 @@ def test_a_stream_at_the_range_end_may_be_any_idle_shards() -> None:
     assert not restore_shard_orders([end - 1], [end], [2], streams, [0]).settled.any()
 
 
-def test_one_shard_that_owns_nothing_is_told() -> None:
+def test_a_shard_without_tokens_is_reported() -> None:
     """Its stream is the only one at the range end, and one place is left for it."""
     streams = description_of({0: (2, 12), 100: (2, 12)}).entry(1).streams
     restored, known = restore_shard_order(0, 100, streams[::-1], 12)

@@ -303,7 +303,7 @@ def test_gc_is_the_oracles(times_ms: list[Milliseconds], ttl: int) -> None:
     st.lists(st.integers(-1, 200_001_000), max_size=3),
     st.data(),
 )
-def test_readers_hold_sets_back_as_the_oracles_do(
+def test_readers_retain_the_sets_that_the_oracles_retain(
     times_ms: list[Milliseconds], ttl: int, some: list[int], data: Any
 ) -> None:
     """Any history, TTL and readers, also at the microseconds around a set's beginning: the oldest set that stays."""

@@ -304,7 +304,7 @@ def test_each_rule_is_needed(world: type[World], invariant: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [(SwitchWorld, 0), (PromisesForgotten, 1)])
-def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], wrong: int) -> None:
+def test_a_promise_is_stored_before_it_is_answered(kind: type[SwitchWorld], wrong: int) -> None:
     """A node restarts while its answer is on its way: without its first promise it takes what the answer gave away."""
     world = kind(SwitchTimes(Milliseconds(5_000), SHORT_LEASE_MS, DEADLINE_MS, Milliseconds(0)))
     world.join()

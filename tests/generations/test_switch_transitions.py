@@ -77,7 +77,7 @@ def test_the_time_is_after_every_lease_by_the_margin_and_after_every_generation(
     assert done.time_ms == (due if newest < due - NOW else NOW + newest + 1)
 
 
-def test_everybody_who_repeats_a_step_gets_the_same_row() -> None:
+def test_repeating_a_step_gives_the_same_row() -> None:
     """Preparing, answering, committing and aborting again change nothing, whatever they bring."""
     switch = answered(begun(), a=NOW + 65_000)
     assert begun(known=(switch,)) == switch
@@ -135,7 +135,7 @@ def test_bad_requests_are_refused() -> None:
         SwitchTimes(Milliseconds(-1))
 
 
-def test_only_writes_that_are_taken_otherwise_wait_for_a_decision() -> None:
+def test_only_otherwise_accepted_writes_wait_for_a_decision() -> None:
     """UNDECIDED comes after every other reason; of several switches the first lease end counts."""
     waiting = [
         UndecidedSwitch("h", Microseconds(1), Microseconds(900)),

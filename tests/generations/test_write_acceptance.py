@@ -140,7 +140,7 @@ def test_a_write_before_the_first_generation() -> None:
         ("strict", 102 * S, "NOT_RETRIEVED", "generation of 1970-01-01T00:01:42.000Z"),
     ],
 )
-def test_refusals_name_time_bound_and_mend(
+def test_refusals_name_time_bound_and_remedy(
     policy: AcceptancePolicy, ts: Microseconds, verdict: str, named: str
 ) -> None:
     """One line each, with the write, the clock or the generation, and what to do."""
@@ -170,7 +170,7 @@ def test_a_lookup_takes_the_stream_of_the_operating_generation() -> None:
     assert picked == [bytes(d.streams_of([7])[0]) for d in (old, old, new)]
 
 
-def test_generations_nobody_writes_to_are_forgotten() -> None:
+def test_generations_without_writers_are_removed() -> None:
     """A lookup and an insert drop what came before the generation that operated a leeway ago, and no more."""
     node = CdcMetadata()
     for second in (10, 20, 90, 98):

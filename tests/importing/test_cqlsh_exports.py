@@ -51,7 +51,7 @@ def test_a_generation_is_read_whole() -> None:
         assert mine == sorted(stream.tobytes() for stream in description.entry(row).streams)
 
 
-def test_all_tables_are_told_by_their_header() -> None:
+def test_every_table_is_recognized_by_its_header() -> None:
     """File names say nothing: the header row does, whatever the order of its columns."""
     description = generation()
     exports = parsed(
@@ -145,7 +145,7 @@ def test_several_missing_rows_are_found(rows: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", [v2_csv({ID: generation()}), streams_csv({TIME_MS: generation()})])
-def test_a_file_cut_anywhere_is_never_taken_for_whole(text: str) -> None:
+def test_a_file_truncated_anywhere_is_never_accepted(text: str) -> None:
     """Wherever a copy was broken off, inside a field or between rows, it is refused with one line."""
     one_row = text.index("\n", text.index("\n") + 1)
     for length in range(len(text) - 2):
@@ -160,7 +160,7 @@ def test_a_file_cut_anywhere_is_never_taken_for_whole(text: str) -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_a_cut_time_is_not_taken_for_another() -> None:
+def test_a_truncated_time_is_not_read_as_another_time() -> None:
     """The beginning of a time is a time: where the line end is missing, only a zone at its end shows it whole."""
     text = timestamps_csv({TIME_MS: LATER_MS})
     whole = {TIME_MS: LATER_MS}

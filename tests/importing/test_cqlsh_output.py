@@ -118,7 +118,7 @@ def test_a_schema_that_was_copied_from_a_session_is_the_same_schema(prompt: str,
     assert parse_exports([("a", f"{prompt}{schema}{end}")]).tables == [expected]
 
 
-def test_a_ring_snapshot_beside_json_rows_is_told_apart(lake: Lake, tmp_path: Path) -> None:
+def test_a_ring_snapshot_is_distinguished_from_json_rows(lake: Lake, tmp_path: Path) -> None:
     """Both are JSON lists of objects: the fields say which is which."""
 
     tmp_path.joinpath("ring.json").write_text(json.dumps(SNAPSHOT))
@@ -129,7 +129,7 @@ def test_a_ring_snapshot_beside_json_rows_is_told_apart(lake: Lake, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["time,range_end,streams\r\n", as_printed("time,range_end,streams\r\n")])
-def test_a_header_alone_is_an_empty_table_that_was_held(lake: Lake, tmp_path: Path, text: str) -> None:
+def test_a_header_alone_is_an_empty_exported_table(lake: Lake, tmp_path: Path, text: str) -> None:
     """The table is there afterwards, without a row: empty, which is another thing than unknown; no other table is."""
     path = tmp_path.joinpath("streams.csv")
     path.write_text(text, newline="")

@@ -101,7 +101,7 @@ def test_a_table_that_is_only_named_like_a_log_is_none() -> None:
         ("{'Enabled': true}", False),
     ],
 )
-def test_options_without_enabled_are_said_to_turn_cdc_off(options: str, warns: bool, tmp_path: Path) -> None:
+def test_options_without_enabled_turn_cdc_off(options: str, warns: bool, tmp_path: Path) -> None:
     """Where a schema is imported, and where a script is run; what says so itself is no surprise."""
     text = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON};\nALTER TABLE ks.t WITH cdc = {options};"
     file = tmp_path / "schema.cql"
@@ -128,7 +128,7 @@ def test_a_script_that_leaves_cdc_off_as_it_was_warns_of_nothing(tmp_path: Path)
         assert "cdc-turned-off" not in run("--home", home, *words).stderr
 
 
-def test_a_log_whose_base_table_is_missing_is_kept_for_ever_and_said_to_be(tmp_path: Path) -> None:
+def test_a_log_without_base_table_retains_everything_and_is_reported(tmp_path: Path) -> None:
     """Nobody knows its TTL; a later schema with its base table says more."""
     file, home = tmp_path / "log.cql", tmp_path / "home"
     file.write_text(f"{KEYSPACE}\nCREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};", encoding="utf-8")

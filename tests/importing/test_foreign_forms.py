@@ -195,7 +195,7 @@ def test_committed_generations_have_their_time_before_they_are_shown(lake: Lake,
     assert {name: lake.version(table) for name, table in TABLES.items()} == versions
 
 
-def test_the_groups_table_says_what_the_second_format_says() -> None:
+def test_the_groups_table_equals_the_second_format() -> None:
     """The same generation by either table: the same rows."""
     one, other = (parse_exports([("a", text)]).descriptions[ID] for text in (v3_csv(), v2_csv({ID: ONE})))
     assert one.has_same_streams(other)
@@ -229,7 +229,7 @@ def test_internal_tables_need_the_name_of_their_log(lake: Lake) -> None:
         import_paths(lake, CLOCK, [DATA / "cdc_streams_state.jsonl"])
 
 
-def test_a_schema_tells_of_tables_with_a_log(lake: Lake, tmp_path: Path) -> None:
+def test_a_schema_names_the_tables_with_a_log(lake: Lake, tmp_path: Path) -> None:
     """TTL and begin of each log; Cassandra's own `cdc = false` is none; the same again is nothing."""
     (tmp_path / "schema.cql").write_text(SCHEMA)
     import_paths(lake, CLOCK, [tmp_path, DATA / "describe_keyspace.cql"])
@@ -244,7 +244,7 @@ def test_a_schema_tells_of_tables_with_a_log(lake: Lake, tmp_path: Path) -> None
     assert lake.read(CDC_TABLES)["ttl_seconds"].to_pylist() == [60]
 
 
-def test_a_schema_of_many_tables_is_told_by_one_commit(lake: Lake, tmp_path: Path) -> None:
+def test_a_schema_of_many_tables_is_stored_in_one_commit(lake: Lake, tmp_path: Path) -> None:
     """However many there are, and whatever became of them since."""
     file = tmp_path / "schema.cql"
     for ttl, version in ((60, 1), (61, 2)):

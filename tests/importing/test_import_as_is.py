@@ -138,7 +138,7 @@ def versions(lake: Lake) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_not_whole_is_refused_or_taken_in_as_it_is(name: str, lake: Lake, folder: Path) -> None:
+def test_incomplete_exports_are_refused_or_imported_as_they_are(name: str, lake: Lake, folder: Path) -> None:
     """Without --allow-incomplete: one line that names it, and no table. With it: all rows, and the lake is marked."""
     case = BROKEN[name]
     written(folder, case.files)
@@ -170,7 +170,7 @@ def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> N
     assert get_home_mode(Lake(home / "lake")).observed is not None
 
 
-def test_timestamps_without_streams_are_a_flaw_where_the_table_was_held(lake: Lake, folder: Path) -> None:
+def test_timestamps_without_streams_are_an_issue_if_the_table_was_exported(lake: Lake, folder: Path) -> None:
     """An empty table of streams says that there are none; where it was not exported nobody knows."""
     import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], allow_incomplete=True)
     assert get_home_mode(lake).observed is None

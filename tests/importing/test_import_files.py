@@ -161,7 +161,7 @@ def test_streams_without_description_are_put_back_by_what_is_known(lake: Lake, t
     assert marked(lake, STREAMS_DESCRIPTIONS_V2) == set()
 
 
-def test_an_order_that_cannot_be_told_is_marked_and_not_guessed(lake: Lake, take_in: Import) -> None:
+def test_an_unknown_order_is_marked_and_not_guessed(lake: Lake, take_in: Import) -> None:
     """Nothing known: the rows are there in unsigned byte order, each marked with the reason."""
     description = generation()
     take_in(streams_csv({TIME_MS: description}), timestamps_csv({TIME_MS: None}))
@@ -172,7 +172,7 @@ def test_an_order_that_cannot_be_told_is_marked_and_not_guessed(lake: Lake, take
     assert all("ignore_msb" in row["reason"] for row in rows)
 
 
-def test_streams_of_one_token_cannot_be_told_apart(lake: Lake, take_in: Import) -> None:
+def test_streams_of_one_token_are_indistinguishable(lake: Lake, take_in: Import) -> None:
     """Where a range holds one token, which of its streams a write gets is not known: that range alone is marked."""
     description = generation()
     take_in(v2_csv({ID: description}))
@@ -242,7 +242,7 @@ def test_expired_generations_need_no_streams(lake: Lake, take_in: Import) -> Non
     assert [one.expired_ms for one in report.generations] == [None, LATER_MS]
 
 
-def test_an_expiry_that_came_since_is_taken_over_and_never_lost(lake: Lake, take_in: Import) -> None:
+def test_a_later_expiry_is_adopted_and_never_lost(lake: Lake, take_in: Import) -> None:
     """A newer export sets it; an older one does not take it back."""
     take_in(timestamps_csv({TIME_MS: None}))
     for expired in (LATER_MS, None):

@@ -82,7 +82,7 @@ def imported(s3: S3, tmp_path: Path) -> Imported:
 
 @A_HARM
 @pytest.mark.parametrize("harm", [remove, flip])
-def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callable[[ObjectStorePath], None]) -> None:
+def test_the_same_files_restore_damaged_rows(imported: Imported, harm: Callable[[ObjectStorePath], None]) -> None:
     """Check names table, version and file, repair the way, the way mends, check is clean, and the history has it."""
     clean = passed(imported)
     before, places = imported.rows(), []
@@ -142,7 +142,7 @@ def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> N
     assert home.rows() == before
 
 
-def test_files_of_later_bring_back_what_was_there(imported: Imported, tmp_path: Path) -> None:
+def test_files_of_a_later_export_restore_the_rows(imported: Imported, tmp_path: Path) -> None:
     """They have one generation more, which is not taken in."""
     before = imported.rows()
     remove(imported.file(GENERATIONS))

@@ -89,7 +89,7 @@ def by_address(lake: Lake) -> dict[str, Node]:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_names_are_kept_whole(name: str, lake: Lake, tmp_path: Path) -> None:
+def test_odd_names_are_stored_unchanged(name: str, lake: Lake, tmp_path: Path) -> None:
     """Of datacenters and racks, in all three of nodetool's texts."""
     bring(lake, tmp_path, ring_text(name, rack=name))
     found = {(node.datacenter, node.rack) for node in by_address(lake).values()}
@@ -115,7 +115,7 @@ def test_describering_never_changes_a_ring_that_is_known(replicas: list[str], la
     assert {address: list(node.tokens) for address, node in before.items()} == TOKENS
 
 
-def test_describering_says_where_the_ring_is_another(lake: Lake, tmp_path: Path) -> None:
+def test_describering_shows_where_the_ring_differs(lake: Lake, tmp_path: Path) -> None:
     """Tokens on one side alone are a warning with their number."""
     bring(lake, tmp_path, ring_text(tokens={**TOKENS, "10.0.1.1": [-40, 11]}))
     report = bring(lake, tmp_path, describe_text("10.0.2.1"))

@@ -44,7 +44,7 @@ def test_real_snapshots_make_three_joins() -> None:
     assert {(request.shard_count, request.ignore_msb) for request in requests} == {(8, 12)}
 
 
-def test_the_file_says_more_than_the_caller() -> None:
+def test_the_file_overrides_the_caller() -> None:
     """Where a node's sharding is in the file, it holds; elsewhere what the caller says."""
     said = json.loads(snapshot(NODES[0], shard_count=2, ignore_msb=3)) + json.loads(snapshot(NODES[1]))
     nodes = parse_ring_snapshot(json.dumps(said), shards=64, ignore_msb=12)

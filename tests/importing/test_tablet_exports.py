@@ -96,7 +96,7 @@ def cut(rows: Iterable[Row], *times: int) -> list[Row]:
     return sorted([*kept, *((time, 2, stream) for time, _, stream in kept if time == min(times))])
 
 
-def test_the_worked_example_is_taken_in(lake: Lake, take_in: Import) -> None:
+def test_the_worked_example_is_imported(lake: Lake, take_in: Import) -> None:
     """Design document 002's rows stand in the lake as they are; they are audited, listed and in the ledger."""
     report = take_in(*export(SEED_ROWS))
     assert stored(lake) == set(SEED_ROWS)
@@ -268,7 +268,7 @@ def test_an_import_that_died_is_completed(lake: Lake, take_in: Import, left: tup
         assert sorted(map(str, found)) == sorted(map(str, rows)), name
 
 
-def test_streams_that_somebody_left_are_not_mixed_in(lake: Lake, take_in: Import) -> None:
+def test_leftover_streams_are_not_mixed_in(lake: Lake, take_in: Import) -> None:
     """Rows of a set that is not listed, with other streams than the export has, are named."""
     take_in(*export(history((SEED_FIRST_MS, two(5)))))
     lake.delete(TABLET_TIMESTAMPS, [("keyspace_name", "=", "ks")])

@@ -63,7 +63,7 @@ def expired(lake: Lake) -> dict[str, int | None]:
     return {name: None if row["expired"] is None else ms_from_datetime(row["expired"]) for name, (row,) in rows.items()}
 
 
-def test_v1_tables_are_taken_in_as_they_are(lake: Lake, take_in: Import) -> None:
+def test_v1_tables_are_imported_unchanged(lake: Lake, take_in: Import) -> None:
     """The description in shard order, whatever order its bytes have; the flat set as a client hands it out."""
     report = take_in(
         v1_descriptions_csv({TIME_MS: ONE, LATER_MS: OTHER}), v1_streams_csv({TIME_MS: ONE, LATER_MS: OTHER})
@@ -125,7 +125,7 @@ def test_an_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -
     assert [row["uuid"] for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()] == [OTHER_ID]
 
 
-def test_what_a_person_should_know_is_told(lake: Lake, take_in: Import) -> None:
+def test_issues_for_a_person_are_reported(lake: Lake, take_in: Import) -> None:
     """Streams without a description; V1 tables that disagree; a node that the ring does not have."""
     stranger = "33333333-3333-4333-8333-333333333333"
     report = take_in(
@@ -140,7 +140,7 @@ def test_what_a_person_should_know_is_told(lake: Lake, take_in: Import) -> None:
     assert f"node {stranger} of cdc_local is not in the ring" in report.warnings[2]
 
 
-def test_a_v1_description_tells_the_order_of_published_streams(lake: Lake, take_in: Import) -> None:
+def test_a_v1_description_gives_the_order_of_published_streams(lake: Lake, take_in: Import) -> None:
     """Streams that a client sorted and no V2 description explains: the V1 description of that time does, wholly."""
     published = (streams_csv({TIME_MS: ONE}), timestamps_csv({TIME_MS: None}))
     report = take_in(v1_descriptions_csv({TIME_MS: ONE}), *published)

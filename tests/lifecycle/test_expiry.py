@@ -215,7 +215,7 @@ def test_generations_that_operate_or_will_are_not_touched(lake: Lake) -> None:
     assert planned(lake)[own].expired_ms is None
 
 
-def test_consumers_hold_what_they_have_not_read(lake: Lake) -> None:
+def test_consumers_retain_unread_generations(lake: Lake) -> None:
     """By their names; one whose tables are tablets reads no generation."""
     add_table(lake, 1)
     consumers.register_consumer(

@@ -118,7 +118,7 @@ def test_the_first_node_of_an_empty_ring() -> None:
     assert at_once.generation.id.time_ms == NOON
 
 
-def test_a_repair_says_why_and_mends_it() -> None:
+def test_a_repair_names_its_reason_and_repairs_the_ring() -> None:
     """Not needed after a join; for a node that left it is; sharding is a warning until the repair is strict."""
     fine, _, mended, _, warned, strict = played(
         {"repair": {}},

@@ -187,7 +187,7 @@ def test_data_that_cannot_be_read_now_is_no_reason(repaired: Lake) -> None:
     ]
 
 
-def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
+def test_the_newest_stored_id_is_the_latest(repaired: Lake) -> None:
     """A node that learnt of a later generation tells, though the ledger does not have it."""
     row = {
         "host_id": str(UUID(int=2)),

@@ -95,7 +95,7 @@ def test_live_generations_are_rewritten_in_shard_order(lake: Lake) -> None:
     assert done.marked == tuple(HOSTS)
 
 
-def test_every_step_is_told_with_its_reason(lake: Lake) -> None:
+def test_every_step_is_reported_with_its_reason(lake: Lake) -> None:
     """The run's log: tables with CDC, the scan, each timestamp with what becomes of it and why, the marker."""
     old_cluster(lake, times(4), without_data=[times(4)[2]])
     publish.write_published_timestamp(lake, Milliseconds(times(4)[1]))

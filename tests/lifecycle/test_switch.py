@@ -146,7 +146,7 @@ def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, pr
         switch.abort_switch(lake, at(Milliseconds(NOON_MS + 3_600_000)), prepared, "a test")
 
 
-def test_a_join_after_an_abort_says_what_to_do(lake: Lake, prepared: str) -> None:
+def test_a_join_after_an_abort_names_the_next_command(lake: Lake, prepared: str) -> None:
     """Killed after the preparation, started again after the deadline: aborted, and the event may be taken back."""
     late = at(DEADLINE_MS)
     event = inbox.find_event(lake, generation_id=prepared)
@@ -240,7 +240,7 @@ def test_a_decision_while_explain_reads_is_not_missed(
     assert (told.verdict, told.generation and told.generation.id) == (WriteVerdict.OK, prepared)
 
 
-def test_a_row_that_somebody_else_writes_meanwhile_is_read_again(lake: Lake, prepared: str) -> None:
+def test_a_row_that_another_process_writes_meanwhile_is_reread(lake: Lake, prepared: str) -> None:
     """Between the read and the commit of one writer another one commits: the rule is asked twice, both rows stay."""
     asked: list[int] = []
 

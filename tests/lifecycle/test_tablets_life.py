@@ -305,7 +305,7 @@ def read_up_to(lake: Lake, name: str, position_us: Microseconds, table: str = "t
     consumers.register_consumer(lake, CREATION, name, "ks", table, position_us=position_us)
 
 
-def test_a_set_waits_for_those_who_read_it(lake: Lake) -> None:
+def test_a_set_waits_for_its_readers(lake: Lake) -> None:
     """Past its TTL a set stays for each consumer of the table before the next set, who is named; then it goes."""
     tablets.create_tablets(lake, CREATION, DEFAULTS, *NAME, uniform_tablet_ends(2))
     tablets.split_tablets(lake, SPLIT, DEFAULTS, *NAME, 4)
@@ -344,7 +344,7 @@ def test_a_set_waits_for_those_who_read_it(lake: Lake) -> None:
     assert times(lake) == [third_ms]
 
 
-def test_a_consumer_holds_nothing_that_could_not_go(lake: Lake) -> None:
+def test_a_consumer_retains_nothing_that_was_never_removable(lake: Lake) -> None:
     """Before the TTL is over, and with rows that never expire, nobody is named."""
     tablets.create_tablets(lake, CREATION, DEFAULTS, *NAME, uniform_tablet_ends(2), ttl_seconds=0)
     tablets.split_tablets(lake, SPLIT, DEFAULTS, *NAME, 4)
@@ -393,7 +393,7 @@ def test_disabled_tables_keep_their_sets(lake: Lake) -> None:
         tablets.create_tablets(lake, SPLIT, DEFAULTS, "ks", "off", uniform_tablet_ends(2))
 
 
-def test_a_dropped_log_takes_its_sets_along_and_a_new_one_has_new_streams(lake: Lake) -> None:
+def test_dropping_a_log_removes_its_sets_and_a_new_log_gets_new_streams(lake: Lake) -> None:
     """Nothing of it is left; enabled again the table has the same tablets, the same TTL and other streams."""
     tablets.create_tablets(lake, CREATION, DEFAULTS, *NAME, uniform_tablet_ends(2), ttl_seconds=70)
     old = rows_in_order(lake)
@@ -424,7 +424,7 @@ def test_a_log_that_was_dropped_behind_the_tablets_back_is_noticed(lake: Lake) -
     assert metastore_tablets.read_unfinished_layouts(lake) == []
 
 
-def test_a_decision_of_somebody_else_is_joined_or_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processs_decision_is_adopted_or_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two resizes decided at once: the same one is one set; of two that differ the loser is told."""
     tablets.create_tablets(lake, CREATION, DEFAULTS, *NAME, uniform_tablet_ends(2))
     stale = metastore_tablets.read_newest_layout(lake, *NAME)

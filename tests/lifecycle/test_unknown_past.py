@@ -227,7 +227,7 @@ def test_no_way_in_frees_a_generation_by_what_is_not_known(
     assert "unknown-past" not in on(home, FAR, "status", "--json").stdout
 
 
-def test_expire_removes_nothing_that_is_kept_by_what_is_not_known(files: Path, tmp_path: Path) -> None:
+def test_expire_removes_nothing_that_an_unknown_log_may_need(files: Path, tmp_path: Path) -> None:
     """However often it runs, here or by its statements in the cluster: what began before the table came here stays."""
     home = home_with(tmp_path, files, ENTRIES["import without ID"], generations_first=False)
     later = [iso_time(Milliseconds(FAR_MS + number * DAY_MS)) for number in range(3)]
@@ -250,7 +250,7 @@ def test_a_log_that_the_home_has_made_is_known(files: Path, tmp_path: Path) -> N
     assert "unknown-past" not in on(home, FAR, "status", "--json").stdout
 
 
-def test_a_log_that_was_turned_off_keeps_what_it_may_hold(files: Path, tmp_path: Path) -> None:
+def test_a_disabled_log_keeps_sets_that_may_have_rows(files: Path, tmp_path: Path) -> None:
     """The same history as a script, and as a schema with the creation stated: until its TTL has passed."""
     script = tmp_path / "off.cql"
     made = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {OPTIONS};\nINSERT INTO ks.t (a) VALUES (1);"

@@ -64,7 +64,7 @@ def answers(violations: int) -> Callable[[JoinContext], list[Finding]]:
     return lambda _: [Finding(name, 4, violations, "seeded" if violations else "") for name in names]
 
 
-def test_a_good_verdict_is_relied_on_whoever_gave_it(lake: Lake) -> None:
+def test_a_passed_check_counts_whichever_entry_point_stored_it(lake: Lake) -> None:
     """What was judged is there as it was: nothing is judged again."""
     generation_id = inserted(lake, 1)
     before = lake.version(VERDICTS)
@@ -83,7 +83,7 @@ def test_other_rows_need_a_verdict_of_their_own(lake: Lake) -> None:
     assert lake.read(GENERATIONS).num_rows == 0
 
 
-def test_a_verdict_tells_of_a_generation_in_order_while_its_files_are_those_that_were_judged(lake: Lake) -> None:
+def test_a_verdict_stands_while_the_checked_files_are_unchanged(lake: Lake) -> None:
     """A row that somebody else has taken away, a verdict that says no, and the generation is to be read as a whole."""
     generation_id = inserted(lake, 1)
     [held] = read_representative_inventory(lake)
@@ -108,7 +108,7 @@ def test_a_home_without_verdicts_is_judged_now(lake: Lake) -> None:
     assert (kept["door"], us_from_datetime(kept["judged_at"])) == ("the door of a test", us_from_ms(NOON_MS))
 
 
-def test_a_bad_verdict_holds_up_every_later_run(lake: Lake) -> None:
+def test_a_failed_check_stops_every_later_run(lake: Lake) -> None:
     """It was given by one door and stops another one, which does not judge the same rows again."""
     generation_id = inserted(lake, 1)
     lake.delete(VERDICTS, [("generation_id", "=", generation_id)])
@@ -195,7 +195,7 @@ def kept(lake: Lake) -> list[str]:
     return [step.name for step in V2_STEPS if step.name in found]
 
 
-def test_a_run_keeps_its_verdicts_before_nodes_learn_of_the_generation_and_at_its_end(
+def test_a_run_stores_its_verdicts_before_publication_and_at_its_end(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commits in place of one a verdict; who goes on from there by another door finds what it relies on."""
@@ -215,7 +215,7 @@ def test_a_run_keeps_its_verdicts_before_nodes_learn_of_the_generation_and_at_it
 @pytest.mark.parametrize(
     ("table", "before"), [(TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2), (GENERATION_DESCRIPTIONS_V2, CDC_LOCAL)]
 )
-def test_rows_that_another_takes_between_two_steps_are_missed(
+def test_rows_that_another_process_removes_between_two_steps_are_reported_missing(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, table: Table, before: Table
 ) -> None:
     """A verdict of the run itself, kept or not, is of the rows that were judged: others are judged, and refused."""
@@ -235,7 +235,7 @@ def test_rows_that_another_takes_between_two_steps_are_missed(
     assert not found.passed
 
 
-def test_a_run_that_fails_keeps_what_it_has_judged(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_run_stores_the_verdicts_it_has(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The good verdict on the first step and the bad one that ended it: nothing after it was written."""
     generation_id, steps = queued(lake), answering(answers(1))
     monkeypatch.setattr(whole, "select_steps", lambda *_: steps)
@@ -249,7 +249,7 @@ def test_a_run_that_fails_keeps_what_it_has_judged(lake: Lake, monkeypatch: pyte
     assert Lake(lake.root).read(NODES).num_rows == 0
 
 
-def test_what_has_failed_first_is_what_is_told(lake: Lake) -> None:
+def test_the_first_failure_is_the_one_reported(lake: Lake) -> None:
     """Verdicts that cannot be kept, behind a join that fails, hide nothing; behind one that does not they are told."""
     given = verdicts.StepVerdict(queued(lake), "a step", "content", ("an invariant",), True, "", "a test")
     lake.ensure(VERDICTS)

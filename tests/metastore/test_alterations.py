@@ -65,7 +65,7 @@ def test_what_came_and_went_was_over_with_the_last_alteration(after: TableChange
     assert unobserved_until_us(change(FIRST, what=TABLE_ADDED), after) == LATER.at_us
 
 
-def test_what_nobody_saw_is_told_by_each_two_that_follow() -> None:
+def test_an_unobserved_change_follows_from_two_consecutive_states() -> None:
     """A table that was dropped in between is another one; what is noted is read back as it was."""
     last = change(replace(LATER, at_us=Microseconds(9_000_000)), at_us=9_000_001)
     told = [change(FIRST, what=TABLE_ADDED), change(LATER), replace(change(LATER), what=TABLE_DROPPED), last]

@@ -108,7 +108,7 @@ def said_before(lake: Lake) -> tuple[int | None, int | None]:
     return lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)
 
 
-def test_whatever_is_said_at_once_is_one_commit(lake: Lake) -> None:
+def test_changes_reported_together_are_one_commit(lake: Lake) -> None:
     """One of the history and one of what follows, however many tables; what one is refused for keeps no other back."""
     standing, told = said_before(lake)
     assert standing is not None
@@ -123,7 +123,7 @@ def test_whatever_is_said_at_once_is_one_commit(lake: Lake) -> None:
     assert len({change.changed_at_us for change in anew}) == 3
 
 
-def test_all_of_it_is_said_or_nothing(lake: Lake) -> None:
+def test_all_changes_are_stored_or_none(lake: Lake) -> None:
     """Where one is refused, nothing is there of what came before it."""
     before = said_before(lake)
     with pytest.raises(InputError, match=r"ks\.altered is known already, with TTL 2 s"):
@@ -143,7 +143,7 @@ def test_a_table_without_history_has_the_one_that_it_implies(lake: Lake) -> None
 
 
 @pytest.mark.parametrize("change", [["alter", "ks.t", "--ttl", "5"], ["drop", "ks.t"], ["add", "ks.u", "--ttl", "5"]])
-def test_a_change_that_was_said_is_not_lost(tmp_path: Path, change: list[str]) -> None:
+def test_a_reported_change_is_not_lost(tmp_path: Path, change: list[str]) -> None:
     """A process dies between the history and what follows from it: the next change of any table completes it."""
     home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
 

@@ -71,14 +71,14 @@ def test_an_answer_stands_for_what_it_was_asked_of(
     assert standing(lake) == stands
 
 
-def test_of_parts_that_hold_the_newest_alone_is_kept(lake: Lake) -> None:
+def test_of_passed_partial_results_only_the_newest_is_stored(lake: Lake) -> None:
     """Hours and generations come without end; the table does not grow with them."""
     for hour in range(5):
         store_check_results(look(lake, hour, f"hour {hour}"), [Said("a")])
     assert standing(lake) == [("a", "hour 4", True)]
 
 
-def test_what_nobody_could_be_asked_of_any_more_goes(lake: Lake) -> None:
+def test_a_whole_check_removes_results_without_subject(lake: Lake) -> None:
     """When every invariant was asked, one that was not answered has nothing to judge; without that it stays."""
     store_check_results(look(lake, 1), [Said("a", passed=False), Said("b")])
     store_check_results(look(lake, 2), [Said("b")])

@@ -86,7 +86,7 @@ def test_a_token_of_the_ring_is_taken(lake: Lake) -> None:
         inbox.queue_join(lake, NOON, request(2, tokens=[100]))
 
 
-def test_drawn_tokens_are_kept_and_owned_by_nobody(lake: Lake) -> None:
+def test_drawn_tokens_are_stored_and_unowned(lake: Lake) -> None:
     """A request for a number of tokens draws them once."""
     inbox.queue_join(lake, NOON, request(1))
     drawn = inbox.queue_join(lake, NOON, drawn_request(256))

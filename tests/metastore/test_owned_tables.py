@@ -59,7 +59,7 @@ def test_a_node_keeps_the_newest_id_in_either_format(lake: Lake) -> None:
     assert cdc_local.read_node_generation_ids(lake) == {str(ONE): NEW, str(TWO): OLD}
 
 
-def test_the_maker_of_a_generation_keeps_it_and_is_marked_only_if_it_joins(lake: Lake) -> None:
+def test_the_creator_of_a_generation_stores_it_and_is_marked_only_if_it_joins(lake: Lake) -> None:
     """A joining node has nothing to rewrite; one that repairs says nothing of that; neither goes back."""
     cdc_local.store_introduced_generation_id(lake, ONE, OLD, joins=True)
     cdc_local.store_introduced_generation_id(lake, TWO, NEW, joins=False)
@@ -69,7 +69,7 @@ def test_the_maker_of_a_generation_keeps_it_and_is_marked_only_if_it_joins(lake:
     assert not cdc_local.has_dated_rewrite_marker(lake)
 
 
-def test_telling_the_ring_raises_what_is_kept_and_makes_nothing_up(lake: Lake) -> None:
+def test_a_reported_ring_raises_stored_features_and_invents_none(lake: Lake) -> None:
     """A node without a row stays without one, a node that is not named keeps what it has."""
     cdc_local.store_node_generation_id(lake, ONE, OLD)
     cdc_local.store_node_generation_id(lake, TWO, OLD)
@@ -91,7 +91,7 @@ def test_the_first_marker_stays(lake: Lake) -> None:
     assert cdc_local.hosts_with_cdc_local(lake) == {str(ONE), str(TWO)}
 
 
-def test_a_ring_is_replaced_and_told_node_by_node(lake: Lake) -> None:
+def test_a_ring_is_replaced_and_reported_node_by_node(lake: Lake) -> None:
     """Who is new, who is gone, who is another; the same ring again writes nothing."""
     first, second = Node(ONE, (5,), 2, 0), Node(TWO, (7, 9), 3, 12)
     moved, third = Node(ONE, (6,), 2, 0), Node(THREE, (1,), 1, 0, status="LEFT")

@@ -154,7 +154,7 @@ def test_rows_that_never_come(node: Coordinator, lake: Lake, clock: MovingClock)
     assert node.pending() == []
 
 
-def test_every_attempt_is_counted_and_its_error_told(node: Coordinator, clock: MovingClock) -> None:
+def test_every_attempt_is_counted_and_its_error_reported(node: Coordinator, clock: MovingClock) -> None:
     """What a person is shown: which generation is missing, how often it was tried, and why it failed."""
     node.learn(NEW)
     node.retry()
@@ -182,7 +182,7 @@ def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: 
     assert verdict(node, T1) == "OK"
 
 
-def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake, clock: MovingClock) -> None:
+def test_before_any_generation_operates_the_first_usable_time_is_named(lake: Lake, clock: MovingClock) -> None:
     """The text that users search for, and from when on writes will work."""
     insert(lake, NEW)
     node = coordinator(lake, clock)
@@ -195,7 +195,7 @@ def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake
     assert node.decide(us_from_ms(T1)).first_usable_us == us_from_ms(T2)
 
 
-def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+def test_the_newest_id_is_stored_and_read_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """What was read is kept, an older one never replaces it; a restarted node starts from it."""
     assert read_node_generation_id(lake, HOST) == OLD
     insert(lake, NEWEST)
@@ -210,7 +210,7 @@ def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake
     assert verdict(again, T3) == "OK"
 
 
-def test_an_id_that_cannot_be_read_is_not_kept(node: Coordinator, lake: Lake) -> None:
+def test_an_unreadable_id_is_not_stored(node: Coordinator, lake: Lake) -> None:
     """A node keeps what it can use: otherwise a restart would find an ID without data."""
     node.learn(NEW)
     assert read_node_generation_id(lake, HOST) == OLD
@@ -234,7 +234,9 @@ def test_both_formats_are_learnt(lake: Lake, clock: MovingClock) -> None:
         node.learn("v3;1;2")
 
 
-def test_a_node_that_keeps_nothing_says_so(lake: Lake, clock: MovingClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_stores_nothing_is_a_warning(
+    lake: Lake, clock: MovingClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """As after an upgrade from before CDC: a warning, and no error; a row without a time counts as nothing."""
     lake.merge(
         CDC_LOCAL,
@@ -363,7 +365,7 @@ def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, l
     assert node.get_stream(Microseconds(SWITCH.lease_end_us - 1), 3)
 
 
-def test_a_switch_that_is_aborted_holds_nothing_up(node: Coordinator, clock: MovingClock) -> None:
+def test_an_aborted_switch_blocks_nothing(node: Coordinator, clock: MovingClock) -> None:
     """The old generation goes on at once; of two switches the other is still waited for."""
     node.wait_for(SWITCH)
     node.wait_for(UndecidedSwitch("other", us_from_ms(T1), us_from_ms(Milliseconds(T1 + 68_000))))

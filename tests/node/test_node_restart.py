@@ -87,7 +87,7 @@ def test_without_an_id_it_warns_and_the_largest_host_id_proposes(
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 3
 
 
-def test_an_id_without_readable_data_is_kept_and_told(lake: Lake) -> None:
+def test_an_id_without_readable_data_is_stored_and_reported(lake: Lake) -> None:
     """The cell is gone, or V2 rows are missing: the node knows the ID, has no description, and says why."""
     old_cluster(lake, times(1))
     keep(lake, HOSTS[0], Milliseconds(times(1)[0] + 1), None)

@@ -127,7 +127,7 @@ def test_an_unwritten_log_has_columns_and_no_rows(logged: Lake) -> None:
         ("SELECT 'infinity'::TIMESTAMPTZ AS late", "late has a time outside the years"),
     ],
 )
-def test_a_wrong_query_is_told_in_one_line(logged: Lake, query: str, told: str) -> None:
+def test_a_wrong_query_is_reported_in_one_line(logged: Lake, query: str, told: str) -> None:
     """In the words of the query, without the engine's marks."""
     with pytest.raises(InputError, match=told) as refused:
         rows(logged, query)
@@ -198,7 +198,7 @@ def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -
         rows(lake, "SELECT * FROM nodes", at=TimeTravel(version=0))
 
 
-def test_a_past_that_is_gone_is_said_to_be(aged: tuple[Lake, list[int]]) -> None:
+def test_a_removed_past_is_reported(aged: tuple[Lake, list[int]]) -> None:
     """Whether its commits were cleaned away or its files vacuumed."""
     lake, times = aged
     query = "SELECT host_id FROM system.cdc_local"
@@ -247,7 +247,7 @@ def put(lake: Lake, keyspace: str, name: str, value: int) -> None:
     write_deltalake(str(lake.root / keyspace / name), pa.table({"v": [value]}))
 
 
-def test_names_that_differ_in_capitals_are_told_apart(lake: Lake) -> None:
+def test_names_that_differ_in_case_are_distinct(lake: Lake) -> None:
     """By the case in which they are written; both at once are refused, and so is a name without its keyspace."""
     for number, (keyspace, name) in enumerate([("ks", "t_log"), ("ks", "T_log"), ("other", "t_log")]):
         put(lake, keyspace, name, number)

@@ -122,7 +122,7 @@ def test_the_past_and_capitals(lake: Lake) -> None:
         ("SELECT * FROM cdc_lokal", r"did you mean system.cdc_local\?"),
     ],
 )
-def test_wrong_queries_are_told_in_one_line(logged: Lake, query: str, told: str) -> None:
+def test_wrong_queries_are_reported_in_one_line(logged: Lake, query: str, told: str) -> None:
     """In the words of the query."""
     with pytest.raises(InputError, match=told) as refused:
         rows(logged, query)

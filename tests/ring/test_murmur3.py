@@ -63,7 +63,7 @@ def test_chunks_do_not_show(keys: list[bytes], chunk_keys: int, chunk_bytes: int
         assert tokens_from_keys(keys).tolist() == [oracle.token_of(key) for key in keys]
 
 
-def test_a_slice_of_a_column() -> None:
+def test_part_of_a_column() -> None:
     """Offsets that begin inside the buffer, as those of a sliced Arrow column."""
     values = np.frombuffer(b"skipped|one|three|rest", dtype=np.uint8)
     assert tokens_from_buffer(values, [8, 11, 12, 17]).tolist() == tokens_from_keys([b"one", b"|", b"three"]).tolist()

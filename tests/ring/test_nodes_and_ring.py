@@ -42,7 +42,7 @@ def test_tokens_of_a_node_are_kept_ascending() -> None:
     assert Node(UUID(int=1), np.array([7, -3]), 2, 12).tokens == (-3, 7)  # pyrefly: ignore[bad-argument-type]
 
 
-def test_owners_hold_what_comes_before_their_tokens() -> None:
+def test_owners_own_the_range_before_their_tokens() -> None:
     """A token on the boundary belongs to the range that ends there; the first token's owner holds the wrap."""
     ring = Ring.of([node(1, -100, 100), node(2, 0)])
     held = [FIRST_TOKEN, -100, -99, 0, 1, 100, 101, LAST_TOKEN]

@@ -237,7 +237,7 @@ def ended(home: str, target: str, due: dict[str, dict[str, int]], why: str = "")
             assert (parse_path(target) / folder).read() == (parse_path(home) / folder).read()
 
 
-def test_a_file_of_the_same_length_is_not_taken_for_the_same(s3: S3, tmp_path: Path) -> None:
+def test_a_file_of_equal_length_is_not_taken_for_equal(s3: S3, tmp_path: Path) -> None:
     """Files of earlier versions as well: what was spoilt there, or is another's, is brought again."""
     home, target = joined(tmp_path), f"{s3.bucket()}/copy"
     dropped = run("--home", home, "tables", "add", "ks.t", "--ttl", "60"), run("--home", home, "tables", "drop", "ks.t")
@@ -259,7 +259,7 @@ def test_a_file_of_the_same_length_is_not_taken_for_the_same(s3: S3, tmp_path: P
     assert [there.read() == here.read_bytes() for here, there in spoilt] == [True] * len(spoilt)
 
 
-def test_what_is_damaged_is_not_taken_for_a_copy(s3: S3, tmp_path: Path) -> None:
+def test_a_damaged_home_is_not_accepted_as_a_copy(s3: S3, tmp_path: Path) -> None:
     """One line names table and file, and says that FROM is to be mended, where the same is found."""
     home, target = joined(tmp_path), f"{s3.bucket()}/copy"
     damaged = Path(min(file.path for file in Lake(f"{home}/lake").data_files(NODES)))

@@ -81,7 +81,7 @@ def held(place: ObjectStorePath) -> Iterator[leases.StoreLock]:
     lock.release()
 
 
-def test_a_lease_that_is_kept_is_refused_and_then_given_back(
+def test_a_held_lease_is_refused_and_later_released(
     place: ObjectStorePath, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once where it changes, with the holder's name; when that one ends well, without a wait."""
@@ -98,7 +98,7 @@ def test_a_lease_that_is_kept_is_refused_and_then_given_back(
     assert is_free(place)
 
 
-def test_a_lease_of_one_that_was_killed_is_taken_over(
+def test_the_lease_of_a_killed_process_is_taken_over(
     place: ObjectStorePath, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before it is stale, and by one of those who wait."""
@@ -128,7 +128,7 @@ def test_a_lease_that_goes_to_another_is_known_to_be_lost(
     assert b"another" in place.read()
 
 
-def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_taken_over_fails_at_release(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was stopped in it goes on to the block's end, and fails there; the other's turn is its own."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 2.0)
     lake = Lake(f"{s3.bucket()}/home/lake")
@@ -175,7 +175,7 @@ def test_one_that_was_given_back_is_not_lost(
     assert not last.is_lost
 
 
-def test_a_lease_that_somebody_removed_can_be_had(place: ObjectStorePath) -> None:
+def test_a_lease_whose_file_was_removed_can_be_acquired(place: ObjectStorePath) -> None:
     """Who had it says that it is lost; the next one has a new one."""
     with held(place) as lease:
         place.remove()

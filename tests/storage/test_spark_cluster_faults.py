@@ -125,7 +125,7 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
     assert "403" in told["message"]
 
 
-def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged: str) -> None:
+def test_doctor_names_what_a_workers_interpreter_is_missing(cluster: Cluster, logged: str) -> None:
     """Of what it was sent one package is gone, and another one is of another version: a line, with the mend."""
     cluster.gives({}, {})
     worker = cluster.standalone.replace(cluster.standalone.workers[0])

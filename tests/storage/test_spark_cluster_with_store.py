@@ -174,7 +174,7 @@ def test_a_worker_dies_in_an_ingest(cluster: Cluster, standin: StandIn, s3_proce
     assert standin.proxy.refused == []
 
 
-def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: str, s3_process: S3) -> None:
+def test_doctor_names_the_worker_that_cannot_read_the_lake(cluster: Cluster, logged: str, s3_process: S3) -> None:
     """The one whose credentials ran out does not read the lake; the other one does."""
     cluster.gives({}, {})
     cluster.finds("expired", "plain")
@@ -194,7 +194,7 @@ def documented(program: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("unshare", [None, "#!/bin/sh\nexit 1\n"], ids=["none", "one that may not"])
-def test_a_machine_that_keeps_nobody_apart_is_told_in_one_line(
+def test_a_machine_without_namespaces_gets_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unshare: str | None
 ) -> None:
     """Nothing is started where there is no unshare(1) that works, rather than workers that see the driver's files."""

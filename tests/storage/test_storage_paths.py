@@ -188,7 +188,7 @@ def test_prefixes_that_programs_read_otherwise_are_refused(s3: S3, tmp_path: Pat
 
 @pytest.mark.grid("odd prefixes", 3)
 @pytest.mark.parametrize("prefix", ["a b/ü", "1+1=2/~c*", "100%/5%x", "a//b/", "{x}/(y)", "日本/é'!$&,:;@"])
-def test_odd_prefixes_are_taken_as_they_are(s3: S3, tmp_path: Path, prefix: str) -> None:
+def test_odd_prefixes_are_used_unchanged(s3: S3, tmp_path: Path, prefix: str) -> None:
     """A join and every byte of it: all of it lies below that name, as the store tells it."""
     bucket = s3.bucket()
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
@@ -239,7 +239,7 @@ def test_a_store_that_does_not_answer_is_one_line(s3: S3, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "value", ["http://user:sekret@127.0.0.1:1", "user:sekret@nowhere", "http://127.0.0.1:1/?t=sekret"]
 )
-def test_an_endpoint_tells_no_secret(
+def test_an_endpoint_reveals_no_secret(
     s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
 ) -> None:
     """By whichever door: it is refused before anything is asked, and is no damage of what lies there."""
@@ -270,7 +270,9 @@ def test_an_endpoint_tells_no_secret(
 
 
 @pytest.mark.parametrize("value", ["nowhere", "", "http://[bad", "127.0.0.1:9000"])
-def test_an_endpoint_that_is_no_address_is_told_as_that(s3: S3, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_endpoint_that_is_no_address_is_reported_as_such(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     """And not as a home that is damaged."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", value)
     done = run("--home", f"{s3.bucket()}/h", "generations")
@@ -278,7 +280,7 @@ def test_an_endpoint_that_is_no_address_is_told_as_that(s3: S3, monkeypatch: pyt
     assert f"AWS_ENDPOINT_URL is {value!r}; it is an address, as https://host:port, or not set" in done.stderr
 
 
-def test_an_endpoint_without_tls_is_told_as_that(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_without_tls_is_reported_as_such(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names the variable by which it may be asked."""
     bucket = s3.bucket()
     monkeypatch.delenv("AWS_ALLOW_HTTP")

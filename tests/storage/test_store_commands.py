@@ -78,7 +78,7 @@ def test_it_answers_as_in_a_folder(asked: Asked, s3: S3, tmp_path: Path, monkeyp
 
 
 @pytest.mark.cassandra
-def test_a_live_cluster_is_taken_in_as_into_a_folder(
+def test_a_live_cluster_is_ingested_as_into_a_folder(
     s3: S3, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Observed, watched, its log brought in, renewed and removed: the same words, and the same rows in its home."""

@@ -66,7 +66,7 @@ def test_what_is_not_run_is_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("page", ["stores.md", "executors.md"])
-def test_what_a_page_tells_to_type_runs(s3: S3, tmp_path: Path, page: str) -> None:
+def test_the_commands_of_a_page_run(s3: S3, tmp_path: Path, page: str) -> None:
     """One after the other in one shell's folder, on the home that is named, in a store on loopback."""
     address = s3.bucket()
     (tmp_path / "node.json").write_text(node_text(1, 4, 2), encoding="utf-8")

@@ -154,7 +154,7 @@ def put(home: HomeLocation, name: str, text: str, tmp_path: Path) -> None:
         ("plain", "s3://user:word@b/h", "names a place as s3://bucket/prefix"),
     ],
 )
-def test_what_cannot_be_a_home_is_told_in_one_line(
+def test_a_path_that_cannot_be_a_home_is_refused_in_one_line(
     s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, door: str, home: str | None, due: str
 ) -> None:
     """Exit code 2, what the store said, no secret, and no folder on this machine."""
@@ -166,7 +166,7 @@ def test_what_cannot_be_a_home_is_told_in_one_line(
     assert "word@" not in done.stderr
 
 
-def test_doctor_says_of_a_store_that_it_will_not_do(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_an_unusable_store(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that is not there, and one that was found out to let two writers win, before anything is made there."""
     assert of_doctor(f"{s3.bucket()}/h") == (True, None)
     ok, mend = of_doctor("s3://no-such-bucket/h")
@@ -186,7 +186,7 @@ def of_doctor(home: str) -> tuple[bool, str | None]:
     return of_home["ok"], of_home["remedy"]
 
 
-def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
+def test_a_full_store_is_reported_in_one_line(s3: S3, inputs: Path) -> None:
     """Looking goes on; with room again the same join ends, and every byte of the home is right."""
     address = f"{s3.bucket()}/h"
     assert run("--home", address, "bootstrap", inputs / "node1.json", "--run").exit_code == 0

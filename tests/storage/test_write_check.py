@@ -172,7 +172,7 @@ def test_a_store_in_which_two_writers_win_is_found_out(s3: S3, monkeypatch: pyte
         Lake(f"{bucket}/home/lake").ensure(CONSUMERS)
 
 
-def test_a_damaged_note_is_made_anew(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_note_is_rewritten(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no note says nothing of the store, which is tried out again."""
     for content in (b"", b"[]", b"{}", b"\xff"):
         note = filled.location.folder / ".lake.contract.json"

@@ -73,7 +73,7 @@ def test_a_transaction_goes_in_once(spark: SparkSession, lake: Lake) -> None:
     assert len(kept(lake)) == 40
 
 
-def test_what_cannot_be_kept_is_refused_before_anything_is_made(spark: SparkSession, lake: Lake) -> None:
+def test_values_that_cannot_be_stored_are_refused_before_any_write(spark: SparkSession, lake: Lake) -> None:
     """In one line that names the column or the table."""
     from pyspark.sql import functions as F
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_made(spark: SparkSess
     assert len(kept(lake)) == 5
 
 
-def test_a_write_that_waits_for_a_decision_keeps_all_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_write_that_waits_for_a_decision_blocks_all_others(spark: SparkSession, tmp_path: Path) -> None:
     """A task says so in one line, and no other write is in."""
     lake = Lake(home_of(tmp_path, "undecided") / "lake")
     rows = [(b"k", us_from_ms(FIRST_MS)), (b"k", us_from_ms(LEASE_END_MS))]

@@ -104,7 +104,7 @@ def test_one_is_found_by_its_uuid(lake: Lake, name: str) -> None:
     assert timeline.with_id(str(UUID(int=0))) is None
 
 
-def test_what_is_not_there_is_said_so(lake: Lake) -> None:
+def test_missing_generations_are_refused_by_their_reason(lake: Lake) -> None:
     """Unknown, removed and unpublished generations each have their own refusal."""
     timelines.removed(lake)
     timelines.enter(lake, THIRD_MS)
@@ -143,7 +143,7 @@ ALLOWED = {
 """Where it may be asked whether a table has stream sets, and why."""
 
 
-def test_one_place_tells_tablets_from_generations() -> None:
+def test_one_function_distinguishes_tablets_from_generations() -> None:
     """Nobody else asks which kind of streams a table has: not by its sets, and not by the class of its source."""
     asking = set()
     for path in [*(ROOT / "cdc_platform").rglob("*.py"), *(ROOT / "assets").rglob("*.py")]:

@@ -199,7 +199,7 @@ def asked_audit(home: Path, question: Question) -> Told:
 @pytest.mark.parametrize(
     "door", [asked_explain, asked_script, asked_typed, asked_audit], ids=lambda each: each.__name__
 )
-def test_every_door_gives_the_same_stream(
+def test_every_entry_point_gives_the_same_stream(
     homes: dict[str, Path], door: Callable[[Path, Question], Told], question: Question
 ) -> None:
     """The stream that the rules give, or the one reason for which there is none."""
@@ -230,7 +230,7 @@ def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Que
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.home != "with_tablets"], ids=str)
-def test_the_list_says_what_operates(homes: dict[str, Path], question: Question) -> None:
+def test_the_list_shows_which_generation_operates(homes: dict[str, Path], question: Question) -> None:
     """`cdc-platform generations` at the time of the write; a removed generation is not in the list."""
     clock = format_us(us_from_ms(question.at_ms))
     rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").rows
@@ -312,7 +312,7 @@ def test_check_status_and_repair_agree(tmp_path: Path, name: str, unread: int, f
     assert len(told["generations"]["not_retrievable"]) == unread
 
 
-def test_a_table_that_was_not_brought_is_unknown(tmp_path: Path) -> None:
+def test_a_table_that_was_not_imported_is_unknown(tmp_path: Path) -> None:
     """Only clients' tables: repair cannot tell. With the table that describes others: this one's rows are missing."""
     described = {ID: generation(ID)}
     (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), encoding="utf-8", newline="")
@@ -375,7 +375,7 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
             assert DeltaTable(f"{lake.location}/ks/writes").to_pyarrow_table().to_pylist() == rows
 
 
-def test_a_kept_script_waits_for_the_decision_as_well(workers: TaskRunner, tmp_path: Path) -> None:
+def test_an_applied_script_waits_for_the_decision_too(workers: TaskRunner, tmp_path: Path) -> None:
     """It keeps what `explain` accepts and leaves out what it refuses; once decided, all is in its own generation."""
     home = home_of(tmp_path, "undecided")
     lake, clock = Lake(home / "lake"), Clock(us_from_ms(LEASE_END_MS))
