@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from dagster import AssetCheckExecutionContext, AssetExecutionContext, DagsterInstance, DynamicPartitionsDefinition
 
 from cdc_platform.clock import Microseconds, datetime_from_us, us_from_datetime
+from cdc_platform.cql import split_full_name
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.timeline import GenerationKeys
@@ -88,7 +89,7 @@ def table_from_partition(partition: str) -> tuple[str, str]:
     Raises:
         NotFound: the partition names no table.
     """
-    keyspace, dot, table = partition.partition(".")
-    if not (keyspace and dot and table):
+    keyspace, table = split_full_name(partition)
+    if not (keyspace and table):
         raise NotFound(f"partition {partition!r} names no table; tables are keyspace.table")
     return keyspace, table

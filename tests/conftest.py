@@ -93,6 +93,7 @@ LONG = {
         "test_read_rates.py",
         "test_ingest_from.py",
         "test_store_commands.py",
+        "test_alternator.py",
     ),
     "stores": (
         "test_store_homes.py",

@@ -30,7 +30,7 @@ from dagster import (
 from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_table_schema
 from cdc_platform.checks import INGEST_FAMILY
 from cdc_platform.clock import SECOND_US, format_us
-from cdc_platform.cql import CdcOptions, TableSchema
+from cdc_platform.cql import CdcOptions, TableSchema, split_full_name
 from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.home_location import HomeLocation
@@ -230,7 +230,7 @@ def parse_log_partition(partition: str) -> tuple[str, str, str]:
         NotFound: the partition names no log.
     """
     cluster, _, name = partition.partition("/")
-    keyspace, _, table = name.partition(".")
+    keyspace, table = split_full_name(name)
     if not (cluster and keyspace and table):
         raise NotFound(f"partition {partition!r} names no log; logs are cluster/keyspace.table")
     return cluster, keyspace, table

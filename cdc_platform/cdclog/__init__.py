@@ -110,6 +110,12 @@ __getattr__ = lazy_exports(
             "describe_recreation",
             "read_log_gaps",
         ),
+        "items": (
+            "ITEMS_SUFFIX",
+            "items_frame",
+            "items_from_rows",
+            "items_schema",
+        ),
         "rebuild": (
             "RebuiltTable",
             "TableComparison",

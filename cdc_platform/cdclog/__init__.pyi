@@ -65,6 +65,10 @@ from cdc_platform.cdclog.export import log_csv_tables as log_csv_tables
 from cdc_platform.cdclog.gaps import describe_gaps as describe_gaps
 from cdc_platform.cdclog.gaps import describe_recreation as describe_recreation
 from cdc_platform.cdclog.gaps import read_log_gaps as read_log_gaps
+from cdc_platform.cdclog.items import ITEMS_SUFFIX as ITEMS_SUFFIX
+from cdc_platform.cdclog.items import items_frame as items_frame
+from cdc_platform.cdclog.items import items_from_rows as items_from_rows
+from cdc_platform.cdclog.items import items_schema as items_schema
 from cdc_platform.cdclog.rebuild import RebuiltTable as RebuiltTable
 from cdc_platform.cdclog.rebuild import TableComparison as TableComparison
 from cdc_platform.cdclog.rebuild import compare_rebuilt as compare_rebuilt

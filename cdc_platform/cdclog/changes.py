@@ -7,7 +7,7 @@ computed from other rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import pyarrow.types as pat
 from cdc_platform.cdclog.column_codec import encode_column, rank_values
 from cdc_platform.cdclog.encoder import Operation
 from cdc_platform.cdclog.gaps import CdcOptionsSince, options_history
+from cdc_platform.cdclog.items import find_removed_attributes, items_from_images
 from cdc_platform.cdclog.schema import EXACT, EXACT_COLUMN, WRITTEN_AT, arrow_type, stored_type, with_stored_names
 from cdc_platform.cdclog.state.from_log import LogBatches, log_partition_keys, missing_value_error, take_wire_rows
 from cdc_platform.cdclog.state.merge import combine_codes, dictionary_codes, number_groups
@@ -136,6 +137,12 @@ def changes_schema(schema: TableSchema) -> pa.Schema:
     if stored.statics or stored.regulars:
         written = pa.struct([pa.field(item.name, _change_type(item.type)) for item in _value_columns(stored)])
         fields.append(column("changes", written, "what was written, by column; null: not logged", null=True))
+    if schema.has_decoded_attributes:
+        fields += [
+            column("old_item", pa.string(), "the whole item before, in DynamoDB's JSON; null unless full", null=True),
+            column("new_item", pa.string(), "the whole item after, in DynamoDB's JSON; null unless full", null=True),
+            column("removed_attributes", array_type(pa.string()), "names; null: unknown, or no item after", null=True),
+        ]
     return pa.schema([*fields, EXACT_COLUMN])
 
 
@@ -266,6 +273,8 @@ class _ChangeReader(LogBatches):
             "changes": self._changed_values(),
             EXACT: pa.array(self._exact_by_change(), EXACT_COLUMN.type) if self._exact_values else None,
         }
+        if self.schema.has_decoded_attributes:
+            columns |= self._item_columns(columns)
         fields = changes_schema(self.schema)
         return pa.table(
             [
@@ -274,6 +283,21 @@ class _ChangeReader(LogBatches):
             ],
             schema=fields,
         )
+
+    def _item_columns(self, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+        """Return the items of an Alternator table before and after, and the names of removed attributes."""
+        images = []
+        for side in ("before", "after"):
+            is_full = compute.equal(columns[f"{side}_state"], FULL)
+            images.append(compute.if_else(is_full, columns[side], pa.scalar(None, columns[side].type)))
+        is_new = np.asarray(compute.equal(columns["before_state"], ABSENT))
+        removed = find_removed_attributes(images[0], images[1], columns["changes"], is_new)
+        is_absent = compute.equal(columns["after_state"], ABSENT)
+        return {
+            "old_item": items_from_images(self.schema, images[0]),
+            "new_item": items_from_images(self.schema, images[1]),
+            "removed_attributes": compute.if_else(is_absent, pa.scalar(None, removed.type), removed),
+        }
 
     def _letters(self) -> pa.Array:
         inserted = self._is_upsert & self._inserted[self._of_group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -64,6 +65,7 @@ def with_comment_options(schema: TableSchema, ddl: str) -> TableSchema:
         search_indexes=tuple(SearchIndex(name, class_name) for class_name, name in _INDEX_COMMENT.findall(ddl)),
         cdc_by_index="on by a search index" in options,
         cdc_turned_off="turned off" in options,
+        attributes=tuple((json.loads(name), kind) for kind, name in _ATTRIBUTE_COMMENT.findall(ddl)),
     )
 
 
@@ -73,6 +75,7 @@ def schema_from_change(change: TableChange) -> TableSchema | None:
 
 
 _INDEX_COMMENT = re.compile(r"^-- search index: (\S+) (.+)$", re.MULTILINE)
+_ATTRIBUTE_COMMENT = re.compile(r'^-- attribute: (\w+) (".*")$', re.MULTILINE)
 _CDC_COMMENT = re.compile(r"^-- CDC: (.+)$", re.MULTILINE)
 _TIME_COMMENT = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)
 

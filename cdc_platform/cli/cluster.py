@@ -102,6 +102,13 @@ def cluster(ctx: click.Context, session: CliSession, as_json: bool) -> None:
 )
 @click.option("--hash", "hashed", metavar="KS.T.COLUMN", multiple=True, help="A column stored as HMAC. Repeatable.")
 @click.option("--hash-key-file", metavar="FILE", help="The key of --hash: 16 bytes or more, mode 0600.")
+@click.option(
+    "--attribute",
+    "attribute_types",
+    metavar="KS.T.NAME=TYPE",
+    multiple=True,
+    help="An Alternator table's attribute that views show as a column: S, N, B, BOOL, SS, NS or BS. Repeatable.",
+)
 @json_option
 @pass_session
 def add(session: CliSession, name: str, as_json: bool, no_tls_hostname_check: bool, **options: object) -> None:

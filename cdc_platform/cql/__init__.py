@@ -11,6 +11,18 @@ from cdc_platform.exports import lazy_exports
 __getattr__ = lazy_exports(
     __name__,
     {
+        "alternator": (
+            "ATTRIBUTES",
+            "DECODED_ATTRIBUTES_TYPE",
+            "HASHED",
+            "column_value",
+            "format_decimal",
+            "is_alternator_keyspace",
+            "is_attributes_column",
+            "is_undecoded",
+            "parse_attribute_type",
+            "value_to_json",
+        ),
         "binding": (
             "ListIndexOutOfRange",
             "StatementBinder",
@@ -24,10 +36,11 @@ __getattr__ = lazy_exports(
         ),
         "ddl": (
             "apply_definition",
+            "format_attribute_comments",
             "format_ddl",
             "format_index_comments",
             "format_plain_ddl",
-            "get_index_comments",
+            "get_defining_comments",
             "strip_comments",
         ),
         "key_parser": ("parse_partition_key",),
@@ -60,9 +73,11 @@ __getattr__ = lazy_exports(
             "LOG_SUFFIX",
             "check_table_name",
             "format_table_name",
+            "is_alternator_table",
             "is_valid_name",
             "parse_table_name",
             "quote_name",
+            "split_full_name",
         ),
         "parser": (
             "bind_values",

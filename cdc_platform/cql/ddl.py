@@ -6,6 +6,7 @@ record truncation and a new log, while creation time and recently dropped column
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from itertools import chain
 from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import ast as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
-from cdc_platform.cql.names import LOG_SUFFIX, check_name, quote_name
+from cdc_platform.cql.names import LOG_SUFFIX, check_name, is_alternator_table, quote_name
 from cdc_platform.cql.schema import (
     LOG_PRIMARY_KEY,
     CdcOptions,
@@ -186,7 +187,8 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
             return _attach_log(catalog, base, body)
         if base is not None and base.cdc.enabled:  # cdc/log.cc, is_log_for_some_table
             raise InputError(f"{keyspace}.{name} is the name of the log of {base.full_name}; choose another one")
-    check_name(name, "table")
+    if not is_alternator_table(keyspace, name):
+        check_name(name, "table")
     if catalog.has_table(body.name):
         if not body.if_not_exists:
             raise InputError(f"table {keyspace}.{name} exists already; use IF NOT EXISTS, or DROP it first")
@@ -530,9 +532,9 @@ def format_plain_ddl(catalog: Catalog, schema: TableSchema) -> list[str]:
     ]
 
 
-def get_index_comments(ddl: str) -> list[str]:
-    """Return the comment lines about a table's search indexes, see `format_index_comments`."""
-    return [line for line in ddl.splitlines() if line.startswith(("-- search index: ", "-- CDC: on"))]
+def get_defining_comments(ddl: str) -> list[str]:
+    """Return the comment lines that are part of a table's definition: its search indexes and declared attributes."""
+    return [line for line in ddl.splitlines() if line.startswith(("-- search index: ", "-- CDC: on", "-- attribute: "))]
 
 
 def strip_comments(ddl: str) -> str:
@@ -546,6 +548,7 @@ def _format_comments(schema: TableSchema) -> Iterator[str]:
     if schema.log_since_us is not None:
         yield f"-- log made anew: {format_us(schema.log_since_us)}"
     yield from format_index_comments(schema.search_indexes, by_index=schema.cdc_by_index)
+    yield from format_attribute_comments(schema.attributes)
     if schema.cdc_turned_off and not schema.cdc.enabled:
         yield "-- CDC: turned off"
 
@@ -556,6 +559,12 @@ def format_index_comments(indexes: Iterable[SearchIndex], *, by_index: bool) -> 
         yield f"-- search index: {index.class_name} {index.name}"
     if by_index:
         yield "-- CDC: on by a search index"
+
+
+def format_attribute_comments(attributes: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the comment lines about the attributes (name, type) that views of an Alternator table show as columns."""
+    for name, kind in attributes:
+        yield f"-- attribute: {kind} {json.dumps(name)}"
 
 
 def _used_types(types: dict[str, UserType], schema: TableSchema) -> Iterator[str]:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from cdc_platform.clock import DAY_SECONDS, MAX_CDC_TTL_SECONDS, Microseconds, Milliseconds, ms_from_us
 from cdc_platform.cql import ast as s
+from cdc_platform.cql.alternator import ATTRIBUTES, DECODED_ATTRIBUTES_TYPE, is_alternator_keyspace
 from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.types import (
     BIGINT,
@@ -188,7 +189,8 @@ class TableSchema:
     that of the log's recreation (µs), None if there was none. `row_ttl` is the column by which rows expire.
     `has_old_log` is True if its log existed before the table was defined here, created at `old_log_ms` (ms) if that is
     known. `cdc_by_index` is True if CDC is on because a search index needs it, and no statement has enabled it.
-    `cdc_turned_off` is True if a statement has disabled it.
+    `cdc_turned_off` is True if a statement has disabled it. `attributes` are those (name, DynamoDB's type) of an
+    Alternator table that its views show as columns.
     """
 
     keyspace: str
@@ -206,11 +208,19 @@ class TableSchema:
     search_indexes: tuple[SearchIndex, ...] = ()
     cdc_by_index: bool = False
     cdc_turned_off: bool = False
+    attributes: tuple[tuple[str, str], ...] = ()
 
     @property
     def full_name(self) -> str:
         """`keyspace.table`."""
         return f"{self.keyspace}.{self.name}"
+
+    @property
+    def has_decoded_attributes(self) -> bool:
+        """Return True if it is an Alternator table whose attributes are JSON."""
+        return is_alternator_keyspace(self.keyspace) and any(
+            column.name == ATTRIBUTES and column.type.cql == DECODED_ATTRIBUTES_TYPE for column in self.columns
+        )
 
     @property
     def log_name(self) -> str:

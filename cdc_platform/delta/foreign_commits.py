@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from cdc_platform.cql import split_full_name
 from cdc_platform.delta import commits, files, row_hash, transaction_log, verification
 from cdc_platform.delta.commit_retry import retry_on_conflict
 from cdc_platform.delta.errors import translate_errors
@@ -97,7 +98,7 @@ def _find_table(lake: Lake, name: str, reason: str) -> Table:
         raise InputError(
             f"a reason is one line of 1 to {MAX_REASON_LENGTH} characters; say with --reason why {name} is as it is"
         )
-    keyspace, _, short = name.partition(".")
+    keyspace, short = split_full_name(name)
     if (keyspace, short) not in list_stored_tables(lake):
         raise UnknownTable(f"there is no table {name} in this home; check shows the tables that have foreign commits")
     return Table(keyspace, short, pa.schema([]), (), "")

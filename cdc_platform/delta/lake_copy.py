@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cdc_platform.cql import split_full_name
 from cdc_platform.delta.errors import translate_errors, translate_read_errors
 from cdc_platform.delta.lake import Lake
 from cdc_platform.delta.open_table import open_table
@@ -81,7 +82,7 @@ def copy_tables(source: Lake, target: Lake, at: Mapping[str, int], on_table: Cal
     with atomic.temporary_folder("copy", local_state_folder(target.location.folder)) as folder:
         for name, version in at.items():
             on_table(name)
-            keyspace, _, short = name.partition(".")
+            keyspace, short = split_full_name(name)
             source_path, target_path = (lake.location / f"{keyspace}/{short}" for lake in (source, target))
             done += LakeCopyResult(tables=1)
             # Copy the log last and in order, so that a table appears at once, or grows version by version.

@@ -6,6 +6,7 @@ a lock when its holder ends; in an object store a lock is a lease.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -28,6 +29,8 @@ JOIN_COMMANDS_LOCK = "making"
 IMPORTS_LOCK = "imports"
 SCRIPTS_LOCK = "scripts"
 
+_LONGEST_NAME = 200
+"""Characters of a lock's name in that of its file; of a longer name the file has the beginning, and a hash."""
 _LOCK_WAIT_SECONDS = 600.0
 _WARN_AFTER_SECONDS = 5.0
 
@@ -128,6 +131,8 @@ def exclusive(
 
 def _get_lock_path(lake: Lake, name: str) -> StoragePath:
     """Return the lock file next to the lake; in a store the lease."""
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 65]}.{hashlib.sha256(name.encode()).hexdigest()}"
     return lake.location.folder / f".{lake.location.name}.turns/{name}"
 
 

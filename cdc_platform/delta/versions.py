@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from cdc_platform.cql import split_full_name
 from cdc_platform.delta import files
 from cdc_platform.delta.errors import translate_errors
 from cdc_platform.delta.lake import Lake
@@ -62,7 +63,7 @@ def iter_state_folders(root: StoragePath) -> Iterator[tuple[str, str]]:
 
 def is_state_table(name: str) -> bool:
     """Return True if a table of this name (`keyspace.name`) is the state next to a log."""
-    return _STATE_TABLE.fullmatch(name.partition(".")[2]) is not None
+    return _STATE_TABLE.fullmatch(split_full_name(name)[1]) is not None
 
 
 def _iter_folders(root: StoragePath) -> Iterator[StoragePath]:

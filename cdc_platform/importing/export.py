@@ -7,6 +7,7 @@ last, because readers read a generation once its timestamp is present. The ring 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ LOADED_TABLES = (
     GENERATION_TIMESTAMPS,
 )
 """The tables that any client can write, in load order: markers after the rows that they mark."""
+_LONGEST_NAME = 200
+"""Characters of a log's name in that of its file; of a longer name the file has the beginning, and a hash."""
 LOAD_SCRIPT_FILE, RING_FILE = "load.cql", "ring.json"
 LOGS_FOLDER = "logs"
 """The folder of logs within an export. `import` does not support logs and does not descend into subfolders."""
@@ -141,7 +144,10 @@ def _write_log(log: CsvTable, folder: Path) -> ExportedFile:
 
 
 def _log_file_name(log: CsvTable) -> str:
-    return f"{LOGS_FOLDER}/{log.of}.csv"
+    name = log.of
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{LOGS_FOLDER}/{name}.csv"
 
 
 def _column_names(table: Table) -> list[str]:

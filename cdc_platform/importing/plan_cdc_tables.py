@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdc_platform.clock import Clock
-from cdc_platform.cql import get_index_comments, strip_comments
+from cdc_platform.cql import get_defining_comments, strip_comments
 from cdc_platform.delta import Lake
 from cdc_platform.importing.formats.described_schema import DescribedTable
 from cdc_platform.importing.plan import ImportPlan
@@ -78,5 +78,5 @@ def _has_definition(stored: CdcTable, table: DescribedTable) -> bool:
 
 
 def _definition(ddl: str) -> tuple[str, list[str]]:
-    """Return a table's statement and its search indexes, without other comments."""
-    return strip_comments(ddl), get_index_comments(ddl)
+    """Return a table's statement, its search indexes and its declared attributes, without other comments."""
+    return strip_comments(ddl), get_defining_comments(ddl)

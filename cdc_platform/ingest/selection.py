@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cdc_platform.cql import split_full_name
 from cdc_platform.errors import InputError
 from cdc_platform.storage import read_user_bytes
 
@@ -56,8 +57,7 @@ class TableSelection:
 
 def named_table(pattern: str) -> TableName | None:
     """Return the table that a pattern without wildcards names; None for other patterns."""
-    keyspace, _, table = pattern.partition(".")
-    return None if _WILDCARDS & set(pattern) else (keyspace, table)
+    return None if _WILDCARDS & set(pattern) else split_full_name(pattern)
 
 
 class _SelectionFile(BaseModel):

@@ -8,6 +8,7 @@ up to there are added by key.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -190,13 +191,14 @@ class WindowReader:
         # Rows of an earlier attempt, or of a process that was killed.
         drop_known = drop_known or plan.after_us < self._parts_until()
         ahead = _Ahead(plan)
-        unreadable: Counter[str] = Counter()
+        unreadable, undecoded = Counter[str](), Counter[str]()
         for page in self.query().pages(plan.conditions, on_retry=ahead.note_retry):
             ahead.requests += 1
             if not page.rows:
                 continue
             part = decode_log_rows(self._schema, [page])
             unreadable.update(part.unreadable)
+            undecoded.update(part.undecoded)
             self._refuse_unreadable(unreadable, doubtful=doubtful)
             ahead.add(part.rows)
             if ahead.size > MAX_ROWS_IN_MEMORY:
@@ -206,6 +208,12 @@ class WindowReader:
         for name, count in unreadable.items():
             self._on_message(
                 f"{count} values of {self._schema.full_name}.{name} are invalid for its type, and are read as null"
+            )
+        if undecoded:
+            names = ", ".join(f"{json.dumps(name)} ({count})" for name, count in undecoded.most_common(5))
+            self._on_message(
+                f"{undecoded.total()} attribute values of {self._schema.full_name} do not follow Alternator's format "
+                f"and are stored undecoded, with their bytes: {names}"
             )
         ahead.rows = self._taken(ahead, drop_known=drop_known)
         return ahead

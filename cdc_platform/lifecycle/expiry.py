@@ -33,7 +33,7 @@ from cdc_platform.clock import (
     us_from_datetime,
     us_from_ms,
 )
-from cdc_platform.cql import quote_name
+from cdc_platform.cql import quote_name, split_full_name
 from cdc_platform.delta import Filter, Lake, choose_remedy, compute, get_verified_lake, maintenance
 from cdc_platform.generations import (
     BEGINNING_US,
@@ -370,7 +370,7 @@ def _log_assumption(name: str, history: LogTtlHistory) -> ExpiryAssumption | Non
     """Return the assumption about a log in words; None if all facts are known."""
     if not history.unknown:
         return None
-    keyspace, _, table = name.partition(".")
+    keyspace, table = split_full_name(name)
     facts = "since when its TTL is in force"
     command = f"cdc-platform tables alter {shlex.quote(f'{quote_name(keyspace)}.{quote_name(table)}')}"
     times = " and ".join(_period_text(period) for period in history.unknown)

@@ -1,4 +1,4 @@
-"""Rows of the views of changes: the log of a table joined when a query reads it, part by part in memory."""
+"""Rows of the views of changes and of items: made from the log or the replica of a table when a query reads them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cdclog import WRITTEN_AT, changes_from_log
+from cdc_platform.cdclog import WRITTEN_AT, changes_from_log, items_from_rows
 from cdc_platform.clock import Microseconds, datetime_from_us
-from cdc_platform.query.names import QuerySource
+from cdc_platform.query.names import ChangeView, QuerySource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def iter_changes(source: QuerySource) -> Iterator[pa.Table]:
     """
     import pyarrow.dataset as arrow
 
-    assert source.view is not None
+    assert isinstance(source.view, ChangeView)
     if source.snapshot is None:
         return
     dataset = source.snapshot.dataset()
@@ -40,15 +40,29 @@ def iter_changes(source: QuerySource) -> Iterator[pa.Table]:
         yield changes_from_log(source.view.schema, rows, source.view.images)
 
 
-def write_change_dataset(source: QuerySource, folder: Path) -> arrow_dataset.Dataset:
-    """Return the changes of a view as a dataset that can be scanned any number of times, in a file in `folder`."""
+def iter_view_rows(source: QuerySource) -> Iterator[pa.Table]:
+    """Yield the rows of a view: changes in the order of time, or items in no order.
+
+    Raises:
+        InputError: a row of the log is not valid, or a batch is incomplete.
+    """
+    if isinstance(source.view, ChangeView):
+        yield from iter_changes(source)
+    elif source.snapshot is not None:
+        assert source.view is not None
+        for batch in source.snapshot.dataset().to_batches(batch_size=ROWS_AT_ONCE):
+            yield items_from_rows(source.view.schema, pa.Table.from_batches([batch]))
+
+
+def write_view_dataset(source: QuerySource, folder: Path) -> arrow_dataset.Dataset:
+    """Return the rows of a view as a dataset that can be scanned any number of times, in a file in `folder`."""
     import pyarrow.dataset as arrow
     from pyarrow.parquet import ParquetWriter
 
     file = folder / "changes.parquet"
     with ParquetWriter(file, source.schema, compression="zstd") as writer:
-        for changes in iter_changes(source):
-            writer.write_table(changes)
+        for rows in iter_view_rows(source):
+            writer.write_table(rows)
     return arrow.dataset(file, source.schema)
 
 

@@ -158,11 +158,11 @@ def _raw_rows(source: QuerySource, spill: Path) -> Any:
         return _empty_table(source)
     if source.view is None:
         return source.snapshot.dataset()
-    from cdc_platform.query.change_views import write_change_dataset
+    from cdc_platform.query.change_views import write_view_dataset
 
     spill.mkdir()
     with _translated_errors([source]):
-        return write_change_dataset(source, spill)
+        return write_view_dataset(source, spill)
 
 
 def _cql_order(table: Table) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_platform.cdclog import CHANGES_SUFFIX, log_table
+from cdc_platform.cdclog import CHANGES_SUFFIX, ITEMS_SUFFIX, log_table
 from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.cql import LOG_SUFFIX
 from cdc_platform.delta import Lake, Snapshot, list_stored_tables, snapshot
@@ -54,6 +54,14 @@ class ChangeView:
 
 
 @dataclass(frozen=True)
+class ItemView:
+    """The view of an Alternator table's items (`cdclog.items`), made from the rows of its replica, `log`."""
+
+    schema: TableSchema
+    log: Table
+
+
+@dataclass(frozen=True)
 class QuerySource:
     """A table of a query and its rows.
 
@@ -63,7 +71,7 @@ class QuerySource:
 
     table: Table
     snapshot: Snapshot | None
-    view: ChangeView | None = None
+    view: ChangeView | ItemView | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -77,7 +85,7 @@ class TableNames:
 
     lake: Lake
     tables: list[Table] = field(init=False)
-    _views: dict[str, ChangeView] = field(init=False, default_factory=dict)
+    _views: dict[str, ChangeView | ItemView] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         declared = [*TABLES.values()]
@@ -92,6 +100,7 @@ class TableNames:
             InputError: the name matches several tables.
         """
         matches = self.like(reference) or self._unwritten_log(reference) or self._change_views(reference)
+        matches = matches or self._item_views(reference)
         exact = [
             table for table in matches if table.name == reference.name and reference.keyspace in ("", table.keyspace)
         ]
@@ -183,6 +192,27 @@ class TableNames:
         )
         self._views[view.full_name] = ChangeView(schema, read_logged_images(self.lake, schema), log)
         return view
+
+    def _item_views(self, reference: TableReference) -> list[Table]:
+        """Return the views of items of that name: one for each replica of an Alternator table."""
+        if not reference.name.lower().endswith(ITEMS_SUFFIX):
+            return []
+        from cdc_platform.cdclog import items_schema, read_table_schema
+
+        views = []
+        for table in self.like(TableReference(reference.keyspace, reference.name[: -len(ITEMS_SUFFIX)])):
+            try:
+                schema = read_table_schema(self.lake, table.keyspace, table.name)
+            except (NotFound, StateError):
+                continue
+            if not schema.has_decoded_attributes:
+                continue
+            keys = tuple(key.name for key in (*schema.partition_key, *schema.clustering_key))
+            name, comment = f"{table.name}{ITEMS_SUFFIX}", f"Items of {schema.full_name}, from its current rows"
+            view = Table(table.keyspace, name, items_schema(schema), keys, comment)
+            self._views[view.full_name] = ItemView(schema, table)
+            views.append(view)
+        return views
 
     def _unwritten_log(self, reference: TableReference) -> list[Table]:
         """Return the logs of that name without any writes yet: they have columns and no files."""

@@ -15,7 +15,7 @@ from pyarrow import ipc
 
 from cdc_platform.delta import Lake, translate_query_errors
 from cdc_platform.errors import InputError
-from cdc_platform.query.names import QuerySource, TableNames, TableReference, TimeTravel
+from cdc_platform.query.names import ItemView, QuerySource, TableNames, TableReference, TimeTravel
 from cdc_platform.query.result import QueryResult
 from cdc_platform.spark import frames, get_spark_session, limit_batch_bytes, table_to_spark_schema
 from cdc_platform.tables import Table
@@ -80,10 +80,12 @@ def _source_frame(spark: SparkSession, lake: Lake, source: QuerySource, columns:
     if source.snapshot is None:
         return spark.createDataFrame([], table_to_spark_schema(source.table))
     if source.view is not None:
-        from cdc_platform.cdclog import changes_frame
+        from cdc_platform.cdclog import changes_frame, items_frame
 
-        log = frames.read_table_frame(spark, lake, source.view.log, source.snapshot.version)
-        return changes_frame(source.view.schema, log, source.view.images)
+        rows = frames.read_table_frame(spark, lake, source.view.log, source.snapshot.version)
+        if isinstance(source.view, ItemView):
+            return items_frame(source.view.schema, rows)
+        return changes_frame(source.view.schema, rows, source.view.images)
     return frames.read_table_frame(spark, lake, source.table, source.snapshot.version, columns)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from cdc_platform.cql import split_full_name
 from cdc_platform.delta import Lake
 from cdc_platform.errors import InputError, StateError, UnknownTable
 from cdc_platform.query.names import TableNames, TableReference, TimeTravel
@@ -35,10 +36,10 @@ def read_table(
     """
     import pyarrow.dataset as arrow_dataset
 
-    from cdc_platform.query.change_views import iter_changes
+    from cdc_platform.query.change_views import iter_view_rows
 
     names = TableNames(lake)
-    keyspace, _, table_name = name.rpartition(".")
+    keyspace, table_name = split_full_name(name) if "." in name else ("", name)
     reference = TableReference(keyspace, table_name)
     table = names.find(reference)
     if table is None:
@@ -54,7 +55,7 @@ def read_table(
         dataset = (
             source.snapshot.dataset()
             if source.view is None
-            else arrow_dataset.dataset(pa.concat_tables([source.schema.empty_table(), *iter_changes(source)]))
+            else arrow_dataset.dataset(pa.concat_tables([source.schema.empty_table(), *iter_view_rows(source)]))
         )
         return dataset.to_table(None if columns is None else list(columns), filter=row_filter)
     except (pa.ArrowException, OSError) as error:

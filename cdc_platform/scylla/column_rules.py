@@ -3,6 +3,9 @@
 Two places apply the rules. The definition of a table, as the platform knows it, lacks columns that are left out and
 has hashed ones as blobs (`schema`), so that logs, table states, copies, exports and checks follow from it. Pages of
 rows are changed as they arrive (`session`).
+
+In homes that decode the attributes of Alternator tables, their column `:attrs` is a map of texts: each value as
+DynamoDB's JSON. Rules may name single attributes there.
 """
 
 from __future__ import annotations
@@ -18,8 +21,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cql import LOG_SUFFIX, parse_table_name, quote_name
+from cdc_platform.cql import (
+    ATTRIBUTES,
+    DECODED_ATTRIBUTES_TYPE,
+    LOG_SUFFIX,
+    is_alternator_keyspace,
+    is_alternator_table,
+    is_attributes_column,
+    parse_attribute_type,
+    parse_table_name,
+    quote_name,
+)
 from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.scylla.attributes import AttributeRules, decode_attribute_cells, drop_attribute_names
 from cdc_platform.storage import read_user_bytes
 
 if TYPE_CHECKING:
@@ -32,10 +46,22 @@ _TableName = tuple[str, str]
 
 @dataclass(frozen=True)
 class ColumnRules:
-    """The columns of one table that are left out, and those that are hashed."""
+    """The columns of one table that are left out, and those that are hashed.
+
+    With `decode_attributes` an Alternator table has its attributes as JSON, and the rules may name attributes.
+    `attribute_types` are those of attributes that views show as columns.
+    """
 
     left_out: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
+    decode_attributes: bool = False
+    attribute_types: tuple[tuple[str, str], ...] = ()
+
+    def has_attributes(self, name: _TableName, columns: Sequence[dict[str, Any]]) -> bool:
+        """Return True if the table is one of Alternator's whose attributes are decoded."""
+        return self.decode_attributes and any(
+            is_attributes_column(name[0], column["column_name"], column["type"]) for column in columns
+        )
 
     def define(self, name: _TableName, columns: Sequence[dict[str, Any]], *, dropped: bool) -> list[dict[str, Any]]:
         """Return the columns of a table (rows of `system_schema.columns`) as the platform defines them.
@@ -48,7 +74,16 @@ class ColumnRules:
         table = f"{quote_name(name[0])}.{quote_name(name[1])}"
         known = {column["column_name"]: column for column in columns}
         unknown = sorted((self.left_out | self.hashed) - known.keys())
-        if unknown and not dropped:
+        has_attributes = self.has_attributes(name, columns)
+        if self.attribute_types and not has_attributes:
+            raise InputError(
+                f"{table} has no attributes: it is no table of Alternator, or the home stores them undecoded; leave "
+                f"out --attribute {table}.{quote_name(self.attribute_types[0][0])}"
+            )
+        shown = next((attribute for attribute, _ in self.attribute_types if attribute in known), None)
+        if shown is not None:
+            raise InputError(f"{quote_name(shown)} is a column of {table} already; leave out --attribute for it")
+        if unknown and not dropped and not has_attributes:
             raise InputError(
                 f"{table} has no column {quote_name(unknown[0])} to leave out or hash; it has "
                 f"{', '.join(quote_name(column) for column in known)}"
@@ -66,10 +101,15 @@ class ColumnRules:
                     "columns with one value are hashed: leave it out, or freeze it"
                 )
         return [
-            column | {"type": "blob"} if column["column_name"] in self.hashed else column
-            for column in columns
-            if column["column_name"] not in self.left_out
+            self._define_column(name[0], column) for column in columns if column["column_name"] not in self.left_out
         ]
+
+    def _define_column(self, keyspace: str, column: dict[str, Any]) -> dict[str, Any]:
+        if column["column_name"] in self.hashed:
+            return column | {"type": "blob"}
+        if self.decode_attributes and is_attributes_column(keyspace, column["column_name"], column["type"]):
+            return column | {"type": DECODED_ATTRIBUTES_TYPE}
+        return column
 
     def apply(self, page: RawPage, key: bytes | None) -> RawPage:
         """Return a page of the table or of its log without the left-out columns, and with hashed ones as hashes."""
@@ -78,7 +118,14 @@ class ColumnRules:
             for name, cells in zip(page.names, page.columns, strict=True)
             if not self._is_left_out(name)
         }
-        return replace(page, names=tuple(columns), columns=list(columns.values()))
+        undecoded = page.undecoded
+        if self.decode_attributes and ATTRIBUTES in columns and ATTRIBUTES not in self.hashed:
+            decoded = decode_attribute_cells(columns[ATTRIBUTES], AttributeRules(self.left_out, self.hashed, key))
+            columns[ATTRIBUTES], undecoded = decoded.cells, decoded.undecoded
+            removed = f"cdc$deleted_elements_{ATTRIBUTES}"
+            if self.left_out and removed in columns:
+                columns[removed] = drop_attribute_names(columns[removed], self.left_out)
+        return replace(page, names=tuple(columns), columns=list(columns.values()), undecoded=undecoded)
 
     def _is_left_out(self, name: str) -> bool:
         prefixes = ("cdc$deleted_elements_", "cdc$deleted_", "")
@@ -101,6 +148,8 @@ def hash_cells(cells: pa.BinaryArray, key: bytes | None) -> pa.BinaryArray:
 def parse_column(text: str) -> tuple[str, str, str]:
     """Return keyspace, table and column of `keyspace.table.column`; unquoted names become lower case.
 
+    Columns and attributes of Alternator tables keep their case: nothing would show that an attribute is misspelt.
+
     Raises:
         InputError: it names no column.
     """
@@ -108,11 +157,13 @@ def parse_column(text: str) -> tuple[str, str, str]:
     if text.endswith('"') and '."' in text:
         table, separator, column = text[:-1].rpartition('."')
         column = column.replace('""', '"')
+        is_quoted = True
     else:
-        column = column.lower()
+        is_quoted = False
     if not separator or not column:
         raise InputError(f"{text!r} names no column; write it as keyspace.table.column")
-    return (*parse_table_name(table), column)
+    name = parse_table_name(table)
+    return (*name, column if is_quoted or is_alternator_table(*name) else column.lower())
 
 
 @dataclass(frozen=True)
@@ -122,6 +173,7 @@ class TableRules:
     by_table: Mapping[_TableName, ColumnRules]
     key_file: str | None
     key_check: str | None = None
+    decode_attributes: bool = False
     _by_statement_name: Mapping[str, ColumnRules] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,6 +183,16 @@ class TableRules:
                 names[f"{quote_name(keyspace)}.{quote_name(name)}"] = rules
         object.__setattr__(self, "_by_statement_name", names)
 
+    def get(self, name: _TableName) -> ColumnRules | None:
+        """Return the rules of a table; None if nothing is changed in it."""
+        rules = self.by_table.get(name)
+        return self._alternator_rules if rules is None and is_alternator_keyspace(name[0]) else rules
+
+    @property
+    def _alternator_rules(self) -> ColumnRules | None:
+        """Return the rules of an Alternator table without rules of its own."""
+        return ColumnRules(decode_attributes=True) if self.decode_attributes else None
+
     def apply(self, table: str, page: RawPage) -> RawPage:
         """Return a page of a table (its name in CQL) by the rules of the table that it, or its log, belongs to.
 
@@ -138,6 +200,8 @@ class TableRules:
             EnvironmentProblem: the key's file is missing, readable by others, too short, or has another key now.
         """
         rules = self._by_statement_name.get(table)
+        if rules is None and is_alternator_keyspace(table.removeprefix('"')):
+            rules = self._alternator_rules
         if rules is None:
             return page
         if not rules.hashed or self.key_file is None:
@@ -153,13 +217,19 @@ class TableRules:
 
 @lru_cache(maxsize=16)
 def parse_rules(
-    left_out: tuple[str, ...], hashed: tuple[str, ...], key_file: str | None, key_check: str | None = None
+    left_out: tuple[str, ...],
+    hashed: tuple[str, ...],
+    key_file: str | None,
+    key_check: str | None = None,
+    *,
+    decode_attributes: bool = False,
+    attribute_types: tuple[str, ...] = (),
 ) -> TableRules:
-    """Return the rules of columns given as `keyspace.table.column`.
+    """Return the rules of columns given as `keyspace.table.column`, and of attributes as `keyspace.table.name=TYPE`.
 
     Raises:
-        InputError: a text names no column, a column is named twice, or the key's file and hashed columns are not given
-            together.
+        InputError: a text names no column, a column is named twice, a type is unknown, or the key's file and hashed
+            columns are not given together.
     """
     if bool(hashed) != (key_file is not None):
         raise InputError("--hash and --hash-key-file go together: the columns to hash, and the file with the key")
@@ -171,13 +241,30 @@ def parse_rules(
             if any(column in columns for columns in rules.values()):
                 raise InputError(f"column {text} is named twice; leave it out or hash it, once")
             rules[kind].add(column)
+    types: dict[_TableName, dict[str, str]] = {}
+    for text in attribute_types:
+        named, separator, kind = text.rpartition("=")
+        if not separator:
+            raise InputError(f"{text!r} declares no attribute; write it as keyspace.table.attribute=TYPE")
+        keyspace, table, attribute = parse_column(named)
+        rules = by_table.setdefault((keyspace, table), {"left_out": set(), "hashed": set()})
+        declared = types.setdefault((keyspace, table), {})
+        if attribute in declared or any(attribute in columns for columns in rules.values()):
+            raise InputError(f"attribute {named} is named twice; declare it, leave it out or hash it, once")
+        declared[attribute] = parse_attribute_type(kind)
     return TableRules(
         {
-            name: ColumnRules(frozenset(rules["left_out"]), frozenset(rules["hashed"]))
+            name: ColumnRules(
+                frozenset(rules["left_out"]),
+                frozenset(rules["hashed"]),
+                decode_attributes and is_alternator_keyspace(name[0]),
+                tuple(sorted(types.get(name, {}).items())),
+            )
             for name, rules in by_table.items()
         },
         key_file,
         key_check,
+        decode_attributes,
     )
 
 

@@ -40,7 +40,8 @@ class Connection(BaseModel):
     them the session has no login. `addresses` maps a node's own address to the `host` or `host:port` at which this
     client reaches it. Other nodes listen at the port of the contact point with their address, else at that of the first
     contact point. Rows are read at `consistency`, by default as `ScyllaSession.log_consistency` says, at no more than
-    `rows_per_second` and `requests_per_second`.
+    `rows_per_second` and `requests_per_second`. With `decode_attributes` the attributes of Alternator tables are stored
+    as JSON, not as the cluster's blobs; `attribute_types` declares some, as `keyspace.table.name=TYPE`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,6 +70,8 @@ class Connection(BaseModel):
     hashed: tuple[str, ...] = ()
     hash_key_file: str | None = None
     hash_key_check: str | None = None
+    decode_attributes: bool = False
+    attribute_types: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         """Return a hash of all fields, `addresses` included."""
@@ -83,7 +86,14 @@ class Connection(BaseModel):
         """
         from cdc_platform.scylla.column_rules import parse_rules
 
-        return parse_rules(self.left_out, self.hashed, self.hash_key_file, self.hash_key_check)
+        return parse_rules(
+            self.left_out,
+            self.hashed,
+            self.hash_key_file,
+            self.hash_key_check,
+            decode_attributes=self.decode_attributes,
+            attribute_types=self.attribute_types,
+        )
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:

@@ -154,7 +154,7 @@ def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
 
 def _keyspace(table: str) -> str:
     """Return the keyspace of a table's name as CQL has it."""
-    return table.partition(".")[0].strip('"')
+    return table[1:].partition('"')[0] if table.startswith('"') else table.partition(".")[0]
 
 
 def server_message(error: BaseException) -> str:

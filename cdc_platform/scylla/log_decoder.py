@@ -53,10 +53,14 @@ class OtherColumns(StateError):
 
 @dataclass
 class DecodedLogRows:
-    """Rows of a log. `unreadable` counts, by column, values invalid for the column's type, now null."""
+    """Rows of a log. `unreadable` counts, by column, values invalid for the column's type, now null.
+
+    `undecoded` counts, by attribute, values of an Alternator table that do not follow its format.
+    """
 
     rows: pa.Table
     unreadable: Counter[str] = field(default_factory=Counter)
+    undecoded: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -85,6 +89,8 @@ def decode_log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: boo
                 "again"
             )
     decoded, count = DecodedLogRows(pa.table({})), sum(page.rows for page in pages)
+    for page in pages:
+        decoded.undecoded.update(page.undecoded)
     arrays: dict[str, pa.Array] = {}
     beside: dict[int, dict[str, str]] = {}
     for log_column, name in stored_columns(schema):

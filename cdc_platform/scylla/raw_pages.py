@@ -6,8 +6,9 @@ its length (-1 for null); rows of numbers, UUIDs and nulls keep the same lengths
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,13 +103,15 @@ def _count_alike(rows: np.ndarray, lengths: list[int]) -> int:
 class RawPage:
     """A page of rows: the cells (binary) of each column name, all of `rows` cells.
 
-    `paging_state` is where the next page begins; None on the last one.
+    `paging_state` is where the next page begins; None on the last one. `undecoded` counts, by attribute, the values of
+    an Alternator table that do not follow its format.
     """
 
     names: tuple[str, ...]
     columns: Sequence[pa.BinaryArray]
     rows: int
     paging_state: bytes | None = None
+    undecoded: Counter[str] = field(default_factory=Counter)
 
 
 # The driver's classes as built: with or without the C extension.

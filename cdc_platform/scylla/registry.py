@@ -131,6 +131,7 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
         _complete_renewal(home, name)
         if (folder / CLUSTER_CONNECTION_FILE).exists():
             known = find_cluster(home, name)
+            connection = connection.model_copy(update={"decode_attributes": known.connection.decode_attributes})
             if known.connection != connection:
                 raise InputError(
                     f"cluster {name} is already registered with another connection; remove it first with: "
@@ -141,41 +142,53 @@ def add_cluster(home: HomeLocation, name: str, connection: Connection) -> Scylla
         address = _store_address(home, name)
         if address is not None:
             _make_mirror(address, name)
-        _store_column_rules(parse_path(address or folder), name, connection)
+        rules = _store_column_rules(parse_path(address or folder), name, connection)
+        connection = connection.model_copy(update={"decode_attributes": rules.decode_attributes})
         _write_model(parse_path(folder / CLUSTER_CONNECTION_FILE), connection)
         return find_cluster(home, name)
 
 
 class _StoredColumnRules(BaseModel):
-    """Which columns the home of a cluster leaves out or hashes, from its first row on."""
+    """Which columns the home of a cluster leaves out or hashes, from its first row on.
+
+    `decode_attributes`: the attributes of Alternator tables are JSON. Homes of earlier releases have them as blobs.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     left_out: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()
     hash_key_check: str | None = None
+    decode_attributes: bool = False
 
 
-def _store_column_rules(home: StoragePath, name: str, connection: Connection) -> None:
-    """Store the rules of a cluster's home, which no later registration may change once something was observed.
+def _store_column_rules(
+    home: StoragePath, name: str, connection: Connection, *, is_new: bool = True
+) -> _StoredColumnRules:
+    """Store and return the rules of a cluster's home, which no later registration may change after an observation.
+
+    A home that is not observed yet decodes attributes if the cluster `is_new`, and otherwise as the connection says.
 
     Raises:
         InputError: the home was observed under other rules.
     """
+    stored = _read_model(home / COLUMN_RULES_FILE, _StoredColumnRules) or _StoredColumnRules()
+    is_observed = _read_model(home / CLUSTER_IDENTITY_FILE, ClusterIdentity) is not None
     rules = _StoredColumnRules(
         left_out=tuple(sorted(connection.left_out)),
         hashed=tuple(sorted(connection.hashed)),
         hash_key_check=connection.hash_key_check,
+        decode_attributes=stored.decode_attributes or (not is_observed and (is_new or connection.decode_attributes)),
     )
-    stored = _read_model(home / COLUMN_RULES_FILE, _StoredColumnRules) or _StoredColumnRules()
     if rules == stored:
-        return
-    if _read_model(home / CLUSTER_IDENTITY_FILE, ClusterIdentity) is not None:
+        return rules
+    if is_observed:
         raise InputError(
             f"the home of {name} was observed with other columns left out or hashed, or another key, and its rows stay "
             f"as they are; register the cluster under another name to start a new copy"
         )
     _write_model(home / COLUMN_RULES_FILE, rules)
+    return rules
 
 
 def find_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
@@ -261,14 +274,14 @@ def renew_cluster(home: HomeLocation, name: str, clock: Clock) -> str | None:
         if known.address is not None:
             fresh = f"{name}.since-{stamp}"
             mirror = _make_mirror(f"{home.address}/{CLUSTERS_FOLDER}/{fresh}", name)
-            _store_column_rules(parse_path(mirror.name), name, known.connection)
+            _store_column_rules(parse_path(mirror.name), name, known.connection, is_new=False)
             _write_model(parse_path(known.address) / RENEWED_FILE, _Successor(folder=fresh))
             return known.address
         moved_to = known.home.with_name(f"{name}.until-{stamp}")
         # Create the new home before moving the old one: `_complete_renewal` completes a renewal whose process died in
         # between.
         mirror = _make_mirror(str(_renewed_folder(home, name)), name)
-        _store_column_rules(parse_path(mirror.path), name, known.connection)
+        _store_column_rules(parse_path(mirror.path), name, known.connection, is_new=False)
         _write_model(parse_path(mirror.path / CLUSTER_CONNECTION_FILE), known.connection)
         known.home.rename(moved_to)
         _complete_renewal(home, name)
@@ -476,6 +489,7 @@ def get_machine_local_options(connection: Connection) -> list[str]:
 
 _OPTIONS_BY_FIELD = {
     "addresses": "--address",
+    "attribute_types": "--attribute",
     "page_rows": "--page-size",
     "left_out": "--leave-out",
     "hashed": "--hash",
@@ -495,7 +509,8 @@ def connection_options(connection: Connection) -> Iterator[str]:
     """Yield the options of `cluster add` that describe a connection."""
     for contact in connection.contacts:
         yield from ("--contact", contact)
-    for name, value in connection.model_dump(exclude_defaults=True, exclude={"contacts", "hash_key_check"}).items():
+    derived = {"contacts", "hash_key_check", "decode_attributes"}
+    for name, value in connection.model_dump(exclude_defaults=True, exclude=derived).items():
         option = get_connection_option(name)
         if isinstance(value, dict):
             for node, address in value.items():

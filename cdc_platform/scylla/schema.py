@@ -14,6 +14,7 @@ from cdc_platform.cql import (
     SEARCH_INDEX_CLASSES,
     SearchIndex,
     explain_unknown_option,
+    format_attribute_comments,
     format_index_comments,
     is_known_index_class,
     quote_name,
@@ -159,11 +160,13 @@ def read_logged_tables(live: ScyllaSession, layout: AvailableTables) -> list[Log
             unknown = unknown or f"its index class {strange!r} is not known"
         columns = _read_columns(live, keyspace, name)
         note = times.note((keyspace, name), columns)
-        rules = live.connection.column_rules.by_table.get((keyspace, name))
+        rules = live.connection.column_rules.get((keyspace, name))
         if rules is not None:
             columns = rules.define((keyspace, name), columns, dropped=(keyspace, name) in times.dropped)
         ddl = _build_ddl(live, keyspace, name, columns, options) + (f"\n{note}" if note else "")
         ddl += "".join(f"\n{line}" for line in format_index_comments(searches, by_index=by_index))
+        if rules is not None:
+            ddl += "".join(f"\n{line}" for line in format_attribute_comments(rules.attribute_types))
         tables.append(LoggedTable(keyspace, name, options, created_ms_from_id(log["id"]), ddl, unknown))
     return tables
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from support.files.bad_input import listing
-from support.homes.changed import VIEW, home_with_changes
+from support.homes.changed import ALTERNATOR, ITEMS, VIEW, home_with_changes, with_alternator_replica
 from support.read_logs import START_US, home_with_log, write
 from support.substitutions import VARIABLES
 
@@ -74,6 +74,16 @@ def test_changes_are_joined_alike(changed: Lake, columns: str) -> None:
     query = query.replace("range.start", '"range".start')
     with duckdb.run_duckdb_query(changed, query) as found:
         assert rows(changed, query) == list(found.values())
+
+
+def test_items_of_alternator_are_alike(tmp_path: Path) -> None:
+    """Columns of all types, JSON and the changes, by names with dots and hyphens."""
+    lake = Lake(home_with_changes(tmp_path, ALTERNATOR) / "lake")
+    with_alternator_replica(lake)
+    changes = ITEMS.replace("$items", "$changes")
+    for query in (f"SELECT * FROM {ITEMS} ORDER BY p", f"SELECT old_item, new_item, removed_attributes FROM {changes}"):
+        with duckdb.run_duckdb_query(lake, query) as found:
+            assert rows(lake, query) == list(found.values())
 
 
 @pytest.mark.parametrize("query", BOTH)

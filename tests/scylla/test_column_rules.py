@@ -96,6 +96,9 @@ def test_a_rule_about_a_dropped_column_stays() -> None:
         ("KS.T.V", ("ks", "t", "v")),
         ('ks."T"."V.w"', ("ks", "T", "V.w")),
         ('ks.t."a""b"', ("ks", "t", 'a"b')),
+        ("alternator_a-b.a-b.firstName", ("alternator_a-b", "a-b", "firstName")),
+        ('"alternator_A.b"."A.b".firstName', ("alternator_A.b", "A.b", "firstName")),
+        ('alternator_abc.abc."first.name"', ("alternator_abc", "abc", "first.name")),
     ],
 )
 def test_columns_are_named_as_in_cql(text: str, parts: tuple[str, str, str]) -> None:

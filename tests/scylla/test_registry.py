@@ -89,10 +89,9 @@ def test_a_cluster_that_was_never_looked_at_has_nothing_to_move_aside(tmp_path: 
 @pytest.mark.parametrize(("call", "time"), [("rename", 1), ("rename", 2), ("replace", 1), ("unlink", 1)])
 def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, time: int) -> None:
     """Before whichever of its changes it dies, the cluster is known by its name, and by it alone; `renew` ends it."""
-    home, contacts = open_home_location(tmp_path), Connection(contacts=("a:1",))
-    registry.store_identity(
-        registry.add_cluster(home, "prod", contacts), ClusterIdentity(cluster_name="p", host_ids=())
-    )
+    home = open_home_location(tmp_path)
+    added = registry.add_cluster(home, "prod", Connection(contacts=("a:1",)))
+    registry.store_identity(added, ClusterIdentity(cluster_name="p", host_ids=()))
     real, calls = getattr(Path, call), iter(range(1, 100))
 
     def die(path: Path, *args: Any, **named: Any) -> Any:
@@ -104,7 +103,7 @@ def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         registry.renew_cluster(home, "prod", Clock(Microseconds(1_000_000)))
     monkeypatch.undo()
-    assert [(each.name, each.connection) for each in registry.list_clusters(home)] == [("prod", contacts)]
+    assert [(each.name, each.connection) for each in registry.list_clusters(home)] == [("prod", added.connection)]
     registry.renew_cluster(home, "prod", Clock(Microseconds(60_000_000)))
     assert registry.find_cluster(home, "prod").identity is None
     assert not (tmp_path / "clusters" / ".prod.renewed").exists()
@@ -133,5 +132,5 @@ def test_rows_count_when_two_reads_agree() -> None:
 def test_every_field_of_a_connection_has_its_option() -> None:
     """Advice and errors name options of `cluster add` that exist."""
     options = {option for parameter in cluster.commands["add"].params for option in parameter.opts}
-    fields = Connection.model_fields.keys() - {"contacts", "hash_key_check"}
+    fields = Connection.model_fields.keys() - {"contacts", "hash_key_check", "decode_attributes"}
     assert {registry.get_connection_option(name) for name in fields} <= options

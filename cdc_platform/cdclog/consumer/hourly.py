@@ -43,7 +43,7 @@ from cdc_platform.clock import (
     parse_time_us,
     us_from_datetime,
 )
-from cdc_platform.cql import Catalog, TableSchema
+from cdc_platform.cql import Catalog, TableSchema, split_full_name
 from cdc_platform.delta import Filter, Lake, conform_rows
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.metastore import Consumer, cdc_tables, consumers
@@ -84,7 +84,7 @@ def select_logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSch
         raise InputError(f"tables {', '.join(names)}: a table is named twice; name each once")
     schemas = []
     for name in names:
-        keyspace, _, table = name.partition(".")
+        keyspace, table = split_full_name(name)
         if not (keyspace and table):
             raise InputError(f"{name!r} names no table; write it as keyspace.table")
         schemas.append(read_table_schema(lake, keyspace, table))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 from support.files.export_files import ID
 from support.homes.imported import home_with_generations
 
+from cdc_platform.cdclog import read_table_schema
 from cdc_platform.cdclog.script.commit import commit_script
 from cdc_platform.clock import SECOND_US, Clock, Microseconds, parse_time_ms, parse_time_us
 from cdc_platform.delta import Lake
+from cdc_platform.ingest import current_table
+from cdc_platform.metastore import cdc_tables
 from cdc_platform.settings import Settings
 
 SINCE_MS = parse_time_ms("2026-01-31T12:00:00Z")
@@ -32,6 +36,34 @@ DELETE FROM shop."Carts" WHERE customer = 'ada' AND item > 2;
 DELETE FROM shop."Carts" WHERE customer = 'ada';
 """
 VIEW = 'shop."Carts$changes"'
+ALTERNATOR = """
+CREATE KEYSPACE "alternator_my.table-v2"
+    WITH replication = {'class': 'NetworkTopologyStrategy', 'replication_factor': 1};
+CREATE TABLE "alternator_my.table-v2"."my.table-v2" (p text, c decimal, ":attrs" map<text, text>, PRIMARY KEY (p, c))
+    WITH cdc = {'enabled': true, 'preimage': 'full', 'postimage': true};
+INSERT INTO "alternator_my.table-v2"."my.table-v2" (p, c, ":attrs") VALUES ('x', 1.50, {'a.b': '{"S":"1"}'});
+"""
+ITEMS = '"alternator_my.table-v2"."my.table-v2$items"'
+
+
+def with_alternator_replica(lake: Lake) -> None:
+    """Give a home with the table of `ALTERNATOR` a replica of two rows, and declare an attribute of each type."""
+    name = ("alternator_my.table-v2", "my.table-v2")
+    types = ("S", "N", "B", "BOOL", "SS", "NS", "BS")
+    comments = "".join(f'\n-- attribute: {kind} "{kind.lower()} x"' for kind in types)
+    known = cdc_tables.find_cdc_table(lake, *name)
+    change = cdc_tables.request_alteration(lake, Clock(NOW_US), *name, observed=True, ddl=f"{known.ddl}{comments}")
+    cdc_tables.record_table_changes(lake, [change])
+    schema = read_table_schema(lake, *name)
+    values = ['"text"', '"1.5"', '"AP8="', "true", '["b","a"]', '["-1"]', '["AA=="]']
+    attributes = {f"{kind.lower()} x": f'{{"{kind}":{value}}}' for kind, value in zip(types, values, strict=True)}
+    rows = [("x", "1.50", attributes), ("y", "2", {"s x": '{"L":[]}', "null": '{"NULL":true}'}), ("z", "0", None)]
+    common = {"cdc$inexact": False, "cdc$expires": None, "cdc$slice": 0}
+    table = current_table(schema)
+    content = [
+        common | {"p": p, "c": c, ":attrs": None if found is None else list(found.items())} for p, c, found in rows
+    ]
+    lake.merge(table, pa.Table.from_pylist(content, schema=table.schema), update=True)
 
 
 def home_with_changes(folder: Path, *texts: str) -> Path:

@@ -83,6 +83,8 @@ class Proxy:
         """What `system` is in the names of the keyspaces with ScyllaDB's tables; another one is as long as that."""
         self.in_schema = False
         """Whether ScyllaDB's keyspace is found in the schema, where some clients look its tables up."""
+        self.renamed: dict[str, str] = {}
+        """Names that ScyllaDB has and Cassandra cannot have, by names of the same length that Cassandra has."""
         self.statements: list[tuple[int, str]] = []
         self.levels: list[tuple[str, int]] = []
         """Each statement of a QUERY with its consistency, as the protocol numbers it."""
@@ -106,6 +108,7 @@ class Proxy:
         """Forget what was counted, and let nothing go wrong any more."""
         self.faults, self.version = Faults(), NEWEST
         self.prefix, self.in_schema = _PREFIX, False
+        self.renamed.clear()
         self.collections.clear()
         self.lists.clear()
         self.writers.clear()
@@ -198,6 +201,8 @@ class Proxy:
                     self._asked.add((id(back), stream))
                     self.most_in_flight = max(self.most_in_flight, len(self._asked))
                     await self._misbehave(node)
+                for stored, shown in self.renamed.items():
+                    body = body.replace(shown.encode(), stored.encode())
                 if opcode == _EXECUTE and self._is_swapped:
                     body = body.replace(_SCYLLAS, self._distributed)
                 if answer is not None:
@@ -227,6 +232,9 @@ class Proxy:
 
     def _swapped(self, opcode: int, body: bytes) -> bytes:
         """Rows in which the keyspace under another prefix goes by ScyllaDB's name: clients look it up in the schema."""
+        if opcode == _RESULT:
+            for stored, shown in self.renamed.items():
+                body = body.replace(stored.encode(), shown.encode())
         if opcode != _RESULT or not self._is_swapped:
             return body
         return _SCYLLAS.join(part.replace(_SCYLLAS, self._distributed) for part in body.split(self._distributed))

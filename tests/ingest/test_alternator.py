@@ -1,0 +1,348 @@
+"""Alternator's tables on the stand-in: attributes decoded in log, replica, views and copies; names with `-` and `.`."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from support.command_line import run
+from support.oracles.alternator import Attribute, as_json, encode_attribute
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.kept_table import AT_ONCE
+from support.standin.live_table import LiveTable
+from support.standin.world import time_uuid
+
+from cdc_platform.cdclog import log_table
+from cdc_platform.clock import Clock
+from cdc_platform.cql import BLOB, DECIMAL, TEXT, CdcOptions, Column, MapType, TableSchema
+from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.errors import InputError
+from cdc_platform.home_location import open_home_location
+from cdc_platform.ingest import IngestResult, current_table, ingest_table
+from cdc_platform.scylla import ScyllaCluster, registry
+
+pytestmark = pytest.mark.cassandra
+
+NAMES = ["abc", "my-table", "my.table.v2", "My-Orders.2026"]
+TEN: dict[str, Attribute] = {
+    "s": ("S", 'it\'s "so"'),
+    "n": ("N", Decimal("1.10")),
+    "b": ("B", b"\x00\xff"),
+    "bool": ("BOOL", True),
+    "null": ("NULL", True),
+    "ss": ("SS", ["b", "a"]),
+    "ns": ("NS", [Decimal("2"), Decimal("-0.5")]),
+    "bs": ("BS", [b"x"]),
+    "l": ("L", [("N", Decimal("7")), ("L", [])]),
+    "m.n-o": ("M", {"a.b": ("M", {}), "": ("S", "")}),
+}
+"""One attribute of each of DynamoDB's types."""
+Item = Mapping[str, Attribute]
+Anything = Mapping[str, Attribute | bytes]
+"""Attributes, some as the bytes that are stored."""
+
+
+@dataclass
+class AlternatorTable:
+    """A table as `CreateTable` makes it, and writes to it as Alternator makes them, each with its log rows."""
+
+    standin: StandIn
+    name: str
+    delta: str = "full"
+    images: bool = False
+    table: LiveTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        stored = self.name.replace("-", "_").replace(".", "_")
+        if stored != self.name:
+            self.standin.proxy.renamed[stored] = self.name
+        keyspace = f"alternator_{stored}"
+        kind = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1} AND durable_writes = false"
+        self.standin.world.run(f'CREATE KEYSPACE IF NOT EXISTS "{keyspace}" {kind}')
+        columns = (Column("p", TEXT, "partition"), Column("c", DECIMAL, "clustering"))
+        columns += (Column(":attrs", MapType(TEXT, BLOB)),)
+        schema = TableSchema(keyspace, stored, columns, CdcOptions(enabled=True, ttl=0))
+        generations = {FIRST_MS: description(time_uuid(FIRST_MS))}
+        self.table = LiveTable(self.standin.world, schema, generations, random.Random(7))
+        self.standin.world.logged_table(schema, FIRST_MS)
+        image = "true" if self.images else "false"
+        options = {"delta": self.delta, "ttl": "0", "preimage": "full" if self.images else "false", "postimage": image}
+        self.standin.world.cdc_options(keyspace, stored, **options)
+        self.standin.world.made(schema, FIRST_MS)
+        self.standin.world.schema_changed()
+        self.standin.proxy.collections = {":attrs"}
+
+    @property
+    def keyspace(self) -> str:
+        return f"alternator_{self.name}"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.keyspace}.{self.name}"
+
+    @property
+    def written(self) -> str:
+        """As the command line reads it."""
+        return f'"{self.keyspace}"."{self.name}"'
+
+    @property
+    def schema(self) -> TableSchema:
+        """As the home defines it."""
+        return TableSchema(
+            self.keyspace, self.name, (*self.table.schema.columns[:2], Column(":attrs", MapType(TEXT, TEXT)))
+        )
+
+    def put(self, p: str, c: str, item: Anything, before: Item | None = None) -> None:
+        """PutItem: a row marker, all attributes, and a deletion of all others just before."""
+        at = Clock().now_us()
+        attributes = _stored(item)
+        cells = ", ".join(f"{_quoted(name)}: 0x{value.hex()}" for name, value in attributes.items())
+        self._run(
+            f'INSERT INTO {self._place} (p, c, ":attrs") VALUES ({_quoted(p)}, {c}, {{{cells}}}) USING TIMESTAMP {at}'
+        )
+        changed = {":attrs": attributes or None, "cdc$deleted_:attrs": True}
+        self._log(p, c, at, {"cdc$operation": 2} | changed, before, item if self.images else None)
+
+    def update(self, p: str, c: str, item: Item, removed: set[str], before: Item | None = None) -> None:
+        """UpdateItem: some attributes are set, some removed."""
+        at = Clock().now_us()
+        where = f"WHERE p = {_quoted(p)} AND c = {c}"
+        sets = [f'":attrs"[{_quoted(name)}] = 0x{value.hex()}' for name, value in _stored(item).items()]
+        sets += [f'":attrs"[{_quoted(name)}] = null' for name in sorted(removed)]
+        self._run(f"UPDATE {self._place} USING TIMESTAMP {at} SET {', '.join(sets)} {where}")
+        changed = {":attrs": _stored(item) or None, "cdc$deleted_elements_:attrs": removed or None}
+        after = {name: value for name, value in {**(before or {}), **item}.items() if name not in removed}
+        self._log(p, c, at, {"cdc$operation": 1} | changed, before, after if self.images else None)
+
+    def delete(self, p: str, c: str, before: Item | None = None) -> None:
+        """DeleteItem."""
+        at = Clock().now_us()
+        self._run(f"DELETE FROM {self._place} USING TIMESTAMP {at} WHERE p = {_quoted(p)} AND c = {c}")
+        self._log(p, c, at, {"cdc$operation": 3}, before, None)
+
+    def _log(
+        self,
+        p: str,
+        c: str,
+        at: int,
+        change: dict[str, Any],
+        before: Item | None,
+        after: Anything | None,
+    ) -> None:
+        key = {"c": Decimal(c)}
+        if self.delta == "keys":
+            change = {"cdc$operation": change["cdc$operation"]}
+        rows = [change | key]
+        if self.images and before is not None:
+            rows.insert(0, {"cdc$operation": 0, ":attrs": _stored(before), **key})
+        if after is not None:
+            rows.append({"cdc$operation": 9, ":attrs": _stored(after), **key})
+        self.table.log({"p": p}, at, rows)
+
+    @property
+    def _place(self) -> str:
+        return f'"{self.table.schema.keyspace}"."{self.table.schema.name}"'
+
+    def _run(self, text: str) -> None:
+        self.standin.world.run(text)
+
+
+def _stored(item: Anything) -> dict[str, bytes]:
+    return {name: value if isinstance(value, bytes) else encode_attribute(value) for name, value in item.items()}
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def bring(cluster: ScyllaCluster, table: AlternatorTable, workers: TaskRunner, **options: Any) -> IngestResult:
+    """Ingest up to now."""
+    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
+    return ingest_table(again, Clock(), table.keyspace, table.name, workers, policy=AT_ONCE, **options)
+
+
+def lake_of(cluster: ScyllaCluster) -> Lake:
+    """The lake of the cluster's home."""
+    return Lake(cluster.open_home().lake)
+
+
+def shown(attributes: Any) -> dict[str, Any]:
+    """The attributes of a row in the lake, as Python has their JSON."""
+    return {name: json.loads(text) for name, text in attributes or ()}
+
+
+def expected(item: Item) -> dict[str, Any]:
+    """The JSON of the attributes, as Python has it."""
+    return {name: as_json(value) for name, value in item.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_ingested_with_all_ten_types(
+    name: str, standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
+) -> None:
+    """By every name: log, replica, changes and items, by the command line as people type it."""
+    table = AlternatorTable(standin, name)
+    table.put("old", "1", {"s": ("S", "before the log")})
+    bring(cluster, table, workers, current=True)
+    table.put("x", "1.5", TEN)
+    table.update("x", "1.5", {"n": ("N", Decimal("12")), "new": ("S", "y")}, {"s", "bs"})
+    table.put("gone", "0", {})
+    table.delete("gone", "0")
+    result = bring(cluster, table, workers)
+    assert result.table == table.full_name
+    lake = lake_of(cluster)
+    log = lake.read(log_table(table.schema)).sort_by("cdc$timestamp").to_pylist()
+    assert [shown(row[":attrs"]) for row in log[1:3]] == [expected(TEN), {"n": {"N": "12"}, "new": {"S": "y"}}]
+    assert [row["cdc$deleted_elements_:attrs"] for row in log[1:3]] == [None, ["bs", "s"]]
+    now = {n: v for n, v in {**TEN, "n": ("N", Decimal("12")), "new": ("S", "y")}.items() if n not in ("s", "bs")}
+    rows = {row["p"]: shown(row[":attrs"]) for row in lake.read(current_table(table.schema)).to_pylist()}
+    assert rows == {"old": {"s": {"S": "before the log"}}, "x": expected(now)}
+    home = Path(cluster.at)
+    query = f'SELECT p, item FROM "{table.keyspace}"."{table.name}$items" ORDER BY p'
+    items = run("--home", home, "sql", query, "--json")
+    assert items.exit_code == 0, items.stderr
+    assert json.loads(items.rows[1]["item"]) == {"p": {"S": "x"}, "c": {"N": "1.5"}, **expected(now)}
+    query = f'SELECT op, removed_attributes AS r FROM "{table.keyspace}"."{table.name}$changes" ORDER BY ts'
+    changes = run("--home", home, "sql", query, "--json").rows
+    assert [(row["op"], row["r"]) for row in changes][1:3] == [("c", None), ("u", ["bs", "s"])]
+
+
+def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """As DynamoDB's API enables a stream: keys and images; a replica is refused with the statement that helps."""
+    table = AlternatorTable(standin, "my.table.v2", delta="keys", images=True)
+    first: Item = {"a": ("S", "1"), "b": ("SS", ["x"])}
+    table.put("p", "1", first)
+    table.update("p", "1", {"a": ("N", Decimal(2))}, {"b"}, before=first)
+    second: Item = {"a": ("N", Decimal(2))}
+    table.put("p", "1", {"d": ("BOOL", False)}, before=second)
+    table.delete("p", "1", before={"d": ("BOOL", False)})
+    home = cluster.home.parent.parent
+    name = "alternator_my.table.v2.my.table.v2"
+    refused = run("--home", home, "ingest", "prod", name, "--current", "--confidence", "0")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    options = "{'enabled': true, 'delta': 'full', 'preimage': 'full', 'postimage': true, 'ttl': 0}"
+    assert f"run ALTER TABLE {table.written} WITH cdc = {options} first" in refused.stderr
+    done = run("--home", home, "ingest", "prod", "--include", "alternator_*.*", "--confidence", "0", "--json")
+    assert done.exit_code == 0, done.stderr
+    columns = "op, changes IS NULL AS k, old_item, new_item, removed_attributes AS r"
+    query = f'SELECT {columns} FROM "{table.keyspace}"."{table.name}$changes" ORDER BY ts'
+    rows = run("--home", cluster.at, "sql", query, "--json").rows
+    items = [
+        (row["old_item"] and json.loads(row["old_item"]), row["new_item"] and json.loads(row["new_item"]))
+        for row in rows
+    ]
+    key = {"p": {"S": "p"}, "c": {"N": "1"}}
+    assert [(row["op"], row["k"], row["r"]) for row in rows] == [
+        ("c", True, []),
+        ("u", True, ["b"]),
+        ("c", True, ["a"]),
+        ("d", True, None),
+    ]
+    one, two, three = ({**key, **expected(item)} for item in (first, second, {"d": ("BOOL", False)}))
+    assert items == [(None, one), (one, two), (two, three), (three, None)]
+
+
+def test_attributes_are_columns_left_out_or_hashed(standin: StandIn, tmp_path: Path, workers: TaskRunner) -> None:
+    """As `cluster add` declares them; a value of another type is listed, and nothing of a left-out one is stored."""
+    key = tmp_path / "hash.key"
+    key.write_bytes(b"0123456789abcdef")
+    key.chmod(0o600)
+    table = AlternatorTable(standin, "my-table")
+    where = f"{table.keyspace}.{table.name}"
+    rules = {
+        "left_out": (f'{where}."photo"',),
+        "hashed": (f'{where}."e.mail"',),
+        "hash_key_file": str(key),
+        "attribute_types": (f"{where}.price=N", f"{where}.tags=SS", f'{where}."Raw"=B', f"{where}.item=S"),
+    }
+    home = open_home_location(tmp_path / "home")
+    cluster = registry.add_cluster(home, "prod", standin.connection(**rules))
+    assert "--attribute" in list(registry.connection_options(cluster.connection))
+    item: Item = {
+        "price": ("N", Decimal("9.90")),
+        "tags": ("SS", ["b", "a"]),
+        "Raw": ("B", b"\x01"),
+        "item": ("S", "named like a column"),
+        "photo": ("B", b"secret photo"),
+        "e.mail": ("S", "secret mail"),
+    }
+    table.put("p", "1", item)
+    bring(cluster, table, workers, current=True)
+    table.put("q", "2", {**item, "price": ("S", "free")})
+    table.update("p", "1", {}, {"photo", "tags"})
+    bring(cluster, table, workers)
+    query = f'SELECT * FROM "{table.keyspace}"."{table.name}$items" ORDER BY p'
+    first, second = run("--home", cluster.at, "sql", query, "--json").rows
+    assert (first["price"], first["tags"], first["other_types"]) == ("9.9", None, [])
+    assert (second["price"], second["tags"], second["other_types"]) == (None, ["b", "a"], ["price"])
+    assert [name for name in first if name.lower().startswith("item")] == ["item$0", "item"]
+    assert set(json.loads(second["item"])) == {"p", "c", "price", "tags", "Raw", "item", "e.mail"}
+    assert set(json.loads(second["item"])["e.mail"]) == {"hmac"}
+    (log,) = (lake_of(cluster).read(log_table(table.schema)).filter(pc.field("cdc$operation") == 1).to_pylist(),)
+    assert [row["cdc$deleted_elements_:attrs"] for row in log] == [["tags"]]
+    texts = [path.read_bytes() for path in Path(home.name).rglob("*") if path.is_file()]
+    assert not any(secret in text for text in texts for secret in (b"secret photo", b"secret mail"))
+
+
+def test_declarations_are_views_alone(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Registering with other declarations is no change of the table; with other rules it is refused as ever."""
+    table = AlternatorTable(standin, "abc")
+    table.put("p", "1", {"n": ("N", Decimal(1))})
+    bring(cluster, table, workers, current=True)
+    home = open_home_location(cluster.home.parent.parent)
+    registry.remove_cluster(home, "prod")
+    declared = standin.connection(attribute_types=("alternator_abc.abc.n=N",))
+    again = registry.add_cluster(home, "prod", declared)
+    result = bring(again, table, workers)
+    assert result.current is not None
+    assert not any(gap.is_open for gap in result.gaps)
+    query = 'SELECT n FROM alternator_abc."abc$items"'
+    assert run("--home", again.at, "sql", query, "--json").rows == [{"n": "1"}]
+    registry.remove_cluster(home, "prod")
+    nothing = registry.add_cluster(home, "prod", standin.connection(attribute_types=("shop.orders.n=N",)))
+    with pytest.raises(InputError, match=r"shop\.orders has no attributes: it is no table of Alternator"):
+        bring(nothing, table, workers)
+
+
+def test_values_outside_of_the_format_are_reported(
+    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
+) -> None:
+    """By name and number, and stored with their bytes."""
+    table = AlternatorTable(standin, "abc")
+    table.put("p", "1", {"good": encode_attribute(("S", "x")), "odd": b"\x09odd", "empty": b""})
+    lines: list[str] = []
+    bring(cluster, table, workers, on_message=lines.append)
+    (line,) = [line for line in lines if "undecoded" in line]
+    assert line.startswith("2 attribute values of alternator_abc.abc do not follow Alternator's format")
+    assert '"odd" (1)' in line
+    (row,) = lake_of(cluster).read(log_table(table.schema)).to_pylist()
+    assert shown(row[":attrs"])["odd"] == {"undecoded": {"reason": "unknown type byte 9", "bytes": "CW9kZA=="}}
+
+
+def test_a_home_with_blobs_keeps_them(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """One that an earlier release observed: its columns stay, also if the cluster is registered again."""
+    home = open_home_location(cluster.home.parent.parent)
+    for file in (cluster.home / "columns.json", cluster.home / "cluster.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        content.pop("decode_attributes")
+        file.write_text(json.dumps(content), encoding="utf-8")
+    old = registry.find_cluster(home, "prod")
+    table = AlternatorTable(standin, "abc")
+    table.put("p", "1", {"a": ("S", "x")})
+    bring(old, table, workers, current=True)
+    registry.remove_cluster(home, "prod")
+    again = registry.add_cluster(home, "prod", standin.connection())
+    assert not again.connection.decode_attributes
+    table.put("p", "2", {"a": ("S", "y")})
+    assert bring(again, table, workers).rows == 1
+    raw = lake_of(again).read(log_table(table.table.schema))
+    assert sorted(dict(row)["a"] for row in raw[":attrs"].to_pylist()) == [b"\x00x", b"\x00y"]
+    answer = run("--home", again.at, "sql", 'SELECT * FROM alternator_abc."abc$items"')
+    assert (answer.exit_code, "there is no table" in answer.stderr) == (2, True)
