@@ -109,6 +109,7 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
     for part in reversed(parts):  # the home itself last, so that it exists once everything else does
         open_home_location(str(target_path / part.path))
     stay = registry.copy_connections(begun, to)
+    registry.copy_selections(begun, to)
     for entry in registry.list_homes_left_behind(begun, [part.source for part in parts]):
         warn(f"{entry} stays on this machine: a home of its name lies in the store", code="stays-here")
     lake_copy.get_copy_note_path(to).remove()

@@ -36,7 +36,7 @@ from cdc_platform.home_location import HomeLocation, local_state_folder, open_ho
 from cdc_platform.metastore import STATUS_NORMAL, read_nodes
 from cdc_platform.scylla.column_rules import compute_key_check, read_hash_key
 from cdc_platform.scylla.connection import Connection, validate_connection
-from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_path
+from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_path, read_user_bytes
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 RENEWED_FILE = "renewed.json"
@@ -44,6 +44,8 @@ RENEWED_FILE = "renewed.json"
 _FUTURE_LOGS_FILE = "logs-ahead.json"
 COLUMN_RULES_FILE = "columns.json"
 """The file with the columns that a cluster's home leaves out or hashes."""
+SELECTION_FILE = "tables.toml"
+"""The file in which people select the tables of a cluster to ingest on a schedule."""
 SHARED_FILES = (MIRROR_MARK_FILE, CLUSTER_IDENTITY_FILE, _FUTURE_LOGS_FILE, COLUMN_RULES_FILE)
 """Files beside a home's tables that belong to the home, not to one machine."""
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -242,7 +244,7 @@ def list_clusters(home: HomeLocation) -> list[ScyllaCluster]:
 
 def get_selection_path(home: HomeLocation, name: str) -> Path:
     """Return the path of the file, on this machine, that selects the tables of a cluster to ingest on a schedule."""
-    return home.path / CLUSTERS_FOLDER / name / "tables.toml"
+    return home.path / CLUSTERS_FOLDER / name / SELECTION_FILE
 
 
 def remove_cluster(home: HomeLocation, name: str) -> ScyllaCluster:
@@ -480,6 +482,18 @@ def copy_connections(home: HomeLocation, to: str) -> list[ScyllaCluster]:
         except NotFound:
             add_cluster(copied, cluster.name, cluster.connection)
     return stay
+
+
+def copy_selections(home: HomeLocation, to: str) -> None:
+    """Copy the files that select the tables of clusters to ingest, as bytes, into this machine's part of a home's copy.
+
+    A file that the copy has already stays as it is.
+    """
+    for path in sorted((home.path / CLUSTERS_FOLDER).glob(f"*/{SELECTION_FILE}")):
+        target = get_selection_path(open_home_location(to), path.parent.name)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_bytes_atomically(target, read_user_bytes(path, what=f"table list {path}"))
 
 
 def get_machine_local_options(connection: Connection) -> list[str]:

@@ -89,7 +89,8 @@ def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
     assert told(target) == ["ks.own"]
     for name, way_, number in (("open", OPEN, 11), ("secret", SECRET, 2), ("tls", TLS, 3)):
         cluster = registry.find_cluster(home, name)
-        assert (cluster.identity, cluster.connection) == (identity(number), way_)
+        decoding = way_.model_copy(update={"decode_attributes": True})
+        assert (cluster.identity, cluster.connection) == (identity(number), decoding)
         assert registry.read_future_logs(cluster) == {"ks.t": number}
         assert told(cluster.at) == [f"ks.t{number}"]
     aside = [
@@ -101,6 +102,37 @@ def test_homes_of_clusters_go_along(s3: S3, tmp_path: Path, way: str) -> None:
     }
     looked = [verify_tables(Lake(str(place / "lake")), deep=True) for place in (parse_path(target), *aside)]
     assert [(len(some), [each for each in some if each.damage or each.unexpected]) for some in looked] == [(2, [])] * 3
+
+
+def relative_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that are in no lake, by path."""
+    found = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path): content for path, content in found.items() if not any("lake" in part for part in path.parts)}
+
+
+def test_every_file_that_people_or_commands_leave_beside_tables_goes_along(s3: S3, tmp_path: Path) -> None:
+    """Between folders all of them, as they are; by way of a store those that people write, too."""
+    source = tmp_path / "home"
+    with_clusters(str(source))
+    (source / "settings.toml").write_text("confidence_window_ms = 5000\n", encoding="utf-8")
+    for name in ("open", "secret"):
+        selection = registry.get_selection_path(open_home_location(str(source)), name)
+        selection.write_bytes(f'# mine: {name}\ninclude = ["ks.*"]\n'.encode())
+    rules = ("columns.json", "identity.json", "logs-ahead.json", "mirror.json", "platform.json", "tables.toml")
+    expected = relative_files(source)
+    assert {f"clusters/open/{name}" for name in rules} | {"settings.toml", "platform.json"} <= expected.keys()
+    assert run("home", "copy", source, tmp_path / "copy").exit_code == 0
+    of_machine = {f"clusters/{name}/cluster.json" for name in ("secret", "tls")}
+    copied = relative_files(tmp_path / "copy")
+    assert {name: copied.get(name) for name in expected.keys() - of_machine} == {
+        name: content for name, content in expected.items() if name not in of_machine
+    }
+    store = f"{s3.bucket()}/there"
+    assert run("home", "copy", source, store).exit_code == 0
+    assert run("home", "copy", store, tmp_path / "back").exit_code == 0
+    people = ("settings.toml", "clusters/open/tables.toml", "clusters/secret/tables.toml")
+    for name in people:
+        assert (tmp_path / "back" / name).read_bytes() == expected[name]
 
 
 def test_a_way_that_names_what_is_of_this_machine_stays_here(s3: S3, tmp_path: Path) -> None:
