@@ -37,6 +37,7 @@ ROWS: dict[str, str] = {
     "look-ups-of-many": "bench.look_ups:look_ups_of_many",
     "many-generations": "bench.many:many_generations",
     "many-tables": "bench.many:many_tables",
+    "metrics-of-many": "bench.many:metrics_of_many",
     "join-of-many": "bench.long_lived:join_of_many",
     "sql": "bench.queries:queries",
     "idle-up": "bench.idle:idle_up",

@@ -8,17 +8,18 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from bench.cluster import Size, nodes_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import MINUTE_US, Microseconds, cql_timestamp_literal, format_us, ms_from_us
-from cdc_platform.delta import Lake
+from cdc_platform.delta import Lake, list_stored_tables
 from cdc_platform.generations import RingLayout, TopologyDescription, generate_description
 from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.importing import snapshot_from_node
 from cdc_platform.metastore import cdc_tables
+from cdc_platform.metrics import HomeMetrics, format_metrics
 from cdc_platform.ring import Ring
 from cdc_platform.tables import (
     CDC_TABLE_CHANGES,
@@ -34,6 +35,7 @@ MANY, SOME, FEW = 2_000, 20, 3
 ANOTHER_RING = 2
 """Seed of an imported ring whose tokens a node that joins has not."""
 _TARGET = 3.0
+_TARGET_OF_METRICS = 3.0
 _TARGET_OF_TABLES = 12.0
 """Each is an object that is judged against the last word on its table; the floor has them as columns."""
 _DDL = "CREATE TABLE ks.t (pk int, ck int, v text, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': 'true'};"
@@ -130,6 +132,38 @@ def many_tables(bench: Bench) -> list[Result]:
             pairs.floor_seconds,
             pairs.ratio,
             _TARGET_OF_TABLES,
+        )
+    ]
+
+
+def metrics_of_many(bench: Bench) -> list[Result]:
+    """A scrape of the metrics in a process that stays, as `up` serves it, against opening all tables of the home."""
+    count = MANY if bench.sizes.repeats > 1 else SOME
+    with bench.scratch() as folder:
+        home = imported(str(folder / "home"), count, folder / "exports")
+        lake = Lake(home.path / "lake")
+        metrics = HomeMetrics(home, CLOCK)
+        paths = [str(lake.location / f"{keyspace}/{name}") for keyspace, name in list_stored_tables(lake)]
+
+        def scrape() -> None:
+            found = metrics.scrape()
+            assert not found.problems, found.problems
+            format_metrics(found)
+
+        def open_tables() -> None:
+            for path in paths:
+                DeltaTable(path)
+
+        pairs = paired(scrape, open_tables, repeats=min(bench.sizes.repeats, 9))
+    return [
+        Result(
+            "metrics-of-many",
+            f"a scrape of {count:,} generations of {_SIZE.nodes * _SIZE.vnodes} ranges",
+            pairs.seconds,
+            f"opening its {len(paths)} tables by deltalake",
+            pairs.floor_seconds,
+            pairs.ratio,
+            _TARGET_OF_METRICS,
         )
     ]
 
