@@ -159,6 +159,10 @@ ingest_log = define_asset_job(
 )
 
 
+_RANGE_OF_PARTITIONS = "..."
+"""What Dagster allows in no partition key, since it separates the ends of a range."""
+
+
 def find_missing_log_partitions(home: HomeLocation, instance: DagsterInstance) -> list[str]:
     """Return the partitions of logs that clusters were observed to have and Dagster does not have yet.
 
@@ -172,8 +176,10 @@ def find_missing_log_partitions(home: HomeLocation, instance: DagsterInstance) -
 
 
 def _logged_tables(cluster: ScyllaCluster) -> list[tuple[str, str]]:
+    """Return the tables with a log, without those whose name no partition of Dagster can have."""
     lake = Lake(cluster.open_home().lake)
-    return sorted((table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake))
+    names = sorted((table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake))
+    return [name for name in names if _RANGE_OF_PARTITIONS not in _log_partition(cluster, name)]
 
 
 def _log_partition(cluster: ScyllaCluster, name: tuple[str, str]) -> str:
