@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.cli.next_steps import NextStep, build_next_step
 from cdc_platform.cli.output import json_option, warn, warn_if_topology_changing
 from cdc_platform.cli.params import IGNORE_MSB, SHARDS, TTL
 from cdc_platform.cli.progress import show_progress
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from cdc_platform.importing import RehearsalFileStep
     from cdc_platform.lifecycle import RehearsalStart, StepEffect
     from cdc_platform.settings import Settings
+
+_MOST_SIMULATED = 100
+_MOST_SIMULATED_NODES = 1_000
+"""What `simulate` takes."""
 
 
 @click.command()
@@ -79,7 +85,9 @@ def rehearse(
         "picture": picture,
         "steps": [_effect_document(effect) for effect in effects],
     }
-    write_result(document, as_json=as_json, show=lambda: _show_effects(effects))
+    nodes = ("--nodes", effects[0].nodes) if ring_file is not None else ()
+    next_steps = _suggest_simulation(effects, nodes)
+    write_result(document, as_json=as_json, show=lambda: _show_effects(effects), next_steps=next_steps)
     if as_json:
         return
     for table, effect in beyond.items():
@@ -87,6 +95,17 @@ def rehearse(
         change = f"{effect.kind} {effect.subject}".strip()
         size, limit = format_bytes(effect.stored_bytes[table]), format_bytes(max_bytes or 0)
         warn(f"after step {index} ({change}) {table} has {size} in ScyllaDB, more than {limit}", code="too-large")
+
+
+def _suggest_simulation(effects: Sequence[StepEffect], nodes: Sequence[object]) -> list[NextStep]:
+    """Return the command that simulates as many joins and repairs under faults; none if no step makes a generation."""
+    creating = Counter(effect.kind for effect in effects if effect.generation is not None)
+    joins, repairs = (min(creating[kind], _MOST_SIMULATED) for kind in ("add", "repair"))
+    if not joins + repairs or effects[0].nodes > _MOST_SIMULATED_NODES or not effects[0].nodes:
+        return []
+    options = ["--join", joins, *(["--repair", repairs] if repairs else [])]
+    why = "what failures, clocks and delays do to these switches"
+    return [build_next_step("simulate", *nodes, *options, why=why)]
 
 
 def _read_steps(file: str) -> list[RehearsalFileStep]:

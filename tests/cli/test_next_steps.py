@@ -130,6 +130,13 @@ def checks(folder: Path) -> Answer:
     return at(home_for(folder, "nodes left") / HOME, AT_MS, "check")
 
 
+def rehearses(folder: Path) -> Answer:
+    """A join that makes a generation."""
+    place = home_for(folder, "just booted")
+    (place / "steps.json").write_text('[{"add": {"num_tokens": 4, "shard_count": 2}}]', encoding="utf-8")
+    return at(place / HOME, AT_MS, "rehearse", place / "steps.json")
+
+
 def left_by_others(folder: Path) -> Answer:
     """A file that no commit has named for longer than a week."""
     home = home_for(folder, "just booted") / HOME
@@ -179,6 +186,7 @@ LEAVING = [
     Leaves(
         "log-writes", with_orders("log-writes", "shop.orders", "{place}/writes.parquet", "--batch", "one"), ("log",)
     ),
+    Leaves("rehearse", rehearses, ("simulate --join 1",)),
     Leaves("rebuild", with_orders("rebuild", "shop.orders"), ("sql",)),
     Leaves("consumers remove", asks("old generations", "consumers", "remove", "audit", "ks.orders"), ("expire",)),
     Leaves(
@@ -219,7 +227,7 @@ NOTHING = {
         "consumers checkpoints",
         "consumers gaps",
     ),
-    *("generations", "streams", "ring", "history", "diff", "explain", "rehearse", "sql", "completion", "doctor"),
+    *("generations", "streams", "ring", "history", "diff", "explain", "sql", "completion", "doctor"),
     *("help", "log", "metrics", "simulate"),
     *("tables", "tables add", "tables alter", "tables drop", "tables declare-none", "cluster"),
     *("cluster remove", "tablets create", "tablets split", "tablets merge", "tablets resize", "tablets show"),
