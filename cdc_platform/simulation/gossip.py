@@ -7,10 +7,10 @@ earlier ID from there.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds
+from cdc_platform.simulation.chance import Chance, PlannedChance
 from cdc_platform.simulation.machine import Machine
 from cdc_platform.simulation.network import SimulatedNetwork
 from cdc_platform.simulation.node_set import NodeMask
@@ -87,10 +87,11 @@ class Gossiper:
 class GossipRounds:
     """The rounds of all nodes: digest, answer, and the answer's answer, each a message that may be lost."""
 
-    def __init__(self, scheduler: Scheduler, network: SimulatedNetwork, seed: int) -> None:
+    def __init__(self, scheduler: Scheduler, network: SimulatedNetwork, chance: Chance) -> None:
         self._scheduler = scheduler
         self._network = network
-        self._random = random.Random(f"gossip {seed}")
+        self._chance = chance
+        self._planned = isinstance(chance, PlannedChance)
         self._gossipers: dict[int, Gossiper] = {}
         self._numbers: list[int] = []
 
@@ -100,7 +101,7 @@ class GossipRounds:
         if number not in self._gossipers:
             self._numbers.append(number)
         self._gossipers[number] = gossiper
-        first_us = Microseconds(int(self._random.random() * ROUND_US))
+        first_us = Microseconds(int(self._chance.random() * ROUND_US))
         self._scheduler.after(first_us, self._round, gossiper, gossiper.machine.incarnation)
 
     def get(self, number: int) -> Gossiper:
@@ -113,11 +114,22 @@ class GossipRounds:
             return
         scheduler = self._scheduler
         scheduler.at(Microseconds(scheduler.now_us + ROUND_US), self._round, gossiper, incarnation)
-        peer = self._gossipers[self._numbers[int(self._random.random() * len(self._numbers))]]
-        # Between nodes that know equally much the three messages change nothing.
-        if peer is gossiper or (gossiper.heard and gossiper.knows_like(peer)):
-            return
-        self._network.send(machine, peer.machine, self._answer, gossiper, peer)
+        peer = self._choose_peer(gossiper)
+        if self._is_useful(gossiper, peer):
+            self._network.send(machine, peer.machine, self._answer, gossiper, peer)
+
+    def _choose_peer(self, gossiper: Gossiper) -> Gossiper:
+        """Return a random peer. A plan's numbers choose only if there is news to exchange; 0 is a peer with news."""
+        numbers = self._numbers
+        if self._planned:
+            numbers = sorted(numbers, key=lambda number: not self._is_useful(gossiper, self._gossipers[number]))
+            if not self._is_useful(gossiper, self._gossipers[numbers[0]]):
+                return gossiper
+        return self._gossipers[numbers[int(self._chance.random() * len(numbers))]]
+
+    def _is_useful(self, gossiper: Gossiper, peer: Gossiper) -> bool:
+        """Return False if messages change nothing: between nodes that know equally much."""
+        return peer is not gossiper and not (gossiper.heard and gossiper.knows_like(peer))
 
     def _answer(self, asking: Gossiper, peer: Gossiper) -> None:
         peer = self._gossipers[peer.machine.number]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 from cdc_platform.clock import Microseconds
+from cdc_platform.simulation.chance import Chance
 from cdc_platform.simulation.machine import Machine
 from cdc_platform.simulation.plan import Network, Partition
 from cdc_platform.simulation.scheduler import Scheduler
@@ -15,15 +15,15 @@ from cdc_platform.simulation.scheduler import Scheduler
 class SimulatedNetwork:
     """Delivers messages late, or not at all."""
 
-    def __init__(self, rules: Network, scheduler: Scheduler, seed: int) -> None:
+    def __init__(self, rules: Network, scheduler: Scheduler, chance: Chance) -> None:
         self.partitions: list[Partition] = []
         self._rules = rules
         self._scheduler = scheduler
-        self._random = random.Random(f"network {seed}")
+        self._chance = chance
 
     def delay_us(self, sender: Machine, receiver: Machine) -> Microseconds:
         """Return how long a message takes (µs)."""
-        delay = 1 + int(self._random.random() * self._rules.latency_us)
+        delay = 1 + int(self._chance.random() * self._rules.latency_us)
         if sender.datacenter != receiver.datacenter:
             delay += self._rules.distance_us
         return Microseconds(delay)
@@ -42,7 +42,7 @@ class SimulatedNetwork:
 
     def send(self, sender: Machine, receiver: Machine, deliver: Callable[..., object], *arguments: Any) -> None:
         """Run `deliver(*arguments)` when the message arrives, if it does."""
-        if self._rules.loss and self._random.random() < self._rules.loss:
+        if self._rules.loss and self._chance.happens(self._rules.loss):
             return
         if sender.sends:
             delay_us = self.delay_us(sender, receiver)

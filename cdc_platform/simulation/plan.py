@@ -219,6 +219,8 @@ class HistoryPlan:
     writes: tuple[PlannedWrite, ...] = ()
     late_publication_us: Microseconds = Microseconds(0)
     """How long nobody can write the tables that clients read, from the first operation on."""
+    choices: tuple[float, ...] | None = None
+    """The random numbers (0 to below 1) of network and gossip from the first operation on; None: by the seed."""
 
     @property
     def node_total(self) -> int:

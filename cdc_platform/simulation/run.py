@@ -70,7 +70,7 @@ class Simulation:
             self.history.add_observer(observer)
         cluster = drawn_nodes(plan.node_total, plan.shards) if nodes is None else nodes
         self.world = World(plan, cluster, self.history, self._restart, parts.disk)
-        self.rounds = GossipRounds(self.world.scheduler, self.world.network, plan.seed)
+        self.rounds = GossipRounds(self.world.scheduler, self.world.network, self.world.chance("gossip"))
         self.register = Register(self.world)
         self.group = GroupZero(self.world)
         self.publisher = parts.publisher(self.world)
@@ -210,6 +210,8 @@ class Simulation:
 
     def _operate(self, operation: PlannedOperation) -> None:
         machine = self.world.machines[operation.node]
+        if self.world.planned_chance is not None:
+            self.world.planned_chance.started = True
         started = self._new_operation(operation)
         self._operations.setdefault(machine.number, []).append(started)
         if operation.kind is OperationKind.JOIN and not machine.has(OutageKind.DOWN):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from cdc_platform.clock import HOUR_MS, SECOND_US, Microseconds, Milliseconds, ms_from_us
 from cdc_platform.generations import GenerationId, TopologyDescription
+from cdc_platform.simulation.chance import Chance, PlannedChance, SeededChance
 from cdc_platform.simulation.clocks import SimulatedClock
 from cdc_platform.simulation.machine import Crash, Disk, Machine
 from cdc_platform.simulation.network import SimulatedNetwork
@@ -49,8 +49,8 @@ class World:
         self.nodes = nodes
         self.history = history
         self.scheduler = Scheduler(START_US)
-        self.network = SimulatedNetwork(plan.network, self.scheduler, plan.seed)
-        self.random = random.Random(f"world {plan.seed}")
+        self.planned_chance = None if plan.choices is None else PlannedChance(plan.choices)
+        self.network = SimulatedNetwork(plan.network, self.scheduler, self.chance("network"))
         self.machines = [self._machine(number, disk) for number in range(plan.node_total)]
         self.client_clock = SimulatedClock(self.scheduler)
         self.reader_clock = SimulatedClock(self.scheduler)
@@ -68,6 +68,10 @@ class World:
         self._by_key: dict[Hashable, SimulatedGeneration] = {}
         self._generation_of_stream: dict[bytes, int] = {}
         self._rows = 0
+
+    def chance(self, part: str) -> Chance:
+        """Return the chance of network or gossip: the plan's numbers, or those of its seed."""
+        return self.planned_chance or SeededChance(f"{part} {self.plan.seed}")
 
     def _machine(self, number: int, disk: type[Disk]) -> Machine:
         crashes = [crash for crash in self.plan.crashes if crash.node == number]

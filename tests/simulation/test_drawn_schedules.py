@@ -1,16 +1,22 @@
-"""Hypothesis draws the schedule of a two-phase switch, so that what it finds shrinks; any schedule must be safe."""
+"""Hypothesis draws the schedule: gossip partners, delays, losses, faults and writes; what it finds, it shrinks.
+
+Any schedule of a two-phase switch is safe, and so is one of gossip while its delay is long enough.
+"""
 
 from __future__ import annotations
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds
+from cdc_platform.clock import MILLISECOND_US, SECOND_US, Microseconds, Milliseconds, us_from_ms
 from cdc_platform.generations import AcceptancePolicy, SwitchTimes
 from cdc_platform.simulation import HistoryPlan, Outage, OutageKind, Property, Rules, judge_plan
 from cdc_platform.simulation.plan import (
     ClockOffset,
     CrashAtStep,
+    Network,
     OperationKind,
     Partition,
     PlannedOperation,
@@ -43,7 +49,66 @@ writes = st.lists(
 ).map(tuple)
 
 
+choices = st.lists(st.integers(0, 15).map(lambda number: number / 16), max_size=60).map(tuple)
+"""The chance of network and gossip, in sixteenths: which peer, how late a message, whether it is lost."""
+START_US = SECOND_US
+near = st.integers(0, SECOND_US * 12).map(lambda offset: Microseconds(START_US + offset))
+clients = st.builds(
+    PlannedWrite,
+    near,
+    st.integers(0, NODES - 1),
+    st.integers(1, 100),
+    st.none() | st.integers(-SECOND_US * 5, SECOND_US * 5).map(Microseconds),
+)
+late_faults = st.lists(
+    st.builds(Outage, near, st.integers(0, NODES - 1), st.sampled_from(OutageKind), spans), max_size=2
+).map(tuple)
+
+
+def gossip_plans(delay_ms: int, faults: st.SearchStrategy[tuple[Outage, ...]]) -> st.SearchStrategy[HistoryPlan]:
+    """Histories of one repair by gossip, and of writes around it; up to three of ten messages are lost."""
+    return st.builds(
+        HistoryPlan,
+        st.just(1),
+        st.just(Rules("gossip", delay_ms=Milliseconds(delay_ms))),
+        st.just(Network(MILLISECOND_US * 500, 0.3)),
+        st.just(NODES),
+        duration_us=st.just(us_from_ms(Milliseconds(delay_ms + 15_000))),
+        settle_us=st.just(SECOND_US * 45 if delay_ms > 60_000 else SECOND_US),
+        operations=st.just((PlannedOperation(START_US, OperationKind.REPAIR, 0),)),
+        outages=faults,
+        writes=st.lists(clients, min_size=1, max_size=10).map(tuple),
+        choices=choices,
+    )
+
+
+def is_misplaced(plan: HistoryPlan) -> bool:
+    """Whether a write is in the wrong generation."""
+    return Property.RIGHT_GENERATION in judge_plan(plan).verdict.broken
+
+
+@given(plan=gossip_plans(65_000, st.just(())))
+def test_any_schedule_of_gossip_is_safe_if_the_delay_is_long(plan: HistoryPlan) -> None:
+    """Whoever gossips with whom, and however many messages are late or lost."""
+    assert judge_plan(plan).verdict.violations == ()
+
+
+def test_a_delay_that_is_too_short_shrinks_to_one_write() -> None:
+    """The smallest history: one write through a node that has not heard, and what little chance it takes."""
+    plan = find(
+        gossip_plans(6_000, late_faults),
+        is_misplaced,
+        settings=settings(max_examples=2_000, database=None, derandomize=True, phases=[Phase.generate, Phase.shrink]),
+    )
+    assert plan.choices is not None
+    assert len(plan.writes) == 1
+    assert 1 <= len(plan.outages) + sum(choice > 0 for choice in plan.choices) <= 4
+    assert is_misplaced(plan)
+    assert not is_misplaced(replace(plan, choices=(), outages=()))
+
+
 @given(
+    choices=st.none() | choices,
     policy=st.sampled_from(["strict", "recent-past"]),
     operations=operations,
     clocks=st.lists(st.builds(ClockOffset, times, nodes, offsets), max_size=4).map(tuple),
@@ -53,6 +118,7 @@ writes = st.lists(
     writes=writes,
 )
 def test_any_schedule_of_a_two_phase_switch_is_safe(
+    choices: tuple[float, ...] | None,
     policy: AcceptancePolicy,
     operations: tuple[PlannedOperation, ...],
     clocks: tuple[ClockOffset, ...],
@@ -74,6 +140,7 @@ def test_any_schedule_of_a_two_phase_switch_is_safe(
         partitions=partitions,
         crashes=crashes,
         writes=writes,
+        choices=choices,
     )
     broken = judge_plan(plan).verdict
     assert [each for each in broken.violations if each.property in SAFETY] == []
