@@ -45,7 +45,7 @@ COUNTS = {
     "assumptions._MAX_FAULTS": "outages, partitions or crashes of a history",
     "clocks.PARTS_PER_MILLION": "parts of a whole",
     "judge._MOST_RINGS": "rings in memory",
-    "simulate._MAX_NODES": "nodes",
+    "simulate.MAX_NODES": "nodes",
     "simulate._MAX_SEEDS": "histories of a run",
     "rebuild._MAX_TIED": "keys of a comparison",
     "write_batches.MAX_BAD_WRITES": "writes in a refusal",

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from cdc_platform.lifecycle import RehearsalStart, StepEffect
     from cdc_platform.settings import Settings
 
-_MOST_SIMULATED = 100
-_MOST_SIMULATED_NODES = 1_000
-"""What `simulate` takes."""
-
 
 @click.command()
 @click.argument("file")
@@ -99,9 +95,11 @@ def rehearse(
 
 def _suggest_simulation(effects: Sequence[StepEffect], nodes: Sequence[object]) -> list[NextStep]:
     """Return the command that simulates as many joins and repairs under faults; none if no step makes a generation."""
+    from cdc_platform.cli.simulate import MAX_JOINS, MAX_NODES
+
     creating = Counter(effect.kind for effect in effects if effect.generation is not None)
-    joins, repairs = (min(creating[kind], _MOST_SIMULATED) for kind in ("add", "repair"))
-    if not joins + repairs or effects[0].nodes > _MOST_SIMULATED_NODES or not effects[0].nodes:
+    joins, repairs = (min(creating[kind], MAX_JOINS) for kind in ("add", "repair"))
+    if not joins + repairs or effects[0].nodes > MAX_NODES or not effects[0].nodes:
         return []
     options = ["--join", joins, *(["--repair", repairs] if repairs else [])]
     why = "what failures, clocks and delays do to these switches"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cdc_platform.settings import Settings
     from cdc_platform.simulation import Assumptions, JudgedHistory, NodeSet, SimulationSummary, SmallestValue
 
-_MAX_NODES = 1_000
+MAX_NODES = 1_000
+MAX_JOINS = 100
 _MAX_SEEDS = 1_000_000
 
 
@@ -87,12 +88,12 @@ def _as_text(value: object) -> object:
 @click.command()
 @click.option("--scenario", metavar="FILE", expose_value=False, is_eager=True, callback=_read_scenario,
               help="TOML file with values for these options, by their names with underscores.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), help="Nodes at the start, not those of the home's ring.")
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="Nodes at the start, not those of the home's ring.")
 @click.option(
     "--shards", type=click.IntRange(1, 256), default=2, show_default=True, help="Shards of each --nodes node."
 )
-@click.option("--join", "joins", type=click.IntRange(0, 100), help="Nodes that join. Default: 1, with tablets 0.")
-@click.option("--repair", "repairs", type=click.IntRange(0, 100), default=0, show_default=True, help="Repairs.")
+@click.option("--join", "joins", type=click.IntRange(0, MAX_JOINS), help="Nodes that join. Default: 1, with tablets 0.")
+@click.option("--repair", "repairs", type=click.IntRange(0, MAX_JOINS), default=0, show_default=True, help="Repairs.")
 @click.option("--split", "splits", type=click.IntRange(0, 100), help="Splits of tablets. Default: 1 with tablets.")
 @click.option("--merge", "merges", type=click.IntRange(0, 100), default=0, show_default=True, help="Merges of tablets.")
 @click.option("--protocol", type=click.Choice(["gossip", "two-phase", "tablets"]),
