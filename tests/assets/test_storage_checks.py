@@ -267,6 +267,7 @@ DAMAGE: dict[str, tuple[Callable[[Path, str, dict[str, object]], None], dict[str
 SOUND = dict.fromkeys(ROWS_CHANGED, "passed")
 
 
+@pytest.mark.grid("damage on the partitions of assets", 4)
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("table", [TOPOLOGY_DESCRIPTIONS, NODES], ids=lambda table: table.name)
 def test_what_the_partition_shows_of_each_damage(world: World, table: Table, kind: str) -> None:

@@ -102,6 +102,7 @@ def assert_safe(line: str, home: Path) -> list[str]:
     return words
 
 
+@pytest.mark.grid("advice in homes", 16)
 @pytest.mark.parametrize("name", MAKERS)
 def test_advice_leads_to_an_end(name: str, tmp_path: Path) -> None:
     """Each advised command runs; in the end no finding is left for which nothing but a command was named."""

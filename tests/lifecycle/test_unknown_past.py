@@ -144,7 +144,7 @@ def in_order(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.mark.parametrize(("brings", "expected"), BRINGS, ids=lambda value: "+".join(value))
-@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(2), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.long("dozens of imports")
 def test_every_order_gives_the_same_plan(
