@@ -1,4 +1,4 @@
-"""What every test may use: the vectors and the pace of the property tests."""
+"""Fixtures and scheduling for all tests, and the profiles of the property tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cdc_platform.metastore import JoinRequest
 from cdc_platform.runtime import tune_short_process
 
 os.environ.pop("COLUMNS", None)
-"""Workers of pytest-xdist have it; without it a screen is as wide in a worker as in a single process."""
+"""pytest-xdist sets it in its workers; without it the output is equally wide in a worker and in a single process."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from cdc_platform.spark import ConnectServer
 
-# Other examples in every run, by its seed; `--hypothesis-profile thorough` looks further, in `make test-exhaustive`.
+# Each run draws other examples by its seed; `make test-exhaustive` uses `--hypothesis-profile thorough`.
 settings.register_profile("quick", max_examples=EXAMPLES, deadline=None, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
-# Histories of the state machines: 75 here, 10,000 in `make test-exhaustive`; others in every run, by its seed.
+# Histories of the state machines, drawn by the seed: 75 here, 10,000 in `make test-exhaustive`.
 settings.register_profile(
     "histories", max_examples=int(os.environ.get("CDC_PLATFORM_HISTORIES", "75")), deadline=None, database=None
 )
@@ -51,9 +51,8 @@ hypothesis.core.global_force_seed = int(SEED)  # pyrefly: ignore[bad-assignment]
 settings.load_profile("quick")
 
 
-# Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
-# they begin, first those that take longest together, so that no worker is left with many of them at the end. What needs
-# a CQL server takes as long as one of three workers has: it has that worker, and the server's start is paid for once.
+# Groups of files that run on one worker because they share a server that is slow to start. They start first, in this
+# order, so that no worker is left with a long group at the end. The group with the CQL server is the longest.
 LONG = {
     "cassandra": (
         "test_observe.py",
@@ -157,10 +156,10 @@ LONG = {
     ),
     "server": ("test_readme.py", "test_killed_joins.py", "test_connect_server.py", "test_forced_validation.py"),
     "processes": ("test_races.py", "test_log_races.py", "test_killed_commands.py"),
-    # These wait more than they work: beside others, and not beside each other at the end.
+    # These mostly wait, so they must not be the last ones of a run.
     "waiting": ("test_store_emulators.py", "test_processes.py", "test_ui.py"),
 }
-# Which groups may take what is slow to start: in another one it would be started once more.
+# The groups that may use a fixture that is slow to start; another group would start it a second time.
 SHARED = {
     "spark": {"session", "cassandra"},
     "server": {"server"},
@@ -169,7 +168,7 @@ SHARED = {
     "cluster_process": {"cluster"},
     "standin_process": {"cassandra", "cluster"},
 }
-OF_MARK = {
+MARK_BY_FIXTURE = {
     "spark": "spark",
     "server": "spark",
     "serving": "spark",
@@ -182,17 +181,17 @@ OF_MARK = {
     "tmp_path": "files",
     "tmp_path_factory": "files",
 }
-"""Who takes what starts other programs, forks, or writes files is marked so, and left out by `make test-fast`."""
-MAKE_SHOP_T = frozenset({"log", "table"})
-"""Fixtures of tests with the stand-in: each makes that table and its log."""
-_ROOM_OF_DAGSTER = "assets"
-_TOGETHER = {file: group for group, files in LONG.items() for file in files}
+"""The mark of each test with a fixture that starts programs, forks or writes files; `make test-fast` leaves it out."""
+CREATE_SHOP_T = frozenset({"log", "table"})
+"""Fixtures that create the table `shop.t` and its log in the stand-in."""
+_DAGSTER_FOLDER = "assets"
+_GROUP_BY_FILE = {file: group for group, files in LONG.items() for file in files}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, and draw those of the grids; hear Ctrl-C also where a shell's background does not."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what is started from here would ignore it as well
+    """Register the plugins that measure tests and sample grids; handle Ctrl-C also in a shell's background job."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # child processes would inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     tune_short_process()
     if not hasattr(config, "workerinput"):
@@ -203,9 +202,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is there by now, which stays, out of the sight of who looks for garbage.
+    """Freeze all objects that exist after the collection, so that the garbage collector does not scan them.
 
-    Until Python ends: modules of libraries that are never collected say then that they have leaked.
+    At exit they are unfrozen, as some libraries report modules that are never collected as leaks.
     """
     gc.collect()
     gc.freeze()
@@ -213,49 +212,49 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files, and end with those that start no JVM; what is slow to start has its group of files."""
+    """Sort the long files to the front and those without a JVM to the end; refuse fixtures outside their groups."""
     for item in items:
         for name, groups in SHARED.items():
-            if name in getattr(item, "fixturenames", ()) and _TOGETHER.get(item.path.name) not in groups:
+            if name in getattr(item, "fixturenames", ()) and _GROUP_BY_FILE.get(item.path.name) not in groups:
                 raise pytest.UsageError(
                     f"{item.nodeid} takes {name}: put its file into one of {sorted(groups)} in LONG"
                 )
-        for name, mark in OF_MARK.items():
+        for name, mark in MARK_BY_FIXTURE.items():
             if name in getattr(item, "fixturenames", ()) and item.get_closest_marker(mark) is None:
                 item.add_marker(mark)
-        if item.path.parent.name == _ROOM_OF_DAGSTER:
+        if item.path.parent.name == _DAGSTER_FOLDER:
             item.add_marker("dagster")
-    long = list(_TOGETHER)
+    long = list(_GROUP_BY_FILE)
     on_spark = {item.path for item in items if any(item.iter_markers("spark"))}
 
-    def place(item: pytest.Item) -> tuple[int, bool]:
+    def rank(item: pytest.Item) -> tuple[int, bool]:
         name = item.path.name
         return (long.index(name) if name in long else len(long), item.path not in on_spark)
 
-    items.sort(key=place)
+    items.sort(key=rank)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, a file goes to one worker, which makes its fixtures once; files of a group go to the same one."""
+    """With `-n`, run each file, or all files of a group, on one worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return _TOGETHER.get(Path(file).name, file)
+            return _GROUP_BY_FILE.get(Path(file).name, file)
 
     return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
 def vectors() -> dict[str, Any]:
-    """Values that the rules have to give, by group."""
+    """Expected results of the rules, by group."""
     return json.loads((Path(__file__).parent / "data" / "vectors.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one embedded session of the tests."""
+    """The embedded Spark session that all tests share."""
     from cdc_platform.spark import get_spark_session
 
     session = get_spark_session("cdc-platform tests")
@@ -265,13 +264,13 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def on_spark(spark: SparkSession) -> TaskRunner:
-    """Those who do everything on that session, however little it is."""
+    """A runner that runs every task on the Spark session, however small."""
     return TaskRunner(lambda: spark, in_process=0)
 
 
 @pytest.fixture(scope="session")
 def workers() -> TaskRunner:
-    """Those of a process that has no Spark: what small tests ask for is done without."""
+    """A runner that runs tasks in this process and fails if one needs Spark."""
 
     def refuse() -> SparkSession:
         raise AssertionError("so little work needs no Spark")
@@ -281,22 +280,22 @@ def workers() -> TaskRunner:
 
 @pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
 def either(request: pytest.FixtureRequest) -> TaskRunner:
-    """Both kinds, one after the other: they have to find the same."""
+    """Both runners, one after the other; their results must be equal."""
     return request.getfixturevalue("workers" if request.param == "here" else "on_spark")
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """An empty lake of the test's own."""
+    """An empty lake."""
     return Lake(tmp_path / "lake")
 
 
 @pytest.fixture(scope="session")
 def serving() -> Iterator[Serving]:
-    """`cdc-platform up` on a home of its own, shared by the tests that look at it; started when the first one asks."""
+    """`cdc-platform up` on its own home, shared by all tests that only read it; it starts at the first use."""
     from support.worlds.serving import Serving
 
-    # Where every user may look: what keeps others out has to be the home itself.
+    # Every user can list this folder, so that only the home itself keeps other users out.
     with tempfile.TemporaryDirectory(prefix="cdc-up-") as folder:
         Path(folder).chmod(0o755)
         shared = Serving(Path(folder) / "home")
@@ -306,7 +305,7 @@ def serving() -> Iterator[Serving]:
 
 @pytest.fixture(scope="session")
 def standin_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
-    """A real CQL server behind a proxy that answers as ScyllaDB does; started when the first test asks."""
+    """A real CQL server behind a proxy that answers as ScyllaDB does; it starts at the first use."""
     from support.standin.cluster import StandIn
 
     shared = StandIn(tmp_path_factory.mktemp("standin"))
@@ -316,7 +315,7 @@ def standin_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandI
 
 @pytest.fixture
 def sessions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    """What tasks open that run in this process, closed with the test: they keep it as long as their process lives."""
+    """The sessions that tasks open in this process, closed after the test; a worker's live as long as it."""
     from cdc_platform.ingest import requests as asking
 
     with ExitStack() as opened:
@@ -332,20 +331,20 @@ def standin(
     sessions_of_tasks: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
 ) -> StandIn:
-    """That server with one generation, as no test has changed it; the environment has a user that may read all."""
+    """The CQL server reset to one generation; the environment has the password of a user that may read everything."""
     from support.standin.cluster import PASSWORD, USER
     from support.standin.world import OBSERVER
 
     monkeypatch.setenv(USER, OBSERVER[0])
     monkeypatch.setenv(PASSWORD, OBSERVER[1])
-    makes_it_again = not MAKE_SHOP_T.isdisjoint(request.fixturenames)
-    standin_process.reset(kept=("shop.t", "shop.t_scylla_cdc_log") if makes_it_again else ())
+    recreates_table = not CREATE_SHOP_T.isdisjoint(request.fixturenames)
+    standin_process.reset(kept=("shop.t", "shop.t_scylla_cdc_log") if recreates_table else ())
     return standin_process
 
 
 @pytest.fixture(scope="session")
 def s3_process() -> Iterator[S3]:
-    """An S3 server on loopback, started when the first test asks."""
+    """An S3 server on loopback; it starts at the first use."""
     from support.store.s3 import S3
 
     shared = S3()
@@ -355,7 +354,7 @@ def s3_process() -> Iterator[S3]:
 
 @pytest.fixture
 def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
-    """That server, to which this process is led; this machine's own part of a home there lies in the test's folder."""
+    """The S3 server, set in this process's environment; the local state of homes there is in the test's folder."""
     for name, value in s3_process.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
@@ -364,7 +363,7 @@ def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
 
 @pytest.fixture(scope="session")
 def cluster_process(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Spark cluster that shares no folder with who drives it, started when the first test asks."""
+    """A Spark cluster that shares no folder with its driver; it starts at the first use."""
     from support.spark.driven import Cluster
 
     shared = Cluster(tmp_path_factory.mktemp("driver"), s3_process)
@@ -374,7 +373,7 @@ def cluster_process(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def server_process() -> Iterator[ConnectServer]:
-    """A Connect server of the tests, as yet not started."""
+    """A Connect server that is not started yet."""
     from cdc_platform.spark import ConnectServer
 
     shared = ConnectServer(heavy=False)
@@ -384,7 +383,7 @@ def server_process() -> Iterator[ConnectServer]:
 
 @pytest.fixture
 def server(server_process: ConnectServer) -> ConnectServer:
-    """That server, warm, which spares each process the start of a JVM."""
+    """The Connect server after a first job, so that no process starts a JVM."""
     from support.spark.warm_server import warm
 
     return warm(server_process)
@@ -392,7 +391,7 @@ def server(server_process: ConnectServer) -> ConnectServer:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Real processes of the command line without a start of their own."""
+    """Real processes of the command line, forked with everything imported."""
     from support.processes.nursery import Nursery
 
     with Nursery() as nursery:
@@ -407,13 +406,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That wheel's program, in an environment of its own."""
+    """The program of the wheel, installed in its own environment."""
     return installed.install(wheel, tmp_path_factory.mktemp("installed") / "env")
 
 
 @pytest.fixture(scope="session")
 def demonstrated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the installed program ran its demo once, its clock stopped; what it told is in `told`."""
+    """A home in which the installed program ran its demo with a stopped clock; its output is in the file `told`."""
     home = tmp_path_factory.mktemp("demonstrated") / "home"
     done = installed.run(
         program, home.parent, "--home", str(home), "--clock", installed.DEMO_CLOCK, "demo", timeout=280
@@ -425,11 +424,11 @@ def demonstrated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def bootstrap_text() -> Callable[..., str]:
-    """Make the bootstrap file of a node, see `node_text`."""
+    """Return `node_text`, which makes the bootstrap file of a node."""
     return node_text
 
 
 @pytest.fixture
 def joining() -> Callable[..., JoinRequest]:
-    """Make the request of a node, see `node_text`."""
+    """Return `join_request`, which makes the request of a node."""
     return join_request

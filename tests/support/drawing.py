@@ -1,7 +1,7 @@
-"""The seed of a run, which its header prints, and what is drawn by it: some tests of each grid, an order of all.
+"""The seed of a run, which its header prints, and what it determines: the sample of each grid, and a random order.
 
-CDC_PLATFORM_SEED=N draws the same again; CDC_PLATFORM_KILLS=all takes grids whole; CDC_PLATFORM_SHUFFLE=1 runs files,
-and the tests in them, in an order that is drawn as well.
+CDC_PLATFORM_SEED=N repeats a run's sample; CDC_PLATFORM_KILLS=all runs grids completely; CDC_PLATFORM_SHUFFLE=1 runs
+files, and the tests in them, in random order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import settings
 
-# Workers are started with this environment: all of them draw the same.
+# Workers inherit this environment, so all of them draw the same sample.
 SEED = os.environ.setdefault("CDC_PLATFORM_SEED", str(secrets.randbelow(10**9)))
 KILLS = os.environ.get("CDC_PLATFORM_KILLS")
-"""How many kills are tried of what can be killed in many places: a number, `all`, or None for a few."""
+"""The number of points at which a command is killed: a number, `all`, or None for a few."""
 SHUFFLE = bool(os.environ.get("CDC_PLATFORM_SHUFFLE"))
 EXAMPLES = 25
-"""How many examples of a property a run tries, where the property says no number of its own."""
+"""The number of examples of a property that sets none."""
 _GRID = "grid"
 
 
 def examples(number: int) -> int:
-    """The number of a property that is cheaper or dearer than others: so many, or more where others have more."""
+    """Return the number of examples of a cheap or expensive property, scaled with the profile of the run."""
     default = settings.default
     assert default is not None
     return number * default.max_examples // EXAMPLES
@@ -35,12 +35,12 @@ class Drawing:
     """The plugin."""
 
     def pytest_report_header(self) -> str:
-        """How the same is drawn again."""
+        """Print the variables that repeat this run."""
         return f"CDC_PLATFORM_SEED={SEED}{' CDC_PLATFORM_SHUFFLE=1' * SHUFFLE}"
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave as many tests of a grid, of those that are asked for, as its mark says; shuffle them if that is."""
+        """Sample the selected tests of each grid as its mark says; shuffle all tests on request."""
         for item in items:
             if mark := item.get_closest_marker(_GRID):
                 item.user_properties.append((_GRID, mark.args[0]))
@@ -55,7 +55,7 @@ class Drawing:
             items.sort(key=lambda item: places[item.path])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """How many tests of each grid were run, and how many of them failed."""
+        """Write how many tests of each grid passed and failed."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for outcome in ("passed", "failed", "error"):
             for report in terminalreporter.getreports(outcome):

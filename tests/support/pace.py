@@ -1,6 +1,6 @@
-"""What the tests cost: seconds and CPU by file, and those that take long with the reason that their mark gives.
+"""Measure tests: wall and CPU seconds by file, and the slow tests with the reasons that their marks give.
 
-The CPU of servers that go on after a test is that of the tests in whose time they spend it, as far as /proc tells.
+CPU of a server that outlives a test counts for the test during which it is spent, as far as /proc shows it.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ import pytest
 from support.processes.below import below
 
 LONG_S = 5.0
-"""From here on a test says why it takes as long, by its marks or `@pytest.mark.long(reason)`, or is named for it."""
+"""A slower test states the reason by its marks or `@pytest.mark.long(reason)`; otherwise the summary names it."""
 _OF_MARKS = {
-    "grid": "one of a grid, each a run or a process of its own",
-    "cassandra": "a CQL server, of which each test makes its own tables",
-    "browser": "a browser, and the platform that it looks at",
+    "grid": "one of a grid, with its own run or process",
+    "cassandra": "a CQL server with tables for each test",
+    "browser": "a browser and the platform's UI",
     "spark": "a JVM",
 }
-"""The reasons of tests without one of their own, by their marks."""
+"""Reasons by mark, for tests that state none."""
 _OF_SERVERS = {
     "s3_process": "an S3 server",
-    "nursery": "processes that are forked and killed",
+    "nursery": "forked and killed processes",
     "serving": "all of `up`",
     "server": "a Spark Connect server",
-    "program": "a wheel that is installed",
-    "rehearsal": "runs of Dagster, of all steps and checks",
+    "program": "an installed wheel",
+    "rehearsal": "runs of Dagster with all steps and checks",
 }
-_OF_ENDS = "the last one of its worker: what its tests shared ends behind it"
+_OF_ENDS = "the last test of its worker, which tears down the shared fixtures"
 _COST = "cost"
 _FILES = 40
 _WORTH_LOOKING_S = 2.0
-"""What is shorter leaves the CPU of its servers to the next one that is not: looking takes ten milliseconds."""
+"""Reading /proc takes 10 ms, so a shorter test leaves the CPU of its servers to the next longer one."""
 
 
 @dataclass
 class Cost:
-    """Seconds that passed, and seconds of CPU; those of processes that have ended among them."""
+    """Wall seconds, and CPU seconds including those of child processes that have ended."""
 
     wall: float = 0.0
     cpu: float = 0.0
     reason: str = ""
 
     def add(self, wall: float, cpu: float, reason: str) -> None:
-        """Count one part of a test more."""
+        """Add one phase of a test."""
         self.wall += wall
         self.cpu += cpu
         self.reason = self.reason or reason
 
 
 class Pace:
-    """The plugin: each worker measures its tests, the process that reports adds them up."""
+    """The plugin. Each worker measures its tests, and the reporting process adds them up."""
 
     def __init__(self) -> None:
         self._own = self._all = 0.0
@@ -62,44 +62,44 @@ class Pace:
         self._ends = False
 
     def pytest_collection_finish(self) -> None:
-        """What came before the first test is nobody's."""
+        """Begin to measure, so that the CPU of the collection counts for no test."""
         self._own = sum(os.times()[:2])
         self._all = sum(os.times()[:4]) + _of_descendants()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> None:
-        """Know whether all that tests share ends with this one."""
+        """Note whether this is the last test, which tears down the shared fixtures."""
         self._ends = nextitem is None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put what a part of a test cost into its report, which goes to the process that reports."""
+        """Add the cost of a phase to its report, which pytest sends to the reporting process."""
         report = yield
         cost = [call.duration, self._spent(call.duration), _reason(item) or _OF_ENDS * self._ends]
         report.user_properties.append((_COST, cost))
         return report
 
     def _spent(self, duration: float) -> float:
-        """Seconds of CPU since this was asked last, of this process and of all below it."""
+        """Return CPU seconds since the last call, of this process and all its descendants."""
         before, self._own = self._own, sum(os.times()[:2])
         if duration < _WORTH_LOOKING_S:
-            # What has ended meanwhile may have been counted already while it ran.
+            # Processes that ended meanwhile may have been counted while they ran.
             self._all += self._own - before
             return self._own - before
         everything, self._all = self._all, sum(os.times()[:4]) + _of_descendants()
-        # Less where some have ended that none of them waited for: those were counted while they ran.
+        # It is less if processes ended that no parent waited for; they were counted while they ran.
         return max(0.0, self._all - everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count one part of a test, from whichever worker it comes."""
+        """Add the cost in a report from any worker."""
         costs: list[Any] = [cost for name, cost in report.user_properties if name == _COST]
         if costs:
             self._tests[report.nodeid].add(*costs[-1])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The dearest files; then each test that takes long, with its reason."""
+        """Write the most expensive files, then each slow test with its reason."""
         if sum(cost.wall for cost in self._tests.values()) < 60:
             return
         files: defaultdict[str, Cost] = defaultdict(Cost)
@@ -107,16 +107,16 @@ class Pace:
             files[test.partition("::")[0]].add(cost.wall, cost.cpu, "")
         write = terminalreporter.write_line
         terminalreporter.section("seconds, seconds of CPU")
-        for name, cost in [*_dearest(files)[:_FILES], ("all tests", _sum(files))]:
+        for name, cost in [*_by_wall_time(files)[:_FILES], ("all tests", _sum(files))]:
             write(f"{cost.wall:7.1f} {cost.cpu:7.1f}  {name}")
         terminalreporter.section(f"tests of more than {LONG_S:.0f} s, and why")
-        for name, cost in _dearest(self._tests):
+        for name, cost in _by_wall_time(self._tests):
             if cost.wall >= LONG_S:
                 write(f"{cost.wall:7.1f} {cost.cpu:7.1f}  {name}: {cost.reason or 'no reason is given'}")
 
 
 def _of_descendants() -> float:
-    """Seconds of CPU of the processes below this one that have not ended, and of their own that have."""
+    """Return CPU seconds of the live descendants of this process and of their ended children."""
     spent = sum(int(ticks) for fields in below().values() for ticks in fields[11:15])
     return spent / os.sysconf("SC_CLK_TCK")
 
@@ -130,8 +130,8 @@ def _reason(item: pytest.Item) -> str:
     return "; ".join([*marks, *servers])
 
 
-def _dearest(costs: dict[str, Cost]) -> list[tuple[str, Cost]]:
-    return sorted(costs.items(), key=lambda each: -each[1].wall)
+def _by_wall_time(costs: dict[str, Cost]) -> list[tuple[str, Cost]]:
+    return sorted(costs.items(), key=lambda item: -item[1].wall)
 
 
 def _sum(costs: dict[str, Cost]) -> Cost:
