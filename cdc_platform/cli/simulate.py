@@ -70,19 +70,26 @@ def _read_scenario(ctx: click.Context, _param: click.Parameter, file: str | None
         raise InputError(f"{file} is not valid TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{file} is nested too deeply; a scenario has plain values and lists of them") from None
-    options = {param.name for param in ctx.command.params} - {"scenario", "as_json"}
-    unknown = sorted(set(values) - options)
+    options = {key: option for option in ctx.command.params for key in _scenario_keys(option)}
+    unknown = sorted(set(values) - set(options))
     if unknown:
-        known = ", ".join(sorted(name for name in options if name))
-        raise InputError(f"{file}: {unknown[0]} is no option of simulate; the keys are {known}")
-    ctx.default_map = {**(ctx.default_map or {}), **{key: _as_text(value) for key, value in values.items()}}
+        raise InputError(f"{file}: {unknown[0]} is no option of simulate; the keys are {', '.join(sorted(options))}")
+    defaults = {options[key].name: _as_text(options[key], value) for key, value in values.items()}
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
 
 
-def _as_text(value: object) -> object:
+def _scenario_keys(option: click.Parameter) -> set[str]:
+    """Return the keys of an option in a scenario: what it is called on the command line, and in the code."""
+    if option.name in (None, "scenario", "as_json", "help"):
+        return set()
+    return {option.name, *(name.removeprefix("--").replace("-", "_") for name in option.opts)}
+
+
+def _as_text(option: click.Parameter, value: object) -> object:
     """Return a TOML value as the command line would have it, so that options validate it."""
-    if isinstance(value, list):
-        return list(map(str, value))
-    return value if isinstance(value, bool) else str(value)
+    if option.multiple:
+        return list(map(str, value if isinstance(value, list) else [value]))
+    return value if isinstance(value, bool) and getattr(option, "is_flag", False) else str(value)
 
 
 @click.command()
@@ -152,6 +159,8 @@ def simulate(session: CliSession, ctx: click.Context, as_json: bool, **options: 
         raise click.UsageError("--trace and --picture show one history: name it with --seed N")
     if options["seed"] is not None and options["find"]:
         raise click.UsageError("--find tries many histories: use --seeds N, not --seed")
+    if options["find"] and ctx.get_parameter_source(options["find"]) is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--find {options['find']} searches for that value: leave --{options['find']} out")
     target = None if options["picture"] is None else _check_picture(session, options["picture"])
     assumptions, nodes = _read_assumptions(session, options)
     seeds = range(options["seeds"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from cdc_platform.clock import MINUTE_US, SECOND_US, Microseconds, us_from_ms
+from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Microseconds, seconds_from_us, us_from_ms
 from cdc_platform.errors import InputError
 from cdc_platform.simulation.clocks import PARTS_PER_MILLION
 from cdc_platform.simulation.plan import (
@@ -81,11 +81,15 @@ class Assumptions:
             ("outages", 0, _MAX_FAULTS),
             ("partitions", 0, _MAX_FAULTS),
             ("crashes", 0, _MAX_FAULTS),
-            ("skew_us", 0, MINUTE_US * 60),
-            ("outage_us", 1, MINUTE_US * 60),
         ):
             if not low <= getattr(self, name) <= high:
                 raise InputError(f"{name} {getattr(self, name)} is out of range; it has to be {low} to {high}")
+        for name, duration_us in (("skew", self.skew_us), ("longest outage", self.outage_us)):
+            if not 0 <= duration_us <= HOUR_US:
+                seconds = seconds_from_us(duration_us)
+                raise InputError(
+                    f"{name} {seconds:g} s is out of range; it has to be 0 to {seconds_from_us(HOUR_US):g} s"
+                )
         if self.rules.protocol == "tablets" and (self.joins or self.repairs):
             raise InputError("joins and repairs create no stream set of tablets; simulate splits and merges")
         if self.rules.protocol != "tablets" and (self.splits or self.merges):

@@ -93,16 +93,29 @@ def test_a_scenario_is_the_options_it_has(tmp_path: Path) -> None:
     """The same document; options on the command line win."""
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
-        'nodes = 4\njoins = 2\nskew = "2s"\nloss = 0.05\nread_outage = ["20s@1"]\nserver_timestamps = true\nseeds = 2\n'
+        'nodes = 4\njoin = 2\nskew = "2s"\nloss = 0.05\nread_outage = ["20s@1"]\nserver_timestamps = true\nseeds = 2\n'
     )
     options = "--nodes 4 --join 2 --skew 2s --loss 0.05 --read-outage 20s@1 --server-timestamps --seeds 2"
     assert simulated(tmp_path, "--scenario", scenario) == simulated(tmp_path, *options.split())
     assert simulated(tmp_path, "--scenario", scenario, "--seeds", 1)["histories"] == 1
+    scenario.write_text('nodes = 4\njoins = 2\nread_outage = "20s@1"\nseeds = 2\n')
+    assert simulated(tmp_path, "--scenario", scenario)["generations"] == 4
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("nodse = 3", "nodse"), ("nodes = ", "not valid TOML"), ('skew = "soon"', "soon"), ('format = "v3"', "v3")],
+    [
+        ("nodse = 3", "nodse"),
+        ("nodes = ", "not valid TOML"),
+        ("nodes = true", "True"),
+        ("nodes = [3]", "[3]"),
+        ('skew = "soon"', "soon"),
+        ("skew = 3", "'3' is no duration"),
+        ('format = "v3"', "v3"),
+        ('server_timestamps = "maybe"', "maybe"),
+        ("[network]\nloss = 0.1", "network is no option"),
+        ('scenario = "other.toml"', "scenario is no option"),
+    ],
 )
 def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> None:
     """By the name of what is wrong."""
@@ -130,6 +143,12 @@ def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> No
         ("--nodes 3 --protocol tablets --format v1", "have one format"),
         ("--nodes 3 --split 1", "--protocol tablets"),
         ("--nodes 3 --seed 1 --picture a.jpg", ".png"),
+        ("--nodes 0", "0 is not in the range"),
+        ("--nodes 1001", "1001 is not in the range"),
+        ("--nodes 3 --loss nan", "loss nan is out of range"),
+        ("--nodes 3 --skew 24h", "skew 86400 s is out of range"),
+        ("--nodes 3 --find window --window 5s", "leave --window out"),
+        ("--nodes 3 --protocol two-phase --lease 0s", "not longer than the margin"),
     ],
 )
 def test_options_that_are_refused(tmp_path: Path, options: str, named: str) -> None:

@@ -50,7 +50,8 @@ def test_the_scenario_is_one(tmp_path: Path) -> None:
     """Its keys are options."""
     block = re.search(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     assert block is not None
-    assert set(tomllib.loads(block[1])) <= {param.name for param in simulate.params}
+    names = {name.removeprefix("--").replace("-", "_") for param in simulate.params for name in param.opts}
+    assert set(tomllib.loads(block[1])) <= names
 
 
 @pytest.mark.long("400 histories of five nodes")
