@@ -5,7 +5,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-# Each process compiles all that it imports anew where this is set, as it is in many images: pandas alone takes a second.
+# If this is set, as in many container images, each process compiles all of its imports: pandas alone takes a second.
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
@@ -105,7 +105,7 @@ java:
 	test "$${version:-0}" -ge 17 || { echo "Java 17 or 21 is needed and $$java is $${version:-missing}: install it (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) and point JAVA_HOME at it"; exit 2; }
 
 .PHONY: lock
-lock: .venv ## resolve pyproject.toml into requirements.lock anew
+lock: .venv ## update requirements.lock from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --extra dev --extra docs \
 		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
 

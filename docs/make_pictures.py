@@ -31,7 +31,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main() -> None:
-    """Make all pictures anew."""
+    """Make all pictures."""
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
@@ -93,10 +93,10 @@ def served(home: Path) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        told = ""
-        while not told.rstrip().endswith("}"):
-            told += process.stdout.readline()
-        yield json.loads(told)["url"]
+        output = ""
+        while not output.rstrip().endswith("}"):
+            output += process.stdout.readline()
+        yield json.loads(output)["url"]
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)

@@ -535,7 +535,11 @@ class _KnownShape:
 
 
 class StatementShapes:
-    """The shapes seen so far, at most some thousands."""
+    """The shapes seen so far, at most some thousands.
+
+    Statements of a script mostly repeat a few shapes. Applying 20,000 statements of 20 shapes takes 4 s of CPU,
+    and 12 s if each statement is parsed whole.
+    """
 
     def __init__(self) -> None:
         self._fillers: dict[tuple[str, ...], _KnownShape] = {}
