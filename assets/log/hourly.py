@@ -76,7 +76,8 @@ class Logs(Config):
     """Which logs to copy."""
 
     tables: list[str] | None = Field(
-        default=None, description="keyspace.table of each; default: all CDC-enabled tables whose definition is known"
+        default=None,
+        description="keyspace.table of each; default: all tables with a log and a published generation or stream set",
     )
 
 
@@ -104,7 +105,7 @@ def consumed_hours(
 
     def copy(partition: str) -> PartitionContent:
         hour_us = hour_us_from_partition(partition)
-        schemas = hourly.select_logs(lake, config.tables)
+        schemas = hourly.select_logs_to_copy(lake, clock.clock(), config.tables)
         part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
         before = list_part_files(lake, part.table, part.where)
         copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)

@@ -144,6 +144,22 @@ def test_an_hour_has_its_rows_over_a_switch(lake: Lake) -> None:
     assert [each["from"] for each in records(told["generations"])] == [format_us(START_US), format_us(SWITCH_US)]
 
 
+def test_a_log_without_a_generation_does_not_delay_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hours are copied once a generation is published; until then the schedule requests hours of other logs."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    stand(READABLE_US, monkeypatch)
+    lake = Lake(tmp_path / "home" / "lake")
+    for table in ("t", "tabs"):
+        add_table(lake, table)
+    tablets.create_tablets(lake, Clock(START_US), Settings(), "ks", "tabs", uniform_tablet_ends(2))
+    write(lake, [ONE], table="tabs")
+    assert hourly.list_due_hours(lake, Clock(READABLE_US), 24)[:2] == [NOON, ONE]
+    assert copy(ONE).success
+    assert times_of(sink(lake, "tabs")) == [ONE]
+    refused = refusal(copy(ONE, ["ks.t"]))
+    assert "no generation is known in which ks.t could have rows" in refused
+
+
 @pytest.mark.parametrize("order", [(NOON, ONE, TWO), (TWO, ONE, NOON), (ONE, TWO, NOON, ONE, ONE)])
 def test_the_order_of_hours_does_not_matter(lake: Lake, order: tuple[int, ...]) -> None:
     """A backfill in any order, hours twice: the same rows, and a position behind the last of them."""

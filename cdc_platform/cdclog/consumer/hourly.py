@@ -92,6 +92,21 @@ def select_logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSch
     return schemas
 
 
+def select_logs_to_copy(lake: Lake, clock: Clock, names: Sequence[str] | None = None) -> list[TableSchema]:
+    """Return the named tables; by default those of `select_logs` for which a generation or stream set is published.
+
+    A log without one has no hours yet, so it must not delay those of the others. If no log has one, return all: the
+    refusal of `copy_hour` says what they need.
+
+    Raises:
+        InputError, NotFound: as `select_logs`.
+    """
+    schemas = select_logs(lake, names)
+    if names is not None:
+        return schemas
+    return [schema for schema in schemas if read_reader_sets(lake, schema, clock.now_us()).seen] or schemas
+
+
 def copy_hour(
     lake: Lake,
     clock: Clock,
