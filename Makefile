@@ -67,10 +67,16 @@ test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,00
 		tests/ingest/test_late_generations.py
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
 	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/faults/test_killed_services.py
+	CDC_PLATFORM_SOAK=0.1 $(BIN)/pytest -q --timeout 36000 tests/faults/test_soak.py
 
 .PHONY: simulate
 simulate: .venv ## random histories of generation switches until Ctrl-C; those that fail stay in .cache
 	@PYTHONPATH=tests $(BIN)/python -m support.simulate_forever
+
+.PHONY: soak
+soak: .venv ## a share of a year of a platform with faults, SHARE=0.1; figures and a picture in build/soak
+	@PYTHONPATH=tests $(BIN)/python -m support.soak.year --share $(or $(SHARE),0.1) build/soak
+	@PYTHONPATH=tests $(BIN)/python -m support.soak.plot build/soak/soak.json build/soak/soak.svg
 
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C

@@ -5,8 +5,12 @@ Clocks by which durations are measured stay as they are.
 
 from __future__ import annotations
 
+import mmap
+import os
 import shutil
+import struct
 import subprocess
+import time
 from pathlib import Path
 
 COMPILERS = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
@@ -39,9 +43,55 @@ time_t time(time_t *told) {
 """
 
 
+_READS_FILE = """
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static long offset_seconds(void) {
+    static volatile long *mapped;
+    if (!mapped) {
+        int file = open(getenv("MOVABLE_CLOCK"), O_RDONLY);
+        if (file < 0) abort();
+        mapped = mmap(0, sizeof *mapped, PROT_READ, MAP_SHARED, file, 0);
+        close(file);
+    }
+    return *mapped;
+}
+"""
+_OFFSET_VARIABLE = "MOVABLE_CLOCK"
+
+
+class MovableClock:
+    """The clock of a process that was started with `variables(folder)`, and of all processes that it forks."""
+
+    def __init__(self) -> None:
+        with Path(os.environ[_OFFSET_VARIABLE]).open("r+b") as file:
+            self._offset = mmap.mmap(file.fileno(), 8)
+
+    @staticmethod
+    def variables(folder: Path) -> dict[str, str]:
+        """Build the library in `folder`; return the environment variables of a process whose clock can be moved."""
+        offset = folder / "clock"
+        offset.write_bytes(struct.pack("q", 0))
+        return {**_built(folder / "clock.so", "offset_seconds()", _READS_FILE), _OFFSET_VARIABLE: str(offset)}
+
+    def advance_to(self, seconds: float) -> None:
+        """Move the clock to this time (s since 1970), if it is not later already. It then runs on."""
+        ahead = int(seconds - time.time()) + 1
+        if ahead > 0:
+            self._offset[:] = struct.pack("q", struct.unpack("q", self._offset[:])[0] + ahead)
+
+
 def clock_off_by(seconds: int, folder: Path) -> dict[str, str]:
     """The variables of a process whose clock is so far ahead of this machine's, by a library in a folder."""
-    library = folder / f"clock{seconds}.so"
-    command = [COMPILERS[0], "-shared", "-fPIC", f"-DSECONDS=({seconds})", "-x", "c", "-", "-o", str(library), "-ldl"]
-    subprocess.run(command, input=_MOVED, text=True, check=True)
+    return _built(folder / f"clock{seconds}.so", f"({seconds})")
+
+
+def _built(library: Path, seconds: str, source: str = "") -> dict[str, str]:
+    command = [COMPILERS[0], "-shared", "-fPIC", f"-DSECONDS={seconds}", "-x", "c", "-", "-o", str(library), "-ldl"]
+    head, _, rest = _MOVED.partition("#include <dlfcn.h>")
+    text = f"{head}#include <dlfcn.h>{source}{rest}"
+    subprocess.run(command, input=text, text=True, check=True)
     return {"LD_PRELOAD": str(library)}

@@ -1,0 +1,88 @@
+"""A share of a year of a platform, with faults, through Dagster's sensors and schedules; see `support.soak`.
+
+`CDC_PLATFORM_SOAK` is the share; `make test-exhaustive` runs a tenth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+from support.processes.clocks import COMPILERS
+from support.soak.plan import FAULTS, Plan
+from support.soak.year import run_soak
+
+from cdc_platform.definitions import defs
+
+SHARE = float(os.environ.get("CDC_PLATFORM_SOAK", "0.01"))
+PLAN = Plan(SHARE, seed=21, tick_hours=22, dagster_every=10) if SHARE < 0.1 else Plan(SHARE, tick_hours=6)
+"""The seed gives a hundredth all kinds of faults. A shorter soak has fewer ticks and runs of Dagster."""
+pytestmark = pytest.mark.timeout(900 if SHARE < 0.1 else 36_000)
+
+
+@pytest.fixture(scope="module")
+def soak(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The final state of a soak."""
+    if not COMPILERS:
+        pytest.skip("a clock that can be moved is made by a C compiler (cc)")
+    return run_soak(tmp_path_factory.mktemp("soak") / "soak", PLAN)
+
+
+@pytest.mark.long("3.6 days of a platform with 20 joins")
+def test_every_invariant_holds_and_nothing_waits(soak: dict[str, Any]) -> None:
+    """After kills, full disks and Spark outages: each row once in the log and in its copy, no open alert, no run."""
+    result = soak["result"]
+    assert result["violations"] == []
+    assert result["passed"] >= 40
+    assert set(result["waiting"].values()) == {0}, result["waiting"]
+    assert result["alerts"] == []
+    for table, (written, logged, copied) in result["rows"].items():
+        assert (logged, copied) == (written, written), table
+        assert written > 0, table
+
+
+def test_all_faults_struck(soak: dict[str, Any]) -> None:
+    """Each kind at least once; each kill begins another life."""
+    if not soak["is_mounted"]:
+        pytest.skip("no file system can be mounted here, so the disk was never full")
+    assert {name for name in soak["counts"] if name.startswith("fault: ")} == {f"fault: {kind}" for kind in FAULTS}
+    assert soak["lives"] > 1
+    assert any(" raised " in name or name.startswith("failed runs") for name in soak["counts"])
+
+
+def test_dagster_and_commands_share_the_work(soak: dict[str, Any]) -> None:
+    """Joins and hours of both; repairs, removals, the rewrite and maintenance by Dagster."""
+    jobs = ("join", "consume_hours", "check_and_repair_streams", "expire", "rewrite", "maintenance", "tablet_gc")
+    counts = soak["counts"]
+    assert [job for job in jobs if not counts.get(f"runs of {job}")] == []
+    assert SHARE >= 0.1 or (counts["commands for join"] and counts["commands for consume_hours"])
+
+
+def test_every_sensor_and_schedule_ticked(soak: dict[str, Any]) -> None:
+    """Those of runs tick with runs; all others have a reason or a request."""
+    repository = defs.get_repository_def()
+    names = {definition.name for definition in (*repository.sensor_defs, *repository.schedule_defs)}
+    assert soak["result"]["reasons"].keys() == names - {"failed_runs", "recovered_runs"}
+
+
+@pytest.mark.skipif(SHARE < 0.1, reason="old versions of tables stay for seven days, and commits for thirty")
+@pytest.mark.parametrize("figure", ["lake_files", "lake_bytes", "dagster_files", "temporary_bytes", "memory_bytes"])
+def test_growth_levels_off(soak: dict[str, Any], figure: str) -> None:
+    """The last third adds at most half as much again as the middle third."""
+    values = [record[figure] for record in soak["records"]]
+    third = len(values) // 3
+    middle, last = values[2 * third] - values[third], values[-1] - values[2 * third]
+    assert last <= max(middle, 0) * 1.5 + 0.05 * max(values), json.dumps(values)
+
+
+def test_a_plan_is_the_same_whenever_it_is_drawn() -> None:
+    """By its seed alone, so that a failed soak can be repeated; another seed has other faults."""
+    hours = range(Plan(0.1).hours)
+    assert [Plan(0.1).fault(hour) for hour in hours] == [Plan(0.1).fault(hour) for hour in hours]
+    assert [Plan(0.1).fault(hour) for hour in hours] != [Plan(0.1, seed=2).fault(hour) for hour in hours]
+    joins = [action["number"] for hour in hours for action in Plan(0.1).actions(hour) if action["kind"] == "join"]
+    assert joins == list(range(Plan(0.1).joins))
+    assert Plan(1).hours == 8_760
+    assert Plan(1).joins == 2_000

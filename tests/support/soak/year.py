@@ -1,0 +1,118 @@
+"""A year in an hour: `python -m support.soak.year FOLDER --share 0.01` runs a soak in FOLDER and prints its result.
+
+The process that is started here has a clock that can be moved (`run_soak` starts it so). It imports everything once and
+forks a process for each life.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from support.processes.clocks import MovableClock
+from support.soak.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[3]
+MAX_LIVES = 2_000
+_MODULES = (
+    "dagster._core.storage.event_log.sqlite.sqlite_event_log",
+    "dagster._core.storage.local_compute_log_manager",
+    "dagster._core.storage.runs.sqlite.sqlite_run_storage",
+    "dagster._core.storage.schedules.sqlite.sqlite_schedule_storage",
+    "dagster._core.launcher.default_run_launcher",
+    "dagster._core.run_coordinator.queued_run_coordinator",
+    "matplotlib.figure",
+    "pandera.backends.pandas.builtin_checks",
+    "pandera.typing.pandas",
+    "pyarrow.dataset",
+    "cdc_platform.delta.snapshot",
+    "cdc_platform.home.checking",
+    "cdc_platform.plots.plots",
+    "cdc_platform.reporting.page",
+    "cdc_platform.spark.frames",
+)
+"""What a life would import. Nothing of it starts a thread before it is used."""
+
+
+def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str, Any]:
+    """Run a soak in a new folder, in a process with a clock of its own; return its final state.
+
+    Raises:
+        AssertionError: the process failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("CDC_PLATFORM_", "SPARK_"))},
+        **MovableClock.variables(folder),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "TMPDIR": str(temporary),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    words = [str(folder), json.dumps(plan.__dict__)]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.soak.year", "--inside", *words],
+        env=environment,
+        cwd=ROOT,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (folder / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return json.loads((folder / "soak.json").read_text(encoding="utf-8"))
+
+
+def _run_inside(folder: Path, plan: Plan) -> int:
+    """Run the lives of a soak one after the other, until one reaches the end."""
+    from support.soak.faults import mounted_disk
+    from support.soak.life import Soak, fork_life
+
+    from cdc_platform.clock import HOUR_SECONDS, system_time_us
+
+    for module in _MODULES:
+        import_module(module)
+    assert threading.active_count() == 1, "a fork would lose the threads that a module has started"
+    Soak(start_s=(system_time_us() // 1_000_000 // HOUR_SECONDS + 1) * HOUR_SECONDS).store(folder / "soak.json")
+    with mounted_disk(folder / "disk") as mounted:
+        for _ in range(MAX_LIVES):
+            code = fork_life(plan, folder, folder / "disk", is_mounted=mounted)
+            if code >= 0:
+                return code
+    return 1
+
+
+def main() -> None:
+    """Run a soak from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, default=0.01, help="the share of a year")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tick-hours", type=int, default=1, help="hours between two rounds of ticks")
+    parser.add_argument("--dagster-every", type=int, default=1, help="Dagster runs one in so many joins and hours")
+    parser.add_argument("folder", type=Path, help="a folder for the home and the figures; its home is replaced")
+    parser.add_argument("plan", nargs="?", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside:
+        sys.exit(_run_inside(given.folder, Plan(**json.loads(given.plan))))
+    plan = Plan(given.share, given.seed, given.tick_hours, given.dagster_every)
+    with tempfile.TemporaryDirectory(prefix="soak-") as place:
+        soak = run_soak(Path(place) / "soak", plan)
+        given.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(place) / "soak" / "soak.json", given.folder)
+    print(json.dumps({"counts": soak["counts"], "result": soak["result"]}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
