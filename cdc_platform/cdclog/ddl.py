@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cdc_platform.clock import Microseconds, parse_time_us, us_from_ms
-from cdc_platform.cql import Catalog, SearchIndex, TableSchema, apply_definition, parse_statements
+from cdc_platform.cql import Catalog, SearchIndex, TableSchema, apply_definition, parse_definitions
 from cdc_platform.cql import ast as s
 from cdc_platform.delta import Lake, choose_remedy
 from cdc_platform.errors import NotFound, StateError, UnknownTable
@@ -39,7 +39,7 @@ def load_table_schemas(catalog: Catalog, tables: Iterable[CdcTable]) -> list[Tab
         if table.ddl is None:
             continue
         try:
-            for statement in parse_statements(table.ddl):
+            for statement in parse_definitions(table.ddl):
                 _define_statement(catalog, statement.body, us_from_ms(table.oldest_ms))
             schema = with_comment_options(
                 catalog.table(s.QualifiedName(table.keyspace_name, table.table_name)), table.ddl

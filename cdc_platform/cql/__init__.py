@@ -84,6 +84,7 @@ __getattr__ = lazy_exports(
             "check_script",
             "iterate_leniently",
             "parse_leniently",
+            "parse_definitions",
             "parse_statements",
         ),
         "schema": (

@@ -54,6 +54,7 @@ from cdc_platform.cql.names import split_full_name as split_full_name
 from cdc_platform.cql.parser import bind_values as bind_values
 from cdc_platform.cql.parser import check_script as check_script
 from cdc_platform.cql.parser import iterate_leniently as iterate_leniently
+from cdc_platform.cql.parser import parse_definitions as parse_definitions
 from cdc_platform.cql.parser import parse_leniently as parse_leniently
 from cdc_platform.cql.parser import parse_statements as parse_statements
 from cdc_platform.cql.schema import CLUSTER_ONLY_OPTIONS as CLUSTER_ONLY_OPTIONS

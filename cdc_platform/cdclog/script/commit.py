@@ -35,7 +35,7 @@ from cdc_platform.cdclog.script.run import (
 from cdc_platform.cdclog.state.store import read_state, store_state
 from cdc_platform.cdclog.values import log_rows_from_arrow, log_rows_to_arrow
 from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us, ms_from_us, us_from_datetime
-from cdc_platform.cql import Catalog, TableSchema, apply_definition, format_ddl, parse_statements
+from cdc_platform.cql import Catalog, TableSchema, apply_definition, format_ddl, parse_definitions
 from cdc_platform.cql import ast as s
 from cdc_platform.delta import SCRIPTS_LOCK, Lake, lake_lock
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
@@ -225,7 +225,7 @@ def _load_catalog(definitions: str) -> Catalog:
     """Build the catalog from stored definitions, each with the creation time of its table."""
     catalog = Catalog()
     for created_at_us, statements in json.loads(definitions):
-        for statement in parse_statements(statements):
+        for statement in parse_definitions(statements):
             if isinstance(statement.body, s.DefinitionStatement):
                 apply_definition(catalog, statement.body, created_at_us)
                 if isinstance(statement.body, s.CreateTable):
