@@ -6,7 +6,7 @@ yet must not be removed. A skipped set is recorded before the position moves pas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -90,7 +90,11 @@ class Consumer:
 
 def read_consumers(lake: Lake) -> list[Consumer]:
     """Return all consumers, by name and table."""
-    consumers = [
+    return sorted(_read_consumers(lake), key=lambda consumer: consumer.key)
+
+
+def _read_consumers(lake: Lake, where: Sequence[Filter] = ()) -> list[Consumer]:
+    return [
         Consumer(
             row["name"],
             row["keyspace_name"],
@@ -100,9 +104,8 @@ def read_consumers(lake: Lake) -> list[Consumer]:
             row["window_number"],
             us_from_datetime(row["updated_at"]),
         )
-        for row in lake.read(CONSUMERS).to_pylist()
+        for row in lake.read(CONSUMERS, filters=where).to_pylist()
     ]
-    return sorted(consumers, key=lambda consumer: consumer.key)
 
 
 def find_consumer(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
@@ -111,9 +114,9 @@ def find_consumer(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
     Raises:
         NotFound: it is not registered.
     """
-    for consumer in read_consumers(lake):
-        if consumer.key == (name, keyspace, table):
-            return consumer
+    where: list[Filter] = [("name", "=", name), ("keyspace_name", "=", keyspace), ("table_name", "=", table)]
+    for consumer in _read_consumers(lake, where):
+        return consumer
     raise _not_registered(name, keyspace, table)
 
 

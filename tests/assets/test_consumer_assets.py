@@ -50,6 +50,7 @@ from cdc_platform.lifecycle import expiry, tablets
 from cdc_platform.metastore import cdc_tables, consumers
 from cdc_platform.settings import Settings
 from cdc_platform.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.timeline.vnodes import VnodeStreams
 from cdc_platform_assets.log.hourly import HOURS_JOB, MAX_HOUR_REQUESTS, hourly_logs, request_scheduled_hours
 from cdc_platform_assets.partitions import HOURS_NAME
 
@@ -158,6 +159,21 @@ def test_a_log_without_a_generation_does_not_delay_the_others(tmp_path: Path, mo
     assert times_of(sink(lake, "tabs")) == [ONE]
     refused = refusal(copy(ONE, ["ks.t"]))
     assert "no generation is known in which ks.t could have rows" in refused
+
+
+def test_due_hours_of_many_tables_read_the_generations_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue looks for due hours in every tick: 500 tables must not cost 500 times the generations."""
+    for number in range(4):
+        add_table(lake, f"more{number}")
+    periods, calls = VnodeStreams.periods, list[VnodeStreams]()
+
+    def count(source: VnodeStreams) -> Any:
+        calls.append(source)
+        return periods(source)
+
+    monkeypatch.setattr(VnodeStreams, "periods", count)
+    assert hourly.list_due_hours(lake, Clock(READABLE_US), 24) == [NOON, ONE, TWO]
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("order", [(NOON, ONE, TWO), (TWO, ONE, NOON), (ONE, TWO, NOON, ONE, ONE)])

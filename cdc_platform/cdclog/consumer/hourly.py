@@ -7,7 +7,7 @@ follows them without a gap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -29,7 +29,13 @@ from cdc_platform.cdclog.consumer.reader import (
     sink_table,
 )
 from cdc_platform.cdclog.consumer.skipped import OnMessage
-from cdc_platform.cdclog.consumer.windows import CONFIDENCE_WINDOW_US, Window, read_reader_sets
+from cdc_platform.cdclog.consumer.windows import (
+    CONFIDENCE_WINDOW_US,
+    ReaderSets,
+    ReaderSetsByTable,
+    Window,
+    read_reader_sets,
+)
 from cdc_platform.cdclog.ddl import load_table_schemas, read_table_schema
 from cdc_platform.cdclog.log_rows import time_filters
 from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
@@ -104,7 +110,8 @@ def select_logs_to_copy(lake: Lake, clock: Clock, names: Sequence[str] | None = 
     schemas = select_logs(lake, names)
     if names is not None:
         return schemas
-    return [schema for schema in schemas if read_reader_sets(lake, schema, clock.now_us()).seen] or schemas
+    sets = ReaderSetsByTable(lake, clock.now_us())
+    return [schema for schema in schemas if sets.of(schema).seen] or schemas
 
 
 def copy_hour(
@@ -148,9 +155,15 @@ def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now
 
 def list_due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
     """Return the first `most` hours (start, µs) that can be read and are incomplete in the sink of some table."""
+    schemas = select_logs(lake)
+    if not schemas:
+        return []
+    # All logs without tablets have the same generations, and all complete hours are in one table.
+    sets, complete = ReaderSetsByTable(lake, clock.now_us()), _read_all_complete_hours(lake)
     hours: set[Microseconds] = set()
-    for schema in select_logs(lake):
-        hours.update(islice(_iter_due_hours(lake, clock, schema), most))
+    for schema in schemas:
+        own = complete.get((schema.keyspace, schema.name), frozenset())
+        hours.update(islice(_iter_due_hours(lake, clock, schema, sets.of(schema), own), most))
     return sorted(hours)[:most]
 
 
@@ -165,7 +178,7 @@ def _hour_windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us
             f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
             " published yet: publish it, then run this again"
         )
-    position = _read_position(lake, schema, now_us)
+    position = _read_position(lake, schema, sets)
     if after_us < position < last_us:
         after_us = position
     return list(iter_complete_windows(lake, schema, after_us, last_us, now_us))
@@ -176,7 +189,12 @@ def _copy_log_hour(
 ) -> CopiedHour:
     key = (schema.keyspace, schema.name)
     consumer = ensure_consumer(
-        lake, clock, schema, BY_HOUR, on_message, lambda: _read_position(lake, schema, clock.now_us())
+        lake,
+        clock,
+        schema,
+        BY_HOUR,
+        on_message,
+        lambda: _read_position(lake, schema, read_reader_sets(lake, schema, clock.now_us())),
     )
     operations: Counter[int] = Counter()
     for window in windows:
@@ -255,7 +273,7 @@ def iter_row_keys(rows: pa.Table) -> Iterator[_RowKey]:
     return zip(*(rows[name].to_pylist() for name in ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")), strict=True)
 
 
-def _read_position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
+def _read_position(lake: Lake, schema: TableSchema, sets: ReaderSets) -> Microseconds:
     """Return the consumer's position; before registration, the time before the first row that its log can have."""
     try:
         return consumers.find_consumer(lake, BY_HOUR, schema.keyspace, schema.name).position_us
@@ -263,13 +281,21 @@ def _read_position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Mic
         lows = [us_from_datetime(low) for low, _, _ in lake.file_bounds(log_table(schema), WRITTEN_AT)]
         # Rows can be older than their table, since a write can set its own timestamp.
         first_row = min([schema.created_at_us, *lows])
-        return max(min(read_reader_sets(lake, schema, now_us).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
+        return max(min(sets.seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
 
 
 def _read_complete_hours(lake: Lake, schema: TableSchema) -> set[Microseconds]:
     """Return the complete hours (start, µs) of a table."""
     where: list[Filter] = [("keyspace_name", "=", schema.keyspace), ("table_name", "=", schema.name)]
     return {us_from_datetime(hour) for hour in lake.read(CONSUMED_HOURS, ["hour"], where)["hour"].to_pylist()}
+
+
+def _read_all_complete_hours(lake: Lake) -> dict[tuple[str, str], set[Microseconds]]:
+    """Return the complete hours (start, µs) of all tables, by keyspace and name."""
+    hours: dict[tuple[str, str], set[Microseconds]] = {}
+    for row in lake.read(CONSUMED_HOURS, ["keyspace_name", "table_name", "hour"]).to_pylist():
+        hours.setdefault((row["keyspace_name"], row["table_name"]), set()).add(us_from_datetime(row["hour"]))
+    return hours
 
 
 def _advance_consumer(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -> None:
@@ -291,15 +317,15 @@ def _advance_consumer(lake: Lake, clock: Clock, schema: TableSchema, consumer: C
     )
 
 
-def _iter_due_hours(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds]:
-    sets = read_reader_sets(lake, schema, clock.now_us())
+def _iter_due_hours(
+    lake: Lake, clock: Clock, schema: TableSchema, sets: ReaderSets, complete: Collection[Microseconds]
+) -> Iterator[Microseconds]:
     if not sets.seen:
         return
     readable_us = readable_until_us(lake, schema, clock.now_us())
     if sets.awaited is not None:
         readable_us = min(readable_us, sets.awaited - ONE_US)
-    first = hour = _hour_start(_read_position(lake, schema, clock.now_us()) + ONE_US)
-    complete = _read_complete_hours(lake, schema)
+    first = hour = _hour_start(_read_position(lake, schema, sets) + ONE_US)
     while hour + HOUR_US - ONE_US <= readable_us:
         # A recorded hour at the consumer's position was left by a process that died.
         if hour not in complete or hour == first:

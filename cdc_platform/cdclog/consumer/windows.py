@@ -90,6 +90,21 @@ def read_reader_sets(lake: Lake, schema: TableSchema, now_us: int) -> ReaderSets
     return reader_sets_from_source(StreamSources(lake).of(schema.keyspace, schema.name), now_us)
 
 
+class ReaderSetsByTable:
+    """The sets of `read_reader_sets` for many tables at one moment. The generations are read once for all tables."""
+
+    def __init__(self, lake: Lake, now_us: int) -> None:
+        self._sources, self._now_us = StreamSources(lake), now_us
+        self._sets: dict[int, ReaderSets] = {}
+
+    def of(self, schema: TableSchema) -> ReaderSets:
+        """Return the sets of a table's log."""
+        source = self._sources.of(schema.keyspace, schema.name)  # which `_sources` retains, so its ID is unique
+        if id(source) not in self._sets:
+            self._sets[id(source)] = reader_sets_from_source(source, self._now_us)
+        return self._sets[id(source)]
+
+
 class PeriodSource(Protocol):
     """The part of a stream source that decides on windows."""
 
