@@ -41,22 +41,55 @@ class RecordedResult(NamedTuple):
     content: str
 
 
-def find_missing_results(lake: Lake, instance: DagsterInstance, names: GenerationNames) -> Iterator[RecordedResult]:
-    """Yield the recorded check results of a generation's join steps that Dagster does not have."""
+class SettledVerdicts:
+    """The verdicts that need no look at Dagster's storage any more: reported, or on content that has changed since.
+
+    A home of years has thousands of verdicts, and Dagster is asked about each of them once in the life of a process.
+    """
+
+    def __init__(self) -> None:
+        self._settled: set[tuple[str, StepVerdict]] = set()
+
+    def includes(self, partition: str, verdict: StepVerdict) -> bool:
+        """Return True if the verdict is settled for a partition of Dagster."""
+        return (partition, verdict) in self._settled
+
+    def add(self, partition: str, verdict: StepVerdict) -> None:
+        """Settle a verdict."""
+        self._settled.add((partition, verdict))
+
+
+def find_missing_results(
+    lake: Lake,
+    instance: DagsterInstance,
+    names: GenerationNames,
+    stored: Mapping[str, StepVerdict],
+    settled: SettledVerdicts,
+) -> Iterator[RecordedResult]:
+    """Yield the recorded check results of a generation's join steps that Dagster does not have.
+
+    `stored` are the generation's verdicts by step. A verdict is settled once the caller has taken its results.
+    """
     if names.id is None or names.host_id is None:
+        return
+    if all(settled.includes(names.key, verdict) for verdict in stored.values()):
         return
     joining = JoinContext(lake, Clock(), Settings(), names.id, None, "the catalogue")
     try:
         steps = select_steps(lake, names.id)
     except PlatformError:
         return
-    for step in steps:
-        verdict = None if step.audit is None else verdicts.read_last_verdict(lake, names.id, step.name)
-        if verdict is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
+    audited = {step.name: step for step in steps if step.audit is not None}
+    for verdict in stored.values():
+        if settled.includes(names.key, verdict):
+            continue
+        step = audited.get(verdict.step)
+        if step is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
             content = verdicts.content_name(lake, step.audit.parts(joining))
             if content == verdict.content:
                 for evaluation in _build_results(instance, step, names.key, verdict):
                     yield RecordedResult(evaluation, verdict.entry_point, verdict.content)
+        settled.add(names.key, verdict)
 
 
 def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict) -> bool:

@@ -17,10 +17,11 @@ from cdc_platform.cdclog import hourly
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, get_verified_lake, provenance
 from cdc_platform.errors import NotAsCommitted, PlatformError
+from cdc_platform.lifecycle import verdicts
 from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
-from cdc_platform_assets.catalog_sync.check_results import find_missing_results
+from cdc_platform_assets.catalog_sync.check_results import SettledVerdicts, find_missing_results
 from cdc_platform_assets.catalog_sync.stored_steps import describe_part
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
 from cdc_platform_assets.check_runs import report_result
@@ -51,6 +52,8 @@ MAX_SECONDS = 20.0
 MAX_PARTITIONS = 1000
 MAX_HOURS = 24
 """The most hours due for copying that get a partition: as many as one tick of their schedule requests."""
+_SETTLED: dict[tuple[str, str], SettledVerdicts] = {}
+"""By the lake and Dagster's folder. A code server evaluates each tick with another instance."""
 _GENERATION_ASSETS = {asset_key_from_table(table) for table in table_contents.GENERATION_TABLES}
 
 
@@ -130,8 +133,13 @@ def _sync_tables(
             summary.left = True
             return
     _report_storage_results(lake, instance, summary, most)
+    stored = verdicts.read_last_verdicts(lake)
+    settled = _SETTLED.setdefault((str(lake.location), instance.root_directory), SettledVerdicts())
     for generation in reversed([partition for partition in names if not partition.is_removed]):
-        for result in find_missing_results(lake, instance, generation):
+        if deadline is not None and time.monotonic() > deadline:
+            summary.left = True
+            return
+        for result in find_missing_results(lake, instance, generation, stored.get(generation.id or "", {}), settled):
             if most is not None and summary.events + summary.results >= most:
                 summary.left = True
                 return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import pyarrow as pa
 
@@ -298,14 +298,21 @@ def _cdc_local_digest(lake: Lake, names: GenerationNames) -> int | None:
     """Return the digest of the `cdc_local` row in which the joining node stores the ID, or None before it does."""
     if names.time_ms is None or names.host_id is None:
         return None
+    stored_id = None if names.is_v1 else names.id
+    return _hash_cdc_local_row(names.host_id, names.time_ms, stored_id, lake.digest_rule(CDC_LOCAL))
+
+
+@lru_cache(maxsize=10_000)
+def _hash_cdc_local_row(
+    host_id: str, time_ms: Milliseconds, generation_id: str | None, rule: row_hash.DigestRule
+) -> int:
     row = {
-        "host_id": names.host_id,
+        "host_id": host_id,
         "key": "cdc_local",
-        "streams_timestamp": datetime_from_ms(names.time_ms),
-        "uuid": None if names.is_v1 else names.id,
+        "streams_timestamp": datetime_from_ms(time_ms),
+        "uuid": generation_id,
     }
-    rows = pa.Table.from_pylist([row], schema=CDC_LOCAL.schema)
-    return row_hash.digest_rows(rows, (), lake.digest_rule(CDC_LOCAL))[""]
+    return row_hash.digest_rows(pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), (), rule)[""]
 
 
 def _joining_host(keys: GenerationKeys, generation_id: str | None) -> str | None:

@@ -37,6 +37,7 @@ from cdc_platform.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
+from cdc_platform_assets.catalog_sync import check_results
 from cdc_platform_assets.catalog_sync.definitions import catalogue
 from cdc_platform_assets.catalog_sync.sync import SyncSummary, sync_catalog
 from cdc_platform_assets.catalog_sync.table_contents import GENERATION_TABLES
@@ -132,6 +133,25 @@ def test_results_of_other_doors_are_told(rehearsal: Rehearsal) -> None:
 
 
 @pytest.mark.long("runs of Dagster, of all steps and checks")
+def test_a_tick_asks_about_new_verdicts_only(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many joins a home has: a tick asks Dagster's storage about each verdict once in a process's life."""
+    read, asked = check_results.read_newest_results, list[str]()
+
+    def count(instance: Any, checks: Any, partition: str | None) -> Any:
+        asked.append(str(partition))
+        return read(instance, checks, partition)
+
+    monkeypatch.setattr(check_results, "read_newest_results", count)
+    generations = [join_by_command(rehearsal, number) for number in (1, 2)]
+    assert told(rehearsal).results > 0
+    per_join = len(asked) // 2
+    assert sorted(asked) == sorted([rehearsal.partition(generation) for generation in generations] * per_join)
+    asked.clear()
+    third = join_by_command(rehearsal, 3)
+    assert told(rehearsal).results > 0
+    assert asked == [rehearsal.partition(third)] * per_join
+
+
 def test_what_is_made_again_the_same_makes_nothing_stale(rehearsal: Rehearsal) -> None:
     """The same description again, and a node that is queued, change no version; a changed row does."""
     generation = rehearsal.queue(1)

@@ -147,11 +147,27 @@ def _store_rows(lake: Lake, rows: Sequence[dict[str, Any]]) -> None:
 
 def read_last_verdict(lake: Lake, generation_id: str, step: str) -> StepVerdict | None:
     """Return the last verdict on a step; None if there is none, as in homes older than the verdicts table."""
-    columns = ["content", "invariants", "passed", "said", "door"]
-    rows = lake.read(VERDICTS, columns, [("generation_id", "=", generation_id), ("step", "=", step)]).to_pylist()
-    if not rows:
-        return None
-    row = rows[0]
-    return StepVerdict(
-        generation_id, step, row["content"], tuple(row["invariants"]), row["passed"], row["said"] or "", row["door"]
-    )
+    where: list[Filter] = [("generation_id", "=", generation_id), ("step", "=", step)]
+    return next(iter(_read_verdicts(lake, where)), None)
+
+
+def read_last_verdicts(lake: Lake) -> dict[str, dict[str, StepVerdict]]:
+    """Return the last verdicts on all steps, by generation and step. Reads the table once."""
+    verdicts: dict[str, dict[str, StepVerdict]] = {}
+    for verdict in _read_verdicts(lake):
+        verdicts.setdefault(verdict.generation_id, {})[verdict.step] = verdict
+    return verdicts
+
+
+def _read_verdicts(lake: Lake, where: Sequence[Filter] = ()) -> Iterator[StepVerdict]:
+    columns = ["generation_id", "step", "content", "invariants", "passed", "said", "door"]
+    for row in lake.read(VERDICTS, columns, where).to_pylist():
+        yield StepVerdict(
+            row["generation_id"],
+            row["step"],
+            row["content"],
+            tuple(row["invariants"]),
+            row["passed"],
+            row["said"] or "",
+            row["door"],
+        )
