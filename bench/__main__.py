@@ -39,6 +39,7 @@ ROWS: dict[str, str] = {
     "many-tables": "bench.many:many_tables",
     "metrics-of-many": "bench.many:metrics_of_many",
     "join-of-many": "bench.long_lived:join_of_many",
+    "bounded": "bench.bounded:bounded",
     "sql": "bench.queries:queries",
     "idle-up": "bench.idle:idle_up",
     "dagster-join": "bench.dagster_join:dagster_join",

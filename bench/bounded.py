@@ -1,0 +1,232 @@
+"""The rows about operations that read all of something, in a home of 2,000 generations, 500 tables and 24,000 hours.
+
+Each is measured warm in one process, by turns with the same in a small home. A ratio states the growth, and the docs
+state what the operation reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+from dagster import AssetKey, AssetMaterialization, DagsterInstance, SkipReason, build_sensor_context
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import ModuleTarget
+from dagster_graphql.schema import create_schema
+
+from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
+from bench.measure import Result, paired
+from bench.session import CLOCK, Bench
+from cdc_platform.cdclog import commit_script, hourly, log_table, read_table_schema
+from cdc_platform.clock import (
+    HOUR_US,
+    MINUTE_US,
+    Clock,
+    Microseconds,
+    datetime_from_us,
+    format_us,
+)
+from cdc_platform.dagster_home import CLOCK_VARIABLE, prepare_dagster_home
+from cdc_platform.definitions import defs
+from cdc_platform.delta import Lake
+from cdc_platform.home import Home, open_home
+from cdc_platform.home_location import HOME_VARIABLE, HomeLocation
+from cdc_platform.metastore import cdc_tables
+from cdc_platform.reporting import read_generation_writes
+from cdc_platform.settings import Settings
+from cdc_platform.tables import CONSUMED_HOURS
+from cdc_platform.timeline import GenerationKeys, Timeline, get_generation_names
+from cdc_platform_assets.catalog_sync import table_contents
+from cdc_platform_assets.catalog_sync.definitions import catalogue
+from cdc_platform_assets.data_versions import DATA_VERSION_TAG, data_version_from_digest
+from cdc_platform_assets.partitions import HOURS_NAME
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
+
+_SIZES = (MANY, 500, 24_000)
+"""Generations, tables with logs, and copied hours of the large home. `CDC_PLATFORM_BENCH_BOUNDED` changes them."""
+if _given := os.environ.get("CDC_PLATFORM_BENCH_BOUNDED"):
+    _SIZES = tuple(map(int, _given.split(",")))
+FEW_TABLES, FEW_HOURS = 5, 24
+_HOURS_KEY = AssetKey(["platform", "consumed_hours"])
+_SCHEMA = create_schema()
+_DDL = "CREATE TABLE ks.{} (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {{'enabled': 'true'}};"
+_QUERY = """query Partitions($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+  partitionKeysByDimension { partitionKeys }
+  assetPartitionStatuses { ... on DefaultPartitionStatuses {
+    materializedPartitions failedPartitions unmaterializedPartitions materializingPartitions } } } } }"""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A home, its tables and its Dagster instance."""
+
+    location: HomeLocation
+    home: Home
+    instance: DagsterInstance
+    workspace: WorkspaceProcessContext
+    hours: int
+    turns: list[int] = field(default_factory=lambda: [0])
+    """How many times something was written, which makes the next write another one."""
+    cursor: list[str] = field(default_factory=lambda: [""])
+    """The cursor of the sensor `catalogue`."""
+
+    @property
+    def lake(self) -> Lake:
+        """Open the tables anew, as each run and each tick does."""
+        return Lake(self.location.lake)
+
+
+def bounded(bench: Bench) -> list[Result]:
+    """Each operation in the large home, and in the small one."""
+    is_full = bench.sizes.repeats > 1
+    large_size = _SIZES if is_full else (SOME, 8, 48)
+    with bench.scratch() as folder, ExitStack() as stack:
+        large = stack.enter_context(_place(folder / "large", *large_size))
+        small = stack.enter_context(_place(folder / "small", FEW, FEW_TABLES, FEW_HOURS))
+        results = []
+        for name, operation, bound in _OPERATIONS:
+            pairs = paired(
+                lambda operation=operation: operation(large),
+                lambda operation=operation: operation(small),
+                repeats=min(bench.sizes.repeats, 3),
+            )
+            at = "{:,} generations, {:,} tables, {:,} hours".format(*large_size)
+            floor = f"the same with {FEW}, {FEW_TABLES} and {FEW_HOURS}"
+            results.append(Result(f"bounded-{name}", at, pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, bound))
+    return results
+
+
+@contextmanager
+def _place(folder: Path, generations: int, tables: int, hours: int) -> Iterator[_Place]:
+    """Build a home: its generations, tables with empty logs, and copied hours of the first table."""
+    folder.mkdir()
+    location = imported(str(folder / "home"), generations, folder / "exports", ANOTHER_RING)
+    lake = Lake(location.lake)
+    begin_us = Microseconds((CLOCK.now_us() // HOUR_US - hours) * HOUR_US)
+    names = [f"t{number}" for number in range(tables)]
+    cdc_tables.record_table_changes(
+        lake,
+        [
+            cdc_tables.request_addition(lake, Clock(begin_us), "ks", name, ttl_seconds=60, ddl=_DDL.format(name))
+            for name in names
+        ],
+    )
+    for name in names:
+        lake.ensure(log_table(read_table_schema(lake, "ks", name)))
+    starts = [datetime_from_us(Microseconds(begin_us + HOUR_US * number)) for number in range(hours)]
+    rows = [{"keyspace_name": "ks", "table_name": "t0", "hour": start, "rows": 0} for start in starts]
+    lake.merge(CONSUMED_HOURS, pa.Table.from_pylist(rows, schema=CONSUMED_HOURS.schema), update=False)
+    environment = {HOME_VARIABLE: location.name, CLOCK_VARIABLE: format_us(CLOCK.now_us())}
+    with (
+        patch.dict(os.environ, environment),
+        DagsterInstance.from_config(str(prepare_dagster_home(location))) as instance,
+        WorkspaceProcessContext(
+            instance, ModuleTarget("cdc_platform.definitions", None, None, "cdc_platform")
+        ) as workspace,
+        open_home(location.name, clock=CLOCK) as home,
+    ):
+        place = _Place(location, home, instance, workspace, hours)
+        _report_hours(place)
+        _tick(place)
+        yield place
+
+
+def _report_hours(place: _Place) -> None:
+    """Give Dagster a partition and a materialization of each hour, with the data version that a run would report."""
+    partitions = {}
+    for stored in table_contents.iterate_other_partitions(place.lake):
+        if stored.asset == _HOURS_KEY and stored.partition is not None and (digest := stored.digest()) is not None:
+            partitions[stored.partition] = data_version_from_digest(digest)
+    place.instance.add_dynamic_partitions(HOURS_NAME, list(partitions))
+    for partition, version in partitions.items():
+        event = AssetMaterialization(_HOURS_KEY, partition=partition, tags={DATA_VERSION_TAG: version})
+        place.instance.report_runless_asset_event(event)
+
+
+def _show_status(place: _Place) -> None:
+    place.home.status()
+
+
+def _list_history(place: _Place) -> None:
+    lake = place.lake
+    newest = Timeline.read(lake).known[-1]
+    keys = GenerationKeys.read(lake)
+    assert read_generation_writes(lake, get_generation_names(lake, keys, newest.id or newest.time_ms))
+
+
+def _audit_one(place: _Place) -> None:
+    assert place.home.check(Timeline.read(place.lake).known[-1].id).passed
+
+
+def _apply_script(place: _Place) -> None:
+    place.turns[0] += 1
+    clock = Clock(Microseconds(CLOCK.now_us() + MINUTE_US * place.turns[0]))
+    statement = f"INSERT INTO ks.t1 (p, k, v) VALUES (1, 1, {place.turns[0]});"
+    result = commit_script(statement, place.lake, clock, Settings(), on_outcome=lambda outcome: outcome)
+    assert result.summary.keys() == {"done"}, result.summary
+
+
+def _tick_quiet(place: _Place) -> None:
+    _tick(place)
+
+
+def _tick_after_change(place: _Place) -> None:
+    """Tick the catalogue after another hour was copied."""
+    place.turns[0] += 1
+    start = datetime_from_us(Microseconds((CLOCK.now_us() // HOUR_US + place.turns[0]) * HOUR_US))
+    row = {"keyspace_name": "ks", "table_name": "t0", "hour": start, "rows": 0}
+    place.lake.merge(CONSUMED_HOURS, pa.Table.from_pylist([row], schema=CONSUMED_HOURS.schema), update=False)
+    _tick(place)
+
+
+def _tick(place: _Place) -> None:
+    """Tick the sensor `catalogue`, until everything is reported."""
+    while True:
+        with build_sensor_context(
+            instance=place.instance,
+            cursor=place.cursor[0],
+            repository_def=defs.get_repository_def(),
+            resources={
+                "home": HomeResource(path=place.location.name),
+                "clock": ClockResource(stopped_at=format_us(CLOCK.now_us())),
+            },
+        ) as context:
+            reason = catalogue(context)
+            place.cursor[0] = context.cursor or ""
+        assert isinstance(reason, SkipReason)
+        if place.cursor[0]:
+            return
+
+
+def _find_due_hours(place: _Place) -> None:
+    hourly.list_due_hours(place.lake, CLOCK, 24)
+
+
+def _open_partitions_page(place: _Place) -> None:
+    """Ask for the partitions of an asset and their statuses, as its page in the UI does."""
+    request = place.workspace.create_request_context()
+    variables = {"key": {"path": list(_HOURS_KEY.path)}}
+    answer = asyncio.run(_SCHEMA.execute_async(_QUERY, context_value=request, variable_values=variables))
+    assert not answer.errors, answer.errors
+    assert answer.data is not None
+    statuses = answer.data["assetNodeOrError"]["assetPartitionStatuses"]
+    assert len(statuses["materializedPartitions"]) >= place.hours
+
+
+_OPERATIONS: tuple[tuple[str, Callable[[_Place], None], float], ...] = (
+    ("status", _show_status, 2.0),
+    ("history", _list_history, 2.0),
+    ("check-one", _audit_one, 2.0),
+    ("script", _apply_script, 2.0),
+    ("catalogue-quiet", _tick_quiet, 2.0),
+    ("catalogue-change", _tick_after_change, 2.0),
+    ("due-hours", _find_due_hours, 2.0),
+    ("partitions-page", _open_partitions_page, 2.0),
+)
