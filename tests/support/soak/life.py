@@ -21,7 +21,7 @@ from support.processes.clocks import MovableClock
 from support.soak.daemon import Daemon
 from support.soak.faults import enlarge_disk, injected
 from support.soak.plan import MAX_NODES, Plan
-from support.soak.world import World, build_world, now_seconds
+from support.soak.soak_home import World, build_world, now_seconds
 
 from cdc_platform.alerts import read_open_alerts
 from cdc_platform.cdclog import hourly
