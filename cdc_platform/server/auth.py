@@ -23,6 +23,9 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
+HEALTH_PATH, READY_PATH = "/health", "/ready"
+PROBE_PATHS = (HEALTH_PATH, READY_PATH)
+"""The paths that require no token: `health.HealthApp`."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _GRAPHQL_TYPES = ("application/json", "application/graphql")
 _POLICY_VIOLATION = 1008
@@ -63,7 +66,9 @@ class AuthMiddleware:
         if refusal is None and self._is_link(scope):
             await self._let_in(scope, headers, send)
             return
-        refusal = refusal or self._of_the_token(scope, headers) or self._of_graphql(scope, headers)
+        if not self._is_probe(scope):
+            refusal = refusal or self._of_the_token(scope, headers)
+        refusal = refusal or self._of_graphql(scope, headers)
         if refusal is None:
             await self._application(scope, receive, _with_frame_options(send))
         elif scope["type"] == "websocket":
@@ -123,6 +128,14 @@ class AuthMiddleware:
         if kind in _GRAPHQL_TYPES:
             return None
         return HttpRefusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"GraphQL requires JSON, not {kind[:60] or 'nothing'}")
+
+    def _is_probe(self, scope: AsgiScope) -> bool:
+        """Return True for a request that supervisors send without the token. It reads no rows and changes nothing."""
+        return (
+            scope["type"] == "http"
+            and scope["method"] in ("GET", "HEAD")
+            and scope["path"] in {f"{self._names.prefix}{path}" for path in PROBE_PATHS}
+        )
 
     def _is_link(self, scope: AsgiScope) -> bool:
         if scope["type"] != "http" or scope["method"] != "GET" or scope["path"].rstrip("/") != self._names.prefix:

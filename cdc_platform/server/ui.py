@@ -19,6 +19,7 @@ from cdc_platform.instance_lock import bind_to_up
 from cdc_platform.runtime import gc_paused_for_imports
 from cdc_platform.server.addresses import UiAddresses, await_code_server, parse_public_url
 from cdc_platform.server.auth import AsgiApplication, AuthMiddleware
+from cdc_platform.server.health import HealthApp, code_location_check, home_check, storage_check
 from cdc_platform.server.home_files import HomeFilesApp
 from cdc_platform.server.metrics_app import MetricsApp
 
@@ -73,7 +74,13 @@ def serve_ui(
         home = open_home_location(create=False)
         files = HomeFilesApp(cast("AsgiApplication", page), home, names.prefix, store_pages=not read_only)
         metrics = MetricsApp(files, home, clock_from_environment(), names.prefix)
-        gate = AuthMiddleware(UserOfRequest(metrics, user_finder(names, user_header)), names, token)
+        parts = {
+            "home": home_check(home),
+            "code_location": code_location_check(context),
+            "storage": storage_check(instance),
+        }
+        health = HealthApp(metrics, parts, names.prefix)
+        gate = AuthMiddleware(UserOfRequest(health, user_finder(names, user_header)), names, token)
         # Ignore headers in which a proxy describes its client, because every user of this machine could send them.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
         uvicorn.Server(config).run(sockets=[bound])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import http.client
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +51,30 @@ defs = Definitions(assets=[parted], jobs=[quiet])
 """
 
 
+@dataclass(frozen=True)
+class ServedUi:
+    """A UI and what it depends on: the folder with its home and Dagster's storage, and its code server."""
+
+    port: int
+    folder: Path
+    code_server: subprocess.Popen[bytes]
+
+
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """The port of a UI that is read-only and stands behind a proxy at `/cdc`."""
-    with served("--read-only") as port:
-        yield port
+def ui() -> Iterator[ServedUi]:
+    """A UI that is read-only and stands behind a proxy at `/cdc`."""
+    with served("--read-only") as served_ui:
+        yield served_ui
+
+
+@pytest.fixture(scope="module")
+def port(ui: ServedUi) -> int:
+    """The port of that UI."""
+    return ui.port
 
 
 @contextmanager
-def served(*options: str) -> Iterator[int]:
+def served(*options: str) -> Iterator[ServedUi]:
     """A UI with these options that stands behind a proxy at `/cdc`, for the length of a block."""
     # Not pytest's folder, whose path may be too long for a socket.
     with tempfile.TemporaryDirectory(prefix="cdc-") as name, listen_on_loopback(0) as bound:
@@ -80,7 +97,7 @@ def served(*options: str) -> Iterator[int]:
         port = bound.getsockname()[1]
         bound.close()  # So that a UI that has died is refused at once, instead of being waited for.
         try:
-            yield port
+            yield ServedUi(port, folder, running[0])
         finally:
             for process in reversed(running):
                 process.terminate()
@@ -123,10 +140,66 @@ def test_it_is_below_the_proxys_path(port: int) -> None:
         urllib.request.urlopen(f"http://{LOOPBACK}:{port}/cdc/runs", timeout=200)
 
 
+def probe(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, Any]:
+    """Return the status and the document of a probe, which has no token."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
+    connection.request(method, f"/cdc{path}", headers=headers)
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    return response.status, json.loads(text) if text.startswith(b"{") else text
+
+
+def test_probes_need_no_token(port: int) -> None:
+    """Only to read them, under an accepted host name; they name each part and no path of this machine."""
+    launched(port)  # waits for the code location
+    assert probe(port, "/health") == (200, {"status": "ok"})
+    parts = {name: {"ready": True, "reason": None} for name in ("home", "code_location", "storage")}
+    assert probe(port, "/ready") == (200, {"ready": True, "parts": parts})
+    assert probe(port, "/ready", "HEAD") == (200, b"")
+    assert probe(port, "/ready", Host="evil.example")[0] == 421
+    for method, path in (("POST", "/ready"), ("GET", "/ready/"), ("GET", "/ready/runs"), ("GET", "/healthy")):
+        assert probe(port, path, method)[0] == 401
+
+
+def test_ready_names_each_part_that_is_not(ui: ServedUi) -> None:
+    """Remove the home, damage Dagster's storage, end the code server: each shows, and the process still lives."""
+    home, runs = ui.folder / "home", ui.folder / "history" / "runs.db"
+    launched(ui.port)
+
+    def unready() -> dict[str, str]:
+        status, document = probe(ui.port, "/ready")
+        reasons = {name: part["reason"] for name, part in document["parts"].items() if not part["ready"]}
+        assert status == (503 if reasons else 200)
+        assert document["ready"] == (not reasons)
+        assert str(ui.folder) not in json.dumps(document)
+        return reasons
+
+    home.rename(ui.folder / "moved")
+    assert unready() == {"home": "failed with [environment]"}
+    (ui.folder / "moved").rename(home)
+    (home / "platform.json").write_text('{"layout": 999}', encoding="utf-8")
+    assert unready() == {"home": "failed with [newer-layout]"}
+    (home / "platform.json").unlink()
+    assert unready() == {}
+    whole = runs.read_bytes()
+    runs.write_bytes(b"x" * len(whole))
+    assert set(unready()) == {"storage"}
+    runs.write_bytes(whole)
+    assert unready() == {}
+    ui.code_server.terminate()
+    ui.code_server.wait(60)
+    assert set(unready()) == {"code_location"}
+    home.rename(ui.folder / "moved")
+    assert set(unready()) == {"home", "code_location"}
+    assert probe(ui.port, "/health") == (200, {"status": "ok"})
+
+
 def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
     """Runs and backfills have the user of the header if they came by the proxy; nothing else that names one counts."""
     proxy = "dagster.example.com"
-    with served("--user-header", "X-Forwarded-User") as port:
+    with served("--user-header", "X-Forwarded-User") as served_ui:
+        port = served_ui.port
         for headers in (
             {"Host": proxy, "X-Forwarded-User": "ada@example.com"},
             {"X-Forwarded-User": "mallory"},
