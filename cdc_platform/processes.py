@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Protocol
 
 from cdc_platform.errors import PlatformError
+from cdc_platform.json_logs import await_service_log, open_service_log, to_text_line
 
 GRACE_SECONDS = 10.0
 """How long a process group may take to end after TERM, before KILL."""
@@ -109,7 +110,7 @@ class Supervisor:
     def start(self, service: Service) -> None:
         """Start a service. It may take a while to answer."""
         service.log.parent.mkdir(parents=True, exist_ok=True)
-        with service.log.open("wb") as log:
+        with open_service_log(service.log, service.name) as log:
             process = subprocess.Popen(
                 list(service.command),
                 env=dict(service.environment),
@@ -345,13 +346,14 @@ def describe_exit(name: str, code: int, log: Path) -> str:
 
 def _last_log_line(log: Path) -> str:
     """Return the last non-empty line of a log, truncated to `_MAX_LOG_LINE`, or an empty string."""
+    await_service_log(log)
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8 * _MAX_LOG_LINE))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_MAX_LOG_LINE]
+    return to_text_line(next((line.strip() for line in reversed(lines) if line.strip()), ""))[:_MAX_LOG_LINE]
 
 
 def _is_ready(service: Service) -> bool:

@@ -15,6 +15,7 @@ from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.errors import EnvironmentProblem, InputError
 from cdc_platform.home_location import HomeLocation, make_private_folder
 from cdc_platform.instance_lock import InstanceLock, lock_home_exclusively
+from cdc_platform.json_logs import LOG_FORMAT_VARIABLE, LOG_FORMATS, get_log_format, to_json_line
 from cdc_platform.processes import Supervisor, supervise
 from cdc_platform.server import LOOPBACK, PublicUrl, UiAddresses, listen_on_loopback, parse_public_url
 from cdc_platform.storage import atomic
@@ -32,9 +33,21 @@ START_SECONDS = 180
 )
 @click.option("--public-url", help="Address of a proxy in front of the UI, as https://HOST/PATH; others are refused.")
 @click.option("--read-only", is_flag=True, help="Make the UI read-only.")
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    help=f"Format of the logs in <home>/logs. [default: ${LOG_FORMAT_VARIABLE}, or text]",
+)
 @json_option
 @pass_session
-def up(session: CliSession, port: int | None, public_url: str | None, read_only: bool, as_json: bool) -> None:
+def up(
+    session: CliSession,
+    port: int | None,
+    public_url: str | None,
+    read_only: bool,
+    log_format: str | None,
+    as_json: bool,
+) -> None:
     """Start a Spark Connect server, the Dagster UI and its daemon; Ctrl-C stops all three.
 
     Prints a link to the UI once all of them answer; the link contains the token that the UI requires. Spark is
@@ -48,6 +61,9 @@ def up(session: CliSession, port: int | None, public_url: str | None, read_only:
       cdc-platform up --public-url https://dagster.example.com --read-only
     """
     public = parse_public_url(public_url) if public_url else None
+    if log_format is not None:
+        os.environ[LOG_FORMAT_VARIABLE] = log_format
+    get_log_format()
     home = session.open_location(create=True)
     _refuse_world_writable_home(home)
     with (
@@ -110,7 +126,7 @@ def _start_services(
         log,
         server,
         lambda: parts.start_spark(server),
-        on_message=lambda text: click.echo(text, err=True),
+        on_message=_report_message,
         needed=parts.sleeping(server).needed,
     )
     supervisor.await_answers(START_SECONDS)
@@ -124,6 +140,10 @@ def _start_services(
         "home": home.name,
         "logs": parts.logs,
     }
+
+
+def _report_message(text: str) -> None:
+    click.echo(to_json_line(text, "cdc-platform up") if get_log_format() == "json" else text, err=True)
 
 
 def _refuse_world_writable_home(home: HomeLocation) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from cdc_platform.errors import EnvironmentProblem, PlatformError
 from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.json_logs import configure_json_logs
 from cdc_platform.processes import kill_when_parent_dies
 from cdc_platform.server.console_commands import console_command
 
@@ -46,9 +47,21 @@ def initialize_dagster_storage(folder: Path) -> None:
         raise EnvironmentProblem(f"Dagster cannot work in {folder} ({reason}); fix it, or use another home") from None
 
 
+def configure_run_logs() -> None:
+    """Log as JSON if that is requested, with the generation of runs."""
+
+    def names_generation(key: str) -> bool:
+        from cdc_platform.timeline import is_generation_name
+
+        return is_generation_name(key)
+
+    configure_json_logs(names_generation)
+
+
 PRELOADED = "cdc_platform.server.prefork_imports"
 
 if __name__ == "__mp_main__":
+    configure_run_logs()
     bind_to_up()
     kill_when_parent_dies()
 
@@ -56,6 +69,7 @@ if __name__ == "__mp_main__":
 def serve_code_location() -> None:
     """Serve until a signal ends the process."""
     bind_to_up()
+    configure_run_logs()
     command = console_command("dagster")
     try:
         initialize_dagster_storage(Path(os.environ["DAGSTER_HOME"]))

@@ -16,6 +16,7 @@ from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
 from cdc_platform.dagster_home import clock_from_environment
 from cdc_platform.home_location import open_home_location
 from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.json_logs import configure_json_logs, get_log_format
 from cdc_platform.runtime import gc_paused_for_imports
 from cdc_platform.server.addresses import UiAddresses, await_code_server, parse_public_url
 from cdc_platform.server.auth import AsgiApplication, AuthMiddleware
@@ -55,6 +56,7 @@ def serve_ui(
 
         from cdc_platform.server.ui_audit import UserOfRequest, tag_launches, user_finder
 
+    configure_json_logs()
     await_code_server(Path(workspace))
     bound = socket.socket(fileno=listening)
     names = UiAddresses(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)
@@ -82,7 +84,11 @@ def serve_ui(
         health = HealthApp(metrics, parts, names.prefix)
         gate = AuthMiddleware(UserOfRequest(health, user_finder(names, user_header)), names, token)
         # Ignore headers in which a proxy describes its client, because every user of this machine could send them.
-        config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
+        # Its own log configuration is for text.
+        log_config = None if get_log_format() == "json" else uvicorn.config.LOGGING_CONFIG
+        config = uvicorn.Config(
+            gate, log_level="warning", log_config=log_config, proxy_headers=False, server_header=False
+        )
         uvicorn.Server(config).run(sockets=[bound])
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cdc_platform.errors import EnvironmentProblem, StateError
+from cdc_platform.json_logs import await_service_log, open_service_log, to_text_line
 from cdc_platform.processes import get_death_signal_setter
 from cdc_platform.spark.executors import SPARK_CONF_VARIABLE, is_local_master, read_conf_file
 from cdc_platform.spark.jars import get_spark_home
@@ -171,7 +172,7 @@ class ConnectServer:
         # With these variables Spark would take the server for a client.
         for name in (REMOTE_VARIABLE, "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
             environment.pop(name, None)
-        with self._log(folder).open("ab") as log:
+        with open_service_log(self._log(folder), "the Spark Connect server", append=True) as log:
             self._process = subprocess.Popen(
                 [*command, "spark-internal"],
                 cwd=folder,
@@ -211,7 +212,10 @@ class ConnectServer:
 
     def _start_error(self) -> EnvironmentProblem:
         assert self._folder is not None
-        reason = extract_jvm_reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
+        log = self._log(self._folder)
+        await_service_log(log)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        reason = extract_jvm_reason("\n".join(map(to_text_line, lines)))
         return EnvironmentProblem(
             f"the Spark Connect server at {self.remote} did not start ({reason}); check free memory and "
             f"{MEMORY_VARIABLE}, or run cdc-platform doctor"

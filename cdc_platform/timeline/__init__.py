@@ -18,6 +18,7 @@ __getattr__ = lazy_exports(
             "GenerationNames",
             "GenerationRows",
             "get_generation_names",
+            "is_generation_name",
             "list_generation_names",
             "read_generation_digest",
             "resolve_generation",

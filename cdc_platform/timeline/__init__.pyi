@@ -5,6 +5,7 @@ from cdc_platform.timeline.generation_names import GenerationKeys as GenerationK
 from cdc_platform.timeline.generation_names import GenerationNames as GenerationNames
 from cdc_platform.timeline.generation_names import GenerationRows as GenerationRows
 from cdc_platform.timeline.generation_names import get_generation_names as get_generation_names
+from cdc_platform.timeline.generation_names import is_generation_name as is_generation_name
 from cdc_platform.timeline.generation_names import list_generation_names as list_generation_names
 from cdc_platform.timeline.generation_names import read_generation_digest as read_generation_digest
 from cdc_platform.timeline.generation_names import resolve_generation as resolve_generation

@@ -38,6 +38,7 @@ from cdc_platform.timeline.timeline import Timeline
 
 _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _JOIN_KEY_PATTERN = re.compile(r"(\d+)_.*_([0-9a-f]{8})")
+_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _MAX_NODE_CHARACTERS = 15
 
 
@@ -127,6 +128,11 @@ class GenerationKeys:
     def by_generation(self) -> dict[str, InboxJoin]:
         """Return the joins by their generations' UUIDs."""
         return {join.generation_id: join for join in self.joins}
+
+
+def is_generation_name(key: str) -> bool:
+    """Return True if a partition key has the form of a generation's name. Tables and hours have other forms."""
+    return any(pattern.fullmatch(key) for pattern in (_JOIN_KEY_PATTERN, _UUID_PATTERN, _TIME_PATTERN))
 
 
 def _short_node_name(address: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import run
@@ -16,6 +18,7 @@ from support.worlds.serving import Serving
 
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import STATE_VARIABLE
+from cdc_platform.json_logs import LOG_FORMAT_VARIABLE
 from cdc_platform.storage import ObjectStorePath, StoragePath, parse_path
 from cdc_platform.storage.leases import StoreLock
 from cdc_platform.tables import GENERATION_TIMESTAMPS
@@ -33,6 +36,7 @@ def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
     there = Serving(address, tmp_path / "there")
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "json")
     try:
         assert Path(here.start()["token_file"]).is_relative_to(tmp_path / "state")
         _, said = here.command("up", "--port", "0").communicate(timeout=120)
@@ -44,6 +48,7 @@ def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: 
         assert f"home {address} is up already on another machine" in said
         assert run("--home", address, "bootstrap", node).exit_code == 0
         await_true(lambda: published(address) == 1, 120, "a published generation")
+        _logs_are_json(Path(here.start()["logs"]))
         assert told_of(SECRET, tmp_path, parse_path(address)) == []
         _is_taken_over(address, here, there)
         lease = parse_path(f"{address}/up.lease.json")
@@ -71,6 +76,26 @@ def _is_taken_over(address: str, first: Serving, second: Serving) -> None:
     assert second.pid in second.processes()
     second.ask_for_the_end()
     assert second.end()[0] == 0
+
+
+def _logs_are_json(folder: Path) -> None:
+    """Every line of every service is a JSON object, and the lines of the join have its run and its generation."""
+
+    def lines() -> dict[str, list[dict[str, Any]]]:
+        return {
+            log.name: [json.loads(line) for line in log.read_text("utf-8").splitlines()] for log in folder.iterdir()
+        }
+
+    def of_join() -> list[dict[str, Any]]:
+        return [line for line in lines()["dagster-code.log"] if line.get("job") == "join"]
+
+    await_true(lambda: any(line.get("event_type") == "PIPELINE_SUCCESS" for line in of_join()), 120, "the join's end")
+    assert {name for name, logged in lines().items() if logged} >= {"dagster-code.log", "dagster-daemon.log"}
+    for logged in lines().values():
+        assert all({"timestamp", "level", "event", "service"} <= line.keys() for line in logged)
+    assert len({line["run"] for line in of_join()}) == 1
+    assert len({line["generation"] for line in of_join()}) == 1
+    assert {line["step"] for line in of_join() if line.get("event_type") == "STEP_SUCCESS"}
 
 
 def told_of(secret: str, folder: Path, home: StoragePath) -> list[str]:
