@@ -31,7 +31,7 @@ from cdc_platform.storage import ObjectStorePath, StoragePath, atomic, parse_pat
 HOME_VARIABLE = "CDC_PLATFORM_HOME"
 DEFAULT_HOME = ".cdc-platform"
 STATE_VARIABLE = "CDC_PLATFORM_STATE"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MARKER_FILE = "platform.json"
 """The file with the layout's number. Every reader of the home can read it."""
 # Tested one by one: in a path, Spark treats these as a pattern or as part of an address, and Delta as an escape.
@@ -42,11 +42,13 @@ _FORBIDDEN_CHARACTERS = frozenset("[]{}%#?*\\")
 class HomeLocation:
     """An existing, readable home with a layout that this version supports. Created by `open_home_location`.
 
-    `path` is its folder. For a home in a store (`address`) it is the folder of this machine's local state.
+    `path` is its folder. For a home in a store (`address`) it is the folder of this machine's local state. `layout` is
+    the number in its marker; homes of earlier layouts work without a migration.
     """
 
     path: Path
     address: str | None = None
+    layout: int = LAYOUT_VERSION
 
     @property
     def name(self) -> str:
@@ -160,8 +162,7 @@ def open_home_location(path: str | Path | None = None, *, create: bool = True) -
         raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {remedy}") from None
     except (ValueError, KeyError, TypeError):
         raise _damaged_marker_error(marker, remedy) from None
-    _refuse_newer_layout(root, layout, remedy)
-    return HomeLocation(root)
+    return HomeLocation(root, layout=_checked_layout(root, layout, remedy))
 
 
 def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
@@ -178,7 +179,7 @@ def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
         raise  # an error of the store and not of the file's content; some are ValueErrors
     except (ValueError, KeyError, TypeError):
         raise _damaged_marker_error(marker, remedy) from None
-    _refuse_newer_layout(home, layout, remedy)
+    layout = _checked_layout(home, layout, remedy)
     folder = local_state_folder(home)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -188,17 +189,18 @@ def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
             f"{folder}, this machine's local state of home {home}, cannot be created: {error.strerror}; name "
             f"another folder with {STATE_VARIABLE}"
         ) from None
-    return HomeLocation(folder, str(home))
+    return HomeLocation(folder, str(home), layout)
 
 
 def _damaged_marker_error(marker: Path | StoragePath, remedy: str) -> EnvironmentProblem:
     return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT_VERSION}}}; {remedy}')
 
 
-def _refuse_newer_layout(root: Path | StoragePath, layout: object, remedy: str) -> None:
+def _checked_layout(root: Path | StoragePath, layout: object, remedy: str) -> int:
     if not isinstance(layout, int) or layout > LAYOUT_VERSION:
         raise NewerLayout(
             f"home {root} has layout {layout}, written by a newer version; this version supports up to "
             f"{LAYOUT_VERSION}: upgrade, "
             f"or {remedy}"
         )
+    return layout

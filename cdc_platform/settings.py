@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 Policy = Literal["strict", "recent-past"]
+DagsterStorage = Literal["sqlite", "postgres"]
 
 # Settings of earlier versions, which existing homes may still contain.
 _REMOVED_SETTINGS = ("generation_retry_ms",)
@@ -115,6 +116,8 @@ class Settings:
         item_pattern=r"^(team:[A-Za-z0-9_.-]{1,100}|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,})$",
     )
     """The owners of all assets in Dagster: email addresses, or teams as `team:NAME`. Read when Dagster starts."""
+    dagster_storage: DagsterStorage = "sqlite"
+    """Where Dagster stores runs and events: files of the home, or Postgres. Read when Dagster starts."""
     inbox_warn_ms: Milliseconds = _bounded_field(MINUTE_MS * 15, ge=SECOND_MS, le=DAY_MS * 30)
     """How long the first node of the inbox may wait before its check warns."""
     inbox_error_ms: Milliseconds = _bounded_field(HOUR_MS, ge=SECOND_MS, le=DAY_MS * 30)
@@ -139,6 +142,27 @@ def _redacted(settings: Settings | AlertSettings) -> dict[str, Any]:
             is_text = hints[setting.name] in (str, tuple[str, ...])
             shown[setting.name] = (REDACTED if value else "") if is_text else value
     return shown
+
+
+def remove_old_settings(text: bytes) -> bytes:
+    """Return the content of a settings file without the settings of earlier versions; equal bytes if it has none.
+
+    Raises:
+        InputError: the file is not TOML, or such a setting takes more than one line.
+    """
+    import tomllib
+
+    try:
+        before = tomllib.loads(text.decode())
+        outdated = [name for name in _REMOVED_SETTINGS if name in before]
+        lines = text.decode().splitlines(keepends=True)
+        kept = [line for line in lines if line.partition("=")[0].strip() not in outdated]
+        after = tomllib.loads("".join(kept))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"settings.toml is not valid TOML: {error}") from None
+    if after != {name: value for name, value in before.items() if name not in outdated}:
+        raise InputError(f"remove {', '.join(outdated)} from settings.toml, and run the command again")
+    return "".join(kept).encode()
 
 
 def load_settings(path: StoragePath) -> Settings:

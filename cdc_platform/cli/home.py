@@ -1,10 +1,13 @@
-"""`cdc-platform home`: copy a home and clean up its files."""
+"""`cdc-platform home`: copy a home, migrate it to the current layout and clean up its files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +20,7 @@ from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
     from cdc_platform.home_location import HomeLocation
+    from cdc_platform.home_migration import MigrationStep
     from cdc_platform.scylla import ScyllaCluster
     from cdc_platform.storage import StoragePath
 
@@ -38,6 +42,7 @@ def home() -> None:
     Example:
       cdc-platform home copy .cdc-platform s3://bucket/team/home
       cdc-platform home maintain --dry-run
+      cdc-platform home migrate
     """
 
 
@@ -117,6 +122,97 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
     facts |= {"tables": done.tables, "files": done.files, "already_copied": done.found}
     next_steps = [*(_register_cluster_step(entry, to) for entry in stay), build_next_step("status", home=to)]
     write_result(facts, as_json=as_json, next_steps=next_steps)
+
+
+@home.command("migrate")
+@click.option("--undo", is_flag=True, help="Restore the files of a migration that was interrupted.")
+@json_option
+@pass_session
+def migrate(session: CliSession, undo: bool, as_json: bool) -> None:
+    """Bring a home of an earlier version forward, in place; the homes of live clusters below it, too.
+
+    Removes settings that no longer exist, carries stopped schedules over to their new names, and sets the layout. No
+    table changes. If interrupted, run the same command again, or restore the home with --undo. Once it is done there is
+    no way back: earlier versions refuse the home. Without a migration the home works, too. Stop `up` first.
+
+    \b
+    Example:
+      cdc-platform home migrate
+      cdc-platform home migrate --undo
+    """
+    from cdc_platform import home_migration
+    from cdc_platform.home_location import LAYOUT_VERSION
+    from cdc_platform.storage import parse_path
+
+    opened = session.open_location()
+    root = parse_path(opened.name)
+    with _hold_for_migration(opened):
+        kept: list[home_migration.ChangedFile] = []
+        if not undo:
+            changed = home_migration.migrate_home(root, _migration_steps(opened))
+        elif home_migration.is_migration_open(root):
+            changed, kept = home_migration.undo_migration(root)
+        else:
+            raise StateError(f"home {opened.name} has no interrupted migration, so nothing can be undone")
+    for file in kept:
+        warn(f"{file.path} was changed since the migration began, and stays as it is", code="kept-as-changed")
+    layout = session.open_location().layout if undo else LAYOUT_VERSION
+    files = [{"step": file.step, "path": file.path} for file in changed]
+    view = View("step path", "Restored files" if undo else "Changed files")
+    write_result(
+        {"home": opened.name, "layout": layout, "undone": undo, "files": files},
+        as_json=as_json,
+        show=lambda: _show_migration(files, view, layout),
+    )
+
+
+def _show_migration(files: list[dict[str, str]], view: View, layout: int) -> None:
+    show_rows(files, view)
+    click.echo(f"The home has layout {layout}.")
+
+
+@contextmanager
+def _hold_for_migration(home: HomeLocation) -> Iterator[None]:
+    """Hold a home against `up`, on this machine and, if it is in a store, on others."""
+    from cdc_platform.instance_lock import lock_home_exclusively
+    from cdc_platform.storage import ObjectStorePath, hold_store_lock, parse_path
+
+    lease = parse_path(home.name) / "up.lease.json"
+    held = hold_store_lock(lease, f"home {home.name} is up") if isinstance(lease, ObjectStorePath) else nullcontext()
+    with lock_home_exclusively(home), held:
+        yield
+
+
+def _migration_steps(home: HomeLocation) -> list[MigrationStep]:
+    """Return the steps for a home and for the homes of live clusters below it."""
+    from cdc_platform.home_migration import MigrationStep, file_steps
+    from cdc_platform.scylla import registry
+    from cdc_platform.server import SCHEDULES_FILE, carry_over_stopped_schedules
+    from cdc_platform.storage import parse_path
+
+    steps = list(file_steps())
+    root = parse_path(home.name)
+    for path, location in registry.list_cluster_homes(home).items():
+        if str(location) == str(root / path):  # others belong to the machine that has them
+            steps += file_steps(f"{path}/")
+    if root.local_path is not None:
+        _settle_database(root.local_path / SCHEDULES_FILE)
+        steps.append(MigrationStep("schedules", SCHEDULES_FILE, carry_over_stopped_schedules))
+    elif (home.path / SCHEDULES_FILE).exists():
+        warn(
+            "schedules that were stopped under an earlier name have to be stopped again in the UI, on each machine",
+            code="schedules-not-carried-over",
+        )
+    return steps
+
+
+def _settle_database(path: Path) -> None:
+    """Write what a killed process left in the log of a SQLite database into its file."""
+    import sqlite3
+
+    if path.with_name(f"{path.name}-wal").exists():
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:

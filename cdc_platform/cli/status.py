@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from cdc_platform.cli.command_hints import add_home_option_in_json
+from cdc_platform.cli.next_steps import build_next_step
 from cdc_platform.cli.output import escape_unprintable, json_option, write_facts
 from cdc_platform.cli.params import SecondsRange
 from cdc_platform.cli.render import format_bytes, format_field, format_seconds, write_result
 from cdc_platform.cli.session import CliSession, pass_session
 from cdc_platform.clock import HOUR_SECONDS
+from cdc_platform.home_location import LAYOUT_VERSION
 
 _MAX_ENTRIES = 4
 """Entries of a list that are shown; the others are counted."""
@@ -59,13 +61,20 @@ def _write_status(session: CliSession, as_json: bool) -> int:
     """Print the status once. Return 1 if there are errors."""
     home = session.open_home()
     home_status = home.status()
-    document: dict[str, Any] = {"home": home.name, **add_home_option_in_json(home_status.facts(), session.home)}
+    document: dict[str, Any] = {
+        "home": home.name,
+        "layout": home.location.layout,
+        **add_home_option_in_json(home_status.facts(), session.home),
+    }
     write_result(document, as_json=as_json, show=lambda: _show_overview(document))
     return int(document["errors"] > 0)
 
 
 def _show_overview(document: dict[str, Any]) -> None:
     lines: list[tuple[str, object]] = [("home", f"{document['home']}  at {document['now']}")]
+    if document["layout"] < LAYOUT_VERSION:
+        command = build_next_step("home", "migrate").command
+        lines.append(("", f"layout {document['layout']}; {command} brings it to {LAYOUT_VERSION}"))
     for name, show in _SECTION_LINES.items():
         section = document[name]
         texts = ["cannot be read"] if section is None and name != "repair" else show(section)

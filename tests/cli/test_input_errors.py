@@ -392,7 +392,7 @@ def test_a_bad_file_makes_no_home(case: Case, tmp_path: Path) -> None:
 
 
 HOMES = {
-    "is of a newer version": ('{"layout": 2}', "written by a newer version"),
+    "is of a newer version": ('{"layout": 3}', "written by a newer version"),
     "has a marker that is no JSON": ("layout 1", "is damaged"),
     "has a marker without a layout": ("{}", "is damaged"),
 }

@@ -82,6 +82,7 @@ LETS = {
     "streams": (IDS[0],),
     "ring": (),
     "home maintain": (),
+    "home migrate": (),
     "home copy": ("{place}/main/clusters/prod", "{place}/copy"),
     "history": (IDS[0],),
     "report": ("latest", "--html", "{place}/page.html"),

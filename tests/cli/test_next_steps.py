@@ -228,7 +228,7 @@ NOTHING = {
         "consumers gaps",
     ),
     *("generations", "streams", "ring", "history", "diff", "explain", "sql", "completion", "doctor"),
-    *("help", "log", "metrics", "simulate"),
+    *("help", "home migrate", "log", "metrics", "simulate"),
     *("tables", "tables add", "tables alter", "tables drop", "tables declare-none", "cluster"),
     *("cluster remove", "tablets create", "tablets split", "tablets merge", "tablets resize", "tablets show"),
 }

@@ -75,6 +75,7 @@ LOOKING = {
         "report",
         "home copy",
         "home maintain",
+        "home migrate",
     ),
     *("tables", "tables add", "tables declare-none", "tables alter", "tables drop"),
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster replace"),

@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "history": ("", "latest", "--table shop.carts"),
     "home copy": ("{home} {out}/copy",),
     "home maintain": ("--dry-run", ""),
+    "home migrate": ("",),
     "import": ("{in}/ring.json --shards 3 --ignore-msb 12",),
     "cql run": ("{in}/script.cql", "{in}/script.cql --apply"),
     "log": ("shop.carts",),

@@ -30,6 +30,7 @@ from support.files.export_files import (
     v2_csv,
 )
 from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
+from support.homes.packed import SERVED, stopped_schedules, unpack
 from support.homes.v1_tables import old_cluster, times
 from support.nodes import node_text
 from support.processes.kills import Case, killed_and_run_again
@@ -259,6 +260,18 @@ def prepared(answers: int) -> Any:
     return prepare
 
 
+def served(home: Path) -> None:
+    """A home of version 0.2.0 with a storage of Dagster."""
+    unpack(SERVED, home.parent)
+    (home.parent / "served").rename(home)
+
+
+def migrated(home: Path) -> object:
+    """The layout and the settings of a home, that its migration has ended, and which schedules are stopped."""
+    files = [(home / name).read_text(encoding="utf-8") for name in ("platform.json", "settings.toml")]
+    return files, (home / "migration").exists(), stopped_schedules(home)
+
+
 IMPORT = ("import", "{beside}/exports")
 UNDO = ("check", "--undo", f"{CDC_TABLE_CHANGES.full_name}@3", "--reason", "written by another program")
 GONE = "no CDC-enabled table ks.t is known"
@@ -306,6 +319,7 @@ CASES = {
     "check --undo: unreadable entries": Case(
         with_unreadable_entries, UNDO, refused="is the platform's own", more=moved_entries
     ),
+    "home migrate": Case(served, ("home", "migrate"), more=migrated),
     "consumers remove": Case(read_by_somebody, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
 }
 

@@ -80,6 +80,7 @@ CASES = [
     Asked("old generations", "history latest"),
     Asked("just booted", "home copy {home} {files}/copied"),
     Asked("just booted", "home maintain"),
+    Asked("just booted", "home migrate"),
     Asked("empty cluster", "import {files}/ring.json {files}/t.csv {files}/s.csv"),
     Asked("expiring row", "cql run {files}/with-ttl.cql"),
     Asked("just booted", "cql run {files}/orders.cql --apply"),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 PACKED = Path(__file__).resolve().parents[2] / "data" / "homes"
+
+
+SERVED = "served/2026-11-28"
+"""A home with the runs, events, partitions and a stopped schedule of Dagster, in the folder `served`."""
 
 
 def unpack(release: str, folder: Path) -> Path:
@@ -15,3 +22,11 @@ def unpack(release: str, folder: Path) -> Path:
         packed.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
         packed.extractall(folder)
     return folder
+
+
+def stopped_schedules(home: Path) -> list[str]:
+    """Return the schedules that a person has stopped, as Dagster's storage in a home has them."""
+    with closing(sqlite3.connect(f"file:{home}/dagster/schedules/schedules.db?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT job_body FROM jobs WHERE status = 'STOPPED'").fetchall()
+        rows += database.execute("SELECT instigator_body FROM instigators WHERE status = 'STOPPED'").fetchall()
+    return sorted({json.loads(body)["origin"]["job_name"] for (body,) in rows})

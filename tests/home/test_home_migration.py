@@ -1,0 +1,211 @@
+"""`home migrate`: homes of earlier versions are brought forward, file by file, and back until it is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance
+from support.command_line import Answer, run
+from support.homes.packed import SERVED, stopped_schedules, unpack
+
+from cdc_platform.delta import Lake
+from cdc_platform.home_location import LAYOUT_VERSION, open_home_location
+from cdc_platform.home_migration import MIGRATION_FOLDER, MigrationStep, is_migration_open, migrate_home, undo_migration
+from cdc_platform.instance_lock import lock_home_exclusively
+from cdc_platform.server import SCHEDULES_FILE
+from cdc_platform.settings import remove_old_settings
+from cdc_platform.storage import StoragePath, parse_path
+from cdc_platform.tables import GENERATION_TIMESTAMPS
+
+CLOCK = "2026-11-28T22:00:00Z"
+PACKED_HOMES = [(release, home) for release in ("2026-11", "2026-11-28") for home in ("cluster", "first_format")]
+PACKED_HOMES += [("2026-11-28", "logged"), (SERVED, "served")]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A home of version 0.2.0 that has Dagster's storage."""
+    return unpack(SERVED, tmp_path) / "served"
+
+
+def command(home: Path | str, *words: str) -> Answer:
+    """Run a command on a home."""
+    return run("--home", home, "--clock", CLOCK, *words)
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    """Return every file of a home except those of its locks."""
+    files = (path for path in home.rglob("*") if path.is_file())
+    named = {str(path.relative_to(home)): path.read_bytes() for path in files}
+    return {name: content for name, content in named.items() if name.partition("/")[0] not in ("up", "up.lock")}
+
+
+@pytest.mark.files
+@pytest.mark.parametrize(("release", "name"), PACKED_HOMES, ids=["-".join(entry) for entry in PACKED_HOMES])
+def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) -> None:
+    """No file but the declared ones changes, tables least of all; a second migration has nothing to do."""
+    home = unpack(release, tmp_path) / name
+    before = contents(home)
+    first = command(home, "home", "migrate", "--json")
+    assert first.exit_code == 0, first.stderr
+    changed = {file["path"] for file in first.json["files"]}
+    after = contents(home)
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == changed
+    assert "platform.json" in changed <= {"platform.json", "settings.toml", SCHEDULES_FILE}
+    assert (first.json["layout"], first.json["undone"]) == (LAYOUT_VERSION, False)
+    assert json.loads(after["platform.json"])["layout"] == LAYOUT_VERSION
+    second = command(home, "home", "migrate", "--json")
+    assert (second.exit_code, second.json["files"]) == (0, [])
+    assert contents(home) == after
+
+
+def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> None:
+    """In the code location that `up` serves; runs, partitions and events are as they were."""
+    assert stopped_schedules(served) == ["daily_upkeep"]
+    answer = command(served, "home", "migrate", "--json")
+    assert [file["step"] for file in answer.json["files"]] == ["settings", "schedules", "layout"]
+    assert stopped_schedules(served) == ["daily_maintenance", "daily_upkeep"]
+    with DagsterInstance.from_config(str(served / "dagster")) as instance:
+        states = {state.name: state for state in instance.all_instigator_state()}
+        assert states["daily_maintenance"].repository_selector == states["daily_upkeep"].repository_selector
+        assert states["daily_maintenance"].repository_selector.location_name == "cdc_platform"
+        assert len(instance.get_dynamic_partitions("generation")) == 2
+        assert {run.status.value for run in instance.get_runs()} == {"SUCCESS"}
+    assert Lake(served / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
+    assert "generation_retry_ms" not in (served / "settings.toml").read_text(encoding="utf-8")
+
+
+def test_a_schedule_that_was_started_again_is_left_alone(served: Path) -> None:
+    """A state under the new name is newer than one under the old name."""
+    assert command(served, "home", "migrate").exit_code == 0
+    migrated = (served / SCHEDULES_FILE).read_bytes()
+    (served / "platform.json").write_text('{"layout": 1}', encoding="utf-8")
+    again = command(served, "home", "migrate", "--json")
+    assert [file["step"] for file in again.json["files"]] == ["layout"]
+    assert (served / SCHEDULES_FILE).read_bytes() == migrated
+
+
+class Died(BaseException):
+    """Ends a migration as a kill does."""
+
+
+STEPS = [MigrationStep(name, name, lambda content: content.removesuffix(b"!") + b"!") for name in ("a", "b", "c")]
+"""Three files that get an exclamation mark."""
+
+
+@pytest.mark.parametrize("died_after", range(5))
+@pytest.mark.parametrize("undo", [False, True], ids=["finished", "undone"])
+def test_it_can_be_finished_or_undone_wherever_it_died(
+    died_after: int, undo: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each replaced file, and before the first; undone, every file is equal byte by byte."""
+    from cdc_platform import home_migration
+
+    home = open_home_location(tmp_path / "home")
+    root, steps = parse_path(home.name), STEPS
+    for step in steps:
+        (home.path / step.path).write_text(f"content of {step.name}", encoding="utf-8")
+    before = contents(home.path)
+    put, count = home_migration._put, 0
+
+    def put_until_death(path: StoragePath, content: bytes) -> None:
+        nonlocal count
+        is_target = str(path) in {str(root / step.path) for step in steps}
+        if is_target and count == died_after:
+            raise Died
+        count += is_target
+        put(path, content)
+
+    monkeypatch.setattr(home_migration, "_put", put_until_death)
+    if died_after < len(steps):
+        with pytest.raises(Died):
+            migrate_home(root, steps)
+        assert is_migration_open(root)
+    monkeypatch.setattr(home_migration, "_put", put)
+    if undo and died_after < len(steps):
+        restored, kept = undo_migration(root)
+        assert ([file.path for file in restored], kept) == (["a", "b", "c"], [])
+        assert contents(home.path) == before
+    migrate_home(root, steps)
+    assert not is_migration_open(root)
+    assert not (home.path / MIGRATION_FOLDER).exists()
+    assert {name: content for name, content in contents(home.path).items() if name in "abc"} == {
+        step.path: f"content of {step.name}!".encode() for step in steps
+    }
+
+
+def interrupted(home: Path) -> None:
+    """Begin a migration of a home and stop before the first file is replaced."""
+    from cdc_platform import home_migration
+
+    root = parse_path(str(home))
+    home_migration._begin(root, root / MIGRATION_FOLDER, home_migration.file_steps())
+
+
+def test_undo_restores_the_home_for_earlier_versions(served: Path) -> None:
+    """The marker, too; then nothing is left to undo, and the migration can be begun anew."""
+    before = contents(served)
+    interrupted(served)
+    undone = command(served, "home", "migrate", "--undo", "--json")
+    assert (undone.exit_code, undone.json["layout"], undone.json["undone"]) == (0, 1, True)
+    assert contents(served) == before
+    nothing = command(served, "home", "migrate", "--undo")
+    assert nothing.exit_code == 2
+    assert nothing.stderr == f"error: home {served} has no interrupted migration, so nothing can be undone [state]\n"
+    assert command(served, "home", "migrate").exit_code == 0
+
+
+def test_a_file_that_a_person_changed_meanwhile_is_kept(served: Path) -> None:
+    """Undone, it stays with a warning; finished, it is migrated as it is now."""
+    settings = served / "settings.toml"
+    interrupted(served)
+    settings.write_text("generation_retry_ms = 1\npolicy = 'recent-past'\n", encoding="utf-8")
+    undone = command(served, "home", "migrate", "--undo")
+    assert undone.exit_code == 0
+    assert undone.stderr.startswith("warning: settings.toml was changed since the migration began, and stays as it is")
+    interrupted(served)
+    settings.write_text("generation_retry_ms = 2\npolicy = 'strict'\n", encoding="utf-8")
+    assert command(served, "home", "migrate").exit_code == 0
+    assert settings.read_text(encoding="utf-8") == "policy = 'strict'\n"
+
+
+def test_a_home_that_is_up_is_refused(served: Path) -> None:
+    """`up` holds the storage of schedules; nothing is changed."""
+    before = contents(served)
+    with lock_home_exclusively(open_home_location(served)):
+        refused = command(served, "home", "migrate")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "is already running" in refused.stderr
+    assert contents(served) == before
+
+
+def test_older_homes_show_their_layout_and_newer_ones_are_refused(served: Path) -> None:
+    """`status` says how to migrate; a home of a later version is one line for every command."""
+    assert command(served, "status", "--json").json["layout"] == 1
+    assert f"layout 1; cdc-platform --home {served} home migrate brings it to {LAYOUT_VERSION}" in " ".join(
+        command(served, "status").stdout.split()
+    )
+    assert command(served, "home", "migrate").exit_code == 0
+    assert command(served, "status", "--json").json["layout"] == LAYOUT_VERSION
+    assert "home migrate" not in command(served, "status").stdout
+    (served / "platform.json").write_text(json.dumps({"layout": LAYOUT_VERSION + 1}), encoding="utf-8")
+    refused = command(served, "home", "migrate")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert refused.stderr.endswith("[newer-layout]\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("generation_retry_ms = 5\nring_delay_ms = 7\n", "ring_delay_ms = 7\n"),
+        ("# about\nring_delay_ms = 7  # seven\n  generation_retry_ms=5\n", "# about\nring_delay_ms = 7  # seven\n"),
+        ("ring_delay_ms = 7\n", "ring_delay_ms = 7\n"),
+        ("owners = ['generation_retry_ms = 5']\n", "owners = ['generation_retry_ms = 5']\n"),
+        ("", ""),
+    ],
+)
+def test_only_old_settings_are_removed(before: str, after: str) -> None:
+    """With their line; comments, order and spacing of the others stay."""
+    assert remove_old_settings(before.encode()).decode() == after
