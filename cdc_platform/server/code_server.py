@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cdc_platform.dagster_home import prepare_dagster_home
 from cdc_platform.errors import EnvironmentProblem, PlatformError
-from cdc_platform.instance_lock import bind_to_up
+from cdc_platform.home_location import open_home_location
+from cdc_platform.instance_lock import UP_VARIABLE, bind_to_up
 from cdc_platform.json_logs import configure_json_logs
 from cdc_platform.processes import kill_when_parent_dies
 from cdc_platform.server.console_commands import console_command
@@ -72,6 +74,8 @@ def serve_code_location() -> None:
     configure_run_logs()
     command = console_command("dagster")
     try:
+        if UP_VARIABLE not in os.environ:
+            os.environ["DAGSTER_HOME"] = str(prepare_dagster_home(open_home_location()))
         initialize_dagster_storage(Path(os.environ["DAGSTER_HOME"]))
     except PlatformError as error:
         sys.exit(str(error))  # `up` shows the last log line of a service that has ended

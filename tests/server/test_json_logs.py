@@ -46,9 +46,9 @@ def json_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @op
-def logging_op(context: OpExecutionContext) -> None:
+def logging_op() -> None:
     """Write a message through Dagster and one through a module's logger."""
-    context.log.info('a "quoted"\nmessage')
+    OpExecutionContext.get().log.info('a "quoted"\nmessage')
     logging.getLogger("cdc_platform.lifecycle.rewrite").warning("from a module")
 
 
