@@ -190,11 +190,12 @@ def _migration_steps(home: HomeLocation) -> list[MigrationStep]:
     from cdc_platform.server import SCHEDULES_FILE, carry_over_stopped_schedules
     from cdc_platform.storage import parse_path
 
-    steps = list(file_steps())
+    steps: list[MigrationStep] = []
     root = parse_path(home.name)
     for path, location in registry.list_cluster_homes(home).items():
         if str(location) == str(root / path):  # others belong to the machine that has them
             steps += file_steps(f"{path}/")
+    steps += file_steps()
     if root.local_path is not None:
         _settle_database(root.local_path / SCHEDULES_FILE)
         steps.append(MigrationStep("schedules", SCHEDULES_FILE, carry_over_stopped_schedules))
