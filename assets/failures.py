@@ -87,4 +87,21 @@ def read_run_failure(instance: DagsterInstance, run_id: str) -> RunFailure:
         error = error.cause
     if error is None:
         return RunFailure(f"step {event.step_key} failed", "limited")
+    raised = _find_platform_error(error.cls_name)
+    if raised is not None:
+        return RunFailure(to_one_line(error.message.partition(": ")[2]), raised.recovery)
     return RunFailure(to_one_line(error.message), "outage" if error.cls_name in _OUTAGE_CLASSES else "limited")
+
+
+def _find_platform_error(class_name: str | None) -> type[PlatformError] | None:
+    """Return the platform's error of this name, which a step raised outside `platform_errors_as_failures`.
+
+    Resources open the home before that block is entered.
+    """
+    classes: list[type[PlatformError]] = [PlatformError]
+    while classes:
+        found = classes.pop()
+        if found.__name__ == class_name:
+            return found
+        classes += found.__subclasses__()
+    return None

@@ -95,6 +95,7 @@ LONG = {
         "test_alternator.py",
     ),
     "stores": (
+        "test_real_outages.py",
         "test_store_homes.py",
         "test_store_commit_faults.py",
         "test_store_clocks.py",

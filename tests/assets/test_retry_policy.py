@@ -281,10 +281,11 @@ def test_every_error_says_whether_a_repetition_helps(rehearsal: Rehearsal) -> No
     for kind in [errors.PlatformError, *_subclasses(errors.PlatformError), LockLost]:
         if kind.__init__ is not PlatformError.__init__:
             continue
-        run = fail_run(rehearsal.instance, JOIN_JOB, {}, kind("what failed"))
-        failure = read_run_failure(rehearsal.instance, run.run_id)
-        assert failure.message.endswith("what failed")
-        assert failure.recovery == kind.recovery
+        for as_failure in (True, False):
+            run = fail_run(rehearsal.instance, JOIN_JOB, {}, kind("what failed: a disk"), as_failure=as_failure)
+            failure = read_run_failure(rehearsal.instance, run.run_id)
+            assert failure.message == "what failed: a disk"
+            assert failure.recovery == kind.recovery
         seen[failure.recovery].add(kind.__name__)
     assert {"Unavailable", "NotLetIn", "NoJava", "ConflictError", "LockLost"} <= seen["outage"]
     assert {"InputError", "NotFound", "UnknownGeneration", "AuditFailed"} <= seen["never"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, Failure
@@ -19,12 +20,20 @@ from cdc_platform_assets.failures import platform_errors_as_failures
 
 
 def fail_run(
-    instance: DagsterInstance, job: str, tags: Mapping[str, str], error: BaseException | None = None
+    instance: DagsterInstance,
+    job: str,
+    tags: Mapping[str, str],
+    error: BaseException | None = None,
+    *,
+    as_failure: bool = True,
 ) -> DagsterRun:
-    """A run of a job that failed with this error in a step; without one, its worker was gone."""
+    """A run of a job that failed with this error in a step; without one, its worker was gone.
+
+    `as_failure`: the step turned the error into a failure, as most of them do.
+    """
     run = instance.create_run_for_job(defs.resolve_job_def(job), tags=dict(tags), status=DagsterRunStatus.FAILURE)
     if error is not None:
-        instance.report_dagster_event(_failure_event(job, error), run_id=run.run_id)
+        instance.report_dagster_event(_failure_event(job, error, as_failure), run_id=run.run_id)
     return run
 
 
@@ -33,10 +42,10 @@ def advance_retries(monkeypatch: pytest.MonkeyPatch, by_us: Microseconds) -> Non
     monkeypatch.setattr(run_requests, "system_time_us", lambda: Microseconds(system_time_us() + by_us))
 
 
-def _failure_event(job: str, error: BaseException) -> DagsterEvent:
+def _failure_event(job: str, error: BaseException, as_failure: bool) -> DagsterEvent:
     user = None
     try:
-        with platform_errors_as_failures():
+        with platform_errors_as_failures() if as_failure else nullcontext():
             raise error
     except Failure as failure:
         info = serializable_error_info_from_exc_info(sys.exc_info())
