@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from support.command_line import run
 from support.oracles.alternator import Attribute, as_json, encode_attribute
-from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.cluster import FIRST_MS, PASSWORD, USER, StandIn, description
 from support.standin.kept_table import AT_ONCE
 from support.standin.live_table import LiveTable
 from support.standin.world import time_uuid
@@ -346,3 +348,26 @@ def test_a_home_with_blobs_keeps_them(standin: StandIn, cluster: ScyllaCluster, 
     assert sorted(dict(row)["a"] for row in raw[":attrs"].to_pylist()) == [b"\x00x", b"\x00y"]
     answer = run("--home", again.at, "sql", 'SELECT * FROM alternator_abc."abc$items"')
     assert (answer.exit_code, "there is no table" in answer.stderr) == (2, True)
+
+
+def test_the_example_of_the_page_runs(standin: StandIn, tmp_path: Path) -> None:
+    """From registration to its queries, with the stand-in's address and login, and without a confidence window."""
+    table = AlternatorTable(standin, "my-orders")
+    item: Item = {"price": ("N", Decimal("9.90")), "photo": ("B", b"\xff")}
+    table.put("ada", "1", item)
+    page = (Path(__file__).parents[2] / "docs" / "alternator.md").read_text(encoding="utf-8")
+    words = shlex.split(page.partition("```sh\n")[2].partition("```")[0].replace("\\\n", " "))
+    starts = [place for place, word in enumerate(words) if word in ("cdc-platform", "cd")]
+    lines = [words[start:end] for start, end in pairwise([*starts, len(words)])]
+    more = {"cluster": ["--user-env", USER, "--password-env", PASSWORD], "ingest": ["--confidence", "0"]}
+    answers = []
+    for _, *line in (line for line in lines if line[0] != "cd"):
+        home = tmp_path / "home" / ("clusters/prod" if line[:2] == ["--home", "."] else "")
+        rest = line[2:] if line[0] == "--home" else line
+        placed = [f"127.0.0.1:{standin.proxy.port}" if word == "10.0.0.1:9042" else word for word in rest]
+        answers.append(run("--home", home, *placed, *more.get(rest[0], ["--json"])))
+        assert answers[-1].exit_code == 0, (line, answers[-1].stderr)
+    items, changes = (answer.rows for answer in answers[-2:])
+    assert [row["price"] for row in items] == ["9.9"]
+    assert json.loads(items[0]["item"]) == {"p": {"S": "ada"}, "c": {"N": "1"}, "price": {"N": "9.9"}}
+    assert [row["op"] for row in changes] == ["c"]
