@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from support.command_line import run
 from support.drawing import SEED
+from support.homes.changed import ALTERNATOR, ITEMS, home_with_changes
 from support.next_lines import lines_of, words_of
 from support.nodes import node_text
 from support.processes.nursery import Nursery
@@ -310,3 +311,21 @@ def begun(home: str) -> dict[str, Any]:
     below = f"{home}/clusters/open"
     parts += [{"path": "clusters/open", "source": below, "versions": read_newest_versions(Lake(f"{below}/lake"))}]
     return {"from": home, "parts": parts}
+
+
+def test_names_of_alternator_are_addresses_of_a_store(s3: S3, tmp_path: Path) -> None:
+    """A table with a dot and a hyphen in its names: copied, read, consumed and checked there."""
+    source, store = str(home_with_changes(tmp_path, ALTERNATOR)), f"{s3.bucket()}/there"
+    name = "alternator_my.table-v2.my.table-v2"
+    assert run("home", "copy", source, store).exit_code == 0
+    for line in (
+        ("consume", name, "--name", "audit"),
+        ("log", name),
+        ("check", "--deep"),
+        ("history", "--table", name),
+    ):
+        answer = run("--home", store, *line)
+        assert answer.exit_code == 0, (line, answer.stderr)
+    query = f"SELECT new_item FROM {ITEMS.replace('$items', '$changes')}"
+    items = [json.loads(row["new_item"]) for row in run("--home", store, "sql", query, "--json").rows]
+    assert items == [{"p": {"S": "x"}, "c": {"N": "1.5"}, "a.b": {"S": "1"}}]

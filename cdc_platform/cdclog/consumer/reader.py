@@ -282,6 +282,8 @@ FROM_CLUSTER = consumers.INGEST_CONSUMER
 _RESERVED_NAMES = {BY_HOUR: "copies logs hour by hour", FROM_CLUSTER: "brings in the log of a live cluster"}
 _MAX_NAME_LENGTH = 48
 """The maximum length of a consumer's name, which is part of its sink's name."""
+_MAX_FOLDER_BYTES = 255
+"""The longest name of a file or folder on common file systems; a sink is a folder."""
 _GENERATION_FIELD = column(
     GENERATION,
     TIMESTAMP,
@@ -406,6 +408,12 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False, changes: 
     """
     validate_consumer_name(name)
     table = log_table(schema, exact=exact)
+    longest = _MAX_FOLDER_BYTES - len(table.name) - 1
+    if len(name) > longest:
+        raise InputError(
+            f"consumer {name} of {schema.full_name} would have a sink with a name of {len(table.name) + 1 + len(name)} "
+            f"characters, and a folder's name has at most {_MAX_FOLDER_BYTES}; choose a name of at most {longest}"
+        )
     columns = (changes_schema(schema) if changes else table.schema).append(_GENERATION_FIELD)
     return Table(
         table.keyspace,
