@@ -87,6 +87,7 @@ def test_tables_have_partitions_of_dagster(tmp_path: Path) -> None:
     assert [parse_log_partition(key) for key in missing] == sorted(("prod", f"alternator_{n}", n) for n in NAMES)
 
 
+@pytest.mark.long("more than a dozen commands on a home, and a copy of it")
 @pytest.mark.grid("names of Alternator tables", 3)
 @pytest.mark.parametrize("name", NAMES, ids=IDS)
 def test_commands_take_the_name(name: str, tmp_path: Path) -> None:
