@@ -49,7 +49,8 @@ def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
     with pytest.raises(NotFound, match="no cluster prod is known"):
         registry.find_cluster(open_home_location(address), "prod")
     found = {name for name, _ in (parse_path(f"{address}/clusters/prod")).files()}
-    assert found == {"platform.json", "mirror.json", "identity.json", "logs-ahead.json", ".lake.contract.json"}
+    shared = {"platform.json", "mirror.json", "identity.json", "logs-ahead.json", "columns.json"}
+    assert found == {*shared, ".lake.contract.json"}
 
 
 def test_a_renewed_cluster_has_another_place_for_every_machine(
