@@ -205,7 +205,6 @@ OWN_FILES = {
     "cdc_platform/storage/atomic.py": "makes the drafts",
     "cdc_platform/storage/path.py": "a place in a home",
     "cdc_platform/storage/locks.py": "lock files of the home",
-    "cdc_platform/processes.py": "logs of the home",
     "cdc_platform/cdclog/script/run.py": "an unnamed temporary file",
     "cdc_platform/__main__.py": "the null device",
     "cdc_platform/cli/output.py": "the null device",
