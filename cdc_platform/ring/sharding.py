@@ -5,6 +5,8 @@ All functions broadcast: a single value is an array without dimensions.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -109,6 +111,20 @@ def _start_in_window(shards: UInt64s, n: UInt64s, msb: UInt64s) -> UInt64s:
 
 
 def _check_sharding(shard_count: ArrayLike, ignore_msb: ArrayLike) -> tuple[UInt64s, UInt64s]:
+    if isinstance(shard_count, int) and isinstance(ignore_msb, int):
+        return _check_one_sharding(shard_count, ignore_msb)
+    return _check_shardings(shard_count, ignore_msb)
+
+
+@lru_cache(maxsize=256)
+def _check_one_sharding(shard_count: int, ignore_msb: int) -> tuple[UInt64s, UInt64s]:
+    """Check a single sharding once: for the lookup of one token the check would take a third of the time."""
+    n, msb = _check_shardings(shard_count, ignore_msb)
+    n.flags.writeable = msb.flags.writeable = False
+    return n, msb
+
+
+def _check_shardings(shard_count: ArrayLike, ignore_msb: ArrayLike) -> tuple[UInt64s, UInt64s]:
     return (
         _check_within("shard_count", shard_count, 1, MAX_SHARD_COUNT),
         _check_within("ignore_msb", ignore_msb, 0, MAX_IGNORE_MSB),

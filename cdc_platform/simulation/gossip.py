@@ -114,21 +114,24 @@ class GossipRounds:
             return
         scheduler = self._scheduler
         scheduler.at(Microseconds(scheduler.now_us + ROUND_US), self._round, gossiper, incarnation)
-        peer = self._choose_peer(gossiper)
-        if self._is_useful(gossiper, peer):
-            self._network.send(machine, peer.machine, self._answer, gossiper, peer)
+        numbers = self._numbers_by_news(gossiper) if self._planned else self._numbers
+        if not numbers:
+            return
+        peer = self._gossipers[numbers[int(self._chance.random() * len(numbers))]]
+        # Most rounds end here, so this is `_has_news` without a call.
+        if peer is gossiper or (
+            gossiper.heard and gossiper.tokens == peer.tokens and gossiper.endpoints == peer.endpoints
+        ):
+            return
+        self._network.send(machine, peer.machine, self._answer, gossiper, peer)
 
-    def _choose_peer(self, gossiper: Gossiper) -> Gossiper:
-        """Return a random peer. A plan's numbers choose only if there is news to exchange; 0 is a peer with news."""
-        numbers = self._numbers
-        if self._planned:
-            numbers = sorted(numbers, key=lambda number: not self._is_useful(gossiper, self._gossipers[number]))
-            if not self._is_useful(gossiper, self._gossipers[numbers[0]]):
-                return gossiper
-        return self._gossipers[numbers[int(self._chance.random() * len(numbers))]]
+    def _numbers_by_news(self, gossiper: Gossiper) -> list[int]:
+        """Return all nodes, those with news for this one first; none if there is no news, which uses no chance."""
+        with_news = [number for number in self._numbers if self._has_news(gossiper, self._gossipers[number])]
+        return with_news and [*with_news, *(number for number in self._numbers if number not in with_news)]
 
-    def _is_useful(self, gossiper: Gossiper, peer: Gossiper) -> bool:
-        """Return False if messages change nothing: between nodes that know equally much."""
+    def _has_news(self, gossiper: Gossiper, peer: Gossiper) -> bool:
+        """Return False between nodes that know equally much, where the three messages change nothing."""
         return peer is not gossiper and not (gossiper.heard and gossiper.knows_like(peer))
 
     def _answer(self, asking: Gossiper, peer: Gossiper) -> None:

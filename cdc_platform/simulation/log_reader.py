@@ -54,6 +54,9 @@ class LogReader:
         self.windows = 0
         self._published: set[int] = set()
         self._progress = StreamProgress("simulated")
+        self._seen: object = None
+        self._sets = ReaderSets(())
+        self._caught_up = False
         self.lost = False
 
     def start(self) -> None:
@@ -66,7 +69,11 @@ class LogReader:
         try:
             visible = self.visible()
             now_us = self.world.reader_clock.now_us()
-            sets = self.sets(visible, now_us)
+            seen = (visible, len(self._published), len(self.world.removed))
+            if seen != self._seen:
+                # No simulated period is empty, so the sets depend on nothing else.
+                self._seen, self._sets, self._caught_up = seen, self.sets(visible, now_us), False
+            sets = self._sets
             horizon_us = Microseconds(now_us - self.world.rules.window_us)
             while (window := self._next_window(sets, horizon_us)) is not None:
                 generation = next(each for each in visible if us_from_ms(each.time_ms) == window.set_us)
@@ -91,11 +98,13 @@ class LogReader:
 
     def _next_window(self, sets: ReaderSets, horizon_us: Microseconds) -> Window | None:
         """Return a window of a set whose start the position has passed unread, or else the one after the position."""
-        if self.world.rules.reader == "platform":
+        if self.world.rules.reader == "platform" and not self._caught_up:
             passed_us = Microseconds(min(self.position_us, horizon_us))
             unread = iter_unread_windows(self._progress, sets, passed_us, self._origin_us, self.windows)
             if (missed := next(unread, None)) is not None:
                 return missed
+            # Only a set that appears later can be unread behind the position from now on.
+            self._caught_up = passed_us == self.position_us
         return next_window(sets, self.position_us, self.windows, horizon_us)
 
     def visible(self) -> list[SimulatedGeneration]:

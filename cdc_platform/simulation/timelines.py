@@ -10,7 +10,7 @@ from cdc_platform.simulation.world import START_US
 
 
 def get_node_timelines(judged: JudgedHistory) -> tuple[list[NodeTimeline], SimulationMarks]:
-    """Return the timeline of each node, and the times that concern all; in seconds since the start."""
+    """Return the timeline of each node that exists, and the times that concern all; in seconds since the start."""
     plan = judged.plan
     nodes = {number: NodeTimeline(f"node {number}") for number in range(plan.node_total)}
     begins: list[tuple[float, int]] = []
@@ -38,13 +38,19 @@ def get_node_timelines(judged: JudgedHistory) -> tuple[list[NodeTimeline], Simul
     for outage in plan.outages:
         begin = seconds_from_us(outage.at_us)
         nodes[outage.node].outages.append((begin, begin + seconds_from_us(outage.duration_us)))
+    shown = [number for number, node in nodes.items() if number < plan.nodes or node != NodeTimeline(node.name)]
+    rows = {number: row for row, number in enumerate(shown)}
     violations = [
-        (_offset_seconds(violation.at_us), violation.node, violation.property.value)
+        (
+            _offset_seconds(violation.at_us),
+            None if violation.node is None else rows.get(violation.node),
+            violation.property.value,
+        )
         for violation in judged.verdict.violations
     ]
     end = seconds_from_us(Microseconds(plan.duration_us + plan.settle_us))
     noun = "stream set" if plan.rules.protocol == "tablets" else "generation"
-    return list(nodes.values()), SimulationMarks(end, begins, violations, noun)
+    return [nodes[number] for number in shown], SimulationMarks(end, begins, violations, noun)
 
 
 def _offset_seconds(time_us: Microseconds) -> float:
