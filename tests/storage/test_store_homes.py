@@ -20,9 +20,10 @@ from support.store.profiles import INSTEAD_OF, by_profile
 from support.store.s3 import S3, SECRET
 from support.worlds.rehearsal import Rehearsal
 
+from cdc_platform import home_migration
 from cdc_platform.delta import IN_PROCESS_VARIABLE, Lake, lake_copy, list_stored_tables, read_newest_versions
-from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, open_home_location
-from cdc_platform.storage import leases, object_store, parse_path
+from cdc_platform.home_location import HOME_VARIABLE, LAYOUT_VERSION, HomeLocation, open_home_location
+from cdc_platform.storage import ObjectStorePath, leases, object_store, parse_path
 from cdc_platform.tables import GENERATION_TIMESTAMPS, Table
 
 # Drawn at random, by the machine's clock, or by the names of files.
@@ -377,3 +378,29 @@ def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pyt
     shown = [path.suffix for path in (tmp_path / "state").rglob("shown/*/*")]
     assert (shown.count(".html"), shown.count(".png") > 0) == (1, True)
     assert run("--home", address, "check").exit_code == 0
+
+
+def test_a_home_in_a_store_is_migrated_and_undone(s3: S3) -> None:
+    """Its marker and settings are objects; the migration's own objects are removed at the end."""
+    address = f"{s3.bucket()}/home"
+    before = {"platform.json": b'{"layout": 1}\n', "settings.toml": b"generation_retry_ms = 5\npolicy = 'strict'\n"}
+    root = parse_path(address)
+    assert isinstance(root, ObjectStorePath)
+
+    def stored() -> dict[str, bytes]:
+        objects, _ = root.page("")
+        keys = [str(key) for key, _ in objects]
+        found = {key.removeprefix("home/"): ObjectStorePath(root.root, key).read() for key in keys}
+        return {name: content for name, content in found.items() if name != "up.lease.json"}
+
+    for name, content in before.items():
+        (root / name).put(content)
+    home_migration._begin(root, root / home_migration.MIGRATION_FOLDER, home_migration.file_steps())
+    assert any(name.startswith(f"{home_migration.MIGRATION_FOLDER}/") for name in stored())
+    undone = run("--home", address, "home", "migrate", "--undo", "--json")
+    assert (undone.exit_code, undone.json["layout"]) == (0, 1), undone.stderr
+    assert stored() == before
+    done = run("--home", address, "home", "migrate", "--json")
+    assert [file["path"] for file in done.json["files"]] == ["settings.toml", "platform.json"], done.stderr
+    after = {"platform.json": f'{{"layout": {LAYOUT_VERSION}}}\n'.encode(), "settings.toml": b"policy = 'strict'\n"}
+    assert stored() == after
