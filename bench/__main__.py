@@ -40,6 +40,7 @@ ROWS: dict[str, str] = {
     "metrics-of-many": "bench.many:metrics_of_many",
     "join-of-many": "bench.long_lived:join_of_many",
     "bounded": "bench.bounded:bounded",
+    "soak": "bench.soak:soak",
     "sql": "bench.queries:queries",
     "idle-up": "bench.idle:idle_up",
     "dagster-join": "bench.dagster_join:dagster_join",

@@ -46,6 +46,8 @@ _MODULES = (
 def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str, Any]:
     """Run a soak in a new folder, in a process with a clock of its own; return its final state.
 
+    `home` in the folder is then a copy of the home, unless no file system could be mounted: then it is in `disk`.
+
     Raises:
         AssertionError: the process failed.
     """
@@ -89,6 +91,8 @@ def _run_inside(folder: Path, plan: Plan) -> int:
         for _ in range(MAX_LIVES):
             code = fork_life(plan, folder, folder / "disk", is_mounted=mounted)
             if code >= 0:
+                if mounted:
+                    shutil.copytree(folder / "disk" / "home", folder / "home", symlinks=True)
                 return code
     return 1
 
