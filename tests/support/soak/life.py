@@ -224,7 +224,7 @@ class Life:
                 "actions": len(self._soak.pending),
                 "runs": len(unfinished),
             },
-            "runs": Counter(run.job_name for run in self._instance.get_runs()),
+            "runs": dict(Counter(run.job_name for run in self._instance.get_runs())),
             "alerts": [f"{alert['key']}: {alert['message']}" for alert in read_open_alerts(self._home)],
             "rows": {
                 table: [self._world.expected_rows(table, hours), *self._world.stored_rows(table)]
