@@ -245,10 +245,15 @@ def fork_life(plan: Plan, folder: Path, disk: Path, *, is_mounted: bool) -> int:
     """
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except SystemExit:
+            os.kill(child, signal.SIGKILL)
+            raise
     code: int = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         random.seed(plan.seed)
         Life(plan, folder, disk, is_mounted=is_mounted).live()
         code = 0

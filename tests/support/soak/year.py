@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,17 +63,21 @@ def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str
         "PYTHONDONTWRITEBYTECODE": "",
     }
     words = [str(folder), json.dumps(plan.__dict__)]
-    done = subprocess.run(
-        [sys.executable, "-m", "support.soak.year", "--inside", *words],
-        env=environment,
-        cwd=ROOT,
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (folder / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    with (folder / "log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "support.soak.year", "--inside", *words],
+            env=environment,
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            code = process.wait(timeout)
+        finally:
+            # Not killed: it has a file system mounted.
+            process.terminate()
+            process.wait()
+    assert code == 0, (folder / "log").read_text(encoding="utf-8")[-6000:]
     return json.loads((folder / "soak.json").read_text(encoding="utf-8"))
 
 
@@ -86,6 +91,7 @@ def _run_inside(folder: Path, plan: Plan) -> int:
     for module in _MODULES:
         import_module(module)
     assert threading.active_count() == 1, "a fork would lose the threads that a module has started"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     Soak(start_s=(system_time_us() // 1_000_000 // HOUR_SECONDS + 1) * HOUR_SECONDS).store(folder / "soak.json")
     with mounted_disk(folder / "disk") as mounted:
         for _ in range(MAX_LIVES):
