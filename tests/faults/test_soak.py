@@ -53,8 +53,8 @@ def test_all_faults_struck(soak: dict[str, Any]) -> None:
 
 
 def test_dagster_and_commands_share_the_work(soak: dict[str, Any]) -> None:
-    """Joins and hours of both; repairs, removals, the rewrite and maintenance by Dagster."""
-    jobs = ("join", "consume_hours", "check_and_repair_streams", "expire", "rewrite", "maintenance", "tablet_gc")
+    """Joins and hours of both; removals, the rewrite and maintenance by Dagster."""
+    jobs = ("join", "consume_hours", "expire", "rewrite", "maintenance", "tablet_gc")
     assert set(jobs) - soak["result"]["runs"].keys() == set()
     assert SHARE >= 0.1 or {"commands for join", "commands for consume_hours"} <= soak["counts"].keys()
 
