@@ -137,7 +137,9 @@ def open_service_log(path: Path, service: str, *, append: bool = False) -> Itera
     Raises:
         InputError: the requested format is unknown.
     """
-    with path.open("ab" if append else "wb") as log:
+    if not append:
+        path.unlink(missing_ok=True)
+    with path.open("ab") as log:  # at its end, also after maintenance has shortened it
         if get_log_format() != "json":
             yield log
             return

@@ -122,6 +122,12 @@ class Settings:
     """How long the first node of the inbox may wait before its check warns."""
     inbox_error_ms: Milliseconds = _bounded_field(HOUR_MS, ge=SECOND_MS, le=DAY_MS * 30)
     """How long the first node of the inbox may wait before its check fails."""
+    log_retention_ms: Milliseconds = _bounded_field(DAY_MS * 30, ge=DAY_MS, le=DAY_MS * 3660)
+    """How long maintenance keeps the captured output of Dagster's runs."""
+    log_max_bytes: int = _bounded_field(1 << 30, ge=1 << 20, le=1 << 40)
+    """The most bytes of that output together, and of each log of a service of `up`."""
+    dagster_retention_ms: Milliseconds = _bounded_field(DAY_MS * 90, ge=DAY_MS * 7, le=DAY_MS * 3660)
+    """How long maintenance keeps ended runs of Dagster that no newest materialization or check result belongs to."""
     alerts: AlertSettings = AlertSettings()
     """The destinations of alerts, see docs/operating.md."""
 

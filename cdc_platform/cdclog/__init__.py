@@ -69,6 +69,7 @@ __getattr__ = lazy_exports(
         ),
         "consumer.reader": (
             "FROM_CLUSTER",
+            "LOG_KEY",
             "MAX_ROWS_IN_MEMORY",
             "consume_windows",
             "ensure_consumer",

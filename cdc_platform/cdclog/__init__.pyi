@@ -37,6 +37,7 @@ from cdc_platform.cdclog.consumer.progress import StreamProgress as StreamProgre
 from cdc_platform.cdclog.consumer.progress import iter_unread_windows as iter_unread_windows
 from cdc_platform.cdclog.consumer.progress import origin_application as origin_application
 from cdc_platform.cdclog.consumer.reader import FROM_CLUSTER as FROM_CLUSTER
+from cdc_platform.cdclog.consumer.reader import LOG_KEY as LOG_KEY
 from cdc_platform.cdclog.consumer.reader import MAX_ROWS_IN_MEMORY as MAX_ROWS_IN_MEMORY
 from cdc_platform.cdclog.consumer.reader import consume_windows as consume_windows
 from cdc_platform.cdclog.consumer.reader import ensure_consumer as ensure_consumer

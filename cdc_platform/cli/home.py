@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.cli.next_steps import NextStep, build_next_step
-from cdc_platform.cli.output import json_option, warn
-from cdc_platform.cli.render import View, show_rows, write_result
+from cdc_platform.cli.output import json_option, warn, write_facts
+from cdc_platform.cli.render import View, format_bytes, show_rows, write_result
 from cdc_platform.cli.session import CliSession, pass_session
+from cdc_platform.dagster_home import INSTANCE_FILE
 from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
@@ -52,33 +53,73 @@ def home() -> None:
 @pass_session
 @click.pass_context
 def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
-    """Delete files that no table needs any more: seven days after they were removed, or written without a commit.
+    """Rewrite small files, write checkpoints, delete unneeded files, and trim logs and Dagster's old runs.
 
-    Includes files replaced by compaction, and those of writers that were killed or lost a race. The homes of live
-    clusters below this home are included. Dagster does the same every day. The exit code is 1 if a table failed.
+    Small files of a log are rewritten into one file for each hour, once the hour is over. Files are deleted seven days
+    after they were removed, or written without a commit. The homes of live clusters below this home are included.
+    Limits of logs and runs are in settings.toml. Dagster does the same every day, and checks the home as well. The exit
+    code is 1 if a table failed.
 
     \b
     Example:
       cdc-platform home maintain --dry-run
     """
-    from cdc_platform.delta import Lake, maintenance
-    from cdc_platform.scylla import registry
-    from cdc_platform.storage import parse_path
+    from cdc_platform.delta import TABLE_TASKS, MaintenanceTask, maintenance, record_maintenance
+    from cdc_platform.home import list_lakes, maintain_tables, preview_tables, trim_log_files
 
     opened = session.open_location()
-    work = maintenance.preview_vacuum if dry_run else maintenance.vacuum_lake
-    below = {"": parse_path(opened.name), **registry.list_cluster_homes(opened)}
-    done = [(path or None, result) for path, location in below.items() for result in work(Lake(str(location / "lake")))]
+    done: list[tuple[str | None, maintenance.TableMaintenance]] = []
+    for path, lake in list_lakes(opened).items():
+        results = preview_tables(lake, session.clock) if dry_run else maintain_tables(lake, session.clock)
+        results += [] if dry_run else maintenance.remove_leftover_probes(lake)
+        done += [(path or None, result) for result in results]
+        if not dry_run and not any(result.failed for result in results):
+            record_maintenance(lake, session.clock, TABLE_TASKS)
     for _, result in done:
         if result.failed:
             warn(result.failed, code="not-kept-up")
+    logs, runs = trim_log_files(opened, dry_run=dry_run), _trim_dagster_runs(opened, dry_run)
+    if not dry_run:
+        record_maintenance(session.lake(), session.clock, [MaintenanceTask.LOG_FILES, MaintenanceTask.DAGSTER_RUNS])
     documents = [{"home": path, **asdict(result)} for path, result in done]
-    rows = [document for document in documents if document["files"]]
-    view = View("table files home", "Files that can be deleted" if dry_run else "Deleted files")
-    next_steps = [build_next_step("home", "maintain")] if dry_run and rows else []
-    write_result({"tables": documents}, as_json=as_json, show=lambda: show_rows(rows, view), next_steps=next_steps)
+    facts: dict[str, object] = {"tables": documents, "log_files": asdict(logs), "dagster_runs": runs}
+    rows = [document for document in documents if any(document[name] for name in _MAINTAINED)]
+    view = View("table rewritten checkpoint files not_rewritten home", "What is due" if dry_run else "What was done")
+
+    def show() -> None:
+        show_rows(rows, view)
+        write_facts([("log files", f"{logs.files} ({format_bytes(logs.bytes)})"), ("Dagster's runs", _runs_text(runs))])
+
+    is_due = (
+        any(document[name] for document in documents for name in _WORK) or logs.files or (runs or {}).get("removed")
+    )
+    next_steps = [build_next_step("home", "maintain")] if dry_run and is_due else []
+    write_result(facts, as_json=as_json, show=show, next_steps=next_steps)
     if any(result.failed for _, result in done):
         ctx.exit(1)
+
+
+_WORK = ("rewritten", "checkpoint", "files")
+"""The fields of a table's result that say what was done, or is due."""
+_MAINTAINED = (*_WORK, "remaining", "not_rewritten")
+"""The fields that make a table's result worth a line."""
+
+
+def _trim_dagster_runs(home: HomeLocation, dry_run: bool) -> dict[str, int] | None:
+    """Remove old runs from the home's Dagster storage, and return the counts; None if the home has no such storage."""
+    if not (home.dagster / INSTANCE_FILE).exists():
+        return None
+    from dagster import DagsterInstance
+
+    from cdc_platform_assets.dagster_history import trim_runs
+
+    with DagsterInstance.from_config(str(home.dagster)) as instance:
+        trimmed = trim_runs(instance, home.settings.dagster_retention_ms, home.dagster, dry_run=dry_run)
+    return asdict(trimmed)
+
+
+def _runs_text(runs: dict[str, int] | None) -> str:
+    return "none here" if runs is None else f"{runs['removed']} removed, {runs['retained']} old ones stay"
 
 
 @home.command("copy")

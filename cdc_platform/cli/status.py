@@ -203,6 +203,14 @@ def _check_lines(section: dict[str, Any]) -> list[str]:
     return [*summary, *([f"written since: {', '.join(_truncate(changed))}"] if changed else [])]
 
 
+def _maintenance_lines(tasks: list[dict[str, Any]]) -> list[str]:
+    names: dict[str, list[str]] = {}
+    for task in tasks:
+        when = "unknown" if task["last"] is None else f"{task['last']}{', overdue' if task['overdue'] else ''}"
+        names.setdefault(when, []).append(task["task"].replace("_", " "))
+    return [f"{', '.join(same)}: {when}" for when, same in names.items()]
+
+
 _SECTION_LINES = {
     "ring": _ring_lines,
     "generations": _generation_lines,
@@ -213,4 +221,5 @@ _SECTION_LINES = {
     "consumers": _consumer_lines,
     "expiry": _expiry_lines,
     "checks": _check_lines,
+    "maintenance": _maintenance_lines,
 }

@@ -101,6 +101,12 @@ __getattr__ = lazy_exports(
             "lake_lock",
             "shared_lock",
         ),
+        "maintenance_record": (
+            "MaintenanceTask",
+            "TABLE_TASKS",
+            "read_maintenance",
+            "record_maintenance",
+        ),
         "observed_home": ("lift_observed_mark",),
         "provenance": (
             "PartChange",
@@ -116,6 +122,7 @@ __getattr__ = lazy_exports(
             "hash_keys",
             "to_single_array",
         ),
+        "small_files": ("TimeOrder",),
         "snapshot": ("Snapshot",),
         "table_usage": (
             "track_commits",

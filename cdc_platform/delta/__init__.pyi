@@ -77,6 +77,10 @@ from cdc_platform.delta.locks import exclusive as exclusive
 from cdc_platform.delta.locks import is_shared_lock_held as is_shared_lock_held
 from cdc_platform.delta.locks import lake_lock as lake_lock
 from cdc_platform.delta.locks import shared_lock as shared_lock
+from cdc_platform.delta.maintenance_record import TABLE_TASKS as TABLE_TASKS
+from cdc_platform.delta.maintenance_record import MaintenanceTask as MaintenanceTask
+from cdc_platform.delta.maintenance_record import read_maintenance as read_maintenance
+from cdc_platform.delta.maintenance_record import record_maintenance as record_maintenance
 from cdc_platform.delta.observed_home import lift_observed_mark as lift_observed_mark
 from cdc_platform.delta.provenance import PartChange as PartChange
 from cdc_platform.delta.provenance import PartSelector as PartSelector
@@ -86,6 +90,7 @@ from cdc_platform.delta.replaced_rows import find_replaced_rows as find_replaced
 from cdc_platform.delta.replaced_rows import list_part_files as list_part_files
 from cdc_platform.delta.row_hash import hash_keys as hash_keys
 from cdc_platform.delta.row_hash import to_single_array as to_single_array
+from cdc_platform.delta.small_files import TimeOrder as TimeOrder
 from cdc_platform.delta.snapshot import Snapshot as Snapshot
 from cdc_platform.delta.table_usage import track_commits as track_commits
 from cdc_platform.delta.table_usage import track_reads as track_reads

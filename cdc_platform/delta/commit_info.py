@@ -44,7 +44,8 @@ class CommitInfo:
     """The CommitInfo of a commit: its random `id`, author, numbers of consumers, and digests of the changed partitions.
 
     `user` is the author's or the machine's, `program` the platform's version; `digests` are those after the commit.
-    `accepts` gives the reason for accepting each foreign commit, by version.
+    `accepts` gives the reason for accepting each foreign commit, by version. `files` are the digests of the files, by
+    path, of a commit that rewrites files without changing a row.
     """
 
     id: str
@@ -54,6 +55,7 @@ class CommitInfo:
     numbers: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, int] = field(default_factory=dict)
     accepts: Mapping[int, str] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, str]:
         """Return the entries for the commit's metadata."""
@@ -67,6 +69,7 @@ class CommitInfo:
             "numbers": dict(self.numbers),
             "digests": {name: f"{digest:032x}" for name, digest in self.digests.items()},
             "accepts": {str(version): because for version, because in self.accepts.items()},
+            "files": {path: f"{digest:032x}" for path, digest in self.files.items()},
         }
         return {COMMIT_INFO_KEY: json.dumps({name: value for name, value in fields.items() if value})}
 
@@ -83,6 +86,7 @@ def new_commit_info(
     digests: Mapping[str, int] | None = None,
     numbers: Mapping[str, int] | None = None,
     accepts: Mapping[int, str] | None = None,
+    files: Mapping[str, int] | None = None,
 ) -> CommitInfo:
     """Return a CommitInfo with a new ID for the next commit."""
     author = _block_author.get() or CommitAuthor()
@@ -94,6 +98,7 @@ def new_commit_info(
         numbers or {},
         digests or {},
         accepts or {},
+        files or {},
     )
 
 
@@ -109,6 +114,7 @@ def parse_commit_info(commit_info: Mapping[str, Any]) -> CommitInfo | None:
             {str(name): int(number) for name, number in fields.get("numbers", {}).items()},
             {str(name): int(digest, 16) for name, digest in fields.get("digests", {}).items()},
             {int(version): str(because) for version, because in fields.get("accepts", {}).items()},
+            {str(path): int(digest, 16) for path, digest in fields.get("files", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None

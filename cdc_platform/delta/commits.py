@@ -28,15 +28,18 @@ def make_commit(
     digests: Mapping[str, int] | None = None,
     numbers: Mapping[str, int] | None = None,
     accepts: Mapping[int, str] | None = None,
+    files: Mapping[str, int] | None = None,
 ) -> None:
     """Run `commit`, which makes one commit, with a CommitInfo, as the version after the opened one.
 
     `digests` are those of the partitions that it changes. `numbers` are transaction numbers by application, which Delta
-    keeps as well. `accepts` are foreign commits. A failure is ignored if the commit is in the log all the same: a store
-    may have done what it reported as failed. If a store refuses a file, a thread of deltalake may print a panic on
-    standard error, next to the exception that it raises.
+    keeps as well. `accepts` are foreign commits. `files` are the digests of rewritten files.
+
+    A failure is ignored if the commit is in the log all the same: a store may have done what it reported as failed. If
+    a store refuses a file, a thread of deltalake may print a panic on standard error, next to the exception that it
+    raises.
     """
-    info = commit_info.new_commit_info(digests, numbers, accepts)
+    info = commit_info.new_commit_info(digests, numbers, accepts, files)
     read_version = opened.version()
     try:
         commit(properties_from_commit_info(info))

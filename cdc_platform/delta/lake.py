@@ -324,7 +324,7 @@ class Lake:
         chosen = normalize_filters(table, filters)
 
         def change(opened: OpenTable) -> bool:
-            if opened.version() != version:
+            if version is None or not _has_rows_of(opened, version):
                 return False
             writer.replace_rows(opened, table, source, chosen, numbers, partial)
             return True
@@ -425,3 +425,13 @@ class Lake:
                 return result
 
         return retry_on_conflict(f"writing {table.full_name}", write)
+
+
+def _has_rows_of(opened: OpenTable, version: int) -> bool:
+    """Return True if no commit since `version` changed rows, columns or rules: only file maintenance came between."""
+    if opened.version() < version:
+        return False
+    try:
+        return not any(opened.commit(newer).changes for newer in range(version + 1, opened.version() + 1))
+    except FileNotFoundError:
+        return False

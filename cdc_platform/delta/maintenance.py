@@ -1,34 +1,53 @@
-"""Vacuum all tables of a lake: delete unneeded files by age alone, regardless of their writer.
+"""Maintain all tables of a lake: rewrite small files, write checkpoints, and delete unneeded files.
 
-That covers files that a commit removed or compacted, files that no commit names (killed writers, lost races), and
-leftovers of store probes. The age is Delta's retention, and must exceed the longest run.
+Files are deleted by age alone, regardless of their writer. That covers files that a commit removed or rewrote, files
+that no commit names (killed writers, lost races), and leftovers of store probes. The age is Delta's retention, and must
+exceed the longest run.
+
+No step changes a row. Each can be killed at any point, and the next run does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from cdc_platform.delta import compaction, verification
+from cdc_platform import failpoints
+from cdc_platform.delta import compaction, files, small_files, verification
 from cdc_platform.delta.errors import translate_errors
 from cdc_platform.delta.lake import VERSION_RETENTION, Lake
 from cdc_platform.delta.locks import exclusive
-from cdc_platform.delta.open_table import open_table
+from cdc_platform.delta.open_table import OpenTable, open_table
+from cdc_platform.delta.small_files import RewriteLimits, TimeOrder
+from cdc_platform.delta.transaction_log import get_log_folder
 from cdc_platform.delta.verified_lake import format_verification_refusal
-from cdc_platform.delta.versions import list_stored_tables
+from cdc_platform.delta.versions import is_state_table, list_internal_tables, list_stored_tables
 from cdc_platform.errors import NotAsCommitted, PlatformError
-from cdc_platform.storage import StoragePath, write_check
-from cdc_platform.tables import Table
+from cdc_platform.storage import StoragePath, parse_path, write_check
+from cdc_platform.tables import CHECKPOINT_EVERY, Table
+
+FindOrder = Callable[[Lake, Table], TimeOrder | None]
+"""Return the order of a stored table's rows by time; None if it has none. The table has its stored schema."""
 
 
 @dataclass(frozen=True)
-class VacuumResult:
-    """A table, the number of files deleted (or to be deleted), and the error if vacuuming failed."""
+class TableMaintenance:
+    """What was done to one table, or what would be done.
+
+    `files` counts deleted files, `rewritten` small files that larger ones replace, and `remaining` the groups of small
+    files that are left for the next run. `checkpoint` is True if one was written. `not_rewritten` says why the small
+    files of the table are left as they are, and `failed` what went wrong.
+    """
 
     table: str
     files: int = 0
+    rewritten: int = 0
+    remaining: int = 0
+    checkpoint: bool = False
+    not_rewritten: str = ""
     failed: str = ""
 
 
@@ -42,24 +61,100 @@ def vacuum_table(lake: Lake, table: Table) -> int:
     return lake.vacuum(table) if _count_removable_files(lake, table) else 0
 
 
-def preview_vacuum(lake: Lake) -> list[VacuumResult]:
-    """Return the deletions that `vacuum_lake` would make, without writing."""
+def preview_maintenance(lake: Lake, find_order: FindOrder) -> list[TableMaintenance]:
+    """Return what `maintain_lake` would do now, without writing. `rewritten` counts groups."""
+
+    def preview(table: Table) -> TableMaintenance:
+        opened, result = _open(lake, table)
+        if not result.not_rewritten:
+            groups = small_files.count_rewritable_groups(lake, table, find_order(lake, _with_schema(table, opened)))
+            result = replace(result, rewritten=groups)
+        return replace(result, checkpoint=_needs_checkpoint(opened), files=_count_removable_files(lake, table))
+
     return [
-        *_apply_to_each_table(lake, lambda table: _count_removable_files(lake, table)),
+        *_apply_to_each_table(lake, None, preview),
         *_make_probe_results(write_check.list_leftover_probes(lake.location, VERSION_RETENTION)),
     ]
 
 
 @exclusive("upkeep")
-def vacuum_lake(lake: Lake) -> list[VacuumResult]:
-    """Delete unneeded files of a lake's tables; skip damaged tables and those whose store fails."""
-    done, probes = (
-        _apply_to_each_table(lake, lambda table: vacuum_table(lake, table)),
-        write_check.list_leftover_probes(lake.location, VERSION_RETENTION),
-    )
+def maintain_lake(
+    lake: Lake,
+    find_order: FindOrder,
+    names: Collection[str] | None = None,
+    limits: RewriteLimits | None = None,
+) -> list[TableMaintenance]:
+    """Maintain the tables of a lake, all of them or those with these names; return a result for each.
+
+    A damaged table, and one whose store fails, does not stop the others.
+    """
+
+    def maintain(table: Table) -> TableMaintenance:
+        opened, result = _open(lake, table)
+        failed = ""
+        if not result.not_rewritten:
+            order = find_order(lake, _with_schema(table, opened))
+            try:
+                done = small_files.rewrite_small_files(lake, table, order, limits)
+                result = replace(result, rewritten=done.files_before, remaining=done.remaining)
+            except PlatformError as error:
+                failed = str(error)
+        opened = lake.table_cache.get_newest(lake.path(table))
+        if _needs_checkpoint(opened):
+            with translate_errors(f"writing a checkpoint of {table.full_name}"):
+                _write_checkpoint(opened)
+            result = replace(result, checkpoint=True)
+        return replace(result, files=vacuum_table(lake, table), failed=failed)
+
+    return _apply_to_each_table(lake, names, maintain)
+
+
+def remove_leftover_probes(lake: Lake) -> list[TableMaintenance]:
+    """Delete what killed store probes left, if it is older than Delta's retention; return a result if there was any."""
+    probes = write_check.list_leftover_probes(lake.location, VERSION_RETENTION)
     for probe in probes:
         probe.remove()
-    return [*done, *_make_probe_results(probes)]
+    return _make_probe_results(probes)
+
+
+def list_maintained_tables(lake: Lake) -> list[Table]:
+    """List every table of a lake, declared or not, also the internal ones; their schemas are empty."""
+    return [Table(*name, pa.schema([]), (), "") for name in (*list_stored_tables(lake), *list_internal_tables(lake))]
+
+
+def _open(lake: Lake, table: Table) -> tuple[OpenTable, TableMaintenance]:
+    """Open a table, and return a result with the reason why its small files are not rewritten, if there is one."""
+    with translate_errors(f"opening {table.full_name}"):
+        opened = lake.table_cache.get_newest(lake.path(table))
+        reason = ""
+        if opened.partition_columns():
+            reason = "each partition is written as a whole"
+        elif is_state_table(table.full_name):
+            reason = "its writer rewrites it as a whole"
+        elif foreign := files.list_unsupported_features(opened):
+            reason = f"it has Delta features that the platform never enables: {', '.join(foreign)}"
+    return opened, TableMaintenance(table.full_name, not_rewritten=reason)
+
+
+def _with_schema(table: Table, opened: OpenTable) -> Table:
+    return replace(table, schema=opened.schema())
+
+
+def _needs_checkpoint(opened: OpenTable) -> bool:
+    """Return True if at least as many commits follow the last checkpoint as the platform leaves between two."""
+    try:
+        pointer = (get_log_folder(opened.folder) / verification.LAST_CHECKPOINT_FILE).read()
+        last = json.loads(pointer)["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        last = -1
+    return opened.version() - (last if isinstance(last, int) else -1) > CHECKPOINT_EVERY
+
+
+def _write_checkpoint(opened: OpenTable) -> None:
+    path = parse_path(opened.folder)
+    write_check.assert_conditional_writes(path.folder.folder, f"writing a checkpoint of {path}")
+    opened.with_data_files().create_checkpoint()
+    failpoints.kill_if_selected(failpoints.AFTER_CHECKPOINT)
 
 
 def _count_removable_files(lake: Lake, table: Table) -> int:
@@ -80,17 +175,24 @@ def _count_removable_files(lake: Lake, table: Table) -> int:
     return removable
 
 
-def _make_probe_results(left: Sequence[StoragePath]) -> list[VacuumResult]:
+def _make_probe_results(left: Sequence[StoragePath]) -> list[TableMaintenance]:
     """Return the leftovers of killed store probes as the result of one table."""
-    return [VacuumResult(write_check.PROBE_FOLDER, len(left))] if left else []
+    return [TableMaintenance(write_check.PROBE_FOLDER, len(left))] if left else []
 
 
-def _apply_to_each_table(lake: Lake, work: Callable[[Table], int]) -> list[VacuumResult]:
-    results = []
-    for name in list_stored_tables(lake):
-        table = Table(*name, pa.schema([]), (), "")
+def _apply_to_each_table(
+    lake: Lake, names: Collection[str] | None, work: Callable[[Table], TableMaintenance]
+) -> list[TableMaintenance]:
+    return list(_iter_results(lake, names, work))
+
+
+def _iter_results(
+    lake: Lake, names: Collection[str] | None, work: Callable[[Table], TableMaintenance]
+) -> Iterator[TableMaintenance]:
+    for table in list_maintained_tables(lake):
+        if names is not None and table.full_name not in names:
+            continue
         try:
-            results.append(VacuumResult(table.full_name, work(table)))
+            yield work(table)
         except PlatformError as error:
-            results.append(VacuumResult(table.full_name, failed=str(error)))
-    return results
+            yield TableMaintenance(table.full_name, failed=str(error))

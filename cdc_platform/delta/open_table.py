@@ -27,13 +27,15 @@ class OpenTable:
     `with_data_files` for everything that reads, changes or removes data files.
 
     Values of two kinds are cached. Those from `derive` belong to the version, and go when the table moves forward.
-    Those about a commit (`commit`, `verified_versions`) stay, because a log entry never changes.
+    Those about a commit (`commit`, `verified_versions`, `verified_files`) stay, because a log entry never changes.
     """
 
     def __init__(self, folder: str, mirror: LogMirror | None = None, version: int | None = None) -> None:
         self.folder, self.mirror = folder, mirror
         self.verified_versions: set[int] = set()
         """The commits whose added files were found to have the committed rows."""
+        self.verified_files: set[str] = set()
+        """The rewritten files, by path below the table, that were found to have the committed rows."""
         self._commits: dict[int, Commit] = {}
         self._derived_version, self._derived = -1, dict[object, Any]()
         self._in_store: DeltaTable | None = None

@@ -665,7 +665,7 @@ def verify_added_files_between(lake: Lake, table: Table, column: str, low: datet
     """Verify the files that can have rows with a time of this column between `low` and `high`.
 
     Raises:
-        StoreFailure: as `_verify_added_files`.
+        StoreFailure: as `verify_added_files`.
     """
     low, high = low - _STATISTICS_ROUNDING, high + _STATISTICS_ROUNDING
     bounded = lake.bounded_files(table, column)
@@ -674,10 +674,10 @@ def verify_added_files_between(lake: Lake, table: Table, column: str, low: datet
         for bounds in bounded
         if None in (bounds.low, bounds.high) or (bounds.low <= high and bounds.high >= low)
     ]
-    _verify_added_files(lake, table, wanted)
+    verify_added_files(lake, table, wanted)
 
 
-def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> None:
+def verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> None:
     """Verify that files of the table have their committed rows, before other rows are derived from them.
 
     Files without a known digest are not verified: those of a foreign commit, of a commit that the log no longer has, or
@@ -693,13 +693,33 @@ def _verify_added_files(lake: Lake, table: Table, paths: Collection[str]) -> Non
         for commit, before in _find_adding_commits(opened, names):
             if commit.version in opened.verified_versions:
                 continue
+            if commit.info is not None and commit.info.files:
+                _verify_rewritten_files(opened, table, commit, names)
+                continue
             added, expected = _get_expected_digest(folder, commit, before)
             if expected is not None and _digest_files(opened, folder, added) != expected % row_hash.DIGEST_MODULUS:
-                raise StoreFailure(
-                    f"{table.full_name} has other rows than its commits recorded, in a file of version "
-                    f"{commit.version}: nothing is derived from it; cdc-platform check --deep names the file"
-                )
+                raise _unexpected_rows_error(table, commit)
             opened.verified_versions.add(commit.version)
+
+
+def _verify_rewritten_files(opened: OpenTable, table: Table, commit: Commit, names: Collection[str]) -> None:
+    """Verify those of the files that a rewrite without changed rows added, each by its own digest.
+
+    Raises:
+        StoreFailure: a file has other rows, or is damaged.
+    """
+    digests = {} if commit.info is None else commit.info.files
+    for name in sorted((commit.added & set(names)) - opened.verified_files):
+        if name in digests and _digest_files(opened, opened.folder, [name]) != digests[name]:
+            raise _unexpected_rows_error(table, commit)
+        opened.verified_files.add(name)
+
+
+def _unexpected_rows_error(table: Table, commit: Commit) -> StoreFailure:
+    return StoreFailure(
+        f"{table.full_name} has other rows than its commits recorded, in a file of version {commit.version}: nothing "
+        "is derived from it; cdc-platform check --deep names the file"
+    )
 
 
 def _find_adding_commits(opened: OpenTable, names: set[str]) -> Iterator[tuple[Commit, int | None]]:

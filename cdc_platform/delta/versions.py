@@ -23,6 +23,8 @@ from cdc_platform.tables import Table
 
 _STATE_TABLE = re.compile(r"\..*_scylla_cdc_log\.state")
 
+_INTERNAL_TABLE = re.compile(r"\..*\.(state|cells)")
+
 
 def read_newest_versions(lake: Lake) -> dict[str, int]:
     """Return the newest version of each table by `keyspace.name`.
@@ -45,6 +47,16 @@ def list_stored_tables(lake: Lake) -> list[tuple[str, str]]:
         (folder.folder.name, folder.name)
         for folder in _iter_folders(lake.location)
         if (folder / LOG_FOLDER).is_folder()
+    ]
+
+
+def list_internal_tables(lake: Lake) -> list[tuple[str, str]]:
+    """List (keyspace, name) of the tables that no other list includes: states of logs, and cells of replicas."""
+    return [
+        (keyspace.name, folder.name)
+        for keyspace in lake.location.folders()
+        for folder in keyspace.folders()
+        if _INTERNAL_TABLE.fullmatch(folder.name) and (folder / LOG_FOLDER).is_folder()
     ]
 
 

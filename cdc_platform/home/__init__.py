@@ -22,6 +22,12 @@ __getattr__ = lazy_exports(
             "GenerationStreams",
             "GenerationSummary",
         ),
+        "maintenance": (
+            "list_lakes",
+            "maintain_tables",
+            "preview_tables",
+            "trim_log_files",
+        ),
         "home": (
             "Home",
             "open_home",

@@ -8,4 +8,8 @@ from cdc_platform.home.generations import GenerationStreams as GenerationStreams
 from cdc_platform.home.generations import GenerationSummary as GenerationSummary
 from cdc_platform.home.home import Home as Home
 from cdc_platform.home.home import open_home as open_home
+from cdc_platform.home.maintenance import list_lakes as list_lakes
+from cdc_platform.home.maintenance import maintain_tables as maintain_tables
+from cdc_platform.home.maintenance import preview_tables as preview_tables
+from cdc_platform.home.maintenance import trim_log_files as trim_log_files
 from cdc_platform.home.names import parse_generation_name as parse_generation_name

@@ -36,11 +36,13 @@ from cdc_platform.checks import (
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.delta import (
     Lake,
+    MaintenanceTask,
     ObservedStatus,
     TableVerification,
     cache_file_reads,
     get_home_mode,
     lift_observed_mark,
+    record_maintenance,
     track_reads,
     verify_tables,
 )
@@ -111,6 +113,8 @@ def check_home(
         else:
             results = _judge_generation(lake, generation, name or "", verified)
         unrecorded = None if record_as is None else _record_results(run, results, verified)
+        if generation is None and record_as is not None and unrecorded is None:
+            unrecorded = _record_time(lake, clock)
         if generation is not None:
             return CheckReport(name, results, unrecorded=unrecorded)
         sound = not any(result.failed for result in results)
@@ -141,6 +145,15 @@ def _record_results(
     except (PlatformError, OSError) as error:
         return str(error)
     return record_verifications(run, verified)
+
+
+def _record_time(lake: Lake, clock: Clock) -> str | None:
+    """Record that the whole home was checked. Return why that failed."""
+    try:
+        record_maintenance(lake, clock, [MaintenanceTask.CHECK])
+    except (PlatformError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _judge_home(

@@ -14,6 +14,7 @@ __getattr__ = lazy_exports(
         "preflight": ("examine",),
         "replica.replica": ("ReplicationResult",),
         "replica.tables": ("current_table",),
+        "second_pass": ("read_second_pass_us",),
         "selection": ("TableSelection", "read_table_selection"),
         "totals": ("read_ingest_totals",),
         "turns": ("TableOutcome", "ingest_tables"),

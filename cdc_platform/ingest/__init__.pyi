@@ -8,6 +8,7 @@ from cdc_platform.ingest.policy import ReadPolicy as ReadPolicy
 from cdc_platform.ingest.preflight import examine as examine
 from cdc_platform.ingest.replica.replica import ReplicationResult as ReplicationResult
 from cdc_platform.ingest.replica.tables import current_table as current_table
+from cdc_platform.ingest.second_pass import read_second_pass_us as read_second_pass_us
 from cdc_platform.ingest.selection import TableSelection as TableSelection
 from cdc_platform.ingest.selection import read_table_selection as read_table_selection
 from cdc_platform.ingest.totals import read_ingest_totals as read_ingest_totals

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from cdc_platform.cdclog import next_window, reader_sets_from_source
 from cdc_platform.clock import Microseconds
+from cdc_platform.delta import Lake
 from cdc_platform.errors import ConflictError
 from cdc_platform.ingest.cluster_log import ClusterLogSource, ReadWindow
 from cdc_platform.ingest.marks import AGAIN, LATE
 from cdc_platform.ingest.policy import Lifetimes, ReadPolicy
+from cdc_platform.tables import Table
 from cdc_platform.timeline import StreamSources
+
+
+def read_second_pass_us(lake: Lake, log: Table) -> Microseconds | None:
+    """Return up to when (µs) a log's windows were read a second time; None if they never were."""
+    done = lake.transaction(log, AGAIN)
+    return None if done is None else Microseconds(done)
 
 
 def run_second_pass(
@@ -26,8 +34,7 @@ def run_second_pass(
         ConflictError: another process reads the same windows a second time.
     """
     lake, schema = log.lake, log.schema
-    done = lake.transaction(log.sink, AGAIN)
-    reached = None if done is None else Microseconds(done)
+    done = reached = read_second_pass_us(lake, log.sink)
     after, now = policy.second_pass_age_us(lifetimes.min_us), log.clock.now_us()
     if not after or not lake.exists(log.sink):
         return reached, []

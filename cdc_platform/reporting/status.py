@@ -17,6 +17,7 @@ import pyarrow as pa
 from cdc_platform.cdclog import IngestLag, gaps, get_ingest_lag, read_ingest_lags
 from cdc_platform.checks import OBSERVED_WHOLE
 from cdc_platform.clock import (
+    DAY_US,
     ONE_US,
     Clock,
     Microseconds,
@@ -29,10 +30,14 @@ from cdc_platform.clock import (
 from cdc_platform.cql import LOG_SUFFIX
 from cdc_platform.delta import (
     REPAIR_STREAMS_COMMAND,
+    TABLE_TASKS,
     Lake,
+    MaintenanceTask,
     find_first_cause,
     get_home_mode,
     get_mirrored_cluster,
+    get_registering_home,
+    read_maintenance,
     read_newest_versions,
     track_reads,
 )
@@ -92,6 +97,7 @@ STATUS_CODES: Mapping[str, AlertLevel] = MappingProxyType(
         "only-observed": "warning",
         "check-failed": "error",
         "check-older": "notice",
+        "maintenance-overdue": "warning",
         "never-checked": "notice",
         "reads-removed": "error",
         "nodes-behind": "error",
@@ -434,6 +440,38 @@ def read_check_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dic
     return facts, alerts
 
 
+_OVERDUE_US = 2 * DAY_US
+"""A task of maintenance is overdue this long after it last succeeded: it runs once a day."""
+
+
+def read_maintenance_status(
+    lake: Lake, clock: Clock, settings: Settings
+) -> tuple[list[dict[str, Any]], list[StatusAlert]]:
+    """Return when each task of maintenance last succeeded, and whether it is overdue; unknown if it never did."""
+    is_cluster_home = get_registering_home(lake.location.folder) is not None
+    tasks = (*TABLE_TASKS, MaintenanceTask.CHECK) if is_cluster_home else tuple(MaintenanceTask)
+    times, now_us = read_maintenance(lake), clock.now_us()
+    overdue = [task for task in tasks if task in times and now_us - times[task] > _OVERDUE_US]
+    facts = [
+        {
+            "task": str(task),
+            "last": format_us(times[task]) if task in times else None,
+            "overdue": task in overdue if task in times else None,
+        }
+        for task in tasks
+    ]
+    by_command: dict[str, list[MaintenanceTask]] = {}
+    for task in overdue:
+        command = "cdc-platform check" if task is MaintenanceTask.CHECK else "cdc-platform home maintain"
+        by_command.setdefault(command, []).append(task)
+    alerts = []
+    for command, group in by_command.items():
+        names = ", ".join(str(task).replace("_", " ") for task in group)
+        oldest = format_us(min(times[task] for task in group))
+        alerts.append(StatusAlert("maintenance-overdue", f"{names}: last success at {oldest}, due every day", command))
+    return facts, alerts
+
+
 def _group_by_entry_point(results: Sequence[check_results.StoredCheckResult]) -> list[dict[str, Any]]:
     """Return the checks that each entry point judged last, the newest entry point first."""
     groups: dict[str, list[check_results.StoredCheckResult]] = {}
@@ -671,6 +709,7 @@ STATUS_SECTIONS: dict[str, StatusSection] = {
     "consumers": read_consumer_status,
     "expiry": read_expiry_status,
     "checks": read_check_status,
+    "maintenance": read_maintenance_status,
 }
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,15 +26,29 @@ from cdc_platform import failpoints
 from cdc_platform.checks import audit_stored
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
-from cdc_platform.delta import VERSION_RETENTION, Lake, WriteSource, files, verify_tables, write_as
+from cdc_platform.delta import (
+    TABLE_TASKS,
+    VERSION_RETENTION,
+    Lake,
+    MaintenanceTask,
+    WriteSource,
+    files,
+    read_maintenance,
+    verify_tables,
+    write_as,
+)
+from cdc_platform.delta.maintenance import TableMaintenance
 from cdc_platform.delta.open_table import open_table
 from cdc_platform.delta.versions import iter_table_folders
+from cdc_platform.home import list_lakes
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import Connection, registry
 from cdc_platform.storage import StoragePath, leases, parse_path, write_check
 from cdc_platform.tables import TABLES
-from cdc_platform_assets.maintenance import MAINTENANCE_JOB, open_lakes, request_scheduled_maintenance
+from cdc_platform_assets.checks import VIOLATED_TAG
+from cdc_platform_assets.maintenance import MAINTENANCE_JOB, request_scheduled_maintenance
+from cdc_platform_assets.specs import pool_from_table
 
 HOUR = timedelta(hours=1)
 YOUNG, OLD = (VERSION_RETENTION + by for by in (-HOUR, HOUR))
@@ -103,21 +118,21 @@ def test_files_go_by_age_alone(aged: Aged) -> None:
         young += [aged.put(table / "part-young.parquet", YOUNG)]
     listed = [
         line
-        for lake in open_lakes(open_home_location(aged.home)).values()
+        for lake in list_lakes(open_home_location(aged.home)).values()
         for each in verify_tables(lake)
         for line in each.unnamed
     ]
     assert len(listed) == len(old) + len(young)
     dry = run("--home", aged.home, "home", "maintain", "--dry-run", "--json")
     assert (dry.exit_code, there([*old, *young, *named])) == (0, [True] * (len(old) + len(young) + len(named)))
-    due = [{"home": at, "table": name, "files": 2, "failed": ""} for at, name, _ in tables(aged.home)]
+    due = [{"home": at, **asdict(TableMaintenance(name, files=2))} for at, name, _ in tables(aged.home)]
     assert dry.rows == due
     done = run("--home", aged.home, "home", "maintain", "--json")
     assert (done.exit_code, done.rows) == (0, due), done
     assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))
     again = run("--home", aged.home, "home", "maintain", "--json")
     assert [each["files"] for each in again.rows] == [0] * len(due)
-    for lake in open_lakes(open_home_location(aged.home)).values():
+    for lake in list_lakes(open_home_location(aged.home)).values():
         for each in verify_tables(lake, deep=True):
             assert (each.damage, each.unexpected, each.foreign) == ([], [], [])
             assert len(each.unnamed) == 1
@@ -228,6 +243,9 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
         job = defs.resolve_job_def(MAINTENANCE_JOB)
         assert job.execute_in_process(run_config=QUIET, instance=instance).success
         assert not any(there(strange))
+        for path, lake in list_lakes(open_home_location(aged.home)).items():
+            trimmed = () if path else (MaintenanceTask.LOG_FILES, MaintenanceTask.DAGSTER_RUNS)
+            assert set(read_maintenance(lake)) == {*TABLE_TASKS, *trimmed}
         (_, name, damaged), *_ = tables(aged.home)
         for entry in (damaged / "_delta_log").names():
             aged.put(damaged / "_delta_log" / entry, timedelta())
@@ -238,6 +256,35 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
             for event in failed.all_events
             if event.is_failure
         )
+
+
+def test_each_step_holds_the_pool_of_its_table() -> None:
+    """Like every step that writes the table; one more for the tables that are not declared."""
+    nodes = defs.resolve_job_def(MAINTENANCE_JOB).graph.nodes
+    pools = {pool for node in nodes for pool in node.definition.pools}
+    assert {pool_from_table(table) for table in TABLES.values()} <= pools
+    assert "platform/logs" in pools
+
+
+def test_a_violation_shows_on_the_run_and_in_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daily check fails no step: its run names what is violated, and status shows it with the time."""
+    home = every_table(tmp_path)
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    lake = Lake(home / "lake")
+    damaged = lake.data_files(TABLES["platform.nodes"])[0].path
+    Path(damaged).write_bytes(b"PAR1")
+    with DagsterInstance.ephemeral() as instance:
+        job = defs.resolve_job_def(MAINTENANCE_JOB)
+        done = job.execute_in_process(
+            run_config=QUIET, instance=instance, raise_on_error=False, op_selection=["check_homes"]
+        )
+        assert done.success
+        run_now = instance.get_run_by_id(done.run_id)
+        assert run_now is not None
+        assert "files_whole" in run_now.tags[VIOLATED_TAG]
+    assert MaintenanceTask.CHECK in read_maintenance(lake)
+    failed = run("--home", home, "status", "--json").facts["checks"]["failed"]
+    assert "files_whole" in {result["invariant"] for result in failed}
 
 
 def killed_try(s3: S3) -> tuple[str, list[StoragePath]]:
@@ -267,7 +314,7 @@ def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3, monkeypatch: pyte
     assert of_tries(home, "--dry-run") == []
     for place in left:
         s3.is_old(str(place), OLD.total_seconds())
-    due = [{"home": None, "table": write_check.PROBE_FOLDER, "files": len(left), "failed": ""}]
+    due = [{"home": None, **asdict(TableMaintenance(write_check.PROBE_FOLDER, files=len(left)))}]
     assert (of_tries(home, "--dry-run"), there(left)) == (due, [True] * len(left))
     assert (of_tries(home), there(left)) == (due, [False] * len(left))
     assert of_tries(home) == []

@@ -30,6 +30,7 @@ from support.files.export_files import (
     v2_csv,
 )
 from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
+from support.homes.minute_log import MinuteLog
 from support.homes.packed import SERVED, stopped_schedules, unpack
 from support.homes.v1_tables import old_cluster, times
 from support.nodes import node_text
@@ -38,7 +39,7 @@ from support.processes.nursery import Nursery
 from support.read_logs import START_US, SWITCH_US, home_with_log, write
 from support.worlds.switch_lake import NOON_MS, host, switching
 
-from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
+from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms, parse_time_us
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import open_home_location
 from cdc_platform.metastore import consumers, inbox
@@ -250,6 +251,17 @@ def moved_entries(home: Path) -> list[tuple[str, bytes]]:
     return [*moved, *((entry.name, b"") for entry in entries_of_changes(home))]
 
 
+def ingested_by_the_minute(home: Path) -> None:
+    """A log with a file for each of seventy minutes."""
+    open_home_location(home)
+    MinuteLog(parse_time_us("2026-01-01T00:00:00Z"), 70, 2).write(Lake(home / "lake"))
+
+
+def files_of_the_log(home: Path) -> list[int]:
+    """The rows of each file of that log, in its newest version."""
+    return sorted(file.rows for file in Lake(home / "lake").data_files(MinuteLog(Microseconds(0), 0).table))
+
+
 def prepared(answers: int) -> Any:
     """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
 
@@ -320,6 +332,9 @@ CASES = {
         with_unreadable_entries, UNDO, refused="is the platform's own", more=moved_entries
     ),
     "home migrate": Case(served, ("home", "migrate"), more=migrated),
+    "home maintain: a log": Case(
+        ingested_by_the_minute, ("home", "maintain"), "2026-01-02T00:00:00Z", more=files_of_the_log
+    ),
     "consumers remove": Case(read_by_somebody, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
 }
 

@@ -17,13 +17,14 @@ from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
 from cdc_platform import failpoints
-from cdc_platform.cdclog import CONFIDENCE_WINDOW_US, EXACT, WRITTEN_AT, log_table, read_table_schema
+from cdc_platform.cdclog import CONFIDENCE_WINDOW_US, EXACT, LOG_KEY, WRITTEN_AT, log_table, read_table_schema
 from cdc_platform.cdclog.batch_encoder import encode_log_batch
 from cdc_platform.cdclog.consumer import hourly, reader
 from cdc_platform.cdclog.consumer.reader import consume, read_changes, sink_table
 from cdc_platform.cdclog.dataframe import get_stream_lookup
 from cdc_platform.cdclog.schema import GENERATION, typed_writes_schema
 from cdc_platform.clock import (
+    HOUR_US,
     Clock,
     Microseconds,
     datetime_from_us,
@@ -33,7 +34,8 @@ from cdc_platform.clock import (
     us_from_datetime,
     us_from_ms,
 )
-from cdc_platform.delta import Lake
+from cdc_platform.delta import Lake, TimeOrder
+from cdc_platform.delta.small_files import rewrite_small_files
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations import uniform_tablet_ends
 from cdc_platform.lifecycle import tablets
@@ -113,6 +115,31 @@ def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
     # Beside each row stands the generation that operates at its time.
     begun = zip(map(us_from_datetime, copied[WRITTEN_AT].to_pylist()), copied[GENERATION].to_pylist(), strict=True)
     assert all(us_from_datetime(begin) == (SWITCH_US if at >= SWITCH_US else START_US) for at, begin in begun)
+
+
+def test_files_that_are_rewritten_between_windows_change_nothing(home: Path) -> None:
+    """Files of the log and of the sink: each row comes once, and the reader goes on where it was."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    log, sink = log_table(table), sink_table(table, "audit")
+    for number in range(2, 6):
+        write(lake, number, [Microseconds(START_US + number * 10), Microseconds(SWITCH_US + number * 10)])
+    for hour in (START_US, SWITCH_US):
+        for number in range(6, 9):
+            write(lake, (number if hour == START_US else number + 3), [Microseconds(hour + number * 100)])
+    due = [at for at in times_of(lake, log) if at <= NOW_US - CONFIDENCE_WINDOW_US]
+    order = TimeOrder(WRITTEN_AT, LOG_KEY, Microseconds(NOW_US + 9 * HOUR_US))
+    for until_us in (START_US + 30, SWITCH_US + 30, NOW_US):
+        consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(until_us))
+        before = len(lake.data_files(log))
+        done = rewrite_small_files(lake, log, order)
+        assert done.files_before == 0 or len(lake.data_files(log)) < before
+        rewrite_small_files(lake, sink, order)
+        numbers = lake.transactions(sink, ["audit", "audit:position"])
+        assert set(numbers) == {"audit", "audit:position"}
+    assert len(lake.data_files(log)) < 9
+    assert times_of(lake, sink) == due
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
 
 
 def test_until_and_names_are_the_consumers_own(home: Path) -> None:
