@@ -54,6 +54,7 @@ ROWS: dict[str, str] = {
     "log-volume": "bench.log:log_volume",
     "log-deletions": "bench.log:log_deletions",
     "log-window": "bench.log:log_window",
+    "log-minutes": "bench.minutes:minute_log",
     "log-replay": "bench.replay:log_replay",
     "log-keep": "bench.scripts:log_keep",
     "rewrite": "bench.rewrite:rewriting",
