@@ -25,7 +25,6 @@ from cdc_platform.cdclog import log_table
 from cdc_platform.clock import Clock
 from cdc_platform.cql import BLOB, DECIMAL, TEXT, CdcOptions, Column, MapType, TableSchema
 from cdc_platform.delta import Lake, TaskRunner
-from cdc_platform.errors import InputError
 from cdc_platform.home_location import open_home_location
 from cdc_platform.ingest import IngestResult, current_table, ingest_table
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -302,15 +301,19 @@ def test_declarations_are_views_alone(standin: StandIn, cluster: ScyllaCluster, 
     registry.remove_cluster(home, "prod")
     declared = standin.connection(attribute_types=("alternator_abc.abc.n=N",))
     again = registry.add_cluster(home, "prod", declared)
+    observed = run("--home", home.name, "observe", "prod")
+    assert observed.exit_code == 0, observed.stderr
     result = bring(again, table, workers)
     assert result.current is not None
+    assert not result.current.copied_now
     assert not any(gap.is_open for gap in result.gaps)
     query = 'SELECT n FROM alternator_abc."abc$items"'
     assert run("--home", again.at, "sql", query, "--json").rows == [{"n": "1"}]
     registry.remove_cluster(home, "prod")
-    nothing = registry.add_cluster(home, "prod", standin.connection(attribute_types=("shop.orders.n=N",)))
-    with pytest.raises(InputError, match=r"shop\.orders has no attributes: it is no table of Alternator"):
-        bring(nothing, table, workers)
+    registry.add_cluster(home, "prod", standin.connection(attribute_types=("shop.orders.n=N",)))
+    refused = run("--home", home.name, "observe", "prod")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "shop.orders has no attributes: it is no table of Alternator" in refused.stderr
 
 
 def test_values_outside_of_the_format_are_reported(
