@@ -38,6 +38,7 @@ NEWER: Mapping[str, frozenset[str]] = {
     "2026-11": frozenset(
         {
             "platform.verdicts",
+            "platform.verdict_counts",
             "platform.passed_over",
             "platform.judgements",
             "platform.table_checks",
@@ -50,7 +51,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.log_gaps",
         }
     ),
-    "2026-11-28": frozenset({"platform.table_checks"}),
+    "2026-11-28": frozenset({"platform.table_checks", "platform.verdict_counts"}),
 }
 """The tables that were declared after the homes of a release were made, which therefore lack them."""
 WORDS = frozenset({"reason", "reasons", "detail", "blocked_by"})

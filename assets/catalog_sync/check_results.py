@@ -21,12 +21,14 @@ from dagster import (
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.event_api import PartitionKeyFilter
 
+from cdc_platform.checks import invariants, judge_findings
 from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake
 from cdc_platform.errors import PlatformError
 from cdc_platform.lifecycle import JoinContext, JoinStep, StepVerdict, select_steps, verdicts
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import GenerationNames
+from cdc_platform_assets.checks import build_check_metadata, link_to_invariant
 from cdc_platform_assets.specs import asset_key_from_table
 
 JUDGED_CONTENT_METADATA_KEY = "judged_content"
@@ -87,7 +89,7 @@ def find_missing_results(
         if step is not None and step.audit is not None and not _is_reported(instance, step, names.key, verdict):
             content = verdicts.content_name(lake, step.audit.parts(joining))
             if content == verdict.content:
-                for evaluation in _build_results(instance, step, names.key, verdict):
+                for evaluation in _build_results(lake, instance, step, names.key, verdict):
                     yield RecordedResult(evaluation, verdict.entry_point, verdict.content)
         settled.add(names.key, verdict)
 
@@ -106,24 +108,37 @@ def _is_reported(instance: DagsterInstance, step: JoinStep, partition: str, verd
 
 
 def _build_results(
-    instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict
+    lake: Lake, instance: DagsterInstance, step: JoinStep, partition: str, verdict: StepVerdict
 ) -> Iterator[AssetCheckEvaluation]:
-    """Yield a result for each invariant that the verdict covers: all that hold, or the first that does not."""
-    for name in verdict.invariants:
-        broken = not verdict.passed and verdict.message.startswith(f"{name} ")
-        if verdict.passed or broken:
-            yield AssetCheckEvaluation(
-                asset_key=asset_key_from_table(step.table),
-                check_name=str(name),
-                passed=verdict.passed,
-                description=verdict.message or f"Passed, judged by {verdict.entry_point}.",
-                metadata={JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.entry_point},
-                blocking=True,
-                partition=partition,
-                target_materialization_data=find_target_materialization(
-                    instance, asset_key_from_table(step.table), partition
-                ),
-            )
+    """Yield the result of each invariant of a verdict, as a run reports it."""
+    asset = asset_key_from_table(step.table)
+    for name, passed, description, metadata in _describe_results(lake, verdict):
+        yield AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=name,
+            passed=passed,
+            description=description,
+            metadata={**metadata, JUDGED_CONTENT_METADATA_KEY: verdict.content, "judged_by": verdict.entry_point},
+            blocking=True,
+            partition=partition,
+            target_materialization_data=find_target_materialization(instance, asset, partition),
+        )
+
+
+def _describe_results(lake: Lake, verdict: StepVerdict) -> Iterator[tuple[str, bool, str, dict[str, Any]]]:
+    """Yield each invariant of a verdict, whether it holds, the result as text, and metadata.
+
+    A verdict of an earlier version has no counts. It says that all invariants hold, or names the first that does not.
+    """
+    findings = verdicts.read_findings(lake, verdict)
+    for line in judge_findings(findings, verdict.invariants) if findings else ():
+        yield str(line.invariant), line.passed, line.message, build_check_metadata(line)
+    for name in () if findings else verdict.invariants:
+        if verdict.passed or verdict.message.startswith(f"{name} "):
+            description = verdict.message or f"Passed, judged by {verdict.entry_point}."
+            invariant = invariants.INVARIANTS_BY_NAME.get(name)
+            metadata = {} if invariant is None else {"explained_in": link_to_invariant(invariant)}
+            yield name, verdict.passed, description, metadata
 
 
 def read_newest_results(

@@ -32,6 +32,7 @@ JOIN_TABLES = (
     "platform.nodes",
     "platform.topology_descriptions",
     "platform.verdicts",
+    "platform.verdict_counts",
     "system.cdc_local",
     "system_distributed.cdc_generation_timestamps",
     "system_distributed.cdc_streams_descriptions_v2",

@@ -39,6 +39,7 @@ __getattr__ = lazy_exports(
             "TOPOLOGY_DESCRIPTIONS",
             "UNORDERED_RANGES",
             "VERDICTS",
+            "VERDICT_COUNTS",
         ),
         "nodes": (
             "BOOTSTRAP_EVENTS",

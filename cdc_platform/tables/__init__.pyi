@@ -23,6 +23,7 @@ from cdc_platform.tables.generations import SWITCH_PROMISES as SWITCH_PROMISES
 from cdc_platform.tables.generations import TABLE_CHECKS as TABLE_CHECKS
 from cdc_platform.tables.generations import TOPOLOGY_DESCRIPTIONS as TOPOLOGY_DESCRIPTIONS
 from cdc_platform.tables.generations import UNORDERED_RANGES as UNORDERED_RANGES
+from cdc_platform.tables.generations import VERDICT_COUNTS as VERDICT_COUNTS
 from cdc_platform.tables.generations import VERDICTS as VERDICTS
 from cdc_platform.tables.nodes import BOOTSTRAP_EVENTS as BOOTSTRAP_EVENTS
 from cdc_platform.tables.nodes import CDC_LOCAL as CDC_LOCAL

@@ -293,6 +293,32 @@ VERDICTS = Table(
     about_readers=True,
 )
 
+VERDICT_COUNTS = Table(
+    "platform",
+    "verdict_counts",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation"),
+            column("step", pa.string(), "the audited step of its join"),
+            column("content", pa.string(), "hash of the names of the audited data files"),
+            column("invariants", array_type(pa.string()), "the audited invariants"),
+            column("populations", array_type(pa.int64()), "for each invariant the number of checked items"),
+            column("violations", array_type(pa.int64()), "for each invariant the number of violations"),
+            column("unjudged", array_type(pa.int64()), "for each invariant the number of items without a verdict"),
+            column("samples", array_type(pa.string()), "for each invariant the first violations as text"),
+        ]
+    ),
+    keys=("generation_id", "step"),
+    comment="The counts behind the last audit result of each step of a join",
+    generation_column="generation_id",
+    constraints={
+        "counts_of_every_invariant": "cardinality(invariants) = cardinality(populations) AND cardinality(invariants) = "
+        "cardinality(violations) AND cardinality(invariants) = cardinality(unjudged) AND cardinality(invariants) = "
+        "cardinality(samples)"
+    },
+    about_readers=True,
+)
+
 JUDGEMENTS = Table(
     "platform",
     "judgements",

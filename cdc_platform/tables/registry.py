@@ -36,6 +36,7 @@ from cdc_platform.tables.generations import (
     TABLE_CHECKS,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
+    VERDICT_COUNTS,
     VERDICTS,
 )
 from cdc_platform.tables.nodes import BOOTSTRAP_EVENTS, CDC_LOCAL, CLUSTER_CHANGES, NODES
@@ -62,6 +63,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             REMOVED_GENERATIONS,
             TOPOLOGY_DESCRIPTIONS,
             VERDICTS,
+            VERDICT_COUNTS,
             JUDGEMENTS,
             TABLE_CHECKS,
             STREAM_FINGERPRINTS,

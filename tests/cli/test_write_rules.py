@@ -45,7 +45,7 @@ ABOUT_THE_HOME = {"platform.judgements", "platform.only_observed", "platform.tab
 ABOUT_READERS = {
     *ABOUT_THE_HOME,
     *("platform.consumers", "platform.passed_over", "platform.log_gaps", "platform.consumed_hours"),
-    *("platform.stream_fingerprints", "platform.verdicts"),
+    *("platform.stream_fingerprints", "platform.verdicts", "platform.verdict_counts"),
 }
 TAKES = {
     (HomeKind.OWN, DERIVED): "all",

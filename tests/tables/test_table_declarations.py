@@ -41,6 +41,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.tablet_layouts",
         "platform.topology_descriptions",
         "platform.unordered_ranges",
+        "platform.verdict_counts",
         "platform.verdicts",
         "system.cdc_local",
         "system.cdc_streams",

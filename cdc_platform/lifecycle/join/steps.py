@@ -169,7 +169,8 @@ def _judge_and_store(joining: JoinContext, step: JoinStep, audit: StepAudit) -> 
     judgements = _judge_unless_inputs_are_broken(joining, audit, slices)
     failure = _first_failure(judgements)
     verdict = StepVerdict(
-        joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.entry_point
+        *(joining.generation_id, step.name, content, audit.invariants, not failure, failure, joining.entry_point),
+        findings=tuple(judgements),
     )
     # A concurrent write may have been read in part, so store the verdict only if the content is still the same.
     lake.table_cache.revalidate(*(lake.path(table) for table, _ in slices))

@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_platform.checks import STREAM_FORMAT, VNODE_COLOCATION, InventoryGeneration, StoredGenerationRows
+from cdc_platform.checks import STREAM_FORMAT, VNODE_COLOCATION, Finding, InventoryGeneration, StoredGenerationRows
 from cdc_platform.clock import Clock, datetime_from_us
 from cdc_platform.delta import Filter, Lake
 from cdc_platform.errors import PlatformError
-from cdc_platform.tables import TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
+from cdc_platform.tables import TOPOLOGY_DESCRIPTIONS, VERDICT_COUNTS, VERDICTS, Table
 
 TableParts = Sequence[tuple[Table, Sequence[Filter]]]
 """Parts of tables, by filters on partition columns: the step's own part first, then those compared with it."""
@@ -29,7 +29,7 @@ class StepVerdict:
     """The verdict on one step of a generation's join.
 
     `content` identifies the judged content, see `content_name`. `message` is empty if all of `invariants` hold.
-    `entry_point` is the entry point that judged.
+    `entry_point` is the entry point that judged. `findings` are the counts to store; see `read_findings`.
     """
 
     generation_id: str
@@ -39,6 +39,7 @@ class StepVerdict:
     passed: bool
     message: str
     entry_point: str
+    findings: tuple[Finding, ...] = field(default=(), compare=False)
 
 
 def content_name(lake: Lake, parts: TableParts) -> str:
@@ -84,7 +85,7 @@ def generations_in_order(lake: Lake, inventory: Sequence[InventoryGeneration]) -
 
 def store_verdict(lake: Lake, clock: Clock, verdict: StepVerdict) -> None:
     """Store a verdict, replacing the last one on the step."""
-    _store_rows(lake, [_verdict_row(clock, verdict)])
+    _store_verdicts(lake, [(verdict, _verdict_row(clock, verdict))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class VerdictBook:
         """Store the verdicts added since the last call, if any."""
         if self._added:
             with self.lake.table_cache.pin_versions():
-                _store_rows(self.lake, [row for _, row in self._added.values()])
+                _store_verdicts(self.lake, list(self._added.values()))
             self._added.clear()
 
 
@@ -141,8 +142,26 @@ def _verdict_row(clock: Clock, verdict: StepVerdict) -> dict[str, Any]:
     }
 
 
-def _store_rows(lake: Lake, rows: Sequence[dict[str, Any]]) -> None:
-    lake.merge(VERDICTS, pa.Table.from_pylist(list(rows), schema=VERDICTS.schema), update=True)
+def _store_verdicts(lake: Lake, added: Sequence[tuple[StepVerdict, dict[str, Any]]]) -> None:
+    """Store verdicts, each after its counts."""
+    counts = [_counts_row(verdict) for verdict, _ in added if verdict.findings]
+    if counts:
+        lake.merge(VERDICT_COUNTS, pa.Table.from_pylist(counts, schema=VERDICT_COUNTS.schema), update=True)
+    rows = [row for _, row in added]
+    lake.merge(VERDICTS, pa.Table.from_pylist(rows, schema=VERDICTS.schema), update=True)
+
+
+def _counts_row(verdict: StepVerdict) -> dict[str, Any]:
+    return {
+        "generation_id": verdict.generation_id,
+        "step": verdict.step,
+        "content": verdict.content,
+        "invariants": [str(finding.invariant) for finding in verdict.findings],
+        "populations": [finding.population for finding in verdict.findings],
+        "violations": [finding.violations for finding in verdict.findings],
+        "unjudged": [finding.unjudged for finding in verdict.findings],
+        "samples": [finding.sample for finding in verdict.findings],
+    }
 
 
 def read_last_verdict(lake: Lake, generation_id: str, step: str) -> StepVerdict | None:
@@ -171,3 +190,17 @@ def _read_verdicts(lake: Lake, where: Sequence[Filter] = ()) -> Iterator[StepVer
             row["said"] or "",
             row["door"],
         )
+
+
+def read_findings(lake: Lake, verdict: StepVerdict) -> list[Finding]:
+    """Return the findings behind a stored verdict; none if an earlier version stored it, without counts."""
+    columns = ["content", "invariants", "populations", "violations", "unjudged", "samples"]
+    where: list[Filter] = [("generation_id", "=", verdict.generation_id), ("step", "=", verdict.step)]
+    rows = lake.read(VERDICT_COUNTS, columns, where).to_pylist()
+    if not rows or rows[0]["content"] != verdict.content or tuple(rows[0]["invariants"]) != verdict.invariants:
+        return []
+    counts = zip(*(rows[0][name] for name in columns[1:]), strict=True)
+    return [
+        Finding(invariant, population, violations, sample, unjudged=unjudged)
+        for invariant, population, violations, unjudged, sample in counts
+    ]
