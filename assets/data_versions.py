@@ -32,6 +32,8 @@ from cdc_platform_assets.reports import build_report_link
 from cdc_platform_assets.specs import asset_key_from_table
 
 LINEAGE_METADATA_KEY = "dagster/column_lineage"
+KIND_METADATA_KEY = "kind"
+"""The metadata key that says what wrote a partition: python or spark in a run of Dagster, or a command."""
 DATA_VERSION_TAG = "dagster/data_version"
 USER_PROVIDED_TAG = "dagster/data_version_is_user_provided"
 CODE_VERSION_TAG = "dagster/code_version"
@@ -126,7 +128,11 @@ def build_partition_event(
     }
     for parent in spec.parents:
         tags |= _input_tags(instance, parent, None if parent in shared else partition, due)
-    metadata = {**build_content_metadata(content, change), **content.metadata}
+    metadata = {
+        KIND_METADATA_KEY: describe_kind(change),
+        **build_content_metadata(content, change),
+        **content.metadata,
+    }
     if partition is not None and spec.key == asset_key_from_table(GENERATION_TIMESTAMPS) and "report" not in metadata:
         metadata |= build_report_link(Lake(str(parse_path(content.uri).folder.folder)), partition)
     if spec.lineage is not None:
@@ -159,6 +165,15 @@ def build_content_metadata(content: PartitionContent, change: PartChange | None)
     if commit_info.author.run:
         metadata["written_in_run"] = MetadataValue.dagster_run(commit_info.author.run)
     return metadata
+
+
+def describe_kind(change: PartChange | None) -> str:
+    """Return what wrote a commit: command, python (a program of the Python API), run (of Dagster), or unknown."""
+    commit_info = None if change is None else change.commit.info
+    if commit_info is None:
+        return "unknown"
+    entry_point = commit_info.author.entry_point
+    return {"command line": "command", "Dagster": "run", "Spark": "spark"}.get(entry_point, "python")
 
 
 def find_last_write(lake: Lake, part: GenerationRows) -> PartChange | None:

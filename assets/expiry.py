@@ -46,6 +46,7 @@ from cdc_platform.tables import (
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.data_versions import (
+    KIND_METADATA_KEY,
     AssetEventSpec,
     build_partition_event,
     find_last_write,
@@ -203,7 +204,8 @@ def begin_removals(context: OpExecutionContext, home: HomeResource, clock: Clock
         now = clock.clock()
         lake, plan = expiry.read_verified_plan(home.lake(), now, home.settings())
         begun = expiry.begin_removals(lake, now, plan)
-        content = read_partition_content(lake, GenerationRows(REMOVED_GENERATIONS, {}))
+        part = GenerationRows(REMOVED_GENERATIONS, {})
+        content = read_partition_content(lake, part, metadata={KIND_METADATA_KEY: "python"})
     rows = [
         (format_ms(generation.time_ms), generation.id or "", generation.rows, generation.bytes) for generation in begun
     ]

@@ -22,7 +22,13 @@ from dagster import (
 from cdc_platform.delta import Lake, PartFiles, find_replaced_rows
 from cdc_platform.home_location import local_state_folder
 from cdc_platform.plots import ui_files
-from cdc_platform_assets.data_versions import PartitionContent, build_content_metadata, find_last_write
+from cdc_platform_assets.data_versions import (
+    KIND_METADATA_KEY,
+    LINEAGE_METADATA_KEY,
+    PartitionContent,
+    build_content_metadata,
+    find_last_write,
+)
 from cdc_platform_assets.specs import ColumnSources, build_column_lineage
 
 MAX_PREVIEW_ROWS = 50
@@ -49,10 +55,14 @@ def build_materialize_result(
     sources: ColumnSources = MappingProxyType({}),
     metadata: Mapping[str, Any] | None = None,
 ) -> MaterializeResult:
-    """Build the result of a step that wrote this content and processed `rows` rows."""
+    """Build the result of a step that wrote this content and processed `rows` rows.
+
+    Its kind is python unless `metadata` has another.
+    """
     described: dict[str, Any] = {
         "dagster/row_count": rows,
-        "dagster/column_lineage": build_column_lineage(sources),
+        **({LINEAGE_METADATA_KEY: build_column_lineage(sources)} if sources else {}),
+        KIND_METADATA_KEY: "python",
         **build_content_metadata(content, find_last_write(lake, content.part)),
         "seconds": MetadataValue.float(watch.seconds()),
         **(metadata or {}),

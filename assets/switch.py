@@ -3,6 +3,8 @@
 A join completes its own switch; this handles switches of joins that died. No Spark.
 """
 
+from typing import Any
+
 from dagster import (
     AssetExecutionContext,
     DagsterInstance,
@@ -64,8 +66,17 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
             if done.phase is SwitchPhase.COMMITTED:
                 run_introduce_step(JoinContext(lake, now, settings, unfinished.generation_id, None, DRIVEN_BY))
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
-        known = switches.read_switches(lake)[::-1]
-    rows = [
+        rows, metadata = describe_switches(lake)
+    content = read_partition_content(lake, GenerationRows(GENERATION_SWITCHES, {}))
+    return build_materialize_result(
+        lake, content, rows=rows, watch=watch, sources=GENERATION_SWITCHES_LINEAGE, metadata=metadata
+    )
+
+
+def describe_switches(lake: Lake) -> tuple[int, dict[str, Any]]:
+    """Return the number of switches, and as metadata the phase and the acknowledgements of each."""
+    known = switches.read_switches(lake)[::-1]
+    rows = (
         (
             switch_row.generation_id,
             str(switch_row.phase),
@@ -73,12 +84,8 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
             _format_optional_ms(switch_row.time_ms),
         )
         for switch_row in known
-    ]
-    metadata = {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
-    content = read_partition_content(lake, GenerationRows(GENERATION_SWITCHES, {}))
-    return build_materialize_result(
-        lake, content, rows=len(known), watch=watch, sources=GENERATION_SWITCHES_LINEAGE, metadata=metadata
     )
+    return len(known), {"switches": build_rows_preview(("generation", "phase", "acknowledged", "time"), rows)}
 
 
 drive_switches = define_asset_job(

@@ -33,10 +33,18 @@ from cdc_platform.checks import (
     record_verifications,
     run_family_audit,
 )
+from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, list_stored_tables, verify_tables
 from cdc_platform.errors import PlatformError
+from cdc_platform.scylla import ScyllaCluster
 from cdc_platform.tables import Table
+from cdc_platform_assets.catalog_sync.table_contents import (
+    UNREADABLE,
+    list_readable_clusters,
+    open_cluster_lake,
+)
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, start_judging
+from cdc_platform_assets.data_versions import KIND_METADATA_KEY
 from cdc_platform_assets.metadata import Stopwatch, build_rows_preview
 from cdc_platform_assets.run_requests import request_scheduled_run
 from cdc_platform_assets.specs import pool_from_table, table_asset
@@ -76,7 +84,12 @@ def home_tables(context: AssetExecutionContext, home: HomeResource) -> Materiali
     }
     content = hashlib.sha256(repr(sorted(lines)).encode()).hexdigest()[:32]
     return MaterializeResult(
-        metadata={"dagster/row_count": len(lines), "seconds": watch.seconds(), **metadata},
+        metadata={
+            "dagster/row_count": len(lines),
+            KIND_METADATA_KEY: "python",
+            "seconds": watch.seconds(),
+            **metadata,
+        },
         data_version=DataVersion(content),
     )
 
@@ -102,6 +115,8 @@ def audit_home_tables(
 ) -> Iterator[AssetCheckResult]:
     """Judge all tables as `cdc-platform check` does, and report the results on the partitions of every asset.
 
+    The tables in the homes of clusters are verified, too; their results show on the assets of the cluster.
+
     Only `check --deep` and the checks of a partition read large partitions.
     """
     lake = home.lake()
@@ -112,12 +127,27 @@ def audit_home_tables(
         unrecorded = record_verifications(run, verified)
         if unrecorded is not None:
             context.log.warning(f"the results were not stored, so partitions do not show them: {unrecorded}")
-        count = sum(1 for _ in report_storage_results(lake, context.instance))
+        clusters = list_readable_clusters(home.home())
+        for cluster in clusters:
+            _verify_cluster(context, clock.clock(), cluster)
+        count = sum(1 for _ in report_storage_results(lake, context.instance, clusters))
         context.log.info(f"Reported {count} results on partitions.")
         derived = run_family_audit(DERIVED_TABLE_FAMILY, lambda: audit_derived_tables(lake), verified)
         return [(STORAGE_FAMILY, audit_stored(verified)), (DERIVED_TABLE_FAMILY, derived or [])]
 
     yield from evaluate_checks(context, HOME_TABLES, lake, clock.clock(), audit)
+
+
+def _verify_cluster(context: AssetCheckExecutionContext, clock: Clock, cluster: ScyllaCluster) -> None:
+    """Verify the tables in the home of a cluster, for the partitions of its assets. A failure is a warning."""
+    try:
+        lake = open_cluster_lake(cluster)
+        run = start_judging(context, lake, clock, None)
+        unrecorded = record_verifications(run, verify_tables(lake))
+    except UNREADABLE as error:
+        unrecorded = str(error)
+    if unrecorded is not None:
+        context.log.warning(f"the tables of cluster {cluster.name} were not verified: {unrecorded}")
 
 
 audit_tables = define_asset_job(

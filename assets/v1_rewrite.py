@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from dagster import (
     AssetExecutionContext,
@@ -45,6 +46,7 @@ from cdc_platform.tables import (
 from cdc_platform.timeline import GenerationRows, list_generation_names
 from cdc_platform_assets.checks import select_with_own_checks
 from cdc_platform_assets.data_versions import (
+    KIND_METADATA_KEY,
     AssetEventSpec,
     build_partition_event,
     find_last_write,
@@ -114,10 +116,16 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     """Report which V1 generations have their data."""
     watch, lake = Stopwatch(), home.lake()
     with platform_errors_as_failures():
-        times = generations.read_v1_times(lake).tolist()
-    metadata = {"generations": build_rows_preview(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
+        rows, metadata = describe_v1_generations(lake)
     content = read_partition_content(lake, GenerationRows(GENERATION_DESCRIPTIONS, {}))
-    return build_materialize_result(lake, content, rows=len(times), watch=watch, metadata=metadata)
+    return build_materialize_result(lake, content, rows=rows, watch=watch, metadata=metadata)
+
+
+def describe_v1_generations(lake: Lake) -> tuple[int, dict[str, Any]]:
+    """Return the number of V1 generations with data, and as metadata their times."""
+    times = generations.read_v1_times(lake).tolist()
+    rows = ((format_ms(time_ms),) for time_ms in reversed(times))
+    return len(times), {"generations": build_rows_preview(("time",), rows)}
 
 
 @table_asset(
@@ -172,7 +180,8 @@ def _log_rewritten_partitions(context: AssetExecutionContext, lake: Lake, times:
     for time_ms, partition in partitions.items():
         for table in _PUBLISHED_TABLES:
             part = GenerationRows(table, {"time": datetime_from_ms(time_ms)})
-            content, change = read_partition_content(lake, part), find_last_write(lake, part)
+            content = read_partition_content(lake, part, metadata={KIND_METADATA_KEY: "python"})
+            change = find_last_write(lake, part)
             context.log_event(
                 build_partition_event(context.instance, _build_event_spec(table), partition, content, change)
             )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from cdc_platform.delta import TaskRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class SparkResource(LazyPySparkResource):
@@ -22,6 +25,8 @@ class SparkResource(LazyPySparkResource):
         default_factory=dict, description="Spark settings on top of the platform's own, by their full names."
     )
 
+    _is_used: bool = PrivateAttr(default=False)
+
     def _init_session(self) -> None:
         # dagster-pyspark calls a bare getOrCreate here: no Delta, no JARs, no Connect.
         if self._spark_session is None:
@@ -33,7 +38,17 @@ class SparkResource(LazyPySparkResource):
 
     def workers(self) -> TaskRunner:
         """Return a runner for an asset's rows: this process while they are few, and this session beyond that."""
-        return TaskRunner(lambda: self.spark_session)
+        self._is_used = False
+        return TaskRunner(self._use_session)
+
+    def _use_session(self) -> SparkSession:
+        self._is_used = True
+        return self.spark_session
+
+    @property
+    def kind(self) -> str:
+        """Return what has done the work of the last runner: "spark" if it needed the session, otherwise "python"."""
+        return "spark" if self._is_used else "python"
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Close the session if it is a Connect session."""

@@ -4,7 +4,7 @@ from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, S
 
 from cdc_platform.tables import CDC_LOCAL, CDC_TABLES, GENERATIONS
 from cdc_platform_assets.catalog_sync.sync import add_hour_partitions, sync_catalog
-from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions
+from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions, list_readable_clusters
 from cdc_platform_assets.specs import asset_key_from_table, build_table_spec
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -21,12 +21,13 @@ def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: Clock
     """Run `sync_catalog` on this home and instance. The cursor holds the last state that was reported completely."""
     lake = home.lake()
     add_hour_partitions(lake, clock.clock(), context.instance)
-    state = describe_table_versions(lake)
+    clusters = list_readable_clusters(home.home())
+    state = describe_table_versions(lake, clusters)
     if context.cursor == state:
         return SkipReason("everything that was written is reported")
     repository = context.repository_def
     assert repository is not None
-    summary = sync_catalog(lake, context.instance, repository.asset_graph)
+    summary = sync_catalog(lake, context.instance, repository.asset_graph, clusters=clusters)
     context.update_cursor("" if summary.left else state)
     return SkipReason(str(summary))
 

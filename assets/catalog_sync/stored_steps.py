@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from logging import getLogger
 from typing import Any
 
+from dagster import AssetKey
 from pyarrow import ArrowException
 
-from cdc_platform.clock import Clock, format_ms
-from cdc_platform.delta import Lake
+from cdc_platform.cdclog import hourly, log_table, read_rebuilt_table, read_table_schema
+from cdc_platform.clock import Clock, datetime_from_us, format_ms
+from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import PlatformError
 from cdc_platform.lifecycle import DescribedGeneration, InsertResult, JoinContext, read_rings
 from cdc_platform.metastore import inbox
 from cdc_platform.settings import Settings
 from cdc_platform.tables import (
     CDC_LOCAL,
+    CONSUMED_HOURS,
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
+    GENERATION_SWITCHES,
     GENERATION_TIMESTAMPS,
     NODES,
     STREAMS_DESCRIPTIONS_V2,
+    TABLET_LAYOUTS,
+    TABLET_TIMESTAMPS,
     TOPOLOGY_DESCRIPTIONS,
 )
 from cdc_platform.timeline import GenerationNames, GenerationRows, Timeline
-from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
+from cdc_platform_assets.catalog_sync.table_contents import (
+    CDC_LOG_KEY,
+    INGESTED_LOG_KEY,
+    OBSERVED_CLUSTER_KEY,
+    REBUILT_KEY,
+    StoredPartition,
+)
+from cdc_platform_assets.cluster.ingest import describe_ingested_log
+from cdc_platform_assets.cluster.observations import describe_observed_cluster
 from cdc_platform_assets.join.plots import build_timeline_plot
 from cdc_platform_assets.join.step_docs import STEP_DOCS, StepReport
+from cdc_platform_assets.log.hourly import build_copy_metadata
+from cdc_platform_assets.log.logs import describe_log
+from cdc_platform_assets.log.rebuilt import describe_rebuilt
+from cdc_platform_assets.partitions import hour_us_from_partition, table_from_partition
 from cdc_platform_assets.specs import asset_key_from_table
+from cdc_platform_assets.switch import describe_switches
+from cdc_platform_assets.tablets.stream_sets import describe_layouts, describe_stream_sets
+from cdc_platform_assets.v1_rewrite import describe_v1_generations
 
 _LOG = getLogger(__name__)
+MAX_DESCRIBED_ROWS = 1 << 20
+"""The most rows of a log that a tick reads for the metadata of a partition. A run of the asset reports that of more."""
 _STEP_TABLES = {asset_key_from_table(table): table for table in STEP_DOCS}
 
 
@@ -38,6 +63,10 @@ def describe_part(lake: Lake, stored: StoredPartition, names: GenerationNames | 
     checks of the damaged table report that.
     """
     try:
+        describe = _DESCRIPTIONS.get(stored.asset)
+        described = None if describe is None else describe(lake, stored.partition or "")
+        if described is not None:
+            return StepReport(*described)
         rows = _count_rows(lake, stored.part)
         if names is None or names.id is None or names.time_ms is None or names.host_id is None:
             return StepReport(rows)
@@ -46,6 +75,46 @@ def describe_part(lake: Lake, stored: StoredPartition, names: GenerationNames | 
     except (PlatformError, ArrowException, OSError, ValueError) as error:
         _LOG.warning("%s of %s is reported without its metadata: %s", stored.asset, stored.partition, error)
         return None
+
+
+_Description = tuple[int, dict[str, Any]]
+"""The number of rows of a partition, and its metadata."""
+
+
+def _describe_log(lake: Lake, partition: str) -> _Description | None:
+    schema = read_table_schema(lake, *table_from_partition(partition))
+    if sum(part.rows for part in lake.partitions(log_table(schema))) > MAX_DESCRIBED_ROWS:
+        return None
+    return describe_log(lake, schema, TaskRunner.alone())
+
+
+def _describe_hour(lake: Lake, partition: str) -> _Description | None:
+    hour_us = hour_us_from_partition(partition)
+    recorded = lake.read(CONSUMED_HOURS, ["rows"], [("hour", "=", datetime_from_us(hour_us))])["rows"].to_pylist()
+    if sum(recorded) > MAX_DESCRIBED_ROWS:
+        return None
+    return build_copy_metadata(hourly.read_copied_hour(lake, hour_us))
+
+
+def _describe_rebuilt(lake: Lake, partition: str) -> _Description | None:
+    rebuilt = read_rebuilt_table(lake, read_table_schema(lake, *table_from_partition(partition)))
+    return None if rebuilt is None else (rebuilt.rows, describe_rebuilt(rebuilt))
+
+
+_DESCRIPTIONS: Mapping[AssetKey, Callable[[Lake, str], _Description | None]] = {
+    CDC_LOG_KEY: _describe_log,
+    REBUILT_KEY: _describe_rebuilt,
+    OBSERVED_CLUSTER_KEY: lambda lake, _: describe_observed_cluster(lake),
+    INGESTED_LOG_KEY: describe_ingested_log,
+    asset_key_from_table(CONSUMED_HOURS): _describe_hour,
+    asset_key_from_table(TABLET_LAYOUTS): lambda lake, name: describe_layouts(lake, table_from_partition(name)),
+    asset_key_from_table(TABLET_TIMESTAMPS): lambda lake, name: describe_stream_sets(
+        lake, Clock(), table_from_partition(name)
+    ),
+    asset_key_from_table(GENERATION_DESCRIPTIONS): lambda lake, _: describe_v1_generations(lake),
+    asset_key_from_table(GENERATION_SWITCHES): lambda lake, _: describe_switches(lake),
+}
+"""For assets without a join step: the rows and the metadata of a partition, as runs report them; None: rows alone."""
 
 
 def _count_rows(lake: Lake, part: GenerationRows) -> int:

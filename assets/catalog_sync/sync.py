@@ -18,6 +18,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.delta import Lake, get_verified_lake, provenance
 from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.lifecycle import verdicts
+from cdc_platform.scylla import ScyllaCluster
 from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
@@ -25,6 +26,8 @@ from cdc_platform_assets.catalog_sync.check_results import SettledVerdicts, find
 from cdc_platform_assets.catalog_sync.stored_steps import describe_part
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
 from cdc_platform_assets.check_runs import report_result
+from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS
+from cdc_platform_assets.cluster.observations import CLUSTER_PARTITIONS
 from cdc_platform_assets.data_versions import (
     DATA_VERSION_TAG,
     LINEAGE_METADATA_KEY,
@@ -54,6 +57,11 @@ MAX_HOURS = 24
 """The most hours due for copying that get a partition: as many as one tick of their schedule requests."""
 _SETTLED: dict[tuple[str, str], SettledVerdicts] = {}
 """By the lake and Dagster's folder. A code server evaluates each tick with another instance."""
+_PARTITIONS_BY_ASSET = {
+    table_contents.CDC_LOG_KEY: CDC_LOG_PARTITIONS,
+    table_contents.OBSERVED_CLUSTER_KEY: CLUSTER_PARTITIONS,
+    table_contents.INGESTED_LOG_KEY: INGESTED_LOG_PARTITIONS,
+}
 _GENERATION_ASSETS = {asset_key_from_table(table) for table in table_contents.GENERATION_TABLES}
 
 
@@ -94,28 +102,43 @@ class SyncSummary:
 
 
 def sync_catalog(
-    lake: Lake, instance: DagsterInstance, graph: AssetGraph, *, most: int | None = MAX_EVENTS
+    lake: Lake,
+    instance: DagsterInstance,
+    graph: AssetGraph,
+    *,
+    clusters: Sequence[ScyllaCluster] = (),
+    most: int | None = MAX_EVENTS,
 ) -> SyncSummary:
     """Report to Dagster what the tables hold and Dagster lacks: at most `most` events, or all with None.
+
+    The tables are those of the lake and of the homes of `clusters`.
 
     Raises:
         PlatformError: a table cannot be read. What verifications found is reported first.
     """
     summary = SyncSummary()
     try:
-        _sync_tables(lake, instance, graph, summary, most)
+        _sync_tables(lake, instance, graph, clusters, summary, most)
     except PlatformError:
-        _report_storage_results(lake, instance, summary, most)
+        _report_storage_results(lake, instance, clusters, summary, most)
         raise
     return summary
 
 
 def _sync_tables(
-    lake: Lake, instance: DagsterInstance, graph: AssetGraph, summary: SyncSummary, most: int | None
+    lake: Lake,
+    instance: DagsterInstance,
+    graph: AssetGraph,
+    clusters: Sequence[ScyllaCluster],
+    summary: SyncSummary,
+    most: int | None,
 ) -> None:
     deadline = None if most is None else time.monotonic() + MAX_SECONDS
     names = list_generation_names(lake, read_generation_keys(lake, instance))
-    others = list(table_contents.iterate_other_partitions(lake))
+    others = [
+        *table_contents.iterate_other_partitions(lake),
+        *table_contents.iterate_cluster_partitions(clusters),
+    ]
     _sync_partitions(lake, instance, names, others, summary)
     contents = GenerationDigests(lake)
     by_key: dict[str | None, GenerationNames] = {generation.key: generation for generation in names}
@@ -132,7 +155,7 @@ def _sync_tables(
         if deadline is not None and time.monotonic() > deadline:
             summary.left = True
             return
-    _report_storage_results(lake, instance, summary, most)
+    _report_storage_results(lake, instance, clusters, summary, most)
     stored = verdicts.read_last_verdicts(lake)
     settled = _SETTLED.setdefault((str(lake.location), instance.root_directory), SettledVerdicts())
     for generation in reversed([partition for partition in names if not partition.is_removed]):
@@ -147,9 +170,15 @@ def _sync_tables(
             summary.results += 1
 
 
-def _report_storage_results(lake: Lake, instance: DagsterInstance, summary: SyncSummary, most: int | None) -> None:
+def _report_storage_results(
+    lake: Lake,
+    instance: DagsterInstance,
+    clusters: Sequence[ScyllaCluster],
+    summary: SyncSummary,
+    most: int | None,
+) -> None:
     """Report what verifications of tables found, violations first, up to `most` events and results in all."""
-    for _ in report_storage_results(lake, instance):
+    for _ in report_storage_results(lake, instance, clusters):
         summary.results += 1
         if most is not None and summary.events + summary.results >= most:
             summary.left = True
@@ -187,6 +216,7 @@ def _report_partition(
     """Report one partition's event, unless Dagster has it or an active run is about to report it."""
     if not graph.has(stored.asset):
         return
+    lake = stored.lake or lake
     content = stored.content(lake)
     if content is None or known.version(stored.asset, stored.partition) == content.version:
         return
@@ -258,8 +288,9 @@ def _sync_partitions(
         ):
             if asset in [asset_key_from_table(table) for table in tables]:
                 _add_missing_partitions(instance, _partitions_name(definition), partitions, summary)
-        if asset == table_contents.CDC_LOG_KEY:
-            _add_missing_partitions(instance, _partitions_name(CDC_LOG_PARTITIONS), partitions, summary)
+        definition = _PARTITIONS_BY_ASSET.get(asset)
+        if definition is not None:
+            _add_missing_partitions(instance, _partitions_name(definition), partitions, summary)
 
 
 def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], summary: SyncSummary) -> list[str]:

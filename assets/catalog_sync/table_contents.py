@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import pyarrow as pa
 from dagster import AssetKey
 
-from cdc_platform.cdclog import log_table, read_logged_tables
+from cdc_platform.cdclog import log_table, read_logged_tables, rebuilt_table
 from cdc_platform.clock import us_from_datetime
-from cdc_platform.delta import Lake, provenance, row_hash
+from cdc_platform.delta import Lake, provenance, read_newest_versions, row_hash
+from cdc_platform.errors import PlatformError
+from cdc_platform.home_location import HomeLocation
+from cdc_platform.scylla import ScyllaCluster, registry
 from cdc_platform.tables import (
     BOOTSTRAP_EVENTS,
     CDC_LOCAL,
@@ -39,6 +45,11 @@ from cdc_platform_assets.partitions import partition_from_hour_us
 from cdc_platform_assets.specs import asset_key_from_table
 
 CDC_LOG_KEY = AssetKey(["platform", "cdc_log"])
+REBUILT_KEY = AssetKey(["platform", "rebuilt_tables"])
+OBSERVED_CLUSTER_KEY = AssetKey(["platform", "observed_cluster"])
+INGESTED_LOG_KEY = AssetKey(["platform", "ingested_log"])
+UNREADABLE = (PlatformError, pa.ArrowException, OSError, ValueError)
+"""The errors of reading a damaged table."""
 MAX_LOG_BYTES = 64 << 20
 """The most bytes of a log that is read to compute its digest, if no commit records that digest."""
 GENERATION_TABLES = (
@@ -66,17 +77,22 @@ WATCHED_TABLES = (*GENERATION_TABLES, *TABLET_STATE_TABLES, *UNPARTITIONED_TABLE
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """A partition of an asset and the part of a table that it stands for. `digest` is costly and computed on demand."""
+    """A partition of an asset and the part of a table that it stands for. `digest` is costly and computed on demand.
+
+    `lake` is the lake of the table if it is the one of a cluster, and None if it is the home's.
+    """
 
     asset: AssetKey
     partition: str | None
     part: GenerationRows
     digest: Callable[[], int | None]
+    lake: Lake | None = None
 
     def content(self, lake: Lake) -> PartitionContent | None:
         """Return the partition's content, or None if it is empty."""
         digest = self.digest()
-        return None if digest is None else PartitionContent(self.part, digest, lake.path(self.part.table))
+        path = (self.lake or lake).path(self.part.table)
+        return None if digest is None else PartitionContent(self.part, digest, path)
 
 
 def iterate_generation_partitions(names: GenerationNames, contents: GenerationDigests) -> Iterator[StoredPartition]:
@@ -112,12 +128,65 @@ def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
             GenerationRows(log, {}),
             lambda log=log: provenance.get_table_digest(lake, log, most_bytes=MAX_LOG_BYTES),
         )
+        rebuilt = rebuilt_table(schema)
+        if lake.exists(rebuilt):
+            yield StoredPartition(
+                REBUILT_KEY,
+                schema.full_name,
+                GenerationRows(rebuilt, {}),
+                lambda rebuilt=rebuilt: provenance.get_table_digest(lake, rebuilt, most_bytes=MAX_LOG_BYTES),
+            )
 
 
-def describe_table_versions(lake: Lake) -> str:
-    """Return a string that names the versions of all watched tables and logs."""
-    logs = [log_table(schema) for schema in read_logged_tables(lake)]
-    return "/".join(str(lake.version(table)) for table in (*WATCHED_TABLES, *logs))
+def iterate_cluster_partitions(clusters: Sequence[ScyllaCluster]) -> Iterator[StoredPartition]:
+    """Yield what stands for tables in the homes of clusters: the observed cluster, and its ingested logs.
+
+    A home that cannot be read has none; the runs and commands that read it report why.
+    """
+    for cluster in clusters:
+        with suppress(*UNREADABLE):
+            lake = open_cluster_lake(cluster)
+            schemas = read_logged_tables(lake)
+            yield StoredPartition(
+                OBSERVED_CLUSTER_KEY,
+                cluster.name,
+                GenerationRows(GENERATION_TIMESTAMPS, {}),
+                lambda lake=lake: provenance.get_table_digest(lake, GENERATION_TIMESTAMPS),
+                lake,
+            )
+            for schema in schemas:
+                log = log_table(schema)
+                yield StoredPartition(
+                    INGESTED_LOG_KEY,
+                    f"{cluster.name}/{schema.full_name}",
+                    GenerationRows(log, {}),
+                    lambda lake=lake, log=log: provenance.get_table_digest(lake, log, most_bytes=MAX_LOG_BYTES),
+                    lake,
+                )
+
+
+def list_readable_clusters(home: HomeLocation) -> list[ScyllaCluster]:
+    """Return the registered clusters, or none if a registration cannot be read. Runs that need them report that."""
+    with suppress(*UNREADABLE):
+        return registry.list_clusters(home)
+    return []
+
+
+def open_cluster_lake(cluster: ScyllaCluster) -> Lake:
+    """Return the lake of a cluster's home."""
+    return Lake(cluster.open_home().lake)
+
+
+def describe_table_versions(lake: Lake, clusters: Sequence[ScyllaCluster] = ()) -> str:
+    """Return a string that names the versions of all watched tables and logs, and of all tables of clusters."""
+    schemas = read_logged_tables(lake)
+    tables = [*WATCHED_TABLES, *map(log_table, schemas), *map(rebuilt_table, schemas)]
+    state = "/".join(str(lake.version(table)) for table in tables)
+    for cluster in clusters:
+        with suppress(*UNREADABLE):
+            versions = sorted(read_newest_versions(open_cluster_lake(cluster)).items())
+            state += f"/{hashlib.sha256(repr(versions).encode()).hexdigest()[:16]}"
+    return state
 
 
 def group_by_asset(partitions: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:

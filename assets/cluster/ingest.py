@@ -1,9 +1,10 @@
 """Ingestion of live CDC logs, one partition per table: started by hand, continued by a schedule."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from dagster import (
@@ -11,7 +12,6 @@ from dagster import (
     AssetCheckResult,
     AssetExecutionContext,
     AssetKey,
-    AssetSelection,
     DagsterInstance,
     DefaultScheduleStatus,
     DynamicPartitionsDefinition,
@@ -27,21 +27,21 @@ from dagster import (
     schedule,
 )
 
-from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_table_schema
+from cdc_platform.cdclog import FROM_CLUSTER, audit_ingest, log_table, read_log_gaps, read_table_schema
 from cdc_platform.checks import INGEST_FAMILY
-from cdc_platform.clock import SECOND_US, format_us
+from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us
 from cdc_platform.cql import CdcOptions, TableSchema, split_full_name
 from cdc_platform.delta import Lake
 from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.ingest import ingest_table, read_table_selection
-from cdc_platform.metastore import cdc_tables, consumers
+from cdc_platform.metastore import LogGap, cdc_tables, consumers
 from cdc_platform.scylla import ScyllaCluster, registry
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.cluster.audits import audit_cluster_homes
-from cdc_platform_assets.data_versions import read_partition_content
+from cdc_platform_assets.data_versions import KIND_METADATA_KEY, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
 from cdc_platform_assets.run_requests import request_partitions
@@ -102,18 +102,11 @@ def ingested_log(
         for window in done.windows
     )
     metadata = {
+        KIND_METADATA_KEY: spark.kind,
         "late_rows": done.late,
-        "read_up_to": format_us(done.position_us),
         "second_pass_up_to": "" if done.second_pass_us is None else format_us(done.second_pass_us),
-        "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": build_rows_preview(columns, windows),
-        "gaps": build_rows_preview(
-            ("what", "from", "until", "why", "accepted"),
-            (
-                (gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.reason or "")
-                for gap in done.gaps
-            ),
-        ),
+        **describe_progress(clock.clock(), done.position_us, done.gaps),
     }
     if done.waiting_for is not None:
         metadata["waiting_for"] = done.waiting_for
@@ -128,6 +121,30 @@ def ingested_log(
         }
     content = read_partition_content(lake, GenerationRows(log_table(read_table_schema(lake, keyspace, table)), {}))
     return build_materialize_result(lake, content, rows=done.rows, watch=watch, metadata=metadata)
+
+
+def describe_progress(clock: Clock, position_us: Microseconds, gaps: Iterable[LogGap]) -> dict[str, Any]:
+    """Return how far a log was read (µs), the lag, and the gaps in it, as metadata."""
+    rows = ((gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.reason or "") for gap in gaps)
+    return {
+        "read_up_to": format_us(position_us),
+        "lag_seconds": MetadataValue.float((clock.now_us() - position_us) / SECOND_US),
+        "gaps": build_rows_preview(("what", "from", "until", "why", "accepted"), rows),
+    }
+
+
+def describe_ingested_log(lake: Lake, partition: str) -> tuple[int, dict[str, Any]]:
+    """Return the rows of an ingested log in the lake of its cluster, and as metadata how far it was read."""
+    _, keyspace, table = parse_log_partition(partition)
+    log = log_table(read_table_schema(lake, keyspace, table))
+    rows = sum(part.rows for part in lake.partitions(log))
+    name = f"{keyspace}.{table}"
+    gaps = (gap for gap in read_log_gaps(lake) if gap.full_name == name and gap.reader == FROM_CLUSTER)
+    try:
+        position_us = consumers.find_consumer(lake, FROM_CLUSTER, keyspace, table).position_us
+    except NotFound:
+        return rows, {}
+    return rows, describe_progress(Clock(), position_us, gaps)
 
 
 @multi_asset_check(
@@ -153,7 +170,7 @@ def audit_ingested_log(
 
 ingest_log = define_asset_job(
     INGEST_JOB,
-    selection=AssetSelection.assets(ingested_log),
+    selection=select_with_own_checks(ingested_log),
     description="Ingests new rows of the CDC log of one table of a live cluster.",
     executor_def=in_process_executor,
 )

@@ -7,13 +7,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetExecutionContext,
-    AssetSelection,
     DagsterInstance,
     DagsterRunStatus,
     DefaultSensorStatus,
@@ -49,7 +49,7 @@ from cdc_platform.scylla import (
 )
 from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks
+from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS, find_missing_log_partitions
 from cdc_platform_assets.data_versions import read_partition_content
@@ -106,13 +106,9 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
     changing = [] if seen.changing is None else [describe_pending_topology(seen.changing)]
     for line in (*seen.warnings, *changing, *(issue.line for issue in seen.incomplete)):
         context.log.warning(line)
-    tables = cdc_tables.read_cdc_tables(lake)
     metadata = {
         "version": seen.version,
-        "nodes": len(ring.read_nodes(lake)),
-        "tables": build_rows_preview(
-            ("table", "enabled", "ttl"), ((t.full_name, t.enabled, t.ttl_seconds) for t in tables)
-        ),
+        **describe_cluster_tables(lake),
         "topology": changing[0] if changing else "settled",
         "changes": build_rows_preview(
             ("at", "who", "what"), (tuple(change.document().values()) for change in seen.changes)
@@ -121,6 +117,18 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
     }
     content = read_partition_content(lake, GenerationRows(GENERATION_TIMESTAMPS, {}))
     return build_materialize_result(lake, content, rows=seen.imported.rows_written, watch=watch, metadata=metadata)
+
+
+def describe_cluster_tables(lake: Lake) -> dict[str, Any]:
+    """Return the nodes and the CDC-enabled tables in the lake of a cluster as metadata."""
+    tables = cdc_tables.read_cdc_tables(lake)
+    rows = ((table.full_name, table.enabled, table.ttl_seconds) for table in tables)
+    return {"nodes": len(ring.read_nodes(lake)), "tables": build_rows_preview(("table", "enabled", "ttl"), rows)}
+
+
+def describe_observed_cluster(lake: Lake) -> tuple[int, dict[str, Any]]:
+    """Return the number of generations in the lake of a cluster, and its nodes and tables as metadata."""
+    return lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows, describe_cluster_tables(lake)
 
 
 @multi_asset_check(
@@ -142,7 +150,7 @@ def audit_observed_cluster(
 
 observe_cluster_job = define_asset_job(
     OBSERVE_JOB,
-    selection=AssetSelection.assets(observed_cluster),
+    selection=select_with_own_checks(observed_cluster),
     description="Observes one live cluster by SELECT statements only, and imports what is new.",
     executor_def=in_process_executor,
 )

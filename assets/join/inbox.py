@@ -35,6 +35,7 @@ from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.tables import GENERATIONS as LEDGER
 from cdc_platform.timeline import GenerationKeys
 from cdc_platform_assets.data_versions import (
+    KIND_METADATA_KEY,
     AssetEventSpec,
     build_partition_event,
     find_last_write,
@@ -172,7 +173,7 @@ def _log_event(context: OpExecutionContext, lake: Lake, queued: inbox.BootstrapE
     """Add the partition of a queued event, and log that this run wrote it."""
     partition = read_generation_keys(lake, context.instance).of(queued.generation_id)
     context.instance.add_dynamic_partitions(GENERATIONS_NAME, [partition])
-    metadata = {"event_id": queued.event_id, "generation_id": queued.generation_id}
+    metadata = {KIND_METADATA_KEY: "python", "event_id": queued.event_id, "generation_id": queued.generation_id}
     content = replace(read_step_content(lake, partition, BOOTSTRAP_EVENTS), rows=1, metadata=metadata)
     spec = AssetEventSpec(asset_key_from_table(BOOTSTRAP_EVENTS), (), compute_code_version(*INBOX_CODE_MODULES))
     context.log_event(

@@ -92,7 +92,7 @@ def _build_asset(step: JoinStep, docs: StepDocs) -> AssetsDefinition:
             return filter_finished_joins(lake, partitions, context.log.info)
 
         return materialize_partitions(
-            context, lake, "generations", write, sources=docs.sources, inputs=inputs, select=select
+            context, lake, "generations", write, sources=docs.sources, inputs=inputs, select=select, spark=spark
         )
 
     return materialize

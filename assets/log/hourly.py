@@ -109,14 +109,15 @@ def consumed_hours(
         part = GenerationRows(CONSUMED_HOURS, {"hour": datetime_from_us(hour_us)})
         before = list_part_files(lake, part.table, part.where)
         copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
-        rows, metadata = _build_copy_metadata(copied)
+        rows, metadata = build_copy_metadata(copied)
         context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
         return read_partition_content(lake, part, rows, metadata | build_replaced_metadata(lake, before))
 
     return materialize_partitions(context, lake, "hours", copy, sources=_LINEAGE)
 
 
-def _build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:
+def build_copy_metadata(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:
+    """Return the number of rows of a copied hour, and its metadata: rows by table, operation and generation."""
     operations = sum((Counter(log.operations) for log in copied), Counter())
     sets = Counter(begin for log in copied for begin in log.sets_us)
     return operations.total(), {

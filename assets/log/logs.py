@@ -83,13 +83,14 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
 
     def count(partition: str) -> PartitionContent:
         schema = _find_schema(lake, partition)
-        rows, metadata = _count_rows(lake, schema, spark.workers())
+        rows, metadata = describe_log(lake, schema, spark.workers())
         return read_partition_content(lake, GenerationRows(log_table(schema), {}), rows, metadata)
 
-    return materialize_partitions(context, lake, "logs", count)
+    return materialize_partitions(context, lake, "logs", count, spark=spark)
 
 
-def _count_rows(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[int, dict[str, Any]]:
+def describe_log(lake: Lake, schema: TableSchema, workers: TaskRunner) -> tuple[int, dict[str, Any]]:
+    """Return the number of rows of a log, and its metadata: size, newest row, rows by operation and generation."""
     contents = count_log_contents(lake, schema, workers)
     periods = (
         ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(contents.by_period.items())

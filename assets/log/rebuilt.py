@@ -8,7 +8,6 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetExecutionContext,
-    AssetSelection,
     Config,
     MaterializeResult,
     define_asset_job,
@@ -23,7 +22,7 @@ from cdc_platform.clock import format_us, parse_time_us
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.tables import Table
 from cdc_platform.timeline import GenerationRows
-from cdc_platform_assets.checks import check_specs, evaluate_checks
+from cdc_platform_assets.checks import check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.data_versions import (
     PartitionContent,
     read_partition_content,
@@ -83,12 +82,13 @@ def rebuilt_tables(
         as_of_us = None if config.as_of is None else parse_time_us(config.as_of)
         rebuilt = rebuild_table(lake, clock.clock(), *name, spark.workers(), as_of_us)
         part = GenerationRows(rebuilt_table(read_table_schema(lake, *name)), {})
-        return read_partition_content(lake, part, rebuilt.rows, _metadata(rebuilt))
+        return read_partition_content(lake, part, rebuilt.rows, describe_rebuilt(rebuilt))
 
-    return materialize_partitions(context, lake, "tables", rebuild, inputs=[asset_key_from_table(CDC_LOG)])
+    return materialize_partitions(context, lake, "tables", rebuild, inputs=[asset_key_from_table(CDC_LOG)], spark=spark)
 
 
-def _metadata(rebuilt: RebuiltTable) -> dict[str, Any]:
+def describe_rebuilt(rebuilt: RebuiltTable) -> dict[str, Any]:
+    """Return the metadata of a rebuilt table: its time, the version of its log, and what the log lacks."""
     return {
         "rebuilt": rebuilt.name,
         "as_of": format_us(rebuilt.as_of_us),
@@ -133,7 +133,7 @@ def _compare(lake: Lake, partition: str | None, path: str | None, workers: TaskR
 
 rebuild_tables = define_asset_job(
     REBUILD_JOB,
-    selection=AssetSelection.assets(rebuilt_tables),
+    selection=select_with_own_checks(rebuilt_tables),
     description="Rebuilds one table from its log as of a time, and compares it with the table that the run names.",
     executor_def=in_process_executor,
 )

@@ -84,7 +84,7 @@ def logged_writes(
         context.log.info(f"{partition}: {batch.writes} writes, {batch.log_rows} log rows appended.")
         return read_partition_content(lake, part, batch.writes, _batch_metadata(batch))
 
-    return materialize_partitions(context, lake, "hours", append)
+    return materialize_partitions(context, lake, "hours", append, spark=spark)
 
 
 def _batch_metadata(batch: AppendedBatch) -> dict[str, Any]:

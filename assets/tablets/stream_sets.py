@@ -90,17 +90,7 @@ def tablet_layouts(
         if config.count is not None or config.ends is not None:
             change = _decide_change(lake, clock.clock(), home.settings(), name, config)
             context.log.info(f"{'Decided' if change.changed else 'Already decided'}: change {change.layout.number}.")
-        known = metastore_tablets.read_tablet_layouts(lake, *name)
-        rows = (
-            (
-                layout.number,
-                layout.kind,
-                "" if layout.timestamp_ms is None else format_ms(layout.timestamp_ms),
-                len(layout.last_tokens),
-            )
-            for layout in reversed(known)
-        )
-        return len(known), {"changes": build_rows_preview(("number", "kind", "timestamp", "tablets"), rows)}
+        return describe_layouts(lake, name)
 
     return _materialize_partitions(context, lake, TABLET_LAYOUTS, decided, {})
 
@@ -150,20 +140,38 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
         newest = metastore_tablets.read_live_layout(lake, *name)
         if newest is not None:
             tablets.publish_set_timestamp(lake, newest)
-        sets = (
-            metastore_tablets.read_stream_set_changes(lake, *name)[::-1]
-            if metastore_tablets.has_stream_sets(lake, *name)
-            else []
-        )
-        collections = [
-            due for due in tablets.read_due_collections(lake, clock.clock()) if (due.keyspace, due.table) == name
-        ]
-        rows = ((format_ms(row.timestamp_ms), len(row.current), len(row.closed), len(row.opened)) for row in sets)
-        metadata: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
-        held_back = [str(blocker) for due in collections for blocker in due.held_back]
-        return len(sets), metadata | ({"held_back": "; ".join(held_back)} if held_back else {})
+        return describe_stream_sets(lake, clock.clock(), name)
 
     return _materialize_partitions(context, lake, TABLET_TIMESTAMPS, published, _TIMESTAMP_LINEAGE)
+
+
+def describe_layouts(lake: Lake, name: BaseTableName) -> StepOutput:
+    """Return the number of a table's tablet changes, and the changes as metadata."""
+    known = metastore_tablets.read_tablet_layouts(lake, *name)
+    rows = (
+        (
+            layout.number,
+            layout.kind,
+            "" if layout.timestamp_ms is None else format_ms(layout.timestamp_ms),
+            len(layout.last_tokens),
+        )
+        for layout in reversed(known)
+    )
+    return len(known), {"changes": build_rows_preview(("number", "kind", "timestamp", "tablets"), rows)}
+
+
+def describe_stream_sets(lake: Lake, clock: Clock, name: BaseTableName) -> StepOutput:
+    """Return the number of a table's stream sets, and as metadata the sets and what keeps old ones."""
+    sets = (
+        metastore_tablets.read_stream_set_changes(lake, *name)[::-1]
+        if metastore_tablets.has_stream_sets(lake, *name)
+        else []
+    )
+    collections = [due for due in tablets.read_due_collections(lake, clock) if (due.keyspace, due.table) == name]
+    rows = ((format_ms(row.timestamp_ms), len(row.current), len(row.closed), len(row.opened)) for row in sets)
+    metadata: dict[str, Any] = {"sets": build_rows_preview(("timestamp", "current", "closed", "opened"), rows)}
+    held_back = [str(blocker) for due in collections for blocker in due.held_back]
+    return len(sets), metadata | ({"held_back": "; ".join(held_back)} if held_back else {})
 
 
 def _materialize_partitions(

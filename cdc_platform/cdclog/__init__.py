@@ -121,6 +121,7 @@ __getattr__ = lazy_exports(
             "RebuiltTable",
             "TableComparison",
             "compare_rebuilt",
+            "read_rebuilt_table",
             "rebuild_table",
             "rebuilt_table",
         ),

@@ -73,6 +73,7 @@ from cdc_platform.cdclog.items import items_schema as items_schema
 from cdc_platform.cdclog.rebuild import RebuiltTable as RebuiltTable
 from cdc_platform.cdclog.rebuild import TableComparison as TableComparison
 from cdc_platform.cdclog.rebuild import compare_rebuilt as compare_rebuilt
+from cdc_platform.cdclog.rebuild import read_rebuilt_table as read_rebuilt_table
 from cdc_platform.cdclog.rebuild import rebuild_table as rebuild_table
 from cdc_platform.cdclog.rebuild import rebuilt_table as rebuilt_table
 from cdc_platform.cdclog.replay import replay_log as replay_log

@@ -164,8 +164,32 @@ def rebuild_table(
         version,
         sum(part.rows for part in lake.partitions(target)),
         changed,
-        tuple(gap for gap in find_table_gaps(schema, cdc_tables.read_table_changes(lake)) if _precedes(gap, as_of)),
+        _missing_writes(lake, schema, as_of),
     )
+
+
+def read_rebuilt_table(lake: Lake, schema: TableSchema) -> RebuiltTable | None:
+    """Return how a table was last rebuilt, or None if it never was; `changed` is False."""
+    target = rebuilt_table(schema)
+    numbers = lake.transactions(target, (_AS_OF, _LOG_VERSION))
+    if _AS_OF not in numbers:
+        return None
+    as_of = Microseconds(numbers[_AS_OF])
+    return RebuiltTable(
+        schema.full_name,
+        target.full_name,
+        as_of,
+        numbers[_LOG_VERSION],
+        sum(part.rows for part in lake.partitions(target)),
+        changed=False,
+        missing=_missing_writes(lake, schema, as_of),
+    )
+
+
+def _missing_writes(lake: Lake, schema: TableSchema, as_of: Microseconds) -> tuple[OptionGap, ...]:
+    """Return what the log of a table lacks of the writes up to a time."""
+    gaps = find_table_gaps(schema, cdc_tables.read_table_changes(lake))
+    return tuple(gap for gap in gaps if _precedes(gap, as_of))
 
 
 def compare_rebuilt(lake: Lake, keyspace: str, table: str, address: str, workers: TaskRunner) -> TableComparison:

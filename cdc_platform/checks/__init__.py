@@ -101,6 +101,7 @@ __getattr__ = lazy_exports(
         "switches": ("audit_switches",),
         "table_parts": (
             "judge_part",
+            "merge_results",
             "name_part",
             "record_verifications",
             "verify_part",

@@ -80,6 +80,7 @@ from cdc_platform.checks.stored_tables import not_judged_findings as not_judged_
 from cdc_platform.checks.stored_tables import run_family_audit as run_family_audit
 from cdc_platform.checks.switches import audit_switches as audit_switches
 from cdc_platform.checks.table_parts import judge_part as judge_part
+from cdc_platform.checks.table_parts import merge_results as merge_results
 from cdc_platform.checks.table_parts import name_part as name_part
 from cdc_platform.checks.table_parts import record_verifications as record_verifications
 from cdc_platform.checks.table_parts import verify_part as verify_part

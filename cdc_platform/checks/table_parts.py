@@ -46,6 +46,29 @@ def judge_part(check: TableCheck, part: str | None) -> list[CheckResult]:
     return [_judge(check, part, invariant) for invariant in STORAGE_FAMILY.invariants]
 
 
+def merge_results(judged: Sequence[Sequence[CheckResult]]) -> list[CheckResult]:
+    """Return one result per stored-table invariant for parts of several tables, given the results of each.
+
+    A violation in one of them is a violation. Otherwise the result is unknown if one of them could not be judged.
+    """
+    if len(judged) == 1:
+        return list(judged[0])
+    return [_merge_lines(lines) for lines in zip(*judged, strict=True)]
+
+
+def _merge_lines(lines: Sequence[CheckResult]) -> CheckResult:
+    invariant = lines[0].invariant
+    failed, unknown = [line for line in lines if line.failed], [line for line in lines if line.unknown]
+    population = sum(line.population for line in lines)
+    if failed:
+        more = [f"and {len(failed) - _MAX_SAMPLES} more tables"] * (len(failed) > _MAX_SAMPLES)
+        sample = "; ".join([*(line.sample for line in failed[:_MAX_SAMPLES]), *more])
+        return CheckResult(invariant, population, sum(line.violations for line in failed), sample)
+    if unknown:
+        return CheckResult(invariant, 0, 0, unknown[0].sample, unknown=True)
+    return CheckResult(invariant, population, 0, passed=True)
+
+
 def _judge(check: TableCheck, part: str | None, invariant: Invariant) -> CheckResult:
     population = {FILES_WHOLE: check.files, COMMITS_KNOWN: check.commits}.get(invariant, check.partitions)
     if invariant is ROWS_AS_COMMITTED and part != ALL_PARTS:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,15 +27,18 @@ from deltalake import DeltaTable, write_deltalake
 from support.command_line import run
 from support.homes.every_table import LOGS, every_table
 from support.homes.foreign import rewrite, rows_of
-from support.worlds.rehearsal import QUIET
+from support.homes.ingested import ReadLog, ingested_home
+from support.worlds.rehearsal import QUIET, Rehearsal
 
+from cdc_platform.cdclog import log_table, read_table_schema
 from cdc_platform.checks import COMMITS_KNOWN, ROWS_AS_COMMITTED, STORAGE_FAMILY, judge_part, verify_part
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
-from cdc_platform.delta import ALL_PARTS, Lake, provenance, row_hash, undo_commit
+from cdc_platform.delta import ALL_PARTS, Lake, WriteSource, provenance, row_hash, undo_commit, write_as
 from cdc_platform.errors import PlatformError
-from cdc_platform.home_location import HOME_VARIABLE
-from cdc_platform.metastore import CheckRun, read_table_checks
+from cdc_platform.home_location import HOME_VARIABLE, open_home_location
+from cdc_platform.metastore import CheckRun, cdc_tables, read_table_checks
+from cdc_platform.scylla import registry
 from cdc_platform.tables import CDC_TABLES, NODES, TABLES, TOPOLOGY_DESCRIPTIONS, Table
 from cdc_platform_assets.catalog_sync.sync import sync_catalog
 from cdc_platform_assets.storage_checks import STORAGE_CHECKED_ASSETS, AssetPart, list_asset_parts
@@ -120,9 +124,9 @@ def execute_checks(world: World, keys: set[AssetCheckKey]) -> ExecuteInProcessRe
 
 
 ENTRY_POINTS: dict[str, Callable[[World, str], None]] = {"check": by_command, "audit": by_audit, "run": by_run}
-# The logs of the home are stored tables of one asset.
+# The logs of the home are stored tables of one asset, and so are the tables into which their hours are copied.
 TABLES_OF_ASSETS = sorted(
-    {table.full_name for table, _ in STORAGE_CHECKED_ASSETS.values() if table.full_name in TABLES} | set(LOGS[:1])
+    {table.full_name for table, _ in STORAGE_CHECKED_ASSETS.values() if table.full_name in TABLES} | {LOGS[0], LOGS[2]}
 )
 
 
@@ -310,3 +314,67 @@ def test_an_unread_partition_is_not_green(world: World) -> None:
         assert not line.passed
     # What an earlier check proved of the same version still stands.
     assert read_table_checks(lake)[table.full_name].unread == frozenset()
+
+
+@pytest.fixture
+def cluster(rehearsal: Rehearsal) -> Lake:
+    """The lake of a registered cluster that was observed, with one ingested log."""
+    _, registered = ingested_home(rehearsal.lake.root.parent, [ReadLog("t")])
+    lake = Lake(registered.open_home().lake)
+    with write_as(WriteSource.OBSERVED):
+        ddl = "CREATE TABLE shop.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};"
+        cdc_tables.alter_cdc_table(lake, Clock(), "shop", "t", ddl=ddl)
+        lake.ensure(log_table(read_table_schema(lake, "shop", "t")))
+    return lake
+
+
+@pytest.mark.parametrize("entry_point", ["audit", "check", "run"])
+@pytest.mark.parametrize(
+    ("table", "asset", "partition"),
+    [
+        ("platform.cdc_tables", "platform/observed_cluster", "prod"),
+        ("shop.t_scylla_cdc_log", "platform/ingested_log", "prod/shop.t"),
+    ],
+)
+def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
+    rehearsal: Rehearsal, cluster: Lake, table: str, asset: str, partition: str, entry_point: str
+) -> None:
+    """A foreign commit there turns the partition of the cluster or of the log red, and no other."""
+    clusters = registry.list_clusters(open_home_location(rehearsal.lake.root.parent))
+    world = World(rehearsal.lake.root.parent, rehearsal.lake, rehearsal.instance)
+    sync_catalog(world.lake, world.instance, GRAPH, clusters=clusters, most=None)
+    folder = cluster.root / table.replace(".", "/")
+    keys = {key for key in GRAPH.asset_check_keys if key.asset_key.to_user_string() == asset}
+    judged = {key for key in keys if key.name in STORAGE_FAMILY.invariants}
+
+    def judge() -> None:
+        if entry_point == "check":
+            assert run("--home", cluster.root.parent, "check").exit_code in (0, 1)
+        elif entry_point == "audit":
+            by_audit(world, "")
+        else:
+            assert execute_checks(world, judged).success
+        sync_catalog(world.lake, world.instance, GRAPH, clusters=clusters, most=None)
+
+    judge()
+    before = world.statuses()
+    assert {status for place, status in before.items() if place[0] == asset} == {"SUCCEEDED"}
+    schema = pa.schema(DeltaTable(folder).schema())
+    rows = DeltaTable(folder).to_pyarrow_table().to_pylist()[:1]
+    foreign = rows or [{field.name: EXAMPLES[str(field.type)] for field in schema}]
+    write_deltalake(folder, pa.Table.from_pylist(foreign, schema=schema), mode="append")
+    judge()
+    changed = {place for place, status in differences(world, before).items() if status == "FAILED"}
+    assert changed == {(asset, str(name), partition) for name in (ROWS_AS_COMMITTED, COMMITS_KNOWN)}
+
+
+EXAMPLES = {
+    "binary": b"x" * 16,
+    "string": "de305d54-75b4-11e5-8bcf-feff819cdc9f",
+    "int32": 1,
+    "int8": 1,
+    "int64": 1,
+    "bool": True,
+    "timestamp[us, tz=UTC]": datetime(2026, 1, 31, 12, tzinfo=UTC),
+}
+"""A value of each type of a log's columns."""

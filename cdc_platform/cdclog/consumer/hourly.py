@@ -38,7 +38,7 @@ from cdc_platform.cdclog.consumer.windows import (
 )
 from cdc_platform.cdclog.ddl import load_table_schemas, read_table_schema
 from cdc_platform.cdclog.log_rows import time_filters
-from cdc_platform.cdclog.schema import WRITTEN_AT, log_table
+from cdc_platform.cdclog.schema import GENERATION, WRITTEN_AT, log_table
 from cdc_platform.clock import (
     HOUR_US,
     ONE_US,
@@ -151,6 +151,27 @@ def _assert_ingested(lake: Lake, schema: TableSchema, hour_us: Microseconds, now
             f"the log of {schema.full_name} was ingested from its cluster up to {format_us(newest)}, and the hour"
             f" from {format_us(hour_us)} ends after that; run `cdc-platform ingest` first"
         )
+
+
+def hourly_sink(schema: TableSchema) -> Table:
+    """Return the table into which the hours of a log are copied."""
+    return sink_table(schema, BY_HOUR)
+
+
+def read_copied_hour(lake: Lake, hour_us: Microseconds) -> list[CopiedHour]:
+    """Return the recorded copies of an hour (start, µs), counted in their sinks."""
+    recorded = lake.read(CONSUMED_HOURS, ["keyspace_name", "table_name"], [("hour", "=", datetime_from_us(hour_us))])
+    names = {(row["keyspace_name"], row["table_name"]) for row in recorded.to_pylist()}
+    copied = []
+    for schema in load_table_schemas(Catalog(), cdc_tables.read_cdc_tables(lake)):
+        if (schema.keyspace, schema.name) in names:
+            sink = hourly_sink(schema)
+            filters = time_filters(hour_us - ONE_US, hour_us + HOUR_US - ONE_US)
+            rows = lake.read(sink, ["cdc$operation", GENERATION], filters)
+            operations = Counter(rows["cdc$operation"].to_pylist())
+            sets = sorted({us_from_datetime(begin) for begin in rows[GENERATION].unique().to_pylist()})
+            copied.append(CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), tuple(sets)))
+    return copied
 
 
 def list_due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:

@@ -1,0 +1,105 @@
+"""An event of what a command made has the metadata of an event of a run of the same asset, for every asset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dagster import AssetKey, AssetMaterialization
+from support.homes.log_lake import START_US, split
+from support.nodes import join_request
+from support.worlds.rehearsal import QUIET, Rehearsal, failures
+
+from cdc_platform.cdclog import hourly, rebuild_table
+from cdc_platform.clock import HOUR_US, MINUTE_US, Clock, Microseconds, parse_time_us
+from cdc_platform.definitions import defs
+from cdc_platform.delta import CommitAuthor, TaskRunner, commit_as
+from cdc_platform.lifecycle import run_join
+from cdc_platform.metastore import inbox
+from cdc_platform.settings import Settings
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
+from cdc_platform_assets.run_requests import PARTITION_TAG
+
+pytestmark = pytest.mark.long("runs of Dagster, of all assets of a home")
+GRAPH = defs.get_repository_def().asset_graph
+OF_RUNS_ALONE = {"seconds", "written_in_run", "report_file"}
+"""The duration of a step, which commands do not store; Dagster's run; and the file of a report that a run wrote."""
+OF_LATER_GENERATIONS = {"ring_before", "generation_before"}
+ELSEWHERE = {
+    "cdc_generation_descriptions": "test_rewrite_assets",
+    "cdc_streams_descriptions": "a run of the rewrite reports what it decided, which no table stores",
+    "generation_switches": "test_switch_assets",
+    "ingested_log": "test_cluster_assets",
+    "logged_writes": "a batch of a command is no hour; its rows show on the log",
+    "observed_cluster": "test_cluster_assets",
+    "removed_generations": "a run reports a plan and a forecast of its own time",
+    "tables": "a listing of all tables, which only runs make",
+}
+"""The assets without a partition in the home of this test, with the reason or the test that has one."""
+
+
+def made_by_commands(rehearsal: Rehearsal) -> None:
+    """Join a node, change tablets, write a log, copy an hour of it and rebuild its table, as commands do."""
+    lake, later = rehearsal.lake, Clock(Microseconds(START_US + 5 * HOUR_US))
+    with commit_as(CommitAuthor("command line", "every command")):
+        split(lake)
+        hourly.copy_hour(lake, later, hourly.select_logs(lake), START_US)
+        rebuild_table(lake, later, "ks", "tabs", TaskRunner.alone())
+        clock = Clock(parse_time_us("2026-01-31T12:00:00Z") + MINUTE_US)
+        event = inbox.queue_join(lake, clock, join_request(1, 4, 2))
+        run_join(TaskRunner.alone(), lake, clock, Settings(), event.generation_id, entry_point="bootstrap --run")
+
+
+def newest(rehearsal: Rehearsal, asset: AssetKey, partition: str | None) -> AssetMaterialization:
+    """The newest materialization of a partition."""
+    record = rehearsal.instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
+    assert record is not None, (asset, partition)
+    event = record.event_log_entry.asset_materialization
+    assert event is not None
+    return event
+
+
+def materialize(rehearsal: Rehearsal, assets: set[AssetKey], partition: str) -> None:
+    """Materialize a partition of assets in one run."""
+    job = defs.get_repository_def().get_implicit_global_asset_job_def()
+    ran = job.get_subset(asset_selection=assets, asset_check_selection=set()).execute_in_process(
+        run_config=QUIET, instance=rehearsal.instance, tags={PARTITION_TAG: partition}, raise_on_error=False
+    )
+    assert not failures(ran)
+
+
+def keys_and_types(event: AssetMaterialization) -> dict[str, type[Any]]:
+    """The metadata of an event, without its values."""
+    return {name: type(value) for name, value in event.metadata.items()}
+
+
+def test_events_of_commands_have_the_metadata_of_runs(rehearsal: Rehearsal) -> None:
+    """Each partition that commands made, and then materialized in a run: no key of the run is missing."""
+    made_by_commands(rehearsal)
+    assert not sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=None).left
+    by_partition: dict[str, set[AssetKey]] = {}
+    for key in GRAPH.materializable_asset_keys:
+        for partition in rehearsal.instance.get_materialized_partitions(key):
+            by_partition.setdefault(partition, set()).add(key)
+    walked = set().union(*by_partition.values())
+    assert {key.path[-1] for key in GRAPH.materializable_asset_keys - walked} == set(ELSEWHERE)
+    events = {
+        (key, partition): newest(rehearsal, key, partition)
+        for partition in by_partition
+        for key in by_partition[partition]
+    }
+    assert {event.metadata["kind"].value for event in events.values()} == {"command"}
+    for partition, assets in by_partition.items():
+        # Assets of one run are partitioned in the same way.
+        for definition in {GRAPH.get(key).partitions_def for key in assets}:
+            same = {key for key in assets if GRAPH.get(key).partitions_def == definition}
+            materialize(rehearsal, same, partition)
+    for (key, partition), event in events.items():
+        said, ran = keys_and_types(event), keys_and_types(newest(rehearsal, key, partition))
+        assert ran["kind"] is said["kind"]
+        missing = ran.keys() - said.keys() - OF_RUNS_ALONE
+        assert not missing, (key, partition)
+        assert {name: said[name] for name in ran.keys() & said.keys()} == {
+            name: ran[name] for name in ran.keys() & said.keys()
+        }, key
+        assert newest(rehearsal, key, partition).metadata["kind"].value == "python"
