@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 from deltalake import DeltaTable
+from pyarrow import parquet
 from support.command_line import run
 from support.files.export_files import SNAPSHOT
 from support.processes.nursery import Nursery
@@ -19,6 +21,9 @@ from cdc_platform.clock import HOUR_US, Microseconds, format_us
 from cdc_platform.delta import Lake
 from cdc_platform.metastore import cdc_tables, consumers, inbox
 from cdc_platform.tables import CDC_TABLES
+
+LATE = "2026-01-31T15:01:00Z"
+"""A time at which all writes of these tests are of the past."""
 
 
 def at_kept_logs(folder: Path) -> Path:
@@ -60,6 +65,51 @@ def test_scripts_are_applied_whole(nursery: Nursery, tmp_path: Path) -> None:
     rows = lake.read(log_table(read_table_schema(lake, "ks", "t"))).to_pylist()
     assert sorted(row["p"] for row in rows) == list(EIGHT)
     assert len({(row["cdc$stream_id"], row["cdc$time"]) for row in rows}) == 8
+
+
+def save_writes(path: Path, first: int) -> str:
+    """A file of ten writes to `ks.t`, with partition keys from `first`, in both generations."""
+    times = [START_US + (first + number) * 1000 + number % 2 * HOUR_US for number in range(10)]
+    columns = {"p": pa.array(range(first, first + 10), pa.int32()), "k": pa.array([1] * 10, pa.int32())}
+    parquet.write_table(pa.table({"timestamp": times, "v": columns["k"]} | columns), path)
+    return str(path)
+
+
+def appended_files(lake: Lake) -> frozenset[int]:
+    """The first partition keys of the files whose writes are in the log, each of them once."""
+    keys = sorted(lake.read(log_table(read_table_schema(lake, "ks", "t")))["p"].to_pylist())
+    firsts = sorted({key - key % 100 for key in keys})
+    assert keys == [first + number for first in firsts for number in range(10)]
+    return frozenset(firsts)
+
+
+def test_a_batch_is_appended_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight processes append one batch: one of them does, and all succeed."""
+    home, file = home_with_log(tmp_path), save_writes(tmp_path / "writes.parquet", 100)
+    ended = race(nursery, home, [("log-writes", "ks.t", file, "--batch", "one", "--json")] * 8, LATE)
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    batches = [json.loads(each.stdout)["batches"] for each in ended]
+    assert sorted(batch["appended"] for (batch,) in batches) == [False] * 7 + [True]
+    assert appended_files(Lake(home / "lake")) == {100}
+
+
+def test_batches_are_appended_in_some_order(nursery: Nursery, tmp_path: Path) -> None:
+    """Batches of their own, one batch several times, and other writes under its name: some order explains the log."""
+    home = home_with_log(tmp_path)
+    wanted = [("a", 100), ("a", 100), ("a", 200), ("a", 200), ("b", 300), ("b", 300), ("c", 400), ("d", 500)]
+    files = {first: save_writes(tmp_path / f"{first}.parquet", first) for _, first in wanted}
+    commands: list[Command] = [("log-writes", "ks.t", files[first], "--batch", name) for name, first in wanted]
+    ended = race(nursery, home, commands, LATE)
+
+    def rule(before: frozenset[tuple[str, int]], command: Command) -> tuple[frozenset[tuple[str, int]], bool]:
+        name, first = wanted[commands.index(command)]
+        there = {each for each in before if each[0] == name}
+        return (before | {(name, first)}, True) if not there else (before, there == {(name, first)})
+
+    first_of_a = appended_files(Lake(home / "lake")) & {100, 200}
+    assert appended_files(Lake(home / "lake")) == first_of_a | {300, 400, 500}
+    after = frozenset({("b", 300), ("c", 400), ("d", 500)} | {("a", first) for first in first_of_a})
+    assert explained(rule, frozenset(), commands, ended, after)
 
 
 def test_a_column_is_added_by_one_script(nursery: Nursery, tmp_path: Path) -> None:
