@@ -18,10 +18,12 @@ from cdc_platform.alerts import read_open_alerts
 from cdc_platform.cdclog import log_table
 from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
 from cdc_platform.definitions import defs
-from cdc_platform.delta import Lake
+from cdc_platform.delta import CommitAuthor, Lake, TaskRunner, commit_as
 from cdc_platform.home_location import HomeLocation, open_home_location
+from cdc_platform.ingest import ingest_table
 from cdc_platform.reporting import read_home_status
-from cdc_platform.scylla import ScyllaCluster, SessionPool, registry
+from cdc_platform.scylla import ScyllaCluster, SessionPool, registry, run_observation
+from cdc_platform_assets.catalog_sync.sync import sync_catalog
 from cdc_platform_assets.cluster.ingest import INGEST_JOB, INGESTED_LOGS_NAME, request_scheduled_ingests
 from cdc_platform_assets.cluster.observations import (
     CLUSTERS_NAME,
@@ -256,6 +258,39 @@ def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
     assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_LOGS_NAME)
     assert not run(rehearsal, INGEST_JOB, "prod/shop")
     assert not run(rehearsal, INGEST_JOB, "prod/shop.none")
+
+
+def test_what_commands_read_is_shown_as_runs_show_it(
+    rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
+) -> None:
+    """An observation and an ingest of the command line get events; a run adds what is of that run alone."""
+    log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    log.write([us_from_ms(FIRST_MS) + 1])
+    with commit_as(CommitAuthor("command line", "observe")):
+        run_observation(cluster, Clock())
+        ingest_table(cluster, Clock(), "shop", "t", TaskRunner.alone())
+    graph = defs.get_repository_def().asset_graph
+    sync_catalog(rehearsal.lake, rehearsal.instance, graph, clusters=registry.list_clusters(home), most=None)
+    of_run_alone = {
+        "observed_cluster": {"version", "topology", "changes", "left_out"},
+        "ingested_log": {"late_rows", "second_pass_up_to", "windows"},
+    }
+    for name, job, partition in (
+        ("observed_cluster", OBSERVE_JOB, "prod"),
+        ("ingested_log", INGEST_JOB, "prod/shop.t"),
+    ):
+        metadata = []
+        for _ in range(2):
+            record = rehearsal.instance.get_latest_data_version_record(
+                AssetKey(["platform", name]), is_source=False, partition_key=partition
+            )
+            assert record is not None
+            event = record.event_log_entry.asset_materialization
+            assert event is not None
+            metadata.append(event.metadata)
+            assert run(rehearsal, job, partition)
+        assert metadata[0]["kind"].value == "command"
+        assert metadata[1].keys() - metadata[0].keys() == of_run_alone[name] | {"seconds"}
 
 
 def test_no_secret_is_in_what_dagster_keeps(

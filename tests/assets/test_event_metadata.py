@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from dagster import AssetKey, AssetMaterialization
 from support.homes.log_lake import START_US, split
+from support.homes.v1_tables import old_cluster, times
 from support.nodes import join_request
 from support.worlds.rehearsal import QUIET, Rehearsal, failures
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.cdclog import hourly, rebuild_table
-from cdc_platform.clock import HOUR_US, MINUTE_US, Clock, Microseconds, parse_time_us
+from cdc_platform.clock import HOUR_US, MINUTE_US, Clock, Microseconds, format_ms, parse_time_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
-from cdc_platform.delta import CommitAuthor, TaskRunner, commit_as
-from cdc_platform.lifecycle import run_join
+from cdc_platform.delta import CommitAuthor, Lake, TaskRunner, commit_as
+from cdc_platform.lifecycle import run_join, switch
 from cdc_platform.metastore import inbox
 from cdc_platform.settings import Settings
+from cdc_platform.tables import GENERATION_DESCRIPTIONS, GENERATION_SWITCHES, Table
 from cdc_platform_assets.catalog_sync.sync import sync_catalog
 from cdc_platform_assets.run_requests import PARTITION_TAG
+from cdc_platform_assets.specs import asset_key_from_table
 
 pytestmark = pytest.mark.long("runs of Dagster, of all assets of a home")
 GRAPH = defs.get_repository_def().asset_graph
 OF_RUNS_ALONE = {"seconds", "written_in_run", "report_file"}
 """The duration of a step, which commands do not store; Dagster's run; and the file of a report that a run wrote."""
-OF_LATER_GENERATIONS = {"ring_before", "generation_before"}
 ELSEWHERE = {
-    "cdc_generation_descriptions": "test_rewrite_assets",
+    "cdc_generation_descriptions": "the test below",
     "cdc_streams_descriptions": "a run of the rewrite reports what it decided, which no table stores",
-    "generation_switches": "test_switch_assets",
+    "generation_switches": "the test below",
     "ingested_log": "test_cluster_assets",
     "logged_writes": "a batch of a command is no hour; its rows show on the log",
     "observed_cluster": "test_cluster_assets",
@@ -59,11 +64,14 @@ def newest(rehearsal: Rehearsal, asset: AssetKey, partition: str | None) -> Asse
     return event
 
 
-def materialize(rehearsal: Rehearsal, assets: set[AssetKey], partition: str) -> None:
+def materialize(rehearsal: Rehearsal, assets: set[AssetKey], partition: str | None) -> None:
     """Materialize a partition of assets in one run."""
     job = defs.get_repository_def().get_implicit_global_asset_job_def()
     ran = job.get_subset(asset_selection=assets, asset_check_selection=set()).execute_in_process(
-        run_config=QUIET, instance=rehearsal.instance, tags={PARTITION_TAG: partition}, raise_on_error=False
+        run_config=QUIET,
+        instance=rehearsal.instance,
+        tags={} if partition is None else {PARTITION_TAG: partition},
+        raise_on_error=False,
     )
     assert not failures(ran)
 
@@ -95,11 +103,43 @@ def test_events_of_commands_have_the_metadata_of_runs(rehearsal: Rehearsal) -> N
             same = {key for key in assets if GRAPH.get(key).partitions_def == definition}
             materialize(rehearsal, same, partition)
     for (key, partition), event in events.items():
-        said, ran = keys_and_types(event), keys_and_types(newest(rehearsal, key, partition))
-        assert ran["kind"] is said["kind"]
-        missing = ran.keys() - said.keys() - OF_RUNS_ALONE
-        assert not missing, (key, partition)
-        assert {name: said[name] for name in ran.keys() & said.keys()} == {
-            name: ran[name] for name in ran.keys() & said.keys()
-        }, key
-        assert newest(rehearsal, key, partition).metadata["kind"].value == "python"
+        assert_shown_alike(event, newest(rehearsal, key, partition))
+
+
+def assert_shown_alike(of_command: AssetMaterialization, of_run: AssetMaterialization) -> None:
+    """No key of the run's event is missing from the command's, and both have it in the same form."""
+    said, ran = keys_and_types(of_command), keys_and_types(of_run)
+    common = ran.keys() - OF_RUNS_ALONE
+    assert {name: said.get(name) for name in common} == {name: ran[name] for name in common}, of_run.asset_key
+    assert of_run.metadata["kind"].value == "python"
+
+
+def prepare_v1(lake: Lake) -> None:
+    """Two V1 generations."""
+    old_cluster(lake, times(2), members=[], tables=[])
+
+
+def prepare_switch(lake: Lake) -> None:
+    """A switch that waits for acknowledgements."""
+    ring_of(lake, (1, 2))
+    switch.prepare_switch(lake, NOON, TWO_PHASE, inserted(lake, 3), host(3), [host(number) for number in (1, 2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("table", "prepare"),
+    [(GENERATION_DESCRIPTIONS, prepare_v1), (GENERATION_SWITCHES, prepare_switch)],
+    ids=["v1", "switch"],
+)
+def test_unpartitioned_tables_are_shown_alike(
+    rehearsal: Rehearsal, table: Table, prepare: Callable[[Lake], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V1 generations and switches of commands."""
+    monkeypatch.setenv(CLOCK_VARIABLE, format_ms(NOON_MS))
+    with commit_as(CommitAuthor("command line", "every command")):
+        prepare(rehearsal.lake)
+    sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=None)
+    asset = asset_key_from_table(table)
+    event = newest(rehearsal, asset, None)
+    assert event.metadata["kind"].value == "command"
+    materialize(rehearsal, {asset}, None)
+    assert_shown_alike(event, newest(rehearsal, asset, None))
