@@ -71,6 +71,7 @@ _STAND_INS = {
     key: Table(key.path[0], key.path[1], pa.schema([]), keys=(), comment="Stands for several tables")
     for key in (CDC_LOG_KEY, REBUILT_KEY, OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
 }
+_CLUSTER_ASSETS = (OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
 UNREADABLE = table_contents.UNREADABLE
 STORAGE_CHECKED_ASSETS: Mapping[AssetKey, tuple[Table, PartitionsDefinition | None]] = {
     asset_key_from_table(table): (table, partitions)
@@ -362,9 +363,6 @@ def _build_checks(table: Table, partitions: PartitionsDefinition | None) -> Asse
     return verify
 
 
-_CLUSTER_ASSETS = (OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
-
-
 def _table_of(stored: AssetPart) -> tuple[int, str]:
     """Return a key of the table that a part belongs to, among the tables of several homes."""
     return id(stored.lake), stored.table.full_name
@@ -374,7 +372,8 @@ def _verify_parts(
     context: AssetCheckExecutionContext, clock: Clock, wanted: Sequence[AssetPart]
 ) -> dict[tuple[int, str], TableCheck | None]:
     """Verify the tables of parts, and return the verification of each; None if the table does not exist."""
-    runs = {id(stored.lake): start_judging(context, stored.lake, clock, None) for stored in wanted}
+    lakes = {id(stored.lake): stored.lake for stored in wanted}
+    runs = {number: start_judging(context, lake, clock, None) for number, lake in lakes.items()}
     parts: dict[tuple[int, str], list[AssetPart]] = {}
     for stored in wanted:
         parts.setdefault(_table_of(stored), []).append(stored)
