@@ -72,6 +72,7 @@ _STAND_INS = {
     for key in (CDC_LOG_KEY, REBUILT_KEY, OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
 }
 _CLUSTER_ASSETS = (OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
+_LOG = "_scylla_cdc_log"
 UNREADABLE = table_contents.UNREADABLE
 STORAGE_CHECKED_ASSETS: Mapping[AssetKey, tuple[Table, PartitionsDefinition | None]] = {
     asset_key_from_table(table): (table, partitions)
@@ -152,9 +153,10 @@ def _list_cluster_parts(clusters: Sequence[ScyllaCluster]) -> Iterator[AssetPart
         try:
             lake = table_contents.open_cluster_lake(cluster)
             names = list_stored_tables(lake)
-            logged = [(schema.keyspace, schema.name) for schema in read_logged_tables(lake)]
         except UNREADABLE:
             continue
+        # The names tell which logs there are, even if the table that lists them is damaged.
+        logged = [(keyspace, name.removesuffix(_LOG)) for keyspace, name in names if name.endswith(_LOG)]
         for keyspace, name in names:
             table = TABLES.get(f"{keyspace}.{name}") or Table(keyspace, name, pa.schema([]), keys=(), comment="")
             base = next((base for base in logged if base[0] == keyspace and _is_of_log(name, base[1])), None)
@@ -167,7 +169,7 @@ def _list_cluster_parts(clusters: Sequence[ScyllaCluster]) -> Iterator[AssetPart
 
 def _is_of_log(name: str, base: str) -> bool:
     """Return True for the replica of a base table, its log, and the tables that were copied from the log."""
-    return name == base or name.startswith((f"{base}_scylla_cdc_log", f"{base}_rebuilt"))
+    return name == base or name.startswith((f"{base}{_LOG}", f"{base}_rebuilt"))
 
 
 def _list_generation_parts(lake: Lake, instance: DagsterInstance) -> Iterator[AssetPart]:
