@@ -258,7 +258,7 @@ def tag_violations_on_run(
 ) -> Iterator[AssetCheckResult]:
     """Yield the same results, and tag the run with those violations so that the list of runs shows them.
 
-    Tags of other checks and partitions of the run stay.
+    The run's log names them, too. Tags of other checks and partitions of the run stay.
     """
     violated = []
     for result in results:
@@ -270,6 +270,7 @@ def tag_violations_on_run(
         existing = "" if run is None else run.tags.get(VIOLATED_TAG, "")
         names = dict.fromkeys([*filter(None, existing.split(", ")), *violated])
         context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(names)})
+        context.log.warning(f"The run goes on, and these checks failed: {', '.join(violated)}.")
 
 
 def report_partition_results(
