@@ -43,6 +43,11 @@ WRITE_HOUR_PARTITIONS = DynamicPartitionsDefinition(name=WRITE_HOURS_NAME)
 """Hours of base writes that are appended to logs: one partition per hour, with its start in UTC as the key."""
 
 
+def can_be_partition(key: str) -> bool:
+    """Return False for a key that Dagster refuses, since it has what separates the ends of a range of partitions."""
+    return "..." not in key
+
+
 def read_generation_keys(lake: Lake, instance: DagsterInstance) -> GenerationKeys:
     """Return the generation keys, including those of earlier versions that this instance's partitions have."""
     return GenerationKeys.read(lake, instance.get_dynamic_partitions(GENERATIONS_NAME))

@@ -60,6 +60,7 @@ from cdc_platform_assets.partitions import (
     GENERATION_PARTITIONS,
     HOUR_PARTITIONS,
     TABLET_TABLE_PARTITIONS,
+    can_be_partition,
     partition_from_hour_us,
     read_generation_keys,
 )
@@ -160,10 +161,10 @@ def _list_cluster_parts(clusters: Sequence[ScyllaCluster]) -> Iterator[AssetPart
         for keyspace, name in names:
             table = TABLES.get(f"{keyspace}.{name}") or Table(keyspace, name, pa.schema([]), keys=(), comment="")
             base = next((base for base in logged if base[0] == keyspace and _is_of_log(name, base[1])), None)
-            if base is None:
+            partition = cluster.name if base is None else f"{cluster.name}/{'.'.join(base)}"
+            if base is None or not can_be_partition(partition):
                 yield AssetPart(OBSERVED_CLUSTER_KEY, cluster.name, table, ALL_PARTS, lake)
             else:
-                partition = f"{cluster.name}/{'.'.join(base)}"
                 yield AssetPart(INGESTED_LOG_KEY, partition, table, ALL_PARTS, lake)
 
 

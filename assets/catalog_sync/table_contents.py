@@ -41,7 +41,7 @@ from cdc_platform.tables import (
 )
 from cdc_platform.timeline import GenerationDigests, GenerationNames, GenerationRows
 from cdc_platform_assets.data_versions import PartitionContent
-from cdc_platform_assets.partitions import partition_from_hour_us
+from cdc_platform_assets.partitions import can_be_partition, partition_from_hour_us
 from cdc_platform_assets.specs import asset_key_from_table
 
 CDC_LOG_KEY = AssetKey(["platform", "cdc_log"])
@@ -155,10 +155,12 @@ def iterate_cluster_partitions(clusters: Sequence[ScyllaCluster]) -> Iterator[St
                 lake,
             )
             for schema in schemas:
-                log = log_table(schema)
+                log, partition = log_table(schema), f"{cluster.name}/{schema.full_name}"
+                if not can_be_partition(partition):
+                    continue
                 yield StoredPartition(
                     INGESTED_LOG_KEY,
-                    f"{cluster.name}/{schema.full_name}",
+                    partition,
                     GenerationRows(log, {}),
                     lambda lake=lake, log=log: provenance.get_table_digest(lake, log, most_bytes=MAX_LOG_BYTES),
                     lake,

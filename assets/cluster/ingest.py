@@ -44,6 +44,7 @@ from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.data_versions import KIND_METADATA_KEY, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import can_be_partition
 from cdc_platform_assets.run_requests import request_partitions
 from cdc_platform_assets.specs import table_asset
 from cdc_platform_resources.clock import ClockResource
@@ -176,10 +177,6 @@ ingest_log = define_asset_job(
 )
 
 
-_RANGE_OF_PARTITIONS = "..."
-"""What Dagster allows in no partition key, since it separates the ends of a range."""
-
-
 def find_missing_log_partitions(home: HomeLocation, instance: DagsterInstance) -> list[str]:
     """Return the partitions of logs that clusters were observed to have and Dagster does not have yet.
 
@@ -196,7 +193,7 @@ def _logged_tables(cluster: ScyllaCluster) -> list[tuple[str, str]]:
     """Return the tables with a log, without those whose name no partition of Dagster can have."""
     lake = Lake(cluster.open_home().lake)
     names = sorted((table.keyspace_name, table.table_name) for table in cdc_tables.read_cdc_tables(lake))
-    return [name for name in names if _RANGE_OF_PARTITIONS not in _log_partition(cluster, name)]
+    return [name for name in names if can_be_partition(_log_partition(cluster, name))]
 
 
 def _log_partition(cluster: ScyllaCluster, name: tuple[str, str]) -> str:

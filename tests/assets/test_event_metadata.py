@@ -38,6 +38,7 @@ ELSEWHERE = {
     "logged_writes": "a batch of a command is no hour; its rows show on the log",
     "observed_cluster": "test_cluster_assets",
     "removed_generations": "a run reports a plan and a forecast of its own time",
+    "simulated_switches": "a simulation writes no table",
     "tables": "a listing of all tables, which only runs make",
 }
 """The assets without a partition in the home of this test, with the reason or the test that has one."""
