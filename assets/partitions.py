@@ -43,6 +43,15 @@ WRITE_HOUR_PARTITIONS = DynamicPartitionsDefinition(name=WRITE_HOURS_NAME)
 """Hours of base writes that are appended to logs: one partition per hour, with its start in UTC as the key."""
 
 
+CLUSTERS_NAME = "cluster"
+CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
+"""The registered clusters, one partition each."""
+
+INGESTED_LOGS_NAME = "ingested_log"
+INGESTED_LOG_PARTITIONS = DynamicPartitionsDefinition(name=INGESTED_LOGS_NAME)
+"""The logs of live clusters: one partition per table, with the key `cluster/keyspace.table`."""
+
+
 def can_be_partition(key: str) -> bool:
     """Return False for a key that Dagster refuses, since it has what separates the ends of a range of partitions."""
     return "..." not in key

@@ -52,13 +52,13 @@ from cdc_platform_assets.checks import (
     report_results,
     start_judging,
 )
-from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS
-from cdc_platform_assets.cluster.observations import CLUSTER_PARTITIONS
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.partitions import (
     CDC_LOG_PARTITIONS,
+    CLUSTER_PARTITIONS,
     GENERATION_PARTITIONS,
     HOUR_PARTITIONS,
+    INGESTED_LOG_PARTITIONS,
     TABLET_TABLE_PARTITIONS,
     can_be_partition,
     partition_from_hour_us,

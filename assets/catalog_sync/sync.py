@@ -26,8 +26,6 @@ from cdc_platform_assets.catalog_sync.check_results import SettledVerdicts, find
 from cdc_platform_assets.catalog_sync.stored_steps import describe_part
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
 from cdc_platform_assets.check_runs import report_result
-from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS
-from cdc_platform_assets.cluster.observations import CLUSTER_PARTITIONS
 from cdc_platform_assets.data_versions import (
     DATA_VERSION_TAG,
     LINEAGE_METADATA_KEY,
@@ -39,8 +37,10 @@ from cdc_platform_assets.data_versions import (
 )
 from cdc_platform_assets.partitions import (
     CDC_LOG_PARTITIONS,
+    CLUSTER_PARTITIONS,
     GENERATION_PARTITIONS,
     HOUR_PARTITIONS,
+    INGESTED_LOG_PARTITIONS,
     TABLET_TABLE_PARTITIONS,
     partition_from_hour_us,
     read_generation_keys,

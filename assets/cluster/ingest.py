@@ -14,7 +14,6 @@ from dagster import (
     AssetKey,
     DagsterInstance,
     DefaultScheduleStatus,
-    DynamicPartitionsDefinition,
     FreshnessPolicy,
     MaterializeResult,
     MetadataValue,
@@ -44,16 +43,13 @@ from cdc_platform_assets.cluster.audits import audit_cluster_homes
 from cdc_platform_assets.data_versions import KIND_METADATA_KEY, read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
-from cdc_platform_assets.partitions import can_be_partition
+from cdc_platform_assets.partitions import INGESTED_LOG_PARTITIONS, INGESTED_LOGS_NAME, can_be_partition
 from cdc_platform_assets.run_requests import request_partitions
 from cdc_platform_assets.specs import table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 from cdc_platform_resources.spark import SparkResource
 
-INGESTED_LOGS_NAME = "ingested_log"
-INGESTED_LOG_PARTITIONS = DynamicPartitionsDefinition(name=INGESTED_LOGS_NAME)
-"""The logs of live clusters: one partition per table, with the key `cluster/keyspace.table`."""
 INGEST_JOB = "ingest_log"
 INGESTED_LOG = Table(
     "platform",

@@ -34,13 +34,11 @@ from cdc_platform.scylla import registry
 from cdc_platform_assets.checks import report_partition_results, tag_violations_on_run
 from cdc_platform_assets.cluster.ingest import (
     INGESTED_LOG,
-    INGESTED_LOG_PARTITIONS,
-    INGESTED_LOGS_NAME,
     parse_log_partition,
 )
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import build_rows_preview
-from cdc_platform_assets.partitions import get_run_partitions
+from cdc_platform_assets.partitions import INGESTED_LOG_PARTITIONS, INGESTED_LOGS_NAME, get_run_partitions
 from cdc_platform_assets.run_requests import request_run
 from cdc_platform_assets.specs import asset_key_from_table
 from cdc_platform_resources.clock import ClockResource

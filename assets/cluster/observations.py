@@ -17,7 +17,6 @@ from dagster import (
     DagsterInstance,
     DagsterRunStatus,
     DefaultSensorStatus,
-    DynamicPartitionsDefinition,
     FreshnessPolicy,
     MaterializeResult,
     RunRequest,
@@ -51,18 +50,16 @@ from cdc_platform.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
 from cdc_platform_assets.cluster.audits import audit_cluster_homes
-from cdc_platform_assets.cluster.ingest import INGESTED_LOG_PARTITIONS, find_missing_log_partitions
+from cdc_platform_assets.cluster.ingest import find_missing_log_partitions
 from cdc_platform_assets.data_versions import read_partition_content
 from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result, build_rows_preview
+from cdc_platform_assets.partitions import CLUSTER_PARTITIONS, CLUSTERS_NAME, INGESTED_LOG_PARTITIONS
 from cdc_platform_assets.run_requests import PARTITION_TAG, request_run
 from cdc_platform_assets.specs import table_asset
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
-CLUSTERS_NAME = "cluster"
-CLUSTER_PARTITIONS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
-"""The registered clusters, one partition each."""
 OBSERVE_JOB = "observe_cluster"
 OBSERVATION_PERIOD = timedelta(days=1)
 """How often a cluster is observed that does not change, so that its freshness shows whether the sensor works."""

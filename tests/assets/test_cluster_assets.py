@@ -24,14 +24,14 @@ from cdc_platform.ingest import ingest_table
 from cdc_platform.reporting import read_home_status
 from cdc_platform.scylla import ScyllaCluster, SessionPool, registry, run_observation
 from cdc_platform_assets.catalog_sync.sync import sync_catalog
-from cdc_platform_assets.cluster.ingest import INGEST_JOB, INGESTED_LOGS_NAME, request_scheduled_ingests
+from cdc_platform_assets.cluster.ingest import INGEST_JOB, request_scheduled_ingests
 from cdc_platform_assets.cluster.observations import (
-    CLUSTERS_NAME,
     OBSERVE_JOB,
     build_hook_callback,
     changed_clusters,
     request_observations,
 )
+from cdc_platform_assets.partitions import CLUSTERS_NAME, INGESTED_LOGS_NAME
 
 pytestmark = pytest.mark.cassandra
 

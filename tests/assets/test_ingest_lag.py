@@ -16,8 +16,8 @@ from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
 from cdc_platform.home_location import HomeLocation, open_home_location
-from cdc_platform_assets.cluster.ingest import INGESTED_LOGS_NAME
 from cdc_platform_assets.cluster.lag import LAG_CHECK, LAG_JOB, judge_lags, read_lags, request_lag_check
+from cdc_platform_assets.partitions import INGESTED_LOGS_NAME
 
 LOGS = [ReadLog("t"), ReadLog("slow", 0), ReadLog("new", windows=None), ReadLog("begun", windows=0)]
 
