@@ -37,6 +37,7 @@ TASK_MODULES = (
     "cdc_platform.cdclog.consumer.retyped",
     "cdc_platform.cdclog.dataframe",
     "cdc_platform.cdclog.image_encoder",
+    "cdc_platform.cdclog.items",
     "cdc_platform.cdclog.rebuild",
     "cdc_platform.cdclog.replay",
     "cdc_platform.cdclog.state.store",
