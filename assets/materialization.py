@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from dagster import AssetExecutionContext, AssetKey, MaterializeResult
 
@@ -19,7 +20,9 @@ from cdc_platform_assets.failures import platform_errors_as_failures
 from cdc_platform_assets.metadata import Stopwatch, build_materialize_result
 from cdc_platform_assets.partitions import get_requested_partitions
 from cdc_platform_assets.specs import ColumnSources
-from cdc_platform_resources.spark import SparkResource
+
+if TYPE_CHECKING:
+    from cdc_platform_resources.spark import SparkResource
 
 
 def materialize_partitions(
