@@ -21,6 +21,7 @@ from cdc_platform.cql.ddl import format_attribute_comments as format_attribute_c
 from cdc_platform.cql.ddl import format_ddl as format_ddl
 from cdc_platform.cql.ddl import format_index_comments as format_index_comments
 from cdc_platform.cql.ddl import format_plain_ddl as format_plain_ddl
+from cdc_platform.cql.ddl import format_value_logging as format_value_logging
 from cdc_platform.cql.ddl import get_defining_comments as get_defining_comments
 from cdc_platform.cql.ddl import strip_comments as strip_comments
 from cdc_platform.cql.key_parser import parse_partition_key as parse_partition_key

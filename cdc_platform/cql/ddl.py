@@ -16,8 +16,9 @@ from itertools import chain
 from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import ast as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
-from cdc_platform.cql.names import LOG_SUFFIX, check_name, is_alternator_table, quote_name
+from cdc_platform.cql.names import LOG_SUFFIX, check_name, format_table_name, is_alternator_table, quote_name
 from cdc_platform.cql.schema import (
+    DEFAULT_CDC_TTL,
     LOG_PRIMARY_KEY,
     CdcOptions,
     Column,
@@ -619,6 +620,18 @@ def _format_options(schema: TableSchema) -> Iterator[str]:
         yield _format_clustering_order(schema)
     if schema.default_ttl:
         yield f"default_time_to_live = {schema.default_ttl}"
+
+
+def format_value_logging(schema: TableSchema) -> str:
+    """Return the statement after which the table's log has values. Options with other than default values stay."""
+    cdc = schema.cdc
+    options = {"enabled": "true"}
+    options |= {"delta": "'full'"} if cdc.delta != "full" else {}
+    options |= {"preimage": f"'{cdc.preimage}'"} if cdc.preimage != "false" else {}
+    options |= {"postimage": "true"} if cdc.postimage else {}
+    options |= {"ttl": f"{cdc.ttl}"} if cdc.ttl != DEFAULT_CDC_TTL else {}
+    listed = ", ".join(f"'{name}': {value}" for name, value in options.items())
+    return f"ALTER TABLE {format_table_name(schema.keyspace, schema.name)} WITH cdc = {{{listed}}}"
 
 
 def _format_clustering_order(schema: TableSchema) -> str:

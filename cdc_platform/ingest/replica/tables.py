@@ -27,7 +27,7 @@ from cdc_platform.cdclog import (
     with_stored_names,
 )
 from cdc_platform.clock import Microseconds, ms_from_us
-from cdc_platform.cql import DEFAULT_CDC_TTL, TableSchema, format_table_name
+from cdc_platform.cql import TableSchema, format_value_logging
 from cdc_platform.delta import Lake, compute, tokens_from_keys
 from cdc_platform.errors import StateError
 from cdc_platform.metastore import cdc_tables
@@ -142,21 +142,9 @@ def assert_replicable(lake: Lake, schema: TableSchema) -> None:
     why = why_not_replicable(lake, schema)
     if why is not None:
         raise StateError(
-            f"{schema.full_name} cannot be replicated: {why}; run {_statement_for_values(schema)} first, or ingest its "
+            f"{schema.full_name} cannot be replicated: {why}; run {format_value_logging(schema)} first, or ingest its "
             "log without --current"
         )
-
-
-def _statement_for_values(schema: TableSchema) -> str:
-    """Return the statement after which the log has values; other CDC options stay as they are."""
-    cdc = schema.cdc
-    options = {"enabled": "true"}
-    options |= {"delta": "'full'"} if cdc.delta != "full" else {}
-    options |= {"preimage": f"'{cdc.preimage}'"} if cdc.preimage != "false" else {}
-    options |= {"postimage": "true"} if cdc.postimage else {}
-    options |= {"ttl": f"{cdc.ttl}"} if cdc.ttl != DEFAULT_CDC_TTL else {}
-    listed = ", ".join(f"'{name}': {value}" for name, value in options.items())
-    return f"ALTER TABLE {format_table_name(schema.keyspace, schema.name)} WITH cdc = {{{listed}}}"
 
 
 def identity(schema: TableSchema) -> int:
