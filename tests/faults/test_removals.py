@@ -113,6 +113,9 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/cli/repair.py:_restore_rows": "a pointer to a checkpoint that is not there",
     "cdc_platform/cql/ast.py:Truncate": "words",
     "cdc_platform/home_location.py:remove_empty_home": "what the same command made",
+    "cdc_platform/home_migration.py:migrate_home": "the journal of a migration whose files are all replaced",
+    "cdc_platform/home_migration.py:undo_migration": "the journal of a migration whose files are all restored",
+    "cdc_platform/home_migration.py:_clear": "copies of files that a migration has replaced or restored",
     "cdc_platform/cli/home.py:copy": "the note of a copy that is whole",
     "cdc_platform/cli/up.py:_start_services": DRAFT,
     "cdc_platform/storage/atomic.py:_remove": DRAFT,
@@ -501,7 +504,7 @@ def test_no_file_goes_by_a_log_that_is_damaged_or_foreign(words: tuple[str, ...]
     found = judged(home)
     answer = run("--home", home, *words)
     assert answer.exit_code == 1
-    said = found.foreign[0] if damage in foreign.CHANGES else f"vacuuming {found.name}"
+    said = found.foreign[0] if damage in foreign.CHANGES else f"{found.name}: version 1 of its log is gone"
     assert said in answer.stderr
     left = [path.parent.name for path in (home / "lake").glob("*/*/part-0.parquet")]
     assert left == ["cdc_table_changes"] or ("--dry-run" in words and len(left) == 4)
