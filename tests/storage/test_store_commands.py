@@ -42,6 +42,8 @@ ELSEWHERE = {
     "help": ("tests/cli/test_main.py", '"help"'),
 }
 """What is shown by other files, and by which words there: it starts servers, or asks no home."""
+WIDE = "400"
+"""Columns of a terminal in which no line breaks, however long the path of a home is."""
 
 
 def test_every_command_stands_here() -> None:
@@ -57,7 +59,7 @@ def test_every_command_stands_here() -> None:
 @pytest.mark.parametrize("asked", CASES, ids=str)
 def test_it_answers_as_in_a_folder(asked: Asked, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same exit code and the same words but for what is drawn; afterwards the tables have the same rows."""
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", WIDE)
     place = tmp_path / "place"
     place.mkdir()
     folder = home_of(asked, place)
@@ -82,7 +84,7 @@ def test_a_live_cluster_is_ingested_as_into_a_folder(
     s3: S3, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Observed, watched, its log brought in, renewed and removed: the same words, and the same rows in its home."""
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", WIDE)
     log = LiveLog(standin.world, defined(_LIVE), {BEGUN_MS: description(time_uuid(BEGUN_MS))}).make()
     log.write([us_from_ms(BEGUN_MS) + place for place in range(20)])
     contact = standin.connection().contacts[0]
