@@ -11,7 +11,7 @@ from bench.look_ups import COMMANDS, run
 from bench.measure import Pairs, Result, paired, seconds
 from bench.sensor_tick import ticks
 from bench.session import Bench
-from cdc_platform.clock import HOUR_US, Clock, Microseconds, format_us, us_from_seconds
+from cdc_platform.clock import HOUR_SECONDS, HOUR_US, Clock, Microseconds, format_us, us_from_seconds
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.home_location import HomeLocation, open_home_location
 from cdc_platform.lifecycle import run_join
@@ -20,7 +20,7 @@ from cdc_platform.metastore import JoinRequest, inbox
 _SHARE, _QUICK_SHARE = 0.01, 0.0006
 _NODES = 10
 """The nodes of the new home: as many as the ring of the old one has at most."""
-_FIRST_NODE = 1_000_000
+_FIRST_NODE = 1 << 20
 _TARGET = 2.0
 
 
@@ -81,7 +81,7 @@ def _new_home(folder: Path, state: dict[str, Any]) -> _Home:
 
     location = open_home_location(folder, create=True)
     (folder / "settings.toml").write_text(SETTINGS, encoding="utf-8")
-    home = _Home(open_home_location(location.path), us_from_seconds(int(state["ticked_s"]) - _NODES * 3_600))
+    home = _Home(open_home_location(location.path), us_from_seconds(int(state["ticked_s"]) - _NODES * HOUR_SECONDS))
     for _ in range(_NODES):
         home.join(home.queue())
     return home

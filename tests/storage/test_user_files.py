@@ -207,6 +207,8 @@ OWN_FILES = {
     "cdc_platform/storage/locks.py": "lock files of the home",
     "cdc_platform/cdclog/script/run.py": "an unnamed temporary file",
     "cdc_platform/__main__.py": "the null device",
+    "cdc_platform/home/maintenance.py": "logs of the home that are too long",
+    "cdc_platform/json_logs.py": "logs of the home",
     "cdc_platform/cli/output.py": "the null device",
     "cdc_platform/cli/sql.py": "the null device, and a draft of new_file",
     "cdc_platform/cli/bundle.py": "a draft of new_file, in memory before",
