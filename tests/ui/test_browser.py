@@ -78,6 +78,8 @@ _LAUNCH = """mutation ($job: String!, $config: RunConfigData!) { launchRun(execu
 _RUN = "query ($run: ID!) { runOrError(runId: $run) { ... on Run { status } } }"
 _PARTITIONS = """{ assetNodeOrError(assetKey: {path: ["system_distributed", "cdc_generation_timestamps"]}) {
   ... on AssetNode { partitionStats { numPartitions numMaterialized } } } }"""
+_AUDITS = """{ runsOrError(filter: {pipelineName: "audit_tables", statuses: [SUCCESS]}) {
+  ... on Runs { results { runId } } } }"""
 _BOOTSTRAPS = """{ runsOrError(filter: {pipelineName: "bootstrap"}) { ... on Runs { results { runId } } } }"""
 REFUSED = [
     ("host_id", "", "'' is not a UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f"),
@@ -396,3 +398,18 @@ def test_a_page_shows_what_the_readme_says(
     assert page.get_by_text("Unexpected error").count() == 0
     expect(page.get_by_text("Loading…")).to_have_count(0)
     keep(name)
+
+
+def test_a_run_with_failed_checks_says_so_in_its_summary(filled: Serving, page: Page, keep: Any) -> None:
+    """The audit found a foreign row and did not fail: the run and the list of runs name the checks."""
+    newest = ask(filled, _AUDITS)["runsOrError"]["results"][0]["runId"]
+    page.goto(f"/runs/{newest}")
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+    expect(page.get_by_text("The run goes on, and these checks failed: ").first).to_be_visible()
+    keep("run-violated")
+    page.get_by_text("View tags and config").click()
+    expect(page.get_by_text("cdc_platform/violated").first).to_be_visible()
+    keep("run-violated-tags")
+    page.goto("/runs")
+    expect(page.get_by_text("cdc_platform/violated").first).to_be_visible()
+    keep("runs")
