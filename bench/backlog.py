@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from bench import asking
@@ -133,12 +134,14 @@ def _run(standin: StandIn, command: Sequence[str]) -> tuple[Reading, str]:
     """Run a process to its end; return what it took and its output."""
     standin.proxy.faults.pages_asked = 0
     server, begun = _cpu_seconds(standin.server.pid), time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, f"{command[0]} ended with {process.returncode}: {output}"
+    with TemporaryFile("w+", encoding="utf-8") as messages:  # the Go client warns at each poll that takes longer
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        messages.seek(0)
+        assert process.returncode == 0, f"{command[0]} ended with {process.returncode}: {output}{messages.read()}"
     return Reading(
         time.perf_counter() - begun,
         used.ru_utime + used.ru_stime,
