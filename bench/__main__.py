@@ -63,6 +63,7 @@ ROWS: dict[str, str] = {
     "simulate-nodes": "bench.simulation:thousand_nodes",
     "live-ingest": "bench.live:ingesting",
     "backlog": "bench.backlog:backlog",
+    "backlog-source": "bench.backlog:backlog_source",
     "live-first-copy": "bench.live:first_copy",
     "live-quiet": "bench.live:quiet",
     "live-lag": "bench.live:lag",

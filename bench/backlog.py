@@ -33,6 +33,7 @@ _QUICK_SIZES = (2_000, 20_000)
 _AGE_MS, _SPREAD_US = 90 * MINUTE_MS, 60 * MINUTE_US
 _WRITTEN_AT_ONCE = 50_000
 _PAGE_ROWS = 5_000
+_SOURCE_ROWS_VARIABLE = "CDC_PLATFORM_BENCH_SOURCE_ROWS"
 _GB = 1_000_000_000
 _KEYSPACES = "CREATE TABLE scylla_schema.scylla_keyspaces (keyspace_name text PRIMARY KEY, initial_tablets int)"
 
@@ -94,6 +95,38 @@ def backlog(bench: Bench) -> list[Result]:
             Result("backlog-server", "CPU of the server", server, floor, peers_server, server / peers_server, 1.1),
         ]
     return results
+
+
+def backlog_source(bench: Bench) -> list[Result]:
+    """Read a backlog by a stream of the Spark source into Delta, from `start()` to its last commit, and by `ingest`."""
+    rows = int(os.environ.get(_SOURCE_ROWS_VARIABLE, SIZES[0] if bench.sizes.repeats > 1 else _QUICK_SIZES[0]))
+    with open_standin(bench) as standin:
+        _fill(standin, rows)
+        _stream(bench, standin, rows)  # compiles what the JVM needs
+        pairs = [
+            (_stream(bench, standin, rows), _ingest(bench, standin, rows).seconds)
+            for _ in range(min(3, bench.sizes.repeats))
+        ]
+    seconds, floor = (median(side) for side in zip(*pairs, strict=True))
+    at, against = f"{rows:,} log rows by a stream of Spark", "`ingest`, as a whole process"
+    return [Result("backlog-source", at, seconds, against, floor, seconds / floor, 2.0)]
+
+
+def _stream(bench: Bench, standin: StandIn, rows: int) -> float:
+    """Return the seconds of a query of the Spark source, on a warm session, that writes the log to a Delta table."""
+    from cdc_platform.ingest.spark_source import ScyllaCdc
+
+    home = Path(new_home(bench, standin))
+    bench.spark.dataSource.register(ScyllaCdc)
+    where = {"home": str(home), "cluster": asking.NAME, "table": f"{asking.KEYSPACE}.{asking.TABLE}"}
+    stream = bench.spark.readStream.format("scylla_cdc").options(**where).load()
+    query = stream.writeStream.format("delta").option("checkpointLocation", str(home / "checkpoint"))
+    begun = time.perf_counter()
+    query.trigger(availableNow=True).start(str(home / "sink")).awaitTermination()
+    seconds = time.perf_counter() - begun
+    found = bench.spark.read.format("delta").load(str(home / "sink")).count()
+    assert found == rows, f"{found} of {rows} rows"
+    return seconds
 
 
 def _median(readings: Sequence[Reading], field: str) -> float:
