@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, RunsFilter
 from support.failed_runs import advance_retries
+from support.files.small_disk import small_disk
 from support.store.s3 import S3
 from support.worlds.rehearsal import QUIET, Rehearsal, node_config
 
@@ -34,15 +34,8 @@ DISK_BYTES = 4 << 20
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system, mounted in a folder."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs"]
-    if subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @contextmanager

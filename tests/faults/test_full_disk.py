@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 from support.files.export_files import TIME_MS, generation, streams_csv, timestamps_csv
+from support.files.small_disk import small_disk
 
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.delta import Lake
@@ -27,15 +28,8 @@ COMMANDS = [("import", "{files}"), ("tables", "alter", "ks.t", "--ttl", "70")]
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_disk(tmp_path / "disk", DISK) as place:
         yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture
