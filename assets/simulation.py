@@ -155,12 +155,7 @@ def simulated_switches(
     yield MaterializeResult(
         metadata={
             "command": f"{command} --seeds {config.seeds}",
-            "histories": summary.seeds,
-            "generations": summary.generations,
-            "accepted_writes": summary.writes,
-            "rows_in_wrong_generation": summary.misplaced,
-            "rows_apart": summary.apart,
-            "rows_missed": summary.missed,
+            **summary.counts(),
             "properties": _preview(summary.property_rows()),
             "figures": _preview(summary.figure_rows()),
             "refused": build_rows_preview(("verdict", "writes"), sorted(summary.refused.items())),

@@ -252,12 +252,7 @@ _HISTORY_VIEWS: Mapping[str, View | None] = {
 
 def _summary_document(summary: SimulationSummary) -> dict[str, object]:
     return {
-        "histories": summary.seeds,
-        "generations": summary.generations,
-        "accepted_writes": summary.writes,
-        "rows_in_wrong_generation": summary.misplaced,
-        "rows_apart": summary.apart,
-        "rows_missed": summary.missed,
+        **summary.counts(),
         "properties": summary.property_rows(),
         "figures": summary.figure_rows(),
         "refused": [{"verdict": verdict, "writes": count} for verdict, count in sorted(summary.refused.items())],

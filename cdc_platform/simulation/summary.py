@@ -70,6 +70,17 @@ class SimulationSummary:
             return None
         return Spread(values[(len(values) - 1) // 2], values[-(-len(values) * 99 // 100) - 1], values[-1])
 
+    def counts(self) -> dict[str, int]:
+        """Return what was counted over all histories, by the names that people see."""
+        return {
+            "histories": self.seeds,
+            "generations": self.generations,
+            "accepted_writes": self.writes,
+            "rows_in_wrong_generation": self.misplaced,
+            "rows_apart": self.apart,
+            "rows_missed": self.missed,
+        }
+
     def property_rows(self) -> list[dict[str, object]]:
         """Return each property with the number of histories that violate it, and the first seeds of those."""
         return [
