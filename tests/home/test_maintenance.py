@@ -138,7 +138,7 @@ def outputs(home: HomeLocation, days: dict[str, float], size: int = 1000) -> lis
 
 
 def left(home: HomeLocation) -> list[str]:
-    """The runs of which output is left."""
+    """The runs whose output is left."""
     return sorted({path.parent.parent.name for path in home.dagster.glob("storage/*/compute_logs/*")})
 
 

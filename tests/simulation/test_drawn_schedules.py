@@ -89,7 +89,7 @@ def is_misplaced(plan: HistoryPlan) -> bool:
 
 @given(plan=gossip_plans(65_000, st.just(())))
 def test_any_schedule_of_gossip_is_safe_if_the_delay_is_long(plan: HistoryPlan) -> None:
-    """Whoever gossips with whom, and however many messages are late or lost."""
+    """For any choice of gossip partners, and any number of late or lost messages."""
     assert judge_plan(plan).verdict.violations == ()
 
 
