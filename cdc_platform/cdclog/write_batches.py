@@ -145,8 +145,7 @@ def append_hour(
     An hour without a write is no batch: it can be appended later.
 
     Raises:
-        As `append_batch`.
-        InputError: `hour_us` is no whole hour, or a write has no timestamp.
+        InputError: `hour_us` is no whole hour, a write has no timestamp, or as `append_batch`.
     """
     if hour_us % HOUR_US:
         raise InputError(f"{format_us(hour_us)} is not the start of an hour; name a whole hour, in UTC")
