@@ -20,20 +20,29 @@ _NAMESPACE = uuid.UUID("5f3c6a1e-9d0b-4a57-8c44-1f0a7d2f6b90")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def report_result(instance: DagsterInstance, evaluation: AssetCheckEvaluation, entry_point: str, occasion: str) -> None:
-    """Report a result of `entry_point`. `occasion` tells its check runs apart: a time, or the judged content.
+class CheckReporter:
+    """Reports check results to one instance. It looks up the run of each entry point and occasion once."""
 
-    The result belongs to Dagster's run if that was the entry point.
-    """
-    run_id = _find_run(instance, entry_point) or _ensure_run(instance, entry_point, occasion)
-    instance.report_dagster_event(
-        DagsterEvent(
-            event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
-            event_specific_data=evaluation,
-            job_name=_JOB_NAME,
-        ),
-        run_id=run_id,
-    )
+    def __init__(self, instance: DagsterInstance) -> None:
+        self._instance = instance
+        self._run_ids: dict[tuple[str, str], str] = {}
+
+    def report(self, evaluation: AssetCheckEvaluation, entry_point: str, occasion: str) -> None:
+        """Report a result of `entry_point`. `occasion` tells its check runs apart: a time, or the judged content.
+
+        The result belongs to Dagster's run if that was the entry point.
+        """
+        key = entry_point, occasion
+        if key not in self._run_ids:
+            self._run_ids[key] = _find_run(self._instance, entry_point) or _ensure_run(self._instance, *key)
+        self._instance.report_dagster_event(
+            DagsterEvent(
+                event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
+                event_specific_data=evaluation,
+                job_name=_JOB_NAME,
+            ),
+            run_id=self._run_ids[key],
+        )
 
 
 def _find_run(instance: DagsterInstance, entry_point: str) -> str | None:

@@ -7,6 +7,7 @@ entry point it was. A partition that nobody looked at gets no result that passed
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import pyarrow as pa
 from dagster import (
@@ -32,7 +33,7 @@ from cdc_platform.scylla import ScyllaCluster
 from cdc_platform.tables import CONSUMED_HOURS, TABLES, Table
 from cdc_platform.timeline import GenerationDigests, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
-from cdc_platform_assets.catalog_sync.check_results import find_target_materialization, read_newest_results
+from cdc_platform_assets.catalog_sync.check_results import CheckTarget, find_target_materialization, read_newest_results
 from cdc_platform_assets.catalog_sync.table_contents import (
     CDC_LOG_KEY,
     INGESTED_LOG_KEY,
@@ -41,7 +42,7 @@ from cdc_platform_assets.catalog_sync.table_contents import (
     StoredPartition,
     list_readable_clusters,
 )
-from cdc_platform_assets.check_runs import report_result
+from cdc_platform_assets.check_runs import CheckReporter
 from cdc_platform_assets.checks import (
     LOW_PRIORITY_TAGS,
     build_check_metadata,
@@ -218,7 +219,8 @@ def report_storage_results(
 
     Dagster lacks a result if its newest one on the partition differs, or is from another version of the table.
     """
-    reported = _ReportedResults(instance)
+    reported, reporter = _ReportedResults(instance), CheckReporter(instance)
+    find_target = cache(partial(find_target_materialization, instance))
     waiting = []
     for judged in _read_judged(list_asset_parts(lake, instance, clusters)):
         for result in judged.results():
@@ -226,8 +228,8 @@ def report_storage_results(
                 waiting.append((result.passed, not result.failed, len(waiting), judged, result))
     for _, _, _, judged, result in sorted(waiting, key=lambda entry: entry[:3]):
         check = _find_decisive_check(judged.checks)
-        evaluation = _build_evaluation(instance, judged, result)
-        report_result(instance, evaluation, check.entry_point, format_us(check.judged_at_us))
+        evaluation = _build_evaluation(judged, result, find_target(judged.asset, judged.partition))
+        reporter.report(evaluation, check.entry_point, format_us(check.judged_at_us))
         yield evaluation
 
 
@@ -295,7 +297,7 @@ class _ReportedResults:
         return not isinstance(evaluation, AssetCheckEvaluation) or evaluation.description != result.message
 
 
-def _build_evaluation(instance: DagsterInstance, judged: _Judged, result: CheckResult) -> AssetCheckEvaluation:
+def _build_evaluation(judged: _Judged, result: CheckResult, target: CheckTarget) -> AssetCheckEvaluation:
     return AssetCheckEvaluation(
         asset_key=judged.asset,
         check_name=str(result.invariant),
@@ -305,7 +307,7 @@ def _build_evaluation(instance: DagsterInstance, judged: _Judged, result: CheckR
         metadata=build_check_metadata(result) | _describe_checks(judged.checks),
         blocking=STORAGE_FAMILY.blocking,
         partition=judged.partition,
-        target_materialization_data=find_target_materialization(instance, judged.asset, judged.partition),
+        target_materialization_data=target,
     )
 
 

@@ -31,6 +31,8 @@ from cdc_platform.timeline import GenerationNames
 from cdc_platform_assets.checks import build_check_metadata, link_to_invariant
 from cdc_platform_assets.specs import asset_key_from_table
 
+CheckTarget = AssetCheckEvaluationTargetMaterializationData | None
+"""The materialization that a check result judges, or None if there is none."""
 JUDGED_CONTENT_METADATA_KEY = "judged_content"
 """The metadata key of a result that names the judged content, so that no result is reported twice."""
 
@@ -149,9 +151,7 @@ def read_newest_results(
     return instance.event_log_storage.get_latest_asset_check_execution_by_key(checks, partition_filter=only)
 
 
-def find_target_materialization(
-    instance: DagsterInstance, asset: AssetKey, partition: str | None
-) -> AssetCheckEvaluationTargetMaterializationData | None:
+def find_target_materialization(instance: DagsterInstance, asset: AssetKey, partition: str | None) -> CheckTarget:
     """Return the newest materialization of a partition as the target of a check result; None if there is none."""
     record = instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
     if record is None:

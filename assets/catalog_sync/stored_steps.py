@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from logging import getLogger
 from typing import Any
 
-from dagster import AssetKey
+from dagster import AssetKey, MarkdownMetadataValue
 from pyarrow import ArrowException
 
 from cdc_platform.cdclog import hourly, log_table, read_rebuilt_table, read_table_schema
@@ -56,10 +56,21 @@ MAX_DESCRIBED_ROWS = 1 << 20
 _STEP_TABLES = {asset_key_from_table(table): table for table in STEP_DOCS}
 
 
-def describe_part(lake: Lake, stored: StoredPartition, names: GenerationNames | None) -> StepReport | None:
+TimelinePlot = Callable[[], MarkdownMetadataValue]
+
+
+def plot_current_timeline(lake: Lake) -> MarkdownMetadataValue:
+    """Plot when each generation operates, as of now."""
+    return build_timeline_plot(lake, Timeline.read(lake).known, Clock())
+
+
+def describe_part(
+    lake: Lake, stored: StoredPartition, names: GenerationNames | None, timeline: TimelinePlot
+) -> StepReport | None:
     """Return the number of rows of a stored part, and the metadata that a run of its step reports.
 
-    `names` is the generation of the part, None if it belongs to none. Return None if the tables cannot be read: the
+    `names` is the generation of the part, None if it belongs to none. `timeline` returns the plot of
+    `plot_current_timeline`, which all generations of a tick share. Return None if the tables cannot be read: the
     checks of the damaged table report that.
     """
     try:
@@ -70,7 +81,7 @@ def describe_part(lake: Lake, stored: StoredPartition, names: GenerationNames | 
         rows = _count_rows(lake, stored.part)
         if names is None or names.id is None or names.time_ms is None or names.host_id is None:
             return StepReport(rows)
-        report = _report_step(lake, stored, names, rows)
+        report = _report_step(lake, stored, names, rows, timeline)
         return StepReport(rows) if report is None else report
     except (PlatformError, ArrowException, OSError, ValueError) as error:
         _LOG.warning("%s of %s is reported without its metadata: %s", stored.asset, stored.partition, error)
@@ -124,7 +135,9 @@ def _count_rows(lake: Lake, part: GenerationRows) -> int:
     return lake.read(part.table, part.table.schema.names[:1], filters).num_rows
 
 
-def _report_step(lake: Lake, stored: StoredPartition, names: GenerationNames, rows: int) -> StepReport | None:
+def _report_step(
+    lake: Lake, stored: StoredPartition, names: GenerationNames, rows: int, timeline: TimelinePlot
+) -> StepReport | None:
     """Return the report of the join step that writes this part; None if no step of a join does."""
     table, time_ms, generation_id = _STEP_TABLES.get(stored.asset), names.time_ms, names.id
     if table is None or time_ms is None or generation_id is None:
@@ -132,8 +145,7 @@ def _report_step(lake: Lake, stored: StoredPartition, names: GenerationNames, ro
     joining = JoinContext(lake, Clock(), Settings(), generation_id, None, "the catalogue")
     if table is GENERATION_TIMESTAMPS:
         # The page of the generation is linked by its event and made when it is opened.
-        timeline = build_timeline_plot(lake, Timeline.read(lake).known, joining.clock)
-        return StepReport(1, {"time": format_ms(time_ms), "timeline": timeline})
+        return StepReport(1, {"time": format_ms(time_ms), "timeline": timeline()})
     made: Any = None
     if table is TOPOLOGY_DESCRIPTIONS:
         before, after = read_rings(lake, generation_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Protocol
 
 from dagster import AssetKey, DagsterEventType, DagsterInstance
@@ -23,9 +24,9 @@ from cdc_platform.tables import BOOTSTRAP_EVENTS
 from cdc_platform.timeline import GenerationDigests, GenerationNames, list_generation_names
 from cdc_platform_assets.catalog_sync import table_contents
 from cdc_platform_assets.catalog_sync.check_results import SettledVerdicts, find_missing_results
-from cdc_platform_assets.catalog_sync.stored_steps import describe_part
+from cdc_platform_assets.catalog_sync.stored_steps import TimelinePlot, describe_part, plot_current_timeline
 from cdc_platform_assets.catalog_sync.table_contents import StoredPartition
-from cdc_platform_assets.check_runs import report_result
+from cdc_platform_assets.check_runs import CheckReporter
 from cdc_platform_assets.data_versions import (
     DATA_VERSION_TAG,
     LINEAGE_METADATA_KEY,
@@ -144,6 +145,7 @@ def _sync_tables(
     by_key: dict[str | None, GenerationNames] = {generation.key: generation for generation in names}
     known = _ReportedVersions(instance, graph)
     unfinished = _ActiveRuns(instance)
+    timeline = cache(partial(plot_current_timeline, lake))
     for partitions in _partitions_in_report_order(names, others, contents):
         for partition in partitions:
             if most is not None and summary.events + summary.results >= most:
@@ -151,12 +153,14 @@ def _sync_tables(
                 return
             generation = by_key.get(partition.partition) if partition.asset in _GENERATION_ASSETS else None
             siblings = list(partitions)
-            _report_partition(lake, instance, graph, partition, siblings, generation, known, unfinished, summary)
+            _report_partition(
+                lake, instance, graph, partition, siblings, generation, known, unfinished, timeline, summary
+            )
         if deadline is not None and time.monotonic() > deadline:
             summary.left = True
             return
     _report_storage_results(lake, instance, clusters, summary, most)
-    stored = verdicts.read_last_verdicts(lake)
+    stored, reporter = verdicts.read_last_verdicts(lake), CheckReporter(instance)
     settled = _SETTLED.setdefault((str(lake.location), instance.root_directory), SettledVerdicts())
     for generation in reversed([partition for partition in names if not partition.is_removed]):
         if deadline is not None and time.monotonic() > deadline:
@@ -166,7 +170,7 @@ def _sync_tables(
             if most is not None and summary.events + summary.results >= most:
                 summary.left = True
                 return
-            report_result(instance, result.evaluation, result.entry_point, result.content)
+            reporter.report(result.evaluation, result.entry_point, result.content)
             summary.results += 1
 
 
@@ -211,6 +215,7 @@ def _report_partition(
     generation: GenerationNames | None,
     known: _ReportedVersions,
     unfinished: _ActiveRuns,
+    timeline: TimelinePlot,
     summary: SyncSummary,
 ) -> None:
     """Report one partition's event, unless Dagster has it or an active run is about to report it."""
@@ -232,7 +237,7 @@ def _report_partition(
     shared = [parent for parent in node.parent_keys if graph.get(parent).partitions_def != node.partitions_def]
     at_ms = None if change is None else change.commit.at_ms
     due = None if at_ms is None else _input_versions_at(lake, siblings, at_ms)
-    report = describe_part(lake, stored, generation)
+    report = describe_part(lake, stored, generation, timeline)
     if report is not None:
         content = replace(content, rows=report.rows, metadata=report.metadata)
     event = build_partition_event(
