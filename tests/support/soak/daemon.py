@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache, partial
 from typing import Any
 
 from dagster import (
@@ -27,8 +28,13 @@ from dagster import (
 )
 from dagster._core.definitions.run_status_sensor_definition import RunStatusSensorDefinition
 from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.storage.event_log.sqlite import sqlite_event_log
+from dagster._core.storage.runs.sqlite import sqlite_run_storage
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._core.storage.tags import RUN_KEY_TAG
 from dagster._utils.schedules import schedule_execution_time_iterator
+from sqlalchemy.pool import NullPool
 from support.worlds.rehearsal import QUIET
 
 from cdc_platform.definitions import defs
@@ -44,6 +50,18 @@ _EVENTS = {
     DagsterRunStatus.SUCCESS: DagsterEventType.RUN_SUCCESS,
     DagsterRunStatus.FAILURE: DagsterEventType.RUN_FAILURE,
 }
+
+
+def reuse_engines() -> None:
+    """Let Dagster's SQLite storages of this process use one engine of SQLAlchemy per file.
+
+    They create an engine for each statement, and a new engine compiles the statement again. That takes more CPU time
+    than everything else in a soak.
+    """
+    options = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}}
+    for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
+        reused = lru_cache(maxsize=8)(partial(module.create_engine, **options))
+        module.create_engine = lambda url, reused=reused, **_: reused(url)
 
 
 class Daemon:

@@ -20,21 +20,6 @@ DISK_BYTES = 8 << 30
 
 
 @contextmanager
-def mounted_disk(folder: Path) -> Iterator[bool]:
-    """Mount a file system at `folder`; yield False if this machine does not permit it."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        # Lazily: the parent may have been interrupted while a process has the disk open.
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@contextmanager
 def injected(fault: Fault | None, disk: Path) -> Iterator[None]:
     """Run the block under a fault of `Plan.fault`. `disk` is where the home's own file system is mounted."""
     if fault is None:

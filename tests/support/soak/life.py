@@ -120,6 +120,7 @@ class Life:
                 self._live_hour(soak.hour)
             self._daemon.tolerates_errors = False
             soak.hour += 1
+            self._log_progress()
             if soak.hour % max(1, plan.hours // RECORDS) == 0:
                 soak.records.append(self._measure())
             self._count(self._daemon.counts)
@@ -179,6 +180,10 @@ class Life:
     def _count(self, counts: dict[str, int] | Counter[str]) -> None:
         for name, number in counts.items():
             self._soak.counts[name] = self._soak.counts.get(name, 0) + number
+
+    def _log_progress(self) -> None:
+        soak, used = self._soak, time.process_time()
+        print(f"hour {soak.hour:,} of {self._plan.hours:,}, life {soak.lives}, {used:.0f} s of CPU time", flush=True)
 
     def _measure(self) -> dict[str, float]:
         lake_files, lake_bytes = _measure_folder(self._home.path / "lake")

@@ -41,6 +41,7 @@ class Plan:
     seed: int = 1
     tick_hours: int = 1
     dagster_every: int = 1
+    joins_per_day: float = YEAR_JOINS * 24 / YEAR_HOURS
     fault_share: float = 0.05
 
     @property
@@ -51,7 +52,7 @@ class Plan:
     @property
     def joins(self) -> int:
         """Return the number of nodes that join."""
-        return max(2, round(YEAR_JOINS * self.share))
+        return max(2, round(self.hours / 24 * self.joins_per_day))
 
     def draws(self, *key: object) -> random.Random:
         """Return the random generator of a subject. It does not depend on what was drawn before."""
@@ -72,8 +73,10 @@ class Plan:
         if hour % 2 or hour >= self.hours:
             return None
         draws = self.draws("fault", hour)
-        # Work is done in the hours with ticks, so a fault in another hour would meet little of it.
-        if hour % self.tick_hours or draws.random() >= min(1.0, 2 * self.fault_share * self.tick_hours):
+        # Work is done in the hours with ticks, so a fault in another hour would meet little of it. Half of these hours
+        # are odd if the distance of ticks is.
+        most = self.tick_hours if self.tick_hours % 2 == 0 else 2 * self.tick_hours
+        if hour % self.tick_hours or draws.random() >= self.fault_share * most:
             return None
         kind = draws.choice(FAULTS)
         if kind == "full-disk":

@@ -25,7 +25,10 @@ from cdc_platform_assets.partitions import hour_us_from_partition
 
 SETTINGS = """two_phase_switch = true
 repair_automatically = true
+dagster_retention_ms = 604800000
+log_retention_ms = 604800000
 """
+"""Dagster's runs and logs stay for seven days, as old versions of tables do, so that a tenth of a year shows both."""
 TABLET_HOURS = 24
 """The tablet-based table is written to once in so many hours."""
 MAX_TOKENS = 6

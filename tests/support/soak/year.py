@@ -44,10 +44,11 @@ _MODULES = (
 """What a life would import. Nothing of it starts a thread before it is used."""
 
 
-def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str, Any]:
+def run_soak(folder: Path, plan: Plan, log_file: Path | None = None) -> dict[str, Any]:
     """Run a soak in a new folder, in a process with a clock of its own; return its final state.
 
-    `home` in the folder is then a copy of the home, unless no file system could be mounted: then it is in `disk`.
+    `home` in the folder is then a copy of the home, unless no file system could be mounted: then it is in `disk`. The
+    log has a line for each hour; it is `log` in the folder, or `log_file`.
 
     Raises:
         AssertionError: the process failed.
@@ -63,7 +64,8 @@ def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str
         "PYTHONDONTWRITEBYTECODE": "",
     }
     words = [str(folder), json.dumps(plan.__dict__)]
-    with (folder / "log").open("w", encoding="utf-8") as log:
+    log_file = log_file or folder / "log"
+    with log_file.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "support.soak.year", "--inside", *words],
             env=environment,
@@ -72,28 +74,33 @@ def run_soak(folder: Path, plan: Plan, timeout: float | None = None) -> dict[str
             stderr=subprocess.STDOUT,
         )
         try:
-            code = process.wait(timeout)
+            code = process.wait()
         finally:
             # Not killed: it has a file system mounted.
             process.terminate()
             process.wait()
-    assert code == 0, (folder / "log").read_text(encoding="utf-8")[-6000:]
+    assert code == 0, log_file.read_text(encoding="utf-8")[-6000:]
     return json.loads((folder / "soak.json").read_text(encoding="utf-8"))
 
 
 def _run_inside(folder: Path, plan: Plan) -> int:
     """Run the lives of a soak one after the other, until one reaches the end."""
-    from support.soak.faults import mounted_disk
+    from support.files.small_disk import mounted_disk
+    from support.soak.daemon import reuse_engines
+    from support.soak.faults import DISK_BYTES
     from support.soak.life import Soak, fork_life
 
     from cdc_platform.clock import HOUR_SECONDS, system_time_us
+    from cdc_platform.server.code_server import load_migrations_once
 
     for module in _MODULES:
         import_module(module)
+    load_migrations_once()
+    reuse_engines()
     assert threading.active_count() == 1, "a fork would lose the threads that a module has started"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     Soak(start_s=(system_time_us() // 1_000_000 // HOUR_SECONDS + 1) * HOUR_SECONDS).store(folder / "soak.json")
-    with mounted_disk(folder / "disk") as mounted:
+    with mounted_disk(folder / "disk", DISK_BYTES) as mounted:
         for _ in range(MAX_LIVES):
             code = fork_life(plan, folder, folder / "disk", is_mounted=mounted)
             if code >= 0:
@@ -111,15 +118,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tick-hours", type=int, default=1, help="hours between two rounds of ticks")
     parser.add_argument("--dagster-every", type=int, default=1, help="Dagster runs one in so many joins and hours")
-    parser.add_argument("folder", type=Path, help="a folder for the home and the figures; its home is replaced")
+    parser.add_argument("--joins-per-day", type=float, default=Plan.joins_per_day)
+    parser.add_argument("folder", type=Path, help="a folder for soak.log, with a line for each hour, and soak.json")
     parser.add_argument("plan", nargs="?", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
         sys.exit(_run_inside(given.folder, Plan(**json.loads(given.plan))))
-    plan = Plan(given.share, given.seed, given.tick_hours, given.dagster_every)
+    plan = Plan(given.share, given.seed, given.tick_hours, given.dagster_every, given.joins_per_day)
     with tempfile.TemporaryDirectory(prefix="soak-") as place:
-        soak = run_soak(Path(place) / "soak", plan)
         given.folder.mkdir(parents=True, exist_ok=True)
+        soak = run_soak(Path(place) / "soak", plan, given.folder.resolve() / "soak.log")
         shutil.copy(Path(place) / "soak" / "soak.json", given.folder)
     print(json.dumps({"counts": soak["counts"], "result": soak["result"]}, indent=2))
 
