@@ -71,7 +71,7 @@ def test_all_tables_share_a_session_and_one_look_at_generations(
 
     def looks(selection: TableSelection) -> int:
         standin.proxy.statements.clear()
-        standin.proxy.most_open.clear()
+        standin.proxy.count_new_connections()
         outcomes = bring_all(cluster, workers, selection)
         assert all(outcome.is_fine for outcome in outcomes.values())
         return sum(_GENERATION_TIMES in text for _, text in standin.proxy.statements)

@@ -93,6 +93,8 @@ class Proxy:
         self.refused: list[str] = []
         self.open: Counter[int] = Counter()
         self.most_open: Counter[int] = Counter()
+        """The most connections per node at once, among those opened since `count_new_connections`."""
+        self._new_connections: Counter[int] = Counter()
         self.most_in_flight = 0
         self._asked: set[tuple[int, int]] = set()
         self._upstream, self._tls = upstream, tls
@@ -116,8 +118,12 @@ class Proxy:
         self.levels.clear()
         self.logins.clear()
         self.refused.clear()
-        self.most_open.clear()
+        self.count_new_connections()
         self.most_in_flight = 0
+
+    def count_new_connections(self) -> None:
+        """Start `most_open` afresh; connections that are open now are not counted, even while they are closing."""
+        self.most_open, self._new_connections = Counter(), Counter()
 
     def kill(self, node: int) -> None:
         """End every connection of a node and take no other, until it is taken out of `faults.down`."""
@@ -159,8 +165,10 @@ class Proxy:
         if node in self.faults.down:
             writer.transport.abort()
             return
+        counted = self._new_connections
         self.open[node] += 1
-        self.most_open[node] = max(self.most_open[node], self.open[node])
+        counted[node] += 1
+        self.most_open[node] = max(self.most_open[node], counted[node])
         self._writers[node].add(writer)
         try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
@@ -172,6 +180,7 @@ class Proxy:
             pass
         finally:
             self.open[node] -= 1
+            counted[node] -= 1
             self._writers[node].discard(writer)
             writer.close()
 
