@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import pytest
-import yaml
+import yaml  # pyrefly: ignore[untyped-import]
 from dagster._cli.api import grpc_command
 from dagster._daemon.cli import run_command
 from support.waiting import await_true
