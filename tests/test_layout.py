@@ -160,3 +160,11 @@ def test_long_modules_are_pointed_out() -> None:
             lines = len(path.read_text(encoding="utf-8").splitlines())
             if lines > MOST_LINES:
                 warnings.warn(f"{path.relative_to(ROOT)} has {lines} lines: does it hold one topic?", stacklevel=1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/developing.md"])
+def test_pages_list_every_package(page: str) -> None:
+    """A table names each package of the library with its task."""
+    rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    named = {name.rstrip("/") for line in rows for name in line.split("`")[1::2]}
+    assert set(PACKAGES) - named == set()
