@@ -1,4 +1,4 @@
-"""The cluster, the log and the table that tests of live clusters share."""
+"""Fixtures of tests on live clusters: the cluster, the CDC log and the table."""
 
 from support.standin.fixtures import cluster, log, table
 

@@ -1,4 +1,4 @@
-"""Every table of a home with every kind of damage, under every command: named, survived, and never a crash. No JVM."""
+"""Run every command in homes with one damaged table: no command crashes, and `check` names the table. No JVM."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tablets show": ("tabs.sessions",),
     "tablets split": ("tabs.sessions",),
 }
-"""Every command that reads tables of a home, with its arguments; each is run in a damaged home."""
+"""Every command that reads tables of a home, with its arguments. The tests run each of them in a damaged home."""
 ELSEWHERE = {
     *("cluster", "cluster add", "cluster remove", "cluster replace", "cluster test", "ingest", "observe", "watch"),
     *("completion", "consumers checkpoints", "demo", "doctor", "help", "up"),
 }
-"""Commands that ask a live cluster, serve, or read no table of the home that they are given."""
+"""Commands that query a live cluster, serve, or read no table of the given home."""
 CASES = [(table, damage) for table in TABLE_NAMES for damage in DAMAGES]
 
 
@@ -102,13 +102,13 @@ CREATE TABLE ks.u (id int PRIMARY KEY, v text) WITH cdc = {'enabled': true, 'ttl
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which every check holds, with rows in all tables and states beside its logs."""
+    """Create a home that passes every check, with rows in all tables and states beside its logs."""
     return healthy_home(tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture(scope="module")
 def verdicts(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `check` finds there, by invariant."""
+    """Return the results of `check` in the healthy home, by invariant."""
     home = shutil.copytree(healthy, tmp_path_factory.mktemp("checked") / "home")
     answer = check(home)
     assert answer.exit_code == 0, answer
@@ -117,7 +117,7 @@ def verdicts(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture
 def home(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Such a home of the test's own; whoever starts a JVM for so little fails."""
+    """Return the test's own copy of the healthy home; starting a JVM fails the test."""
 
     def started() -> None:
         raise AssertionError("a JVM was started")
@@ -127,18 +127,18 @@ def home(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def check(home: Path, *options: str) -> Answer:
-    """Run `check` at a time at which everything in the home is well."""
+    """Run `check` at a time at which the healthy home passes every check."""
     return run("--home", home, "--clock", NOW, "check", "--json", *options)
 
 
 def damaged(home: Path, table: str, damage: str) -> None:
-    """Damage a table of a home, or skip the test where the table has nothing to be damaged so."""
+    """Damage a table of a home, or skip the test if the table does not have what this damage needs."""
     if not DAMAGES[damage](folder_of(home, table)):
         pytest.skip(f"{table} has nothing for {damage}")
 
 
-def test_the_walk_leaves_no_table_and_no_command_out(healthy: Path) -> None:
-    """Every declared table, every log and every state is damaged; every command is run, or named as one elsewhere."""
+def test_every_table_and_command_is_covered(healthy: Path) -> None:
+    """The tests damage every declared table, log and state, and run every command that is not listed as `ELSEWHERE`."""
     stored = {f"{path.parent.parent.name}.{path.parent.name}" for path in healthy.glob("lake/*/*/_delta_log")}
     assert stored == set(TABLE_NAMES) >= {*TABLES, *BESIDE_LOGS}
     assert {*COMMANDS, *ELSEWHERE} == paths_of(program)
@@ -150,7 +150,7 @@ def test_the_walk_leaves_no_table_and_no_command_out(healthy: Path) -> None:
 def test_check_names_the_damaged_table_and_judges_the_others(
     home: Path, verdicts: dict[str, Any], table: str, damage: str
 ) -> None:
-    """Exit code 1; the table is named with what is wrong; what does not depend on it is judged as before."""
+    """`check` exits with 1, names the damaged table, and judges everything that does not depend on it as before."""
     damaged(home, table, damage)
     answer = check(home)
     assert answer.exit_code == 1, answer.stderr
@@ -165,7 +165,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
         return line["passed"] or not any(name in line["sample"] for name in names)
 
     assert [line for line in others.values() if "not judged" in line["sample"] and unexplained(line)] == []
-    if damage not in OF_ROWS:  # no row has changed: it is as before, or not judged
+    if damage not in OF_ROWS:  # no row has changed, so each verdict is as before or "not judged"
         assert others.keys() >= verdicts.keys() - OF_STORED_TABLES
         changed = [line for name, line in others.items() if line != verdicts.get(name)]
         assert [line for line in changed if unexplained(line)] == []
@@ -174,12 +174,12 @@ def test_check_names_the_damaged_table_and_judges_the_others(
 @pytest.mark.grid("foreign commits undone", 6)
 @pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
 def test_undoing_a_foreign_commit_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
-    """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""
+    """`check --undo` removes any foreign commit, even from a table that cannot be opened; `check` then passes."""
     damaged(home, table, damage)
     newest = entries(folder_of(home, table))[-1]
     words = ("--undo", f"{table}@{int(newest.stem)}", "--reason", "it is none of ours")
-    taken = run("--home", home, "--clock", NOW, "check", *words)
-    assert taken.exit_code == 0, taken
+    undone = run("--home", home, "--clock", NOW, "check", *words)
+    assert undone.exit_code == 0, undone
     answer = check(home)
     assert answer.exit_code == 0, answer
     again = run("--home", home, "--clock", NOW, "check", *words)
@@ -187,7 +187,7 @@ def test_undoing_a_foreign_commit_leaves_a_sound_home(home: Path, table: str, da
 
 
 def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path) -> None:
-    """A stranger empties the streams of tablets: accepted, imported again, and sound; the streams are as before."""
+    """Importing again restores tablet streams that a foreign program deleted, after that commit was accepted."""
     home, exports = tmp_path / "home", exports_of_tablets(tmp_path)
     folder = home / "lake" / "system" / "cdc_streams"
     for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("check",)):
@@ -204,7 +204,7 @@ def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path
 
 @pytest.mark.parametrize("damage", ["garbage-entry", "bytes-entry", "cut-entry", "empty-entry"])
 def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, damage: str) -> None:
-    """The newest entry of the list of tables, which was the platform's; the same import makes the home sound."""
+    """`check --undo` moves the platform's own unreadable entry aside; repeating the import restores the table."""
     home, schema, exports = tmp_path / "home", tmp_path / "schema.cql", exports_of_tablets(tmp_path)
     schema.write_text(_SCHEMA, encoding="utf-8")
     for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("import", str(schema))):
@@ -214,9 +214,9 @@ def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, d
     folder = folder_of(home, "platform.cdc_tables")
     newest = int(entries(folder)[-1].stem)
     assert DAMAGES[damage](folder)
-    found = run("--home", home, "check", "--json")
-    assert found.exit_code == 1
-    assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in found.rows)
+    checked = run("--home", home, "check", "--json")
+    assert checked.exit_code == 1
+    assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in checked.rows)
     for words in (
         ("check", "--undo", f"platform.cdc_tables@{newest}", "--reason", "garbage"),
         ("import", str(schema)),
@@ -229,7 +229,7 @@ def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, d
 
 
 def test_a_move_that_died_before_its_record_is_recorded(tmp_path: Path) -> None:
-    """The entry is out of the log and nothing says so yet: the same command again records it, once."""
+    """If a process dies after moving an entry but before recording the move, the next run records it once."""
     home, table = tmp_path / "home", "platform.cdc_table_changes"
     for name in ("ks.t", "ks.u"):
         assert run("--home", home, "tables", "add", name, "--ttl", "60").exit_code == 0
@@ -246,16 +246,16 @@ def test_a_move_that_died_before_its_record_is_recorded(tmp_path: Path) -> None:
 
 
 def test_commits_of_the_platform_are_not_undone(home: Path) -> None:
-    """Neither its own commits nor those behind which it has written; each refusal changes nothing."""
+    """The platform refuses to undo its own commits and foreign commits before its later writes, and changes nothing."""
     folder = folder_of(home, "platform.cdc_table_changes")
     own = int(entries(folder)[-1].stem)
     assert DAMAGES["foreign-row"](folder)
     assert run("--home", home, "--clock", NOW, "tables", "add", "shop.new", "--ttl", "60").exit_code == 0
     before = committed(home)
-    for version, said in ((own, "is the platform's own"), (own + 1, "has written"), (own + 99, "has no commit")):
+    for version, message in ((own, "is the platform's own"), (own + 1, "has written"), (own + 99, "has no commit")):
         words = ("check", "--undo", f"platform.cdc_table_changes@{version}", "--reason", "it is none of ours")
         answer = run("--home", home, *words)
-        assert (answer.exit_code, said in answer.stderr) == (2, True), answer
+        assert (answer.exit_code, message in answer.stderr) == (2, True), answer
     assert committed(home) == before
 
 
@@ -264,24 +264,24 @@ def test_commits_of_the_platform_are_not_undone(home: Path) -> None:
 def test_no_command_crashes_over_a_damaged_table(
     healthy: Path, home: Path, tmp_path: Path, table: str, damage: str
 ) -> None:
-    """One line and exit code 0, 1 or 2; after 2 no table has changed, and no file was written."""
+    """Each command prints at most one error and exits with 0, 1 or 2; after 2 no table or file has changed."""
     damaged(home, table, damage)
     broken = home.rename(tmp_path / "broken")
     for command, line in ((name, each) for name, lines in COMMANDS.items() for each in lines):
         where = shutil.copytree(broken, tmp_path / "home")
         answer = called(where, tmp_path, command, line, table)
-        said = f"{command} {line}: {answer.exit_code} {answer.stderr}"
-        assert answer.exit_code in (0, 1, 2), said
-        assert sum(each.startswith("error: ") for each in answer.stderr.splitlines()) <= 1, said
+        context = f"{command} {line}: {answer.exit_code} {answer.stderr}"
+        assert answer.exit_code in (0, 1, 2), context
+        assert sum(output_line.startswith("error: ") for output_line in answer.stderr.splitlines()) <= 1, context
         assert_no_backtrace(answer)
         if answer.exit_code == 2:
-            assert committed(where) == committed(broken), said
-            assert [path for path in (tmp_path / "out").iterdir() if path.is_file()] == [], said
+            assert committed(where) == committed(broken), context
+            assert [path for path in (tmp_path / "out").iterdir() if path.is_file()] == [], context
         shutil.rmtree(where)
 
 
 def exports_of_tablets(folder: Path) -> Path:
-    """The folder of an export of one stream set of a table with tablets."""
+    """Create a folder with an export of one stream set of a table with tablets."""
     exports = folder / "exports"
     exports.mkdir()
     one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
@@ -292,32 +292,32 @@ def exports_of_tablets(folder: Path) -> Path:
 
 
 def called(home: Path, folder: Path, command: str, line: str, table: str) -> Answer:
-    """Run a command with its arguments on a home; what it writes goes into a new folder `out`."""
+    """Run a command with its arguments on a home; its output files go into a new folder `out`."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
-    given = folder / "in"
-    given.mkdir(exist_ok=True)
-    (given / "ring.json").write_text(json.dumps(SNAPSHOT))
-    (given / "node.json").write_text(node_text(99))
-    (given / "ends.json").write_text(json.dumps([-5, 2**63 - 1]))
-    (given / "steps.json").write_text('[{"wait": 5}]')
-    (given / "script.cql").write_text("INSERT INTO shop.visits (page, seen) VALUES ('b', 1);\n")
+    inputs = folder / "in"
+    inputs.mkdir(exist_ok=True)
+    (inputs / "ring.json").write_text(json.dumps(SNAPSHOT))
+    (inputs / "node.json").write_text(node_text(99))
+    (inputs / "ends.json").write_text(json.dumps([-5, 2**63 - 1]))
+    (inputs / "steps.json").write_text('[{"wait": 5}]')
+    (inputs / "script.cql").write_text("INSERT INTO shop.visits (page, seen) VALUES ('b', 1);\n")
     writes = {"customer": ["c"], "item": pa.array([1], pa.int32()), "count": pa.array([1], pa.int32())}
-    parquet.write_table(pa.table({"timestamp": [parse_time_us(NOW)]} | writes), given / "writes.parquet")
+    parquet.write_table(pa.table({"timestamp": [parse_time_us(NOW)]} | writes), inputs / "writes.parquet")
     keyspace, _, name = table.partition(".")
-    named = {"in": given, "out": folder / "out", "home": home, "keyspace": keyspace, "table": name}
+    named = {"in": inputs, "out": folder / "out", "home": home, "keyspace": keyspace, "table": name}
     words = [line] if command == "sql" else line.split()
     return run("--home", home, "--clock", NOW, *command.split(), *(word.format(**named) for word in words))
 
 
 def committed(home: Path) -> dict[str, list[str]]:
-    """The entries of every table's log."""
+    """Return the names of the entries in every table's log."""
     logs = sorted((home / "lake").glob("*/*/_delta_log"))
     return {str(log.relative_to(home)): sorted(path.name for path in log.iterdir()) for log in logs if log.is_dir()}
 
 
 def assert_no_backtrace(answer: Answer) -> None:
-    """Neither Python's nor a library's stack is shown."""
+    """Assert that the output shows no stack trace of Python or of a library."""
     for text in (answer.stdout, answer.stderr):
         assert "Traceback" not in text
         assert "<unknown>" not in text

@@ -1,4 +1,4 @@
-"""What brings a live cluster's tables in, killed before operations on files and run again. No JVM."""
+"""Kill `observe` and `ingest` before each file operation and run them again. No JVM."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ LATE_TOO = (*INGEST, "--second-pass-after", "600")
 
 
 def done(home: Path, *command: str, at_us: Microseconds = MIDDLE_US) -> None:
-    """A command that is over."""
+    """Run a command and require that it succeeds."""
     answer = run("--home", home, "--clock", format_us(at_us), *command)
     assert answer.exit_code == 0, answer.stderr
 
 
 def write(table: LiveTable, *times_us: int) -> None:
-    """A row of its own at each time, in the table and in its log."""
-    for place, at in enumerate(times_us, table.logged):
-        text = f"INSERT INTO shop.t (p, k, v) VALUES ({place}, 1, {place}) USING TIMESTAMP {at}"
+    """Write one row per timestamp (µs) to the table and to its log."""
+    for key, at in enumerate(times_us, table.logged):
+        text = f"INSERT INTO shop.t (p, k, v) VALUES ({key}, 1, {key}) USING TIMESTAMP {at}"
         table.world.run(text)
-        table.log({"p": place}, at, [{"cdc$operation": 2, "k": 1, "v": place}])
+        table.log({"p": key}, at, [{"cdc$operation": 2, "k": 1, "v": key}])
 
 
 def nothing(standin: StandIn, table: LiveTable, home: Path) -> None:
-    """A cluster that was never looked at, with rows on both sides of a switch."""
+    """Prepare a cluster that was never observed, with rows on both sides of a switch."""
     write(table, FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1)
 
 
 def became_other(standin: StandIn, table: LiveTable, home: Path) -> None:
-    """A node has joined since the last look, another table has a log, and one has another TTL."""
+    """Observe a cluster; then a node joins, another table gets a log, and a table's TTL changes."""
     done(home, "observe", "prod")
     at = Milliseconds(SWITCH_MS + 60_000)
     standin.world.cluster(nodes(3, tokens=3))
@@ -57,14 +57,14 @@ def became_other(standin: StandIn, table: LiveTable, home: Path) -> None:
 
 
 def half_read(standin: StandIn, table: LiveTable, home: Path) -> None:
-    """The first window is in; rows have come since, one of them late."""
+    """Ingest the first window; then write more rows, one of them late."""
     write(table, FIRST_US + 1)
     done(home, *INGEST)
     write(table, FIRST_US + 2, SWITCH_US + 1)
 
 
-def kept(standin: StandIn, table: LiveTable, home: Path) -> None:
-    """The table is kept; a row of it was changed since, another one deleted."""
+def replicated(standin: StandIn, table: LiveTable, home: Path) -> None:
+    """Ingest a table with `--current`; then change one of its rows and delete another."""
     write(table, FIRST_US + 1, FIRST_US + 2)
     done(home, *INGEST, "--current")
     write(table, SWITCH_US + 1)
@@ -73,7 +73,7 @@ def kept(standin: StandIn, table: LiveTable, home: Path) -> None:
 
 
 def passed_unread(standin: StandIn, table: LiveTable, home: Path) -> None:
-    """A generation that nobody knew of begins before the position; its rows lie behind it, one of them a deletion."""
+    """Ingest past the start of an unknown generation; its rows lie before the position, one of them a deletion."""
     for name, where, value in (
         ("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", SWITCH_MS),
         ("scylla.cdc_generations_v3", "key = 'cdc_generations' AND id = %s", time_uuid(SWITCH_MS)),
@@ -98,18 +98,18 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "ingest": (nothing, INGEST),
     "ingest: late rows": (half_read, LATE_TOO),
     "ingest --current": (nothing, (*INGEST, "--current")),
-    "ingest: a table that is kept": (kept, INGEST),
+    "ingest: a table that is kept": (replicated, INGEST),
     "ingest: a generation that the position has passed": (passed_unread, (*INGEST, "--second-pass-after", "0")),
-    "ingest --recopy": (kept, (*INGEST, "--recopy")),
+    "ingest --recopy": (replicated, (*INGEST, "--recopy")),
 }
 
 
 @pytest.mark.grid("kills of commands on live clusters", 2)
 @pytest.mark.parametrize(("prepare", "command"), CASES.values(), ids=list(CASES))
-def test_the_process_after_a_killed_one_finishes_its_work(
+def test_next_process_completes_a_killed_command(
     standin: StandIn, table: LiveTable, nursery: Nursery, tmp_path: Path, prepare: Prepare, command: tuple[str, ...]
 ) -> None:
-    """Run again as it was, it leaves every row that it would have left in the cluster's home, and no other."""
+    """Running a killed command again leaves exactly the rows that an undisturbed run leaves in the cluster's home."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
     table.generations = GENERATIONS
 

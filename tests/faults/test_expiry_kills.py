@@ -1,4 +1,4 @@
-"""Expiry in real processes: killed at each named point and run again, and two at once."""
+"""Expiry in real processes: killed at each failpoint and run again, and two processes at once."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from cdc_platform.tables import (
 from cdc_platform.timeline import Timeline
 
 NOW = iso(Milliseconds(TIMES_MS[2] + DAY_MS // 2))
-"""When the first generation may go, the second has expired, and the third operates."""
+"""At this time the first generation may be removed, the second has expired, and the third operates."""
 MARKED_MS = Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS)
-"""When an earlier run marked the first."""
+"""At this time an earlier run marked the first generation."""
 
 
 def command(home: Path) -> list[str]:
-    """The command line of one run."""
+    """Return the command line of one run."""
     return ["--home", str(home), "--clock", NOW, "expire", "--json"]
 
 
 def finish(home: Path) -> None:
-    """A run to its end."""
+    """Run the expiry to its end."""
     done = run(*command(home))
     assert done.exit_code == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def due(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which one generation may go and another has expired."""
+    """Create a home in which one generation may be removed and another has expired."""
     home = import_generations(tmp_path_factory.mktemp("due"))
     add_table(Lake(home / "lake"), 23 * 1800)
     assert mark(Lake(home / "lake"), MARKED_MS) == 1
@@ -52,7 +52,7 @@ def due(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
-    """What the tables hold after a run that was not disturbed."""
+    """Return the tables' rows after an undisturbed run."""
     home = due.parent / "undisturbed"
     shutil.copytree(due, home)
     finish(home)
@@ -64,7 +64,7 @@ def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
 def test_a_killed_expiry_ends_where_it_would_have_ended(
     point: str, due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
-    """Where it dies a reader sees a whole generation or none; the next run leaves the same rows in every table."""
+    """After a kill readers see a whole generation or none; the next run leaves the same rows as an undisturbed one."""
     home, lake = due.parent / point, Lake(due.parent / point / "lake")
     shutil.copytree(due, home)
     assert nursery.run(*command(home), kill_at=point).exit_code == -signal.SIGKILL
@@ -75,7 +75,7 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
     order = [listed, streams, described]
     assert order == sorted(order)
     assert len(Timeline.read(lake).known) == (4 if listed else 3)
-    assert [each.id for each in expiry.read_unfinished_removals(lake)] == ([] if listed else [IDS[0]])
+    assert [removal.id for removal in expiry.read_unfinished_removals(lake)] == ([] if listed else [IDS[0]])
     finish(home)
     assert contents(home) == undisturbed
     assert expiry.read_unfinished_removals(lake) == []
@@ -84,10 +84,10 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
 def test_two_expiries_at_once_come_out_as_one(
     due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
-    """Two processes remove the same generation at the same moment: one result, no error."""
+    """Two processes that remove one generation at once leave one result and raise no error."""
     home = due.parent / "race"
     shutil.copytree(due, home)
-    told = nursery.race([command(home), command(home)])
-    assert [ended.exit_code for ended in told] == [0, 0], told
+    results = nursery.race([command(home), command(home)])
+    assert [result.exit_code for result in results] == [0, 0], results
     assert contents(home) == undisturbed
     assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1

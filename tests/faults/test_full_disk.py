@@ -1,4 +1,4 @@
-"""A disk that is full: one line in the platform's words, the home as it was, and all works once there is room."""
+"""A full disk: the command prints one line, leaves the home unchanged, and succeeds once there is space."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COMMANDS = [("import", "{files}"), ("tables", "alter", "ks.t", "--ttl", "70")]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
-    with small_disk(tmp_path / "disk", DISK) as place:
-        yield place
+    """Mount a small disk for one test."""
+    with small_disk(tmp_path / "disk", DISK) as path:
+        yield path
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Exports of a generation."""
+    """Write exports of a generation."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "streams.csv").write_text(streams_csv({TIME_MS: generation()}), newline="")
@@ -43,23 +43,26 @@ def files(tmp_path: Path) -> Path:
 
 
 def leave(disk: Path, free: int) -> Path:
-    """Fill the disk up but for some bytes; answers with the file that takes them."""
+    """Fill the disk up to `free` bytes; return the file that fills it."""
     filler = disk / "filler"
-    room = os.statvfs(disk)
+    space = os.statvfs(disk)
     with filler.open("wb") as file:
-        file.write(b"\0" * max(room.f_bavail * room.f_frsize - free, 0))
+        file.write(b"\0" * max(space.f_bavail * space.f_frsize - free, 0))
     return filler
 
 
 def contents(home: Path) -> dict[str, list[dict[str, object]]]:
-    """The rows of every table that is there."""
+    """Return the rows of every existing table."""
     lake = Lake(home / "lake")
     return {name: lake.read(table).to_pylist() for name, table in TABLES.items() if lake.exists(table)}
 
 
 @pytest.mark.parametrize("free", [0, 4096, 12 * 1024, 200 * 1024])
 def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, free: int) -> None:
-    """By a process of its own, so that no library's thread adds a line; then there is room, and it is done."""
+    """On a full disk each command prints one line and changes nothing; with free space both succeed.
+
+    Each command runs in its own process, so a line printed by a library's thread would show.
+    """
     home = disk / "home"
     clock = Clock(Microseconds(TIME_MS * 1000 + 5_000_000))
     cdc_tables.add_cdc_table(Lake(home / "lake"), clock, "ks", "t", ttl_seconds=60)
@@ -81,7 +84,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, fr
 
 
 def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
-    """Nothing is left of it that would be in the way."""
+    """Failing to create a home on a full disk leaves nothing that blocks the next attempt."""
     filler = leave(disk, 0)
     answer = run("--home", disk / "home", "tables", "add", "ks.t", "--ttl", "60")
     assert answer.exit_code == 2
@@ -91,7 +94,7 @@ def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
 
 
 def test_a_write_that_fills_the_disk_is_reported_alike(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looked before: what the store says of it is translated, and the table is as it was."""
+    """Without the check of free space, the store's error is translated and the table stays unchanged."""
     lake = Lake(disk / "lake")
     cdc_tables.add_cdc_table(lake, Clock(Microseconds(TIME_MS * 1000)), "ks", "t", ttl_seconds=60)
     before = contents(disk)
@@ -115,8 +118,8 @@ def test_a_write_that_fills_the_disk_is_reported_alike(disk: Path, monkeypatch: 
     ids=["full", "quota", "text", "engine"],
 )
 def test_every_full_disk_is_reported_alike(error: Exception) -> None:
-    """Of the disk, of a user's part of it, by the system or by a store."""
-    told = translate_error(error, "writing t")
-    assert isinstance(told, Unavailable)
-    assert str(told).startswith("writing t: no space left on /lake/t")
-    assert str(told).endswith("; free some and run again")
+    """Translate full disks and exceeded quotas, reported by the system or by a store, into one message."""
+    translated = translate_error(error, "writing t")
+    assert isinstance(translated, Unavailable)
+    assert str(translated).startswith("writing t: no space left on /lake/t")
+    assert str(translated).endswith("; free some and run again")

@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of an ingest: pages, nodes, clocks and tables; nothing is lost and nothing twice."""
+"""Faults in the middle of an ingest (pages, nodes, clocks, tables) lose no row and duplicate none."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ pytestmark = pytest.mark.cassandra
 ROWS = 60
 TIMEOUT_SECONDS = 3.0
 RUNS = 8
-"""How often the next process tries again where one gave up."""
+"""How often a new process retries after one gave up."""
 
 
 @pytest.fixture
 def paged(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
-    """The stand-in as one whose answers come in many pages, none of which is waited for long."""
+    """Register the stand-in with pages of two rows and a short request timeout."""
     connection = standin.connection(page_rows=2, request_timeout=TIMEOUT_SECONDS)
     return registry.add_cluster(open_home_location(tmp_path / "paged"), "prod", connection)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens as the n-th page of a window is asked for. `runs`: how many ingests may give up over it."""
+    """What happens when the n-th page of a window is requested. `runs`: how many ingests may give up because of it."""
 
     name: str
     happens: Callable[[StandIn, LiveLog], None]
@@ -143,11 +143,11 @@ FAULTS = [
 
 
 def _runs(cluster: ScyllaCluster, workers: TaskRunner) -> int:
-    """Ingest until one is done, as a schedule does; answers with how many gave up, each by one line."""
-    for gave_up in range(RUNS):
+    """Ingest until a run succeeds, as a schedule does; return how many runs gave up, each with a one-line error."""
+    for attempts in range(RUNS):
         try:
             bring(cluster, workers)
-            return gave_up
+            return attempts
         except Unreachable as error:
             lines = str(error).splitlines()
         if len(lines) != 1:
@@ -158,13 +158,13 @@ def _runs(cluster: ScyllaCluster, workers: TaskRunner) -> int:
 
 @pytest.mark.grid("faults in the middle of a window", 2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_what_happens_in_the_middle_of_a_window(
+def test_fault_in_the_middle_of_a_window(
     fault: Fault, standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """Whether this ingest goes on or the next one does: at the end every row of the cluster's log is here, once."""
-    log.write([FIRST_US + place for place in range(ROWS)])
+    """After a fault this run or the next ones ingest every row of the cluster's log exactly once."""
+    log.write([FIRST_US + index for index in range(ROWS)])
     bring(paged, workers, FIRST_US + 31 * SECOND_US)
-    log.write([SWITCH_US + place for place in range(ROWS)])
+    log.write([SWITCH_US + index for index in range(ROWS)])
     standin.proxy.faults.pages_asked = 0
     standin.proxy.faults.meanwhile = {page: partial(fault.happens, standin, log) for page in fault.at}
     assert _runs(paged, workers) <= fault.runs
@@ -175,66 +175,66 @@ def test_what_happens_in_the_middle_of_a_window(
     assert standin.proxy.refused == []
 
 
-def _clocks(standin: StandIn, shown_us: dict[int, int]) -> None:
-    """Let nodes show these times (µs) now."""
+def _clocks(standin: StandIn, times_us: dict[int, int]) -> None:
+    """Let nodes report these times (µs) from now on."""
     standin.proxy.faults.clock_offset_ms = {
-        node: ms_from_us(Microseconds(us)) - Clock().now_ms() for node, us in shown_us.items()
+        node: ms_from_us(Microseconds(us)) - Clock().now_ms() for node, us in times_us.items()
     }
 
 
 JUMPS = (0, 3_600, -3_600, 86_400, -7, 29, -86_400, 0)
-"""Seconds by which a clock is off, one step after the other."""
+"""Seconds by which a clock is off at each successive step."""
 
 
 @pytest.mark.parametrize("whose", ["a node's", "this machine's"])
 def test_a_clock_that_jumps_loses_no_row(
     whose: str, standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """Windows stay behind the slowest clock, so a row that shows up within the confidence window is never late."""
+    """Windows stay behind the slowest clock, so rows that become visible in the confidence window are never late."""
     now = Microseconds(SWITCH_US + 10 * SECOND_US)
-    reached = 0
-    for place, seconds in enumerate(JUMPS):
+    position_us = 0
+    for index, seconds in enumerate(JUMPS):
         now = Microseconds(now + MINUTE_US)
         off = now + seconds * SECOND_US
         _clocks(standin, {0: now, 1: off if whose == "a node's" else now, 2: now})
-        # Written a while ago and visible only now, beside one that is as new as can be.
-        log.write([now - 25 * SECOND_US, now - place])
+        # One row was written a while ago and becomes visible only now; the other is as new as possible.
+        log.write([now - 25 * SECOND_US, now - index])
         done = bring(cluster, workers, now if whose == "a node's" else off)
         assert done.late == 0
-        assert reached <= done.position_us <= now - 30 * SECOND_US + SECOND_US
-        reached = done.position_us
+        assert position_us <= done.position_us <= now - 30 * SECOND_US + SECOND_US
+        position_us = done.position_us
     standin.proxy.faults.clock_offset_ms.clear()
     assert bring(cluster, workers).late_ever == 0
     assert_each_once(cluster, log)
-    said = cdc_tables.read_table_changes(lake_of(cluster))
-    assert [each.what for each in said if each.full_name == "shop.t"] == [TABLE_ADDED]
+    changes = cdc_tables.read_table_changes(lake_of(cluster))
+    assert [change.what for change in changes if change.full_name == "shop.t"] == [TABLE_ADDED]
 
 
 @pytest.mark.parametrize("seen_first", ["early", "in time"])
 def test_a_clock_before_the_log_was_created_does_not_recreate_it(
     seen_first: str, standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """This machine's clock is back at a time before the table, as it is seen first or later: it stays one log."""
-    early, told = Microseconds(FIRST_US - HOUR_US), []
+    """A local clock set to before the table's creation, at first sight or later, does not make the log a new one."""
+    early, messages = Microseconds(FIRST_US - HOUR_US), []
     if seen_first == "early":
-        assert bring(cluster, workers, early, told).rows == 0
+        assert bring(cluster, workers, early, messages).rows == 0
     log.write([FIRST_US + 1])
-    bring(cluster, workers, FIRST_US + MINUTE_US, told)
+    bring(cluster, workers, FIRST_US + MINUTE_US, messages)
     standin.world.schema_changed()
-    assert bring(cluster, workers, early, told).rows == 0
+    assert bring(cluster, workers, early, messages).rows == 0
     standin.world.schema_changed()
     log.write([SWITCH_US + 1])
-    bring(cluster, workers, told=told)
+    bring(cluster, workers, told=messages)
     assert_each_once(cluster, log)
-    assert told == []
-    said = cdc_tables.read_table_changes(lake_of(cluster))
-    assert [each.what for each in said if each.full_name == "shop.t"] == [TABLE_ADDED]
+    assert messages == []
+    changes = cdc_tables.read_table_changes(lake_of(cluster))
+    assert [change.what for change in changes if change.full_name == "shop.t"] == [TABLE_ADDED]
 
 
 def test_cdc_that_was_off_leaves_a_reported_gap(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """What the log had and what it gets later comes, once; from when to when nothing was logged is a line."""
+    """Rows from before and after CDC was off arrive once, and the gap is reported in one line."""
     log.write([FIRST_US + 1])
     bring(cluster, workers, FIRST_US + MINUTE_US)
     _cdc(False, standin, log)
@@ -244,8 +244,8 @@ def test_cdc_that_was_off_leaves_a_reported_gap(
     log.write([SWITCH_US + 1])
     bring(cluster, workers)
     assert_each_once(cluster, log)
-    told = [each for each in cdc_tables.read_table_changes(lake_of(cluster)) if each.table_name == "t"]
-    assert [each.enabled for each in told] == [True, False, True]
+    changes = [change for change in cdc_tables.read_table_changes(lake_of(cluster)) if change.table_name == "t"]
+    assert [change.enabled for change in changes] == [True, False, True]
     (line,) = gaps.describe_gaps(lake_of(cluster), ["shop.t"])
     assert "CDC of shop.t was off from" in line
 
@@ -253,10 +253,13 @@ def test_cdc_that_was_off_leaves_a_reported_gap(
 def test_a_log_that_is_dropped_and_recreated_in_the_middle(
     standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """One line; of the window that was under way nothing is in; the new log comes whole, and what went is told."""
-    log.write([FIRST_US + place for place in range(ROWS)])
+    """Dropping a log mid-window fails with one line and commits nothing of the window; the recreated log is ingested.
+
+    The next run ingests the new log completely and reports that it was recreated.
+    """
+    log.write([FIRST_US + index for index in range(ROWS)])
     bring(paged, workers, FIRST_US + 31 * SECOND_US)
-    kept = log.written.copy()
+    first_rows = log.written.copy()
     log.write([SWITCH_US - 1 - place for place in range(ROWS)])
 
     def drop() -> None:
@@ -265,15 +268,15 @@ def test_a_log_that_is_dropped_and_recreated_in_the_middle(
         standin.world.schema_changed()
 
     standin.proxy.faults.pages_asked, standin.proxy.faults.meanwhile = 0, {5: drop}
-    with pytest.raises(PlatformError) as gone:
+    with pytest.raises(PlatformError) as error:
         bring(paged, workers, SWITCH_US - SECOND_US)
-    assert len(str(gone.value).splitlines()) == 1
-    assert keys_of(rows_in(paged, log)) == sorted(key for rows in kept for key in keys_of(rows))
+    assert len(str(error.value).splitlines()) == 1
+    assert keys_of(rows_in(paged, log)) == sorted(key for rows in first_rows for key in keys_of(rows))
     standin.world.logged_table(log.schema, SWITCH_MS)
-    log.written[:] = kept
+    log.written[:] = first_rows
     rows = log.write([SWITCH_US + place for place in range(ROWS)])
-    told: list[str] = []
-    bring(paged, workers, told=told)
-    assert [line for line in told if "recreated" in line]
+    messages: list[str] = []
+    bring(paged, workers, told=messages)
+    assert [line for line in messages if "recreated" in line]
     assert keys_there(log) == keys_of(rows)
     assert keys_of(rows_in(paged, log)) == log.written_keys()

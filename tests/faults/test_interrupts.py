@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command: one line, exit code 130, and no process left behind, whatever it had started."""
+"""Ctrl-C at any moment of a command prints one line, exits with code 130 and leaves no process running."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if sys.argv[0] in ("-m", "-c"):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a generation."""
+    """Create a home with one generation."""
     folder = tmp_path_factory.mktemp("interrupted")
     (folder / "node.json").write_text(node_text(1), encoding="utf-8")
     command = ("--clock", "2026-01-01T00:00:00Z", "bootstrap", folder / "node.json", "--run")
@@ -55,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(home: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
-    """A command in a session of its own, as a terminal has one."""
+    """Start a command in its own session, as a terminal does."""
     return subprocess.Popen(
         [sys.executable, "-m", "cdc_platform", "--home", str(home), *command],
         env={**{name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}, **environment},
@@ -68,26 +68,26 @@ def started(home: Path, *command: str, **environment: str) -> subprocess.Popen[s
 
 
 def left_in(session: int) -> list[str]:
-    """The command lines of the processes of a session that have not ended."""
-    found = []
+    """Return the command lines of the running processes of a session."""
+    lines = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             if int(fields[3]) == session and fields[0] != "Z":
-                found.append((status.parent / "cmdline").read_text(errors="replace").replace("\0", " ")[:200])
-    return found
+                lines.append((status.parent / "cmdline").read_text(errors="replace").replace("\0", " ")[:200])
+    return lines
 
 
 def assert_interrupted(process: subprocess.Popen[str]) -> None:
-    """One line, code 130, nothing of the session left."""
-    said, wrong = process.communicate(timeout=120)
-    assert (process.returncode, said, wrong) == (130, "", "error: interrupted\n")
+    """Assert that the process printed one line, exited with 130 and left no Java process in its session."""
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output, errors) == (130, "", "error: interrupted\n")
     java = [line for line in left_in(process.pid) if "java" in line]
     assert java == []
 
 
 def interruptible(folder: Path) -> dict[str, str]:
-    """The environment of a process that interrupts itself."""
+    """Return the environment of a process that interrupts itself."""
     (folder / "sitecustomize.py").write_text(ASKS, encoding="utf-8")
     inherited = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
@@ -96,7 +96,10 @@ def interruptible(folder: Path) -> dict[str, str]:
 @pytest.mark.grid("Ctrl-C at an import", 1)
 @pytest.mark.parametrize("command", [("status",), ("sql", "SELECT 1 AS a"), ("ring", "--json")], ids=" ".join)
 def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_path: Path) -> None:
-    """At each of them, from the program's first on: the first half second of a command is nothing else."""
+    """Ctrl-C during an import ends the command, from the program's first import on.
+
+    The first half second of a command consists of imports.
+    """
     environment = interruptible(tmp_path)
     whole = started(home, *command, IMPORTS=str(tmp_path / "imports"), **environment)
     whole.communicate(timeout=120)
@@ -107,52 +110,52 @@ def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_
     numbers = list(range(count)) if KILLS == "all" else random.Random(SEED).sample(range(count), int(KILLS or 5))
     for number in sorted(numbers):
         process = started(home, *command, INTERRUPT_AT=str(number), **environment)
-        said, wrong = process.communicate(timeout=120)
-        heard = (process.returncode, wrong) == (130, "error: interrupted\n")
-        # Libraries drop whatever an import raises that they only try: the command then goes on to its end.
-        unheard = not names[number].startswith("cdc_platform") and (process.returncode, wrong) == (0, "")
-        assert heard or unheard, (number, names[number], said, wrong)
+        output, errors = process.communicate(timeout=120)
+        heard = (process.returncode, errors) == (130, "error: interrupted\n")
+        # Libraries swallow any exception of an optional import; the command then runs to its end.
+        unheard = not names[number].startswith("cdc_platform") and (process.returncode, errors) == (0, "")
+        assert heard or unheard, (number, names[number], output, errors)
 
 
 def has_child(pid: int) -> bool:
-    """The launcher of the JVM, which is a shell first."""
+    """Return True once the launcher of the JVM runs, which starts as a shell."""
     return bool(below(pid))
 
 
 def has_java(pid: int) -> bool:
-    """Java, which makes the command line of the JVM."""
+    """Return True once the Java process runs that builds the JVM's command line."""
     return any("java" in line for line in command_lines(pid))
 
 
 def has_jvm(pid: int) -> bool:
-    """The JVM, which does not yet answer."""
+    """Return True once the JVM runs, before it responds."""
     return any("SparkSubmit" in line for line in command_lines(pid))
 
 
 def has_many_threads(pid: int) -> bool:
-    """The JVM with the threads of a context."""
-    return any(len(list(Path(f"/proc/{each}/task").glob("*"))) > 60 for each in below(pid))
+    """Return True once the JVM has the threads of a Spark context."""
+    return any(len(list(Path(f"/proc/{process}/task").glob("*"))) > 60 for process in below(pid))
 
 
 def has_worker(pid: int) -> bool:
-    """The JVM with a worker of Python: the query runs."""
+    """Return True once the JVM has a Python worker, so the query runs."""
     return any("worker_daemon" in line for line in command_lines(pid))
 
 
 def command_lines(pid: int) -> list[str]:
-    """Those of all processes below one."""
-    found = []
-    for each in below(pid):
+    """Return the command lines of all processes below `pid`."""
+    lines = []
+    for process in below(pid):
         with suppress(OSError):
-            found.append(Path(f"/proc/{each}/cmdline").read_text(errors="replace"))
-    return found
+            lines.append(Path(f"/proc/{process}/cmdline").read_text(errors="replace"))
+    return lines
 
 
 @pytest.mark.spark
 @pytest.mark.grid("Ctrl-C while Spark starts", 2)
 @pytest.mark.parametrize("reached", [has_child, has_java, has_jvm, has_many_threads, has_worker])
 def test_no_jvm_is_left_behind(reached: Callable[[int], bool], home: Path) -> None:
-    """At every stage of the start, of which the first are over in a moment, and while a query runs."""
+    """Ctrl-C at every stage of the start and during a query leaves no JVM; the first stages last only a moment."""
     process = started(home, *QUERY)
     deadline = time.monotonic() + 120
     while not reached(process.pid):
@@ -165,18 +168,18 @@ def test_no_jvm_is_left_behind(reached: Callable[[int], bool], home: Path) -> No
 @pytest.mark.spark
 @pytest.mark.long("the start of a JVM of its own")
 def test_an_uninterrupted_command_ends_normally(home: Path) -> None:
-    """It has its result, and its JVM ends by itself."""
+    """An uninterrupted command prints its result, and its JVM exits by itself."""
     process = started(home, *QUERY, "--json")
-    said, wrong = process.communicate(timeout=300)
-    assert (process.returncode, wrong) == (0, "")
-    assert len(json.loads(said)["rows"]) == 1
+    output, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert len(json.loads(output)["rows"]) == 1
     deadline = time.monotonic() + 60
     while left_in(process.pid):
         assert time.monotonic() < deadline
 
 
 def test_a_background_process_goes_on(home: Path) -> None:
-    """A shell starts it with the signal ignored, and ignored it stays."""
+    """A command that a shell starts with SIGINT ignored keeps ignoring it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cdc_platform", "--home", str(home), "status", "--json"],
         stdout=subprocess.PIPE,
@@ -186,5 +189,5 @@ def test_a_background_process_goes_on(home: Path) -> None:
     )
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
-    said, wrong = process.communicate()
-    assert (process.returncode in (0, 1), wrong) == (True, ""), said
+    output, errors = process.communicate()
+    assert (process.returncode in (0, 1), errors) == (True, ""), output

@@ -1,4 +1,4 @@
-"""Processes that are killed at named points, and two that publish at once: real ones, by the command line."""
+"""Joins in real processes that are killed at failpoints, and two that publish at once, through the command line."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from cdc_platform.tables import (
     STREAMS_DESCRIPTIONS_V2,
 )
 
-# When a row was written, and into which files, is the one thing in which a second start may differ.
+# A second start may differ only in when a row was written and into which files.
 BOOKKEEPING = {"created_at", "published_at", "judged_at", "content"}
 
 
 def command(home: Path, file: Path, *options: str) -> list[str]:
-    """The command that queues the node in `file`."""
+    """Return the command that queues the node in `file`."""
     return ["--home", str(home), *options, "bootstrap", str(file)]
 
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory, bootstrap_text: Callable[..., str], nursery: Nursery) -> Path:
-    """A home in which one node has joined and another waits."""
+    """Create a home in which one node has joined and another is queued."""
     folder = tmp_path_factory.mktemp("waiting")
     for number, options in ((1, ["--run"]), (2, [])):
         file = folder / f"node{number}.json"
@@ -50,7 +50,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory, bootstrap_text: Callable[.
 
 @pytest.fixture(scope="module")
 def undisturbed(waiting: Path, nursery: Nursery) -> dict[str, list[dict[str, object]]]:
-    """What the tables hold when the waiting node's join is not disturbed."""
+    """Return the tables' rows after an undisturbed join of the queued node."""
     home = waiting / "undisturbed"
     shutil.copytree(waiting / "home", home)
     done = nursery.run(*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run")
@@ -62,13 +62,13 @@ def undisturbed(waiting: Path, nursery: Nursery) -> dict[str, list[dict[str, obj
 def test_a_killed_join_ends_where_it_would_have_ended(
     point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
-    """Killed at each named point and started again: the same bytes in every table, and one timestamp."""
+    """A join killed at any failpoint and started again leaves the same bytes in every table and one timestamp."""
     home = waiting / point
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
     assert nursery.run(*first, kill_at=point).exit_code == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != undisturbed
-    # Once the timestamp is chosen a later clock must not choose another.
+    # Once the timestamp is chosen, a later clock must not choose another one.
     later = "3" if point in (failpoints.AFTER_DESCRIPTION, failpoints.AFTER_V2_INSERT) else "4"
     again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
     done = nursery.run(*again)
@@ -80,7 +80,7 @@ def test_a_killed_join_ends_where_it_would_have_ended(
 def test_no_generation_is_published_before_an_earlier_one(
     point: str, waiting: Path, bootstrap_text: Callable[..., str], nursery: Nursery
 ) -> None:
-    """Another node's join is refused until the killed one is published, so readers see generations in their order."""
+    """Another node's join is refused until the killed one is published, so readers see generations in order."""
     home, file = waiting / f"order-{point}", waiting / f"order-{point}.json"
     shutil.copytree(waiting / "home", home)
     file.write_text(bootstrap_text(3), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_no_generation_is_published_before_an_earlier_one(
 def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
     waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
-    """Spark and all die from outside, with rows in files and none in the table; the next start needs no Spark."""
+    """Killing a join with uncommitted data files leaves the table unchanged; the next start needs no Spark."""
     home = waiting / "in-streams"
     shutil.copytree(waiting / "home", home)
     streams = Path(Lake(home / "lake").path(STREAMS_DESCRIPTIONS_V2))
@@ -121,7 +121,7 @@ def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ende
     with subprocess.Popen(
         first, env=environment | {IN_PROCESS_VARIABLE: "0"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        # A writer's files lie in a folder beside the table until they are all there.
+        # A writer's files lie in a folder beside the table until all are written.
         while process.poll() is None and not any(streams.parent.glob(f".{streams.name}.*")):
             time.sleep(0.001)
         process.kill()
@@ -136,13 +136,13 @@ def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ende
 def test_two_nodes_publish_one_generation_at_once(
     waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
-    """Two processes finish the same join at the same moment: one result, no duplicates, no error."""
+    """Two processes that complete one join at once leave one result without duplicates or errors."""
     home = waiting / "race"
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
     assert nursery.run(*first, kill_at=failpoints.AFTER_TIMESTAMP).exit_code == -signal.SIGKILL
-    told = nursery.race([first, first])
-    assert [ended.exit_code for ended in told] == [0, 0], told
+    results = nursery.race([first, first])
+    assert [result.exit_code for result in results] == [0, 0], results
     assert contents(home, without=BOOKKEEPING) == undisturbed
     lake = Lake(home / "lake")
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == lake.read(GENERATIONS).num_rows == 2
@@ -153,11 +153,11 @@ def test_two_nodes_publish_one_generation_at_once(
 def test_a_killed_join_of_a_mixed_cluster_keeps_its_timestamp(
     point: str, waiting: Path, bootstrap_text: Callable[..., str], nursery: Nursery
 ) -> None:
-    """In the first format the timestamp comes before the data: killed between or after, a later start keeps both."""
+    """In the first format the timestamp precedes the data; after a kill between or behind them both are reused."""
     home = waiting / point
     shutil.copytree(waiting / "home", home)
     file = waiting / f"{point}.json"
-    # The waiting node is taken back; in its place comes one that is not upgraded.
+    # Withdraw the queued node; a node that is not upgraded replaces it.
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, filters=[("host_id", "=", str(uuid.UUID(int=2)))]).to_pylist()[0]
     assert nursery.run("--home", home, "bootstrap", "--withdraw", event["event_id"]).exit_code == 0
     file.write_text(json.dumps(json.loads(bootstrap_text(3)) | {"features": []}), encoding="utf-8")

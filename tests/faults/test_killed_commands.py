@@ -1,4 +1,4 @@
-"""Every command that makes more than one commit, killed before operations on files and run again. No JVM."""
+"""Kill every command with more than one commit before each file operation and run it again. No JVM."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ for hour in hourly.list_due_hours(lake, clock, 10):
 
 
 def done(home: Path, *command: str, clock: str = "2026-01-01T00:00:00Z") -> None:
-    """A command that is over."""
+    """Run a command and require that it succeeds."""
     answer = run("--home", home, "--clock", clock, *command)
     assert answer.exit_code == 0, answer.stderr
 
 
 def node(home: Path) -> None:
-    """A node's file beside a home that is not there yet."""
+    """Write a node's file beside a home that does not exist yet."""
     (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
 
 
 def queued(home: Path) -> None:
-    """A node that waits to join, under IDs that are always the same."""
+    """Queue a node to join, with deterministic IDs."""
     node(home)
     done(home, "bootstrap", str(home.parent / "node.json"))
     lake = Lake(home / "lake")
@@ -86,7 +86,7 @@ def queued(home: Path) -> None:
 
 
 def exports(home: Path, **texts: str) -> None:
-    """Files to import."""
+    """Write files to import."""
     folder = home.parent / "exports"
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():
@@ -94,15 +94,15 @@ def exports(home: Path, **texts: str) -> None:
 
 
 def ring(home: Path) -> None:
-    """A ring of which one node leaves, and another comes."""
-    left = [SNAPSHOT[0] | {"host_id": JOINING, "tokens": [5]}, SNAPSHOT[1] | {"rack": "other"}]
-    exports(home, ring=json.dumps(left))
+    """Import a ring, and export one in which a node has left and another has joined."""
+    nodes = [SNAPSHOT[0] | {"host_id": JOINING, "tokens": [5]}, SNAPSHOT[1] | {"rack": "other"}]
+    exports(home, ring=json.dumps(nodes))
     done(home, "import", str(home.parent / "exports"))
     exports(home, ring=json.dumps(SNAPSHOT))
 
 
 def two_generations() -> dict[str, str]:
-    """Exports of two generations; of the first ranges the order of the streams is known with their descriptions."""
+    """Return exports of two generations; the descriptions give the order of the first ranges' streams."""
     first, second = generation(ID), generation(OTHER_ID)
     return {
         "v2": v2_csv({ID: first, OTHER_ID: second}),
@@ -112,7 +112,7 @@ def two_generations() -> dict[str, str]:
 
 
 def unordered(home: Path) -> None:
-    """Streams whose order nobody could tell, and then their descriptions."""
+    """Import streams whose order is unknown, then write exports with their descriptions."""
     texts = two_generations()
     exports(home, streams=texts["streams"], timestamps=texts["timestamps"])
     done(home, "import", str(home.parent / "exports"))
@@ -120,13 +120,13 @@ def unordered(home: Path) -> None:
 
 
 def first_format(home: Path) -> None:
-    """Exports of both tables of the first format."""
-    made = {TIME_MS: generation(ID), LATER_MS: generation(OTHER_ID)}
-    exports(home, internal=v1_descriptions_csv(made), streams=v1_streams_csv(made))
+    """Write exports of both tables of the first format."""
+    generations = {TIME_MS: generation(ID), LATER_MS: generation(OTHER_ID)}
+    exports(home, internal=v1_descriptions_csv(generations), streams=v1_streams_csv(generations))
 
 
 def tablets_of(home: Path) -> None:
-    """An export of two stream sets."""
+    """Write an export of two stream sets."""
     done(home, "tables", "add", "ks.t", "--ttl", "60")
     one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
     third = f"{2**63 - 1:016x}{(1 << 26) + 1:016x}"
@@ -136,14 +136,14 @@ def tablets_of(home: Path) -> None:
 
 
 def damaged(home: Path) -> None:
-    """A generation whose files are there in no table but that of the published streams."""
+    """Generate a generation and delete its data files in two tables; its published streams stay."""
     node(home)
     done(home, "bootstrap", str(home.parent / "node.json"), "--run")
     lose(home, TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2)
 
 
 def imported_and_damaged(home: Path) -> None:
-    """Two generations that were imported, whose files are gone in two tables."""
+    """Import two generations and delete their data files in two tables."""
     exports(home, **two_generations())
     done(home, "import", str(home.parent / "exports"))
     lose(home, GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
@@ -158,33 +158,33 @@ def lose(home: Path, *tables: Table) -> None:
 
 
 def upgraded(home: Path) -> None:
-    """An upgraded cluster whose streams are in the old table."""
+    """Create an upgraded cluster whose streams are in the old table."""
     old_cluster(Lake(open_home_location(home).lake), times(3))
 
 
 def expiring(home: Path) -> None:
-    """One generation may go, another has expired since."""
+    """Create a home in which one generation may be removed and another has expired since."""
     import_generations(home.parent)
     add_table(Lake(home / "lake"), 23 * 1800)
     mark(Lake(home / "lake"), Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS))
 
 
 def logged(home: Path) -> None:
-    """A log with rows on both sides of a switch."""
+    """Create a log with rows on both sides of a switch."""
     home_with_log(home.parent)
     write(Lake(home / "lake"), [START_US, SWITCH_US - HOUR_US // 2, SWITCH_US - ONE_US, SWITCH_US, SWITCH_US + HOUR_US])
 
 
 def written(home: Path) -> None:
-    """Writes on both sides of a switch, in a file beside a home whose log has others."""
+    """Write a file of writes on both sides of a switch, beside a home whose log has other rows."""
     logged(home)
-    times = [START_US + place * HOUR_US // 7 for place in range(1, 20)]
+    times = [START_US + index * HOUR_US // 7 for index in range(1, 20)]
     columns = {name: pa.array(range(19), pa.int32()) for name in ("p", "k", "v")}
     parquet.write_table(pa.table({"timestamp": times} | columns), home.parent / "writes.parquet")
 
 
 def with_tablets(*counts: int) -> Any:
-    """A table whose tablets were changed that often."""
+    """Return a function that creates a table and splits its tablets once per further count."""
 
     def prepare(home: Path) -> None:
         done(home, "tablets", "create", "ks.t", "--count", str(counts[0]))
@@ -196,20 +196,20 @@ def with_tablets(*counts: int) -> Any:
 
 
 def without_tablets(home: Path) -> None:
-    """Two tables with logs."""
+    """Create two tables with logs."""
     done(home, "tables", "add", "ks.t", "--ttl", "60")
     done(home, "tables", "add", "ks.other", "--ttl", "60")
 
 
-def read_by_somebody(home: Path) -> None:
-    """A registered consumer."""
+def with_consumer(home: Path) -> None:
+    """Register a consumer."""
     consumers.register_consumer(
         Lake(open_home_location(home).lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
     )
 
 
 def long_used(home: Path) -> None:
-    """Two tables with files of no commit, and of commits that were replaced, all of them written long ago."""
+    """Create two tables with old files: some belong to no commit, others to replaced commits."""
     without_tablets(home)
     for ttl in ("5", "6"):
         done(home, "tables", "alter", "ks.t", "--ttl", ttl, clock=f"2026-01-0{ttl}T00:00:00Z")
@@ -221,12 +221,12 @@ def long_used(home: Path) -> None:
 
 
 def files(home: Path) -> list[str]:
-    """The names of all data files that tests put in."""
-    return sorted(each.name for each in (home / "lake").rglob("part-?.parquet"))
+    """Return the names of the data files that tests added."""
+    return sorted(path.name for path in (home / "lake").rglob("part-?.parquet"))
 
 
 def with_foreign_rows(home: Path) -> None:
-    """A table to which another program has appended rows, twice."""
+    """Append rows to a table twice, as a foreign program."""
     without_tablets(home)
     folder = home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name
     for _ in range(2):
@@ -234,36 +234,39 @@ def with_foreign_rows(home: Path) -> None:
 
 
 def with_unreadable_entries(home: Path) -> None:
-    """A table whose log ends with two entries that nothing can read, so that the table cannot be opened."""
+    """Leave two unreadable entries at the end of a table's log, so that the table cannot be opened."""
     with_foreign_rows(home)
     for entry in entries_of_changes(home)[-2:]:
         entry.write_bytes(b"garbage")
 
 
 def entries_of_changes(home: Path) -> list[Path]:
-    """The entries in the log of the table of changes, the oldest first."""
+    """Return the entries in the log of the table of changes, oldest first."""
     return sorted((home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name / "_delta_log").glob("*.json"))
 
 
 def moved_entries(home: Path) -> list[tuple[str, bytes]]:
-    """The entries that were moved out of logs, and the number of entries that the log has now."""
+    """Return the entries moved out of logs, and the names of the entries that remain."""
     moved = [(path.name, path.read_bytes()) for path in sorted((home / "damaged").rglob("*.json.*"))]
     return [*moved, *((entry.name, b"") for entry in entries_of_changes(home))]
 
 
 def ingested_by_the_minute(home: Path) -> None:
-    """A log with a file for each of seventy minutes."""
+    """Create a log with one file for each of seventy minutes."""
     open_home_location(home)
     MinuteLog(parse_time_us("2026-01-01T00:00:00Z"), 70, 2).write(Lake(home / "lake"))
 
 
 def files_of_the_log(home: Path) -> list[int]:
-    """The rows of each file of that log, in its newest version."""
+    """Return the row counts of that log's files in its newest version."""
     return sorted(file.rows for file in Lake(home / "lake").data_files(MinuteLog(Microseconds(0), 0).table))
 
 
 def prepared(answers: int) -> Any:
-    """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
+    """Return a function that prepares a switch acknowledged by `answers` of three nodes.
+
+    It writes the generation's ID into the file `generation` beside the home.
+    """
 
     def prepare(home: Path) -> None:
         id_ = switching(Lake(open_home_location(home).lake), answers)
@@ -273,13 +276,13 @@ def prepared(answers: int) -> Any:
 
 
 def served(home: Path) -> None:
-    """A home of version 0.2.0 with a storage of Dagster."""
+    """Unpack a home of version 0.2.0 with a Dagster storage."""
     unpack(SERVED, home.parent)
     (home.parent / "served").rename(home)
 
 
 def migrated(home: Path) -> object:
-    """The layout and the settings of a home, that its migration has ended, and which schedules are stopped."""
+    """Return a home's layout and settings, whether a migration is unfinished, and the stopped schedules."""
     files = [(home / name).read_text(encoding="utf-8") for name in ("platform.json", "settings.toml")]
     return files, (home / "migration").exists(), stopped_schedules(home)
 
@@ -335,12 +338,12 @@ CASES = {
     "home maintain: a log": Case(
         ingested_by_the_minute, ("home", "maintain"), "2026-01-02T00:00:00Z", more=files_of_the_log
     ),
-    "consumers remove": Case(read_by_somebody, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
+    "consumers remove": Case(with_consumer, ("consumers", "remove", "audit", "ks.t"), refused="no consumer audit"),
 }
 
 
 @pytest.mark.grid("kills of commands", 6)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_a_command_that_was_killed_ends_where_it_would_have_ended(case: Case, nursery: Nursery, tmp_path: Path) -> None:
-    """Run again as it was, it leaves every row that it would have left, and no other; nobody holds its drafts."""
+def test_killed_command_completes_when_run_again(case: Case, nursery: Nursery, tmp_path: Path) -> None:
+    """Running a killed command again leaves exactly the rows of an undisturbed run and no lock or draft file."""
     assert killed_and_run_again(nursery, case, tmp_path) > 0

@@ -1,4 +1,4 @@
-"""Joins, repairs and kept scripts, killed before operations on files and run again; joins and repairs on Spark, too."""
+"""Kill joins, repairs and scripts before file operations and run them again; joins and repairs also on Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cdc_platform.metastore import write_nodes
 from cdc_platform.ring import Node
 from cdc_platform.spark import ConnectServer
 
-# Each kill is two commands on a server that others of the machine may keep waiting.
+# Each kill runs two commands on a server that other work on the machine may delay.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.grid("kills of joins", 1)]
 BOTH = pytest.mark.parametrize("place", ["here", pytest.param("spark", marks=pytest.mark.spark)])
 AT = "2026-01-01T12:00:00Z"
@@ -38,8 +38,8 @@ INSERT INTO ks.new (p) VALUES (3);"""
 SOME = {"here": 2, "spark": 1}
 
 
-def of(place: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment in which a command does its work there."""
+def get_environment(place: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Return the environment for a command that runs locally or on Spark."""
     if place == "here":
         return {}
     server: ConnectServer = request.getfixturevalue("server")
@@ -48,25 +48,26 @@ def of(place: str, request: pytest.FixtureRequest) -> dict[str, str]:
 
 @BOTH
 def test_a_join(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """`bootstrap --run` of a node that waits."""
+    """`bootstrap --run` of a queued node survives kills."""
 
     def waiting(home: Path) -> None:
         (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
         command = ["--home", home, "--clock", AT, "bootstrap", home.parent / "node.json"]
         assert nursery.race([command])[0].exit_code == 0
 
-    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=of(place, request))
+    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=get_environment(place, request))
     assert killed_and_run_again(nursery, case, tmp_path, some=SOME[place]) > 0
 
 
 def test_a_join_beside_many(nursery: Nursery, tmp_path: Path) -> None:
-    """The same where it keeps what the next is held against: fingerprints of sixteen generations that were imported."""
+    """A killed join also restores the fingerprints of sixteen imported generations that later joins compare with."""
 
     later = format_us(Microseconds(START_US + DAY_US))
 
     def waiting(home: Path) -> None:
         times = {
-            str(UUID(int=each, version=4)): ms_from_us(Microseconds(START_US + each * 1_000_000)) for each in range(16)
+            str(UUID(int=index, version=4)): ms_from_us(Microseconds(START_US + index * 1_000_000))
+            for index in range(16)
         }
         home_with_generations(home.parent, times)
         (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
@@ -80,23 +81,24 @@ def test_a_join_beside_many(nursery: Nursery, tmp_path: Path) -> None:
 
 @BOTH
 def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """`repair --run` of a ring without a generation."""
+    """`repair --run` of a ring without a generation survives kills."""
 
-    def asked(home: Path) -> None:
+    def with_ring(home: Path) -> None:
         v2 = ("CDC_GENERATIONS_V2",)
-        hosts = [Node(UUID(int=each), (each, 2**62 + each), 3, 12, "10.0.0.1", "dc1", "r1", v2) for each in (1, 2)]
+        hosts = [Node(UUID(int=index), (index, 2**62 + index), 3, 12, "10.0.0.1", "dc1", "r1", v2) for index in (1, 2)]
         write_nodes(Lake(open_home_location(home).lake), hosts)
         assert nursery.race([["--home", home, "--clock", AT, "repair"]])[0].exit_code == 0
 
-    # The verdicts say who asked: it makes no difference here, as the same command asks again.
-    case = Case(asked, ("repair", "--run"), AT, environment=of(place, request))
+    # The check results record the command that ran them. It makes no difference here, because the same command runs
+    # again.
+    case = Case(with_ring, ("repair", "--run"), AT, environment=get_environment(place, request))
     assert killed_and_run_again(nursery, case, tmp_path, some=SOME[place]) > 0
 
 
 def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
-    """`cql run --apply` of tables that are made, altered and dropped, and of rows in them."""
+    """`cql run --apply` survives kills while it creates, alters and drops tables and writes their rows."""
 
-    def kept(home: Path) -> None:
+    def with_tables(home: Path) -> None:
         home_with_generations(home.parent, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
         for name, script in (("first", FIRST), ("second", SECOND)):
             (home.parent / f"{name}.cql").write_text(script, encoding="utf-8")
@@ -107,5 +109,5 @@ def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
 
     later = format_us(Microseconds(START_US + 120_000_000))
     again = "ks.t has a column w already"
-    case = Case(kept, ("cql", "run", "{beside}/second.cql", "--apply"), later, refused=again)
+    case = Case(with_tables, ("cql", "run", "{beside}/second.cql", "--apply"), later, refused=again)
     assert killed_and_run_again(nursery, case, tmp_path) > 0

@@ -1,7 +1,7 @@
-"""Processes of `cdc-platform up` are killed while nodes join, generations are switched to and V1 tables are rewritten.
+"""Kill processes of `cdc-platform up` during joins, switches and rewrites of V1 tables.
 
-Whatever dies and when: Spark comes back and `up` goes on; where `up` ends, all ends, and the next one finishes the
-work. One kill by default, another in each run, by its seed; CDC_PLATFORM_KILLS=50 for as many.
+When Spark dies, `up` restarts it and continues. When `up` ends, all its processes end, and the next `up` finishes the
+work. By default one kill, chosen by each run's seed; CDC_PLATFORM_KILLS=50 for fifty.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIMES = 50 if KILLS == "all" else int(KILLS or 1)
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
 _TRACKER = "multiprocessing.resource_tracker"
 _BELOW = {"forks": "code", "run": "forks"}
-"""Parts that are known by their parents."""
+"""Parts identified by their parent process."""
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
     "spark": "SparkConnectServer",
@@ -48,7 +48,7 @@ PARTS = {
     "workers": "cdc_platform.spark.worker_daemon",
 }
 ENDS = ("up", "code", "ui", "daemon")
-"""Those whose death ends everything."""
+"""Parts whose death ends all of `up`."""
 _RUNS = "{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { jobName } } } }"
 _LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
   repositoryLocationName: "cdc_platform", jobName: "rewrite"}, runConfigData: {}}) { __typename } }"""
@@ -61,7 +61,7 @@ pytestmark = [
 
 
 def ask(serving: Serving, query: str) -> Any:
-    """What the UI answers to a query."""
+    """Return the UI's response to a GraphQL query."""
     request = urllib.request.Request(
         f"{serving.start()['url']}/graphql",
         json.dumps({"query": query}).encode(),
@@ -72,7 +72,7 @@ def ask(serving: Serving, query: str) -> Any:
 
 
 def processes_of(serving: Serving, part: str) -> list[int]:
-    """The processes that are a part of it by now."""
+    """Return the IDs of the processes that belong to a part now."""
     if part == "up":
         return [serving.pid]
     every = serving.processes()
@@ -83,14 +83,14 @@ def processes_of(serving: Serving, part: str) -> list[int]:
 
 
 def strays(serving: Serving) -> dict[int, str]:
-    """Processes that have lost their parent, those apart that are about to see it."""
-    mine = serving.processes()
-    parents = {pid: parent(pid) for pid in mine}
-    return {pid: mine[pid] for pid, above in parents.items() if above == 1}
+    """Return processes whose parent has died; some of them may be about to notice it."""
+    processes = serving.processes()
+    parents = {pid: parent(pid) for pid in processes}
+    return {pid: processes[pid] for pid, above in parents.items() if above == 1}
 
 
 def check(serving: Serving) -> subprocess.CompletedProcess[str]:
-    """The platform's own judgement of the home."""
+    """Run `check --json` on the home."""
     return subprocess.run(
         [sys.executable, "-m", "cdc_platform", "--home", str(serving.home), "check", "--json"],
         env=os.environ | serving.spark,
@@ -102,9 +102,9 @@ def check(serving: Serving) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def serving() -> Iterator[Serving]:
-    """A home of its own: its ring is old, so no node of another test may have joined before."""
+    """Provide services on a new home: its ring is old, so no node of another test may have joined."""
     with tempfile.TemporaryDirectory(prefix="cdc-deaths-") as folder:
-        # Longer than the path of a socket may be.
+        # The path is longer than the path of a socket may be.
         beside = Path(folder) / ("of_a_long_name_" * 7)
         beside.mkdir(mode=0o700)
         own = Serving(beside / "home")
@@ -112,13 +112,13 @@ def serving() -> Iterator[Serving]:
         own.stop()
 
 
-def test_every_join_ends_once_whichever_process_dies(serving: Serving) -> None:
-    """Each kill at a random moment of the work: it goes on or is done by the next `up`, once, and `check` is clean."""
+def test_every_join_is_completed_once_after_any_process_dies(serving: Serving) -> None:
+    """After a kill at a random moment each join is completed once, by this `up` or the next, and `check` passes."""
     dice = random.Random(SEED)
     serving.home.mkdir(mode=0o700)
     (serving.home / "settings.toml").write_text(TWO_PHASES, encoding="utf-8")
     old = times(3)
-    made = old_cluster(serving.lake, old, members=nodes(2), tables=(("orders", 0),))
+    times_ms = old_cluster(serving.lake, old, members=nodes(2), tables=(("orders", 0),))
     serving.start()
     generations = []
     for number in range(TIMES):
@@ -133,7 +133,7 @@ def test_every_join_ends_once_whichever_process_dies(serving: Serving) -> None:
         kill(serving, victim)
         await_true(lambda: not inbox.read_pending_events(serving.lake), 600, f"the joins after {victim} was killed")
         await_true(lambda: not strays(serving), 30, "the end of processes without a parent")
-    # Joins need no Spark here: the next one may still be starting, and only then says where it is.
+    # Joins need no Spark here. The next Spark may still be starting, and publishes its address only then.
     await_true(lambda: REMOTE_VARIABLE in serving.spark, 180, "the start of another Spark")
     judged = check(serving)
     assert judged.returncode == 0, judged.stdout[-3000:] + judged.stderr
@@ -143,7 +143,7 @@ def test_every_join_ends_once_whichever_process_dies(serving: Serving) -> None:
     marks = [row["time"] for row in serving.lake.read(GENERATION_TIMESTAMPS).to_pylist()]
     assert sorted(set(done) - set(marks)) == []
     assert len(marks) == len(set(marks))
-    await_true(lambda: all(published(serving.lake, Milliseconds(each)) for each in made), 120, "the rewrite")
+    await_true(lambda: all(published(serving.lake, Milliseconds(time_ms)) for time_ms in times_ms), 120, "the rewrite")
     serving.stop()
     assert serving.processes() == {}
     assert list(serving.temporary.iterdir()) == []
@@ -151,18 +151,18 @@ def test_every_join_ends_once_whichever_process_dies(serving: Serving) -> None:
 
 
 def kill(serving: Serving, part: str) -> None:
-    """Kill one process of a part, if it has any just now, and see the rest behave."""
-    found = processes_of(serving, part)
-    if not found:
+    """Kill one running process of a part, and assert that the rest reacts as documented."""
+    processes = processes_of(serving, part)
+    if not processes:
         return
     before = serving.start()
-    os.kill(found[0], signal.SIGKILL)
+    os.kill(processes[0], signal.SIGKILL)
     if part in ENDS:
-        code, said = serving.end()
-        assert code == (-signal.SIGKILL if part == "up" else 1), said
+        code, output = serving.end()
+        assert code == (-signal.SIGKILL if part == "up" else 1), output
         assert serving.processes_after(60) == {}
         serving.start()
     else:
         assert serving.start() == before  # it is still up
     if part == "spark":
-        await_true(lambda: set(processes_of(serving, "spark")) - set(found), 120, "another Spark")
+        await_true(lambda: set(processes_of(serving, "spark")) - set(processes), 120, "another Spark")

@@ -1,6 +1,7 @@
-"""Every door that reads a user's file, times what is too large or too deep: one line, exit code 2, bounded memory.
+"""Every command that reads a user's file refuses oversized or deeply nested input.
 
-Each in a process of its own, whose memory the system tells. What is in a file that fits is other tests' subject.
+It prints one line, exits with code 2 and uses bounded memory. Each command runs in its own process, whose memory the
+system reports. Other tests cover the content of files of a legal size.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from cdc_platform.storage.user_files import PIPE_SECONDS_VARIABLE
 
 TERABYTE = 1 << 40
 MOST_HELD = 512 << 20
-"""Bytes that a process may hold that reads 64 MiB and refuses them; without them it is a third of that."""
+"""Bytes that a process may hold when it reads 64 MiB and refuses them; without them it holds a third of that."""
 A_DOOR = pytest.mark.grid("hostile files for every reader", 16)
 
 
 @dataclass(frozen=True)
 class Door:
-    """A command line with `{file}` in it, what it reads there, and, where it fails before, what has to be there."""
+    """A command line with `{file}` in it, the format that it reads there, and the files that it needs before."""
 
     command: tuple[str, ...]
     reads: str = "json"
@@ -100,7 +101,7 @@ DOORS = {
 
 
 def hollow(folder: Path) -> Path:
-    """A file of a size that takes no disk: all zeros."""
+    """Create a sparse file of a terabyte of zeros."""
     path = folder / "huge"
     path.touch(mode=0o600)
     os.truncate(path, TERABYTE)
@@ -108,7 +109,7 @@ def hollow(folder: Path) -> Path:
 
 
 def of_text(text: str) -> Callable[[Path], Path]:
-    """A file with this text."""
+    """Return a function that writes a file with this text."""
 
     def write(folder: Path) -> Path:
         path = folder / "given"
@@ -120,7 +121,7 @@ def of_text(text: str) -> Callable[[Path], Path]:
 
 
 def deep(form: str, levels: int) -> str:
-    """As many levels of what the door reads, one in the other."""
+    """Return `levels` nested levels in the format that the command reads."""
     around = {
         "json": ("", "[", "1", "]", ""),
         "values": ("[[[1, ", "[", "1", "]", "]]]"),
@@ -142,14 +143,14 @@ def deep(form: str, levels: int) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """An empty home."""
+    """Create an empty home."""
     home = tmp_path / "home"
     open_home_location(home, create=True)
     return home
 
 
 def prepared(home: Path, file: Path, door: Door) -> list[str]:
-    """A door's command line for a file, with all that it needs beside it."""
+    """Return the command line for a file, after writing everything else that it needs."""
     folder = home.parent
     for name, text in (door.needs or {}).items():
         (folder / name).write_text(text)
@@ -164,58 +165,61 @@ def prepared(home: Path, file: Path, door: Door) -> list[str]:
 
 
 def process(home: Path, file: Path, door: Door, **environment: str) -> Left:
-    """Run a door's command on a file as a user does."""
+    """Run a command on a file as a user does."""
     command = prepared(home, file, door)
     with file.open("rb") as stream:
-        given = stream if door.by_stream else None
-        return watched("--home", home, *command, stream=given, environment=environment)
+        stdin = stream if door.by_stream else None
+        return watched("--home", home, *command, stream=stdin, environment=environment)
 
 
-def assert_refused(left: Left) -> None:
-    """One line that begins with `error:`, exit code 2, no more memory than that."""
-    assert left.stderr.count("\n") == 1, left.stderr[:2_000]
-    assert left.stderr.startswith("error: ")
-    assert len(left.stderr) < 700
-    assert (left.exit_code, left.held < MOST_HELD) == (2, True), left
-
-
-@A_DOOR
-@pytest.mark.parametrize("name", DOORS)
-def test_what_is_too_large_is_refused(home: Path, tmp_path: Path, name: str) -> None:
-    """A terabyte: no more is read of it than may be."""
-    left = process(home, hollow(tmp_path), DOORS[name])
-    assert_refused(left)
-    assert "more than" in left.stderr
+def assert_refused(process_result: Left) -> None:
+    """Assert one line that begins with `error:`, exit code 2 and memory within the limit."""
+    assert process_result.stderr.count("\n") == 1, process_result.stderr[:2_000]
+    assert process_result.stderr.startswith("error: ")
+    assert len(process_result.stderr) < 700
+    assert (process_result.exit_code, process_result.held < MOST_HELD) == (2, True), process_result
 
 
 @A_DOOR
 @pytest.mark.parametrize("name", DOORS)
-def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
-    """A device that never ends and has no size to look at."""
+def test_oversized_input_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+    """The command stops reading a file of a terabyte at the limit."""
+    process_result = process(home, hollow(tmp_path), DOORS[name])
+    assert_refused(process_result)
+    assert "more than" in process_result.stderr
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", DOORS)
+def test_endless_input_is_refused(home: Path, name: str) -> None:
+    """The command refuses a device that never ends and has no size to check."""
     door = DOORS[name]
     if door.command[0] == "import" and max_export_bytes() > MAX_JSON_BYTES * 4:
         pytest.skip("it would read a tenth of this machine's memory")
     if door.reads == "toml":
         pytest.skip("others can read the device, which is refused before it is opened")
-    left = process(home, Path("/dev/zero"), door)
-    assert_refused(left)
-    assert "more than" in left.stderr
+    process_result = process(home, Path("/dev/zero"), door)
+    assert_refused(process_result)
+    assert "more than" in process_result.stderr
 
 
 @A_DOOR
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if not door.by_stream])
 def test_reading_a_pipe_without_writer_times_out(home: Path, tmp_path: Path, name: str) -> None:
-    """No command waits for a writer without end; it says for how long it did, or that it reads no pipes."""
+    """No command waits for a writer forever; it reports how long it waited, or that it reads no pipes."""
     door, pipe = DOORS[name], tmp_path / "pipe"
     os.mkfifo(pipe, mode=0o600)
-    left = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
-    assert_refused(left)
-    assert ("not a regular file" if door.reads == "pem" else "has sent nothing for 0.1 s") in left.stderr
+    process_result = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
+    assert_refused(process_result)
+    assert ("not a regular file" if door.reads == "pem" else "has sent nothing for 0.1 s") in process_result.stderr
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])
-def test_a_pipe_is_waited_for_as_long_as_it_may_take(tmp_path: Path, held: bool) -> None:
-    """Whether or not somebody has it open for writing; settings of Spark are read by the same function."""
+def test_waiting_for_a_pipe_is_limited(tmp_path: Path, held: bool) -> None:
+    """A read from a silent pipe times out, whether or not a process has opened it for writing.
+
+    Spark settings are read by the same function.
+    """
     os.mkfifo(tmp_path / "pipe")
     writer = os.open(tmp_path / "pipe", os.O_RDWR) if held else None
     with pytest.MonkeyPatch.context() as patch:
@@ -235,8 +239,8 @@ def test_a_pipe_is_waited_for_as_long_as_it_may_take(tmp_path: Path, held: bool)
         os.close(writer)
 
 
-def test_what_comes_through_a_pipe_is_read(tmp_path: Path) -> None:
-    """In pieces and to its end, as from a file; a writer that begins late is waited for."""
+def test_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    """A pipe is read in pieces to its end like a file, even if its writer starts late."""
     os.mkfifo(tmp_path / "pipe")
     text = "é" * 300_000
 
@@ -251,33 +255,33 @@ def test_what_comes_through_a_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_files_of_users_are_read_by_one_function() -> None:
-    """Each module that reads a file by other means is known, with what it reads; a new one takes `user_files`."""
-    found: dict[str, list[int]] = {}
+    """Every module that reads a file by other means is listed with what it reads; new ones use `user_files`."""
+    calls: dict[str, list[int]] = {}
     for path in sorted((ROOT / "cdc_platform").rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
                 name, text = call.func.attr, ast.unparse(call)
                 opens = name == "open" and any(mode in text for mode in ("'rb'", "'r'", "O_RDONLY"))
                 if opens or name in ("read_text", "read_bytes"):
-                    found.setdefault(str(path.relative_to(ROOT / "cdc_platform")), []).append(call.lineno)
-    known = {name: [each for each in OWN_FILES if name == each or name.startswith(each)] for name in found}
-    assert {name: found[name] for name, reasons in known.items() if not reasons} == {}
-    assert set(OWN_FILES) - {each for reasons in known.values() for each in reasons} == set()
+                    calls.setdefault(str(path.relative_to(ROOT / "cdc_platform")), []).append(call.lineno)
+    known = {name: [prefix for prefix in OWN_FILES if name == prefix or name.startswith(prefix)] for name in calls}
+    assert {name: calls[name] for name, reasons in known.items() if not reasons} == {}
+    assert set(OWN_FILES) - {prefix for reasons in known.values() for prefix in reasons} == set()
 
 
 @A_DOOR
 @pytest.mark.parametrize("name", DOORS)
-def test_what_is_too_deep_is_refused(home: Path, tmp_path: Path, name: str) -> None:
-    """Far beyond what Python bears."""
-    left = process(home, of_text(deep(DOORS[name].reads, 100_000))(tmp_path), DOORS[name])
-    assert_refused(left)
-    assert DOORS[name].reads not in ("json", "values") or "nested" in left.stderr
+def test_deeply_nested_input_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+    """Input nested far deeper than Python's limit is refused."""
+    process_result = process(home, of_text(deep(DOORS[name].reads, 100_000))(tmp_path), DOORS[name])
+    assert_refused(process_result)
+    assert DOORS[name].reads not in ("json", "values") or "nested" in process_result.stderr
 
 
 @pytest.mark.parametrize("levels", [200, 970])
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values", "cql")])
-def test_what_python_can_just_read_is_refused(home: Path, tmp_path: Path, name: str, levels: int) -> None:
-    """Just below its limit, where reading works and showing would not."""
+def test_input_just_below_the_nesting_limit_is_refused(home: Path, tmp_path: Path, name: str, levels: int) -> None:
+    """Input just below Python's nesting limit is refused, because printing it would fail."""
     door, text = DOORS[name], deep(DOORS[name].reads, levels)
     arguments = prepared(home, of_text(text)(tmp_path), door)
     answer = run("--home", home, *arguments, stdin=text if door.by_stream else None)
@@ -287,7 +291,7 @@ def test_what_python_can_just_read_is_refused(home: Path, tmp_path: Path, name: 
 
 @A_DOOR
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values")])
-def test_what_fits_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
-    """Empty lists up to the limit take the most; of exports `test_sizes` has the figure for a row."""
+def test_largest_legal_input_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
+    """Empty lists up to the size limit need the most memory; `test_sizes` has the figure for a row of exports."""
     lists = "[" + "[]," * 21_000_000 + "[]]"
     assert_refused(process(home, of_text(lists)(tmp_path), DOORS[name]))

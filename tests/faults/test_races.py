@@ -1,4 +1,4 @@
-"""Eight real processes at one door at the same moment: what they are told and what they leave, some order explains."""
+"""Run eight processes at the same moment: some sequential order explains their results and the final state."""
 
 from __future__ import annotations
 
@@ -39,54 +39,54 @@ JOINS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("wanted", JOINS.values(), ids=list(JOINS))
 def test_a_queued_node_can_join(nursery: Nursery, tmp_path: Path, wanted: list[dict[str, Any]]) -> None:
-    """Nodes with one token, one host with other content, one request, and a mixture: those that are taken can join."""
+    """Nodes with equal tokens, host IDs or requests are queued only if each of them can join."""
     home = tmp_path / "home"
     for number, node in enumerate(wanted):
         text = json.loads(node_text(1)) | {"host_id": str(uuid.UUID(int=node["host"])), "tokens": node["tokens"]}
         (tmp_path / f"{number}.json").write_text(json.dumps(text), encoding="utf-8")
     commands: list[Command] = [("bootstrap", str(tmp_path / f"{number}.json")) for number in EIGHT]
-    ended = race(nursery, home, commands)
+    results = race(nursery, home, commands)
 
     def rule(waiting: frozenset[Any], command: Command) -> tuple[frozenset[Any], bool]:
         node = wanted[commands.index(command)]
         new = (node["host"], tuple(node["tokens"]))
-        taken = {token for _, tokens in waiting for token in tokens}
-        free = node["host"] not in {each for each, _ in waiting} and not taken & set(node["tokens"])
+        taken_tokens = {token for _, tokens in waiting for token in tokens}
+        free = node["host"] not in {host_id for host_id, _ in waiting} and not taken_tokens & set(node["tokens"])
         return (waiting | {new}, True) if free else (waiting, new in waiting)
 
     lake = Lake(home / "lake")
-    events = [inbox.find_event(lake, event_id=each.event_id) for each in inbox.read_pending_events(lake)]
-    after = frozenset((each.node.host_id.int, each.node.tokens) for each in events)
-    assert explained(rule, frozenset(), commands, ended, after)
-    assert len({each.created_at_us for each in events}) == len(events)
+    events = [inbox.find_event(lake, event_id=pending.event_id) for pending in inbox.read_pending_events(lake)]
+    after = frozenset((event.node.host_id.int, event.node.tokens) for event in events)
+    assert explained(rule, frozenset(), commands, results, after)
+    assert len({event.created_at_us for event in events}) == len(events)
 
 
 def test_drawn_tokens_are_owned_once(nursery: Nursery, tmp_path: Path) -> None:
-    """Eight nodes whose tokens are drawn at once: all join one ring."""
+    """Eight nodes that draw their tokens at once all join one ring."""
     commands: list[Command] = []
     for number in EIGHT:
         node = json.loads(node_text(number + 1)) | {"num_tokens": 16}
         del node["tokens"]
         (tmp_path / f"{number}.json").write_text(json.dumps(node), encoding="utf-8")
         commands.append(("bootstrap", str(tmp_path / f"{number}.json")))
-    assert [each.exit_code for each in race(nursery, tmp_path / "home", commands)] == [0] * 8
+    assert [result.exit_code for result in race(nursery, tmp_path / "home", commands)] == [0] * 8
     lake = Lake(tmp_path / "home" / "lake")
-    nodes = [inbox.find_event(lake, event_id=each.event_id).node for each in inbox.read_pending_events(lake)]
+    nodes = [inbox.find_event(lake, event_id=pending.event_id).node for pending in inbox.read_pending_events(lake)]
     assert len(Ring.of(nodes).tokens) == 8 * 16
 
 
-def test_a_join_is_taken_back_once(nursery: Nursery, tmp_path: Path) -> None:
-    """Eight withdrawals of one event are one; a node that is queued meanwhile is behind it or in its place."""
+def test_join_is_withdrawn_once(nursery: Nursery, tmp_path: Path) -> None:
+    """Eight withdrawals of one event take effect once; a node queued meanwhile waits behind it or replaces it."""
     home, file = tmp_path / "home", tmp_path / "node.json"
     file.write_text(node_text(1), encoding="utf-8")
     do(home, "bootstrap", str(file))
     (event,) = inbox.read_pending_events(Lake(home / "lake"))
     withdrawn, again = ("bootstrap", "--withdraw", event.event_id), ("bootstrap", str(file))
     commands: list[Command] = [*[withdrawn] * 6, *[again] * 2]
-    ended = race(nursery, home, commands)
+    results = race(nursery, home, commands)
 
     def rule(generation: int, command: Command) -> tuple[int, bool]:
-        """`generation`: how often the node was queued, negative while nobody waits."""
+        """`generation`: how often the node was queued, negative while no node waits."""
         if "--withdraw" in command:
             return (-1 if generation == 1 else generation), True
         return (2 if generation == -1 else generation), True
@@ -96,42 +96,44 @@ def test_a_join_is_taken_back_once(nursery: Nursery, tmp_path: Path) -> None:
         Lake(home / "lake").read(BOOTSTRAP_EVENTS)["kind"].to_pylist(),
     )
     assert queued.count("withdraw") == 1
-    assert explained(rule, 1, commands, ended, queued.count("join") if waiting else -1)
+    assert explained(rule, 1, commands, results, queued.count("join") if waiting else -1)
 
 
 def test_a_ring_is_not_replaced_under_a_node_that_is_queued(nursery: Nursery, tmp_path: Path) -> None:
-    """Four imports of a ring and four nodes with tokens of it, at once: nobody waits who could not join."""
+    """Of four ring imports and four nodes with tokens of that ring at once, no node is queued that cannot join."""
     commands: list[Command] = []
     for number in range(4):
         node = json.loads(node_text(number + 1)) | {"tokens": [NODES[0].tokens[number % 2]]}
         (tmp_path / f"node{number}.json").write_text(json.dumps(node), encoding="utf-8")
         (tmp_path / f"ring{number}.json").write_text(json.dumps(SNAPSHOT[: 1 + number % 2]), encoding="utf-8")
         commands += [("bootstrap", f"{tmp_path}/node{number}.json"), ("import", f"{tmp_path}/ring{number}.json")]
-    ended = race(nursery, tmp_path / "home", commands)
+    results = race(nursery, tmp_path / "home", commands)
 
     def rule(state: tuple[int, frozenset[int]], command: Command) -> tuple[tuple[int, frozenset[int]], bool]:
-        """`state`: nodes of the ring, and the tokens (by their place) that wait; every ring has both tokens."""
+        """`state`: the ring's number of nodes, and the indexes of the queued tokens; every ring has both tokens."""
         ring, waiting = state
         number = int(command[1][-6])
         if command[0] == "import":
             return (state, False) if waiting else ((1 + number % 2, waiting), True)
-        taken = ring > 0 or number % 2 in waiting
-        return (state, False) if taken else ((ring, waiting | {number % 2}), True)
+        is_taken = ring > 0 or number % 2 in waiting
+        return (state, False) if is_taken else ((ring, waiting | {number % 2}), True)
 
     lake = Lake(tmp_path / "home" / "lake")
-    tokens = [inbox.find_event(lake, event_id=each.event_id).node.tokens[0] for each in inbox.read_pending_events(lake)]
+    tokens = [
+        inbox.find_event(lake, event_id=pending.event_id).node.tokens[0] for pending in inbox.read_pending_events(lake)
+    ]
     after = (len(read_current_ring(lake).nodes), frozenset(map(NODES[0].tokens.index, tokens)))
-    assert explained(rule, (0, frozenset()), commands, ended, after)
+    assert explained(rule, (0, frozenset()), commands, results, after)
 
 
 def table_rule(ttl: int | None, command: Command) -> tuple[int | None, bool]:
-    """What `tables` does to the TTL of a table, None where there is none."""
-    wanted = int(command[-1]) if command[-2] == "--ttl" else None
+    """Return the TTL that a `tables` command leaves (None without the table), and whether the command succeeds."""
+    new_ttl = int(command[-1]) if command[-2] == "--ttl" else None
     if command[1] == "add":
-        return (wanted, True) if ttl is None else (ttl, ttl == wanted)
+        return (new_ttl, True) if ttl is None else (ttl, ttl == new_ttl)
     if ttl is None:
         return None, False
-    return (wanted if command[1] == "alter" else None), True
+    return (new_ttl if command[1] == "alter" else None), True
 
 
 TABLE_RACES: dict[str, tuple[bool, list[Command]]] = {
@@ -154,34 +156,34 @@ TABLE_RACES: dict[str, tuple[bool, list[Command]]] = {
 def test_the_history_has_every_accepted_change_of_a_table(
     nursery: Nursery, tmp_path: Path, is_there: bool, commands: list[Command]
 ) -> None:
-    """Every change that was taken is in the history, which grows strictly, and the table is as the last one left it."""
+    """The history has every accepted change in strictly increasing order, and the table matches the last one."""
     home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
     if is_there:
         do(home, "tables", "add", "ks.t", "--ttl", "1")
-    ended = race(nursery, home, commands)
-    standing = {each.full_name: each.ttl_seconds for each in cdc_tables.read_cdc_tables(lake)}
-    assert explained(table_rule, 1 if is_there else None, commands, ended, standing.get("ks.t"))
-    said = cdc_tables.read_table_changes(lake)
-    assert len({each.changed_at_us for each in said}) == len(said)
-    assert (None if said[-1].what == "dropped" else said[-1].ttl_seconds) == standing.get("ks.t")
-    taken = [command for command, each in zip(commands, ended, strict=True) if each.exit_code == 0]
-    whats = [each.what for each in said]
-    assert whats.count("altered") == sum(command[1] == "alter" for command in taken)
-    assert whats.count("dropped") == sum(command[1] == "drop" for command in taken)
+    results = race(nursery, home, commands)
+    ttls = {table.full_name: table.ttl_seconds for table in cdc_tables.read_cdc_tables(lake)}
+    assert explained(table_rule, 1 if is_there else None, commands, results, ttls.get("ks.t"))
+    changes = cdc_tables.read_table_changes(lake)
+    assert len({change.changed_at_us for change in changes}) == len(changes)
+    assert (None if changes[-1].what == "dropped" else changes[-1].ttl_seconds) == ttls.get("ks.t")
+    accepted = [command for command, result in zip(commands, results, strict=True) if result.exit_code == 0]
+    whats = [change.what for change in changes]
+    assert whats.count("altered") == sum(command[1] == "alter" for command in accepted)
+    assert whats.count("dropped") == sum(command[1] == "drop" for command in accepted)
 
 
 def tablet_rule(count: int | None, command: Command) -> tuple[int | None, bool]:
-    """What a change of tablets does to their number, None where there are none."""
-    kind, wanted = command[1], None if command[-2] != "--count" else int(command[-1])
+    """Return the number of tablets that a command leaves (None without tablets), and whether the command succeeds."""
+    kind, new_count = command[1], None if command[-2] != "--count" else int(command[-1])
     if kind == "create":
-        return (wanted, True) if count is None else (count, count == wanted)
+        return (new_count, True) if count is None else (count, count == new_count)
     if count is None:
         return None, False
     if kind == "drop":
         return None, True
-    assert wanted is not None
-    taken = wanted >= count if kind == "split" else wanted <= count
-    return (wanted, True) if taken else (count, False)
+    assert new_count is not None
+    is_accepted = new_count >= count if kind == "split" else new_count <= count
+    return (new_count, True) if is_accepted else (count, False)
 
 
 TABLET_RACES: dict[str, tuple[int | None, list[Command]]] = {
@@ -205,43 +207,43 @@ TABLET_RACES: dict[str, tuple[int | None, list[Command]]] = {
 @A_RACE
 @pytest.mark.parametrize(("count", "commands"), TABLET_RACES.values(), ids=list(TABLET_RACES))
 def test_changes_of_tablets(nursery: Nursery, tmp_path: Path, count: int | None, commands: list[Command]) -> None:
-    """The newest set has as many streams as the last change asked for; of a table that was dropped nothing is left."""
+    """The newest set has as many streams as the last change requested; a dropped table has no sets."""
     home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
     if count is not None:
         do(home, "tablets", "create", "ks.t", "--count", str(count))
-    ended = race(nursery, home, commands)
+    results = race(nursery, home, commands)
     sets = tablets.read_stream_set_changes(lake, "ks", "t") if tablets.has_stream_sets(lake, "ks", "t") else []
-    assert explained(tablet_rule, count, commands, ended, len(sets[-1].current) if sets else None)
+    assert explained(tablet_rule, count, commands, results, len(sets[-1].current) if sets else None)
     assert bool(sets) == bool(lake.read(CDC_TABLES).num_rows)
     before: list[bytes] = []
-    for each in sets:
-        now = [stream.tobytes() for stream in each.current]
-        assert sorted(set(before) - set(now)) == sorted(stream.tobytes() for stream in each.closed)
-        assert sorted(set(now) - set(before)) == sorted(stream.tobytes() for stream in each.opened)
+    for stream_set in sets:
+        now = [stream.tobytes() for stream in stream_set.current]
+        assert sorted(set(before) - set(now)) == sorted(stream.tobytes() for stream in stream_set.closed)
+        assert sorted(set(now) - set(before)) == sorted(stream.tobytes() for stream in stream_set.opened)
         before = now
 
 
-def test_a_consumer_is_forgotten_once(nursery: Nursery, tmp_path: Path) -> None:
-    """One of eight takes it out; to the others it is not there."""
+def test_consumer_is_removed_once(nursery: Nursery, tmp_path: Path) -> None:
+    """One of eight processes removes the consumer; the others do not find it."""
     home = open_home_location(tmp_path / "home")
     consumers.register_consumer(
         Lake(home.lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
     )
     commands: list[Command] = [("consumers", "remove", "audit", "ks.t")] * 8
-    ended = race(nursery, home.path, commands)
+    results = race(nursery, home.path, commands)
     after = bool(consumers.read_consumers(Lake(home.lake)))
-    assert explained(lambda there, _: (False, there), True, commands, ended, after)
+    assert explained(lambda is_registered, _: (False, is_registered), True, commands, results, after)
 
 
 @A_RACE
 @pytest.mark.parametrize("kinds", [("v2",), ("streams", "timestamps"), ("v2", "streams", "timestamps")])
 def test_imports_that_contradict_each_other(nursery: Nursery, tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    """Eight exports of one generation, two and two the same: one is in the lake, whole, and the others are refused."""
-    made = [generation(str(uuid.UUID(int=number))) for number in range(4)]
+    """Of eight exports of one generation with four contents, one content is stored whole and the others are refused."""
+    generations = [generation(str(uuid.UUID(int=number))) for number in range(4)]
     texts = {
-        "v2": [v2_csv({ID: each}) for each in made],
-        "streams": [streams_csv({TIME_MS: each}) for each in made],
-        "timestamps": [timestamps_csv({TIME_MS: None}) for _ in made],
+        "v2": [v2_csv({ID: streams}) for streams in generations],
+        "streams": [streams_csv({TIME_MS: streams}) for streams in generations],
+        "timestamps": [timestamps_csv({TIME_MS: None}) for _ in generations],
     }
     commands: list[Command] = []
     for number in EIGHT:
@@ -250,37 +252,37 @@ def test_imports_that_contradict_each_other(nursery: Nursery, tmp_path: Path, ki
         for kind in kinds:
             (folder / f"{kind}.csv").write_text(texts[kind][number // 2], encoding="utf-8", newline="")
         commands.append(("import", str(folder)))
-    ended = race(nursery, tmp_path / "home", commands)
-    found = contents(tmp_path / "home")
+    results = race(nursery, tmp_path / "home", commands)
+    stored = contents(tmp_path / "home")
     alone = []
     for number in range(4):
         do(tmp_path / f"alone{number}", "import", str(tmp_path / f"export{2 * number}"))
         alone.append(contents(tmp_path / f"alone{number}"))
 
-    def rule(there: int | None, command: Command) -> tuple[int | None, bool]:
-        wanted = int(command[1][-1]) // 2
-        return (wanted, True) if there is None else (there, there == wanted)
+    def rule(first: int | None, command: Command) -> tuple[int | None, bool]:
+        content = int(command[1][-1]) // 2
+        return (content, True) if first is None else (first, first == content)
 
-    assert found in alone
-    assert explained(rule, None, commands, ended, alone.index(found))
+    assert stored in alone
+    assert explained(rule, None, commands, results, alone.index(stored))
 
 
 def test_removals_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
-    """Eight expiries leave what one leaves, and none is refused."""
+    """Eight concurrent expiries leave the same result as one, and all succeed."""
     home, now = import_generations(tmp_path), iso(TIMES_MS[2] + DAY_MS // 2)
     add_table(Lake(home / "lake"), 23 * 1800)
     mark(Lake(home / "lake"), Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS))
     alone = tmp_path / "alone"
     shutil.copytree(home, alone)
     do(alone, "expire", clock=now)
-    ended = race(nursery, home, [("expire",)] * 8, now)
-    assert [each.exit_code for each in ended] == [0] * 8
+    results = race(nursery, home, [("expire",)] * 8, now)
+    assert [result.exit_code for result in results] == [0] * 8
     assert contents(home) == contents(alone)
     assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1
 
 
 def test_maintenance_of_files_disturbs_no_reader(nursery: Nursery, tmp_path: Path) -> None:
-    """Four upkeeps beside four writers: what nothing needs is gone, what was written is there, and none is refused."""
+    """Four maintenance runs beside four writers remove unneeded files, preserve all writes, and all succeed."""
     home = tmp_path / "home"
     do(home, "tables", "add", "ks.t", "--ttl", "1")
     unneeded = [
@@ -292,21 +294,21 @@ def test_maintenance_of_files_disturbs_no_reader(nursery: Nursery, tmp_path: Pat
     commands: list[Command] = [
         (("home", "maintain"), ("tables", "alter", "ks.t", "--ttl", str(2 + number)))[number % 2] for number in EIGHT
     ]
-    ended = race(nursery, home, commands)
-    assert [each.exit_code for each in ended] == [0] * 8, ended
+    results = race(nursery, home, commands)
+    assert [result.exit_code for result in results] == [0] * 8, results
     assert not any(file.exists() for file in unneeded)
 
     def rule(ttl: int, command: Command) -> tuple[int, bool]:
         return (ttl if command[0] == "home" else int(command[-1])), True
 
     (table,) = cdc_tables.read_cdc_tables(Lake(home / "lake"))
-    assert explained(rule, 1, commands, ended, table.ttl_seconds)
+    assert explained(rule, 1, commands, results, table.ttl_seconds)
     assert len(cdc_tables.read_table_changes(Lake(home / "lake"))) == 5
 
 
 @pytest.mark.parametrize("answered", [1, 3])
 def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: int) -> None:
-    """Commits and aborts after the deadline: by the answers that are there, one of both, whoever comes first."""
+    """After the deadline the recorded answers decide between commit and abort, whichever command runs first."""
     home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
@@ -315,18 +317,18 @@ def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: in
     switch.prepare_switch(lake, NOON, TWO_PHASE, id_, hosts[2], hosts)
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, id_, hosts[:answered])
     commands: list[Command] = [("switch", "commit", id_), ("switch", "abort", id_)] * 4
-    ended = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 30_000)))
+    results = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 30_000)))
 
     def rule(phase: str, command: Command) -> tuple[str, bool]:
         due = "committed" if answered == 3 else "aborted"
-        taken = command[1] == {"committed": "commit", "aborted": "abort"}[due]
-        return (due, True) if taken else (phase, False)
+        is_accepted = command[1] == {"committed": "commit", "aborted": "abort"}[due]
+        return (due, True) if is_accepted else (phase, False)
 
-    assert explained(rule, "preparing", commands, ended, str(switches.find_switch(lake, id_).phase))
+    assert explained(rule, "preparing", commands, results, str(switches.find_switch(lake, id_).phase))
 
 
 def test_all_answers_to_a_switch_are_stored(nursery: Nursery, tmp_path: Path) -> None:
-    """Eight answers of three nodes at once: each node's is there, with the one lease that it has promised."""
+    """Eight concurrent answers of three nodes are stored: one per node, with the lease that it promised."""
     home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
@@ -334,7 +336,7 @@ def test_all_answers_to_a_switch_are_stored(nursery: Nursery, tmp_path: Path) ->
     hosts = [host(number) for number in (1, 2, 3)]
     switch.prepare_switch(lake, NOON, TWO_PHASE, id_, hosts[2], hosts)
     commands: list[Command] = [("switch", "ack", id_, "--node", hosts[number % 3]) for number in EIGHT]
-    ended = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 1_000)))
-    assert [each.exit_code for each in ended] == [0] * 8, ended
+    results = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 1_000)))
+    assert [result.exit_code for result in results] == [0] * 8, results
     assert dict(switches.find_switch(lake, id_).leases) == switches.read_lease_promises(lake, id_)
     assert np.unique(list(switches.read_lease_promises(lake, id_))).tolist() == hosts

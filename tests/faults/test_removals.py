@@ -1,8 +1,9 @@
-"""Whatever removes something that cannot be had again decides by verified tables alone.
+"""Everything that removes data for good decides by verified tables alone.
 
-`SITES` names every place in the product that removes: of each, by which operation it is tried here, or why what it
-removes is no loss. Each operation is run on a healthy home, where the tables that it reads are recorded, and then on
-copies in which a foreign program changed a row of one of them: it refuses with the line of `check` and changes none.
+`SITES` names every place in the product that removes something, with the operations that test it here or the reason
+why nothing is lost. Each operation runs on a healthy home, where the test records the tables that it reads. It then
+runs on copies in which a foreign program changed a row of one of these tables: it must refuse with the line of `check`
+and change nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from cdc_platform_assets.catalog_sync.sync import sync_catalog
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Calls that remove: of tables, files, folders and objects, and of Dagster's partitions.
+# Calls that remove tables, files, folders, objects or Dagster partitions.
 REMOVING = frozenset(
     {
         *("delete", "replace_once", "vacuum", "delete_rows", "vacuum_files", "vacuum_table"),
@@ -139,26 +140,26 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/storage/path.py:LocalPath.remove": LAKE,
     "cdc_platform/storage/object_store.py:ObjectStorePath.remove": LAKE,
 }
-"""Every place that removes: the operations that try it, or why nothing is lost there."""
+"""Every place that removes something: the operations that test it, or why nothing is lost there."""
 WITHOUT_SITE = ("switch commit", "switch abort", "job plan_expiry", "expire --dry-run")
-"""Operations that cannot be undone, or that show what a removal would be, and remove nothing themselves."""
+"""Operations that cannot be undone or that preview a removal, and remove nothing themselves."""
 
 
 def removing(node: ast.AST) -> bool:
-    """Whether a node of the syntax tree removes something."""
+    """Return True if a node of the syntax tree removes something."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and STATEMENT.match(node.value) is not None
     if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Attribute, ast.Name)):
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-    given = {each.arg for each in node.keywords}
-    if name == "remove":  # of a place; a list has an argument
-        return not node.args and not given
-    return name in REMOVING or (name == "transact" and "whole" in given)
+    arguments = {keyword.arg for keyword in node.keywords}
+    if name == "remove":  # the `remove` of a path; that of a list has an argument
+        return not node.args and not arguments
+    return name in REMOVING or (name == "transact" and "whole" in arguments)
 
 
 def sites() -> set[str]:
-    """Every function of the product that removes something, by its module and name."""
+    """Return every function of the product that removes something, by module and name."""
 
     def inside(node: ast.AST, name: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -176,23 +177,24 @@ def sites() -> set[str]:
     }
 
 
-def test_every_place_that_removes_is_known() -> None:
-    """A new one is tried here, or says why nothing is lost by it; each operation is that of a place."""
+def test_every_removal_site_is_listed() -> None:
+    """Each removal in the code is listed in `SITES`, and each operation belongs to a site."""
     assert sites() == set(SITES)
-    tried = {name for each in SITES.values() if isinstance(each, tuple) for name in each}
+    tried = {name for reason in SITES.values() if isinstance(reason, tuple) for name in reason}
     assert tried | set(WITHOUT_SITE) == {*OPERATIONS, *FILES}
 
 
 Run = Callable[[Path], str | None]
-"""Runs an operation on a home; answers with its refusal, None where it went through."""
+"""Runs an operation on a home; returns its refusal, or None if it succeeded."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that cannot be undone. `prepare` makes a home in which it has something to do, in the given folder.
+    """An operation that cannot be undone.
 
-    `others`: tables that it reads and does not decide by. `is_shown`: it changes nothing by itself. `changes`: those
-    that are tried, by their names.
+    `prepare` creates a home in the given folder in which the operation has something to do. `others`: tables that it
+    reads and does not decide by. `is_shown`: it changes nothing by itself. `changes`: names of the foreign changes to
+    test.
     """
 
     prepare: Callable[[Path], None]
@@ -203,11 +205,11 @@ class Operation:
 
 
 def command(*words: str, at: str) -> Run:
-    """A command at a time."""
+    """Return a function that runs a command at a time."""
 
     def execute(home: Path) -> str | None:
-        given = [(home.parent / "generation").read_text() if word == "@generation" else word for word in words]
-        answer = run("--home", home, "--clock", at, *given)
+        arguments = [(home.parent / "generation").read_text() if word == "@generation" else word for word in words]
+        answer = run("--home", home, "--clock", at, *arguments)
         if answer.exit_code:
             assert answer.exit_code in (1, 2), answer
             assert answer.stdout == "" or answer.exit_code == 1, answer
@@ -217,7 +219,7 @@ def command(*words: str, at: str) -> Run:
 
 
 def job(name: str, at: str, partition: str | None = None) -> Run:
-    """A job of Dagster at a time."""
+    """Return a function that runs a Dagster job at a time."""
 
     def execute(home: Path) -> str | None:
         config = {
@@ -227,25 +229,25 @@ def job(name: str, at: str, partition: str | None = None) -> Run:
         with DagsterInstance.ephemeral() as instance:
             if partition is not None:
                 instance.add_dynamic_partitions("tablet_table", [partition])
-            ended = defs.resolve_job_def(name).execute_in_process(
+            result = defs.resolve_job_def(name).execute_in_process(
                 run_config=config, instance=instance, raise_on_error=False, partition_key=partition
             )
-        if ended.success:
+        if result.success:
             return None
-        failures = [event.step_failure_data.error for event in ended.all_events if event.is_step_failure]
-        return "\n".join(str(each) for each in failures)
+        failures = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+        return "\n".join(str(error) for error in failures)
 
     return execute
 
 
 def catalogue(home: Path) -> str | None:
-    """Reconcile Dagster with the home, as it is when it knows a partition of the generation that was removed."""
+    """Synchronize Dagster with the home while it still has a partition of the removed generation."""
     with DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("generation", [iso(TIMES_MS[0])])
-        told = sync_catalog(Lake(home / "lake"), instance, defs.resolve_asset_graph(), most=0)
-        left = instance.get_dynamic_partitions("generation")
-    assert (iso(TIMES_MS[0]) in left) == bool(told.refused)
-    return told.refused or None
+        synced = sync_catalog(Lake(home / "lake"), instance, defs.resolve_asset_graph(), most=0)
+        remaining = instance.get_dynamic_partitions("generation")
+    assert (iso(TIMES_MS[0]) in remaining) == bool(synced.refused)
+    return synced.refused or None
 
 
 NOW_MS = Milliseconds(START_MS + 60 * DAY_MS)
@@ -253,7 +255,7 @@ NOW = iso(NOW_MS)
 
 
 def expiring(home: Path) -> None:
-    """Generations of which three may go, with rows in each table that could keep them and does not."""
+    """Create generations of which three may be removed, with rows in each table that could retain them and does not."""
     import_generations(home.parent)
     lake = Lake(home / "lake")
     add_table(lake, 3600)
@@ -271,13 +273,13 @@ def expiring(home: Path) -> None:
 
 
 def expired(home: Path) -> None:
-    """The same after the removal."""
+    """Create the same home after the removal."""
     expiring(home)
     assert run("--home", home, "--clock", NOW, "expire").exit_code == 0
 
 
 def tablets(home: Path) -> None:
-    """A table of which two stream sets may go, and a consumer that has read them."""
+    """Create a table with two removable stream sets, and a consumer that has read them."""
     for hour, (what, count) in enumerate((("create", 2), ("split", 4), ("split", 8))):
         words = ("tablets", what, "ks.t", "--count", str(count))
         answer = run("--home", home, "--clock", iso(Milliseconds(START_MS + hour * HOUR_MS)), *words)
@@ -288,20 +290,20 @@ def tablets(home: Path) -> None:
 
 
 def dropped(home: Path) -> None:
-    """A table whose log was dropped by a process that died before it removed the stream sets."""
+    """Create a table whose log was dropped by a process that died before removing the stream sets."""
     tablets(home)
     cdc_tables.drop_cdc_table(Lake(home / "lake"), Clock(us_from_ms(NOW_MS)), "ks", "t")
 
 
 def read_by_somebody(home: Path) -> None:
-    """A consumer that passed a generation over."""
+    """Register a consumer that skipped a generation."""
     lake = Lake(open_home_location(home).lake)
     consumers.register_consumer(lake, Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0))
     consumers.record_skipped_sets(lake, Clock(Microseconds(1)), ("audit", "ks", "t"), [Microseconds(0)])
 
 
-def answered(answers: int) -> Callable[[Path], None]:
-    """A switch that so many of its three participants acknowledged."""
+def acknowledged(answers: int) -> Callable[[Path], None]:
+    """Return a function that prepares a switch acknowledged by `answers` of its three participants."""
 
     def prepare(home: Path) -> None:
         id_ = switching(Lake(open_home_location(home).lake), answers)
@@ -312,9 +314,9 @@ def answered(answers: int) -> Callable[[Path], None]:
 
 LATE = format_ms(Milliseconds(NOON_MS + 30_000))
 GOES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
-"""The rows of a generation that go when it goes, whatever they say."""
+"""Rows that are removed with their generation, whatever their content."""
 SHOWN = (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, TABLET_TIMESTAMPS, EXPIRY_MARKS, STREAM_FINGERPRINTS)
-"""What Dagster's catalogue shows, and knows no generation by."""
+"""Tables that Dagster's catalog shows but does not identify generations by."""
 OPERATIONS = {
     "expire": Operation(expiring, command("expire", at=NOW), GOES),
     "expire --dry-run": Operation(expiring, command("expire", "--dry-run", at=NOW), is_shown=True),
@@ -326,12 +328,12 @@ OPERATIONS = {
     "tablets gc after a drop": Operation(dropped, command("tablets", "gc", at=NOW)),
     "tables drop": Operation(tablets, command("tables", "drop", "ks.t", at=NOW)),
     "consumers remove": Operation(read_by_somebody, command("consumers", "remove", "audit", "ks.t", at=NOW)),
-    "switch commit": Operation(answered(3), command("switch", "commit", "@generation", at=LATE)),
-    "switch abort": Operation(answered(1), command("switch", "abort", "@generation", at=LATE)),
-    # Without its note a generation is not gone, and a UUID that is none ends the tick before.
+    "switch commit": Operation(acknowledged(3), command("switch", "commit", "@generation", at=LATE)),
+    "switch abort": Operation(acknowledged(1), command("switch", "abort", "@generation", at=LATE)),
+    # A generation is not removed without its record, and an invalid UUID ends the tick earlier.
     "catalogue": Operation(expired, catalogue, SHOWN, is_shown=True, changes=("a doubled row",)),
 }
-"""What cannot be undone, by its name; that of files is below."""
+"""Operations that cannot be undone, by name; those on files are listed below."""
 SLOW = frozenset({name for name in OPERATIONS if name.startswith("job ")})
 
 
@@ -339,18 +341,18 @@ FILES = {
     "home maintain": ("home", "maintain"),
     "home maintain --dry-run": ("home", "maintain", "--dry-run"),
 }
-"""What removes files, which goes by the logs of tables alone."""
+"""Commands that remove files, which decide by the tables' logs alone."""
 
 
 def unmarked(home: Path) -> None:
-    """Generations that have expired and are not marked."""
+    """Create generations that have expired and are not marked."""
     import_generations(home.parent)
     add_table(Lake(home / "lake"), 3600)
 
 
 @dataclass(frozen=True)
 class Healthy:
-    """A home before an operation, and the tables with rows there that it reads."""
+    """A home before an operation, and the tables with rows that the operation reads."""
 
     home: Path
     reads: tuple[Table, ...]
@@ -358,82 +360,83 @@ class Healthy:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Healthy]:
-    """Makes the home of an operation once, runs the operation on a copy of it, and records the tables that it reads."""
-    known: dict[str, Healthy] = {}
+    """Create an operation's home once, run the operation on a copy, and record the tables that it reads."""
+    homes: dict[str, Healthy] = {}
 
     def make(name: str) -> Healthy:
-        if name not in known:
+        if name not in homes:
             folder, operation = tmp_path_factory.mktemp("healthy"), OPERATIONS[name]
             home = folder / "home"
             operation.prepare(home)
             before = contents(home)
             with pytest.MonkeyPatch.context() as patch:
-                seen = recorded(patch)
+                table_names = recorded(patch)
                 copy = copied(home, tmp_path_factory.mktemp("copy"))
                 assert operation.run(copy) is None
             assert (contents(copy) == before) == operation.is_shown, f"{name} had nothing to do"
-            with_rows = [table for table in TABLES.values() if table.full_name in seen and before[table.full_name]]
-            known[name] = Healthy(home, tuple(each for each in with_rows if each not in operation.others))
-        return known[name]
+            with_rows = [
+                table for table in TABLES.values() if table.full_name in table_names and before[table.full_name]
+            ]
+            homes[name] = Healthy(home, tuple(table for table in with_rows if table not in operation.others))
+        return homes[name]
 
     return make
 
 
 def recorded(patch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the tables from which rows are read from now on, or that are changed."""
-    seen: set[str] = set()
+    """Return a set that collects the names of the tables read or changed from now on."""
+    table_names: set[str] = set()
     for method in ("read", "read_partitions", "open_for_write"):
         own = getattr(Lake, method)
 
         def record(self: Lake, table: Table, *args: Any, own: Any = own, **options: Any) -> Any:
-            seen.add(table.full_name)
+            table_names.add(table.full_name)
             return own(self, table, *args, **options)
 
         patch.setattr(Lake, method, record)
-    return seen
+    return table_names
 
 
 def copied(home: Path, folder: Path) -> Path:
-    """A copy of a home and of what lies beside it."""
+    """Copy a home and everything beside it."""
     shutil.copytree(home.parent, folder, dirs_exist_ok=True)
     return folder / home.name
 
 
 def versions(home: Path) -> dict[str, int | None]:
-    """The version of each table."""
+    """Return the version of each table."""
     lake = Lake(home / "lake")
     return {name: lake.version(table) for name, table in TABLES.items()}
 
 
 @pytest.mark.grid("foreign changes before removals", 8)
 @pytest.mark.parametrize(
-    ("name", "change"), [(name, each) for name in OPERATIONS if name not in SLOW for each in OPERATIONS[name].changes]
+    ("name", "change"),
+    [(name, change) for name in OPERATIONS if name not in SLOW for change in OPERATIONS[name].changes],
 )
 @pytest.mark.long("a command for each table that an operation decides by")
-def test_nothing_is_removed_by_rows_that_no_commit_put_there(
+def test_operation_refuses_foreign_rows(
     name: str, change: str, healthy: Callable[[str], Healthy], tmp_path: Path
 ) -> None:
-    """Whichever table the operation reads: it names table, version and file as `check` does, and changes nothing."""
-    found = healthy(name)
-    assert found.reads
-    for table in found.reads:
-        refuses(name, found.home, table, change, tmp_path / table.full_name)
+    """If a foreign program changed a table that it reads, an operation refuses as `check` does and changes nothing."""
+    prepared = healthy(name)
+    assert prepared.reads
+    for table in prepared.reads:
+        refuses(name, prepared.home, table, change, tmp_path / table.full_name)
 
 
 @pytest.mark.dagster
 @pytest.mark.parametrize("name", sorted(SLOW))
 @pytest.mark.long("a run of Dagster for each table that a job decides by")
-def test_no_job_removes_by_rows_that_no_commit_put_there(
-    name: str, healthy: Callable[[str], Healthy], tmp_path: Path
-) -> None:
-    """Nor does one mark; the failure of the run has the line of `check`."""
-    found = healthy(name)
-    for table in found.reads:
-        refuses(name, found.home, table, "an UPDATE", tmp_path / table.full_name)
+def test_job_refuses_foreign_rows(name: str, healthy: Callable[[str], Healthy], tmp_path: Path) -> None:
+    """A job neither removes nor marks anything then; the run's failure has the line of `check`."""
+    prepared = healthy(name)
+    for table in prepared.reads:
+        refuses(name, prepared.home, table, "an UPDATE", tmp_path / table.full_name)
 
 
 def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> None:
-    """Hold that an operation refuses what a foreign program made of a table of its home."""
+    """Assert that an operation refuses after a foreign change to one table of its home."""
     copy = copied(home, folder)
     foreign.CHANGES[change](Path(Lake(copy / "lake").path(table)))
     complaint = foreign.complaint_about(Lake(copy / "lake"), table)
@@ -448,13 +451,13 @@ def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> N
 @pytest.mark.long("a command for each table that an operation decides by")
 @pytest.mark.parametrize("damage", ["missing file", "log gone", "log entry damaged"])
 @pytest.mark.parametrize("name", ["expire", "tablets gc", "consumers remove", "switch commit"])
-def test_nothing_is_removed_by_a_damaged_table(
+def test_operation_refuses_damaged_table(
     name: str, damage: str, healthy: Callable[[str], Healthy], tmp_path: Path
 ) -> None:
-    """A missing data file, an entry of the log that is cut off, a log that is gone: the table is named."""
-    found = healthy(name)
-    for table in found.reads:
-        copy = copied(found.home, tmp_path / table.full_name)
+    """An operation names a damaged table (missing data file, truncated entry, no log) and removes nothing."""
+    prepared = healthy(name)
+    for table in prepared.reads:
+        copy = copied(prepared.home, tmp_path / table.full_name)
         spoil(Path(Lake(copy / "lake").path(table)), damage)
         before = files(copy)
         refusal = OPERATIONS[name].run(copy)
@@ -464,7 +467,7 @@ def test_nothing_is_removed_by_a_damaged_table(
 
 
 def files(home: Path) -> list[str]:
-    """The files of all tables."""
+    """Return the files of all tables."""
     tables = [path for path in (home / "lake").glob("*/*/**/*") if path.is_file()]
     return sorted(str(path.relative_to(home)) for path in tables)
 
@@ -482,7 +485,7 @@ def spoil(folder: Path, damage: str) -> None:
 
 
 def used(home: Path) -> None:
-    """Tables with a file that no commit names, written long ago."""
+    """Create tables with an old file that no commit names."""
     expiring(home)
     for table in (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, NODES):
         stray = home / "lake" / table.keyspace / table.name / "part-0.parquet"
@@ -492,8 +495,10 @@ def used(home: Path) -> None:
 
 @pytest.mark.parametrize("words", FILES.values(), ids=list(FILES))
 @pytest.mark.parametrize("damage", [*foreign.CHANGES, "log entry missing"])
-def test_no_file_goes_by_a_log_that_is_damaged_or_foreign(words: tuple[str, ...], damage: str, tmp_path: Path) -> None:
-    """Of that table, which it may be restored from; the files of the others go, and the exit code is 1."""
+def test_maintenance_retains_files_of_damaged_or_foreign_log(
+    words: tuple[str, ...], damage: str, tmp_path: Path
+) -> None:
+    """Maintenance retains the files of that table for a repair, removes those of other tables, and exits with 1."""
     home = tmp_path / "home"
     used(home)
     folder = home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name
@@ -501,23 +506,25 @@ def test_no_file_goes_by_a_log_that_is_damaged_or_foreign(words: tuple[str, ...]
         foreign.CHANGES[damage](folder)
     else:
         sorted((folder / "_delta_log").glob("*.json"))[1].unlink()
-    found = judged(home)
+    verification = judged(home)
     answer = run("--home", home, *words)
     assert answer.exit_code == 1
-    said = found.foreign[0] if damage in foreign.CHANGES else f"{found.name}: version 1 of its log is gone"
-    assert said in answer.stderr
-    left = [path.parent.name for path in (home / "lake").glob("*/*/part-0.parquet")]
-    assert left == ["cdc_table_changes"] or ("--dry-run" in words and len(left) == 4)
+    message = (
+        verification.foreign[0] if damage in foreign.CHANGES else f"{verification.name}: version 1 of its log is gone"
+    )
+    assert message in answer.stderr
+    remaining = [path.parent.name for path in (home / "lake").glob("*/*/part-0.parquet")]
+    assert remaining == ["cdc_table_changes"] or ("--dry-run" in words and len(remaining) == 4)
 
 
-def test_files_go_once_foreign_commits_are_accepted(tmp_path: Path) -> None:
-    """The upkeep that was refused goes through."""
+def test_files_are_removed_after_foreign_commits_are_accepted(tmp_path: Path) -> None:
+    """Maintenance that was refused succeeds after the foreign commits are accepted."""
     home = tmp_path / "home"
     used(home)
     foreign.changed_row(home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name)
     assert run("--home", home, "home", "maintain").exit_code == 1
-    for each in judged(home).foreign:
-        version = each.partition(":")[0].rpartition(" ")[2]
+    for commit in judged(home).foreign:
+        version = commit.partition(":")[0].rpartition(" ")[2]
         words = ("--accept", f"{CDC_TABLE_CHANGES.full_name}@{version}", "--reason", "it is meant")
         assert run("--home", home, "check", *words).exit_code == 0
     assert run("--home", home, "home", "maintain").exit_code == 0
@@ -525,6 +532,6 @@ def test_files_go_once_foreign_commits_are_accepted(tmp_path: Path) -> None:
 
 
 def judged(home: Path) -> TableVerification:
-    """What `check` finds of the history of tables."""
-    (found,) = verify_tables(Lake(home / "lake"), names=[CDC_TABLE_CHANGES.full_name])
-    return found
+    """Return the verification of the table of changes."""
+    (verification,) = verify_tables(Lake(home / "lake"), names=[CDC_TABLE_CHANGES.full_name])
+    return verification

@@ -1,4 +1,4 @@
-"""Rewrites that are killed at named points, and several at once: real processes, by the command line. No Spark."""
+"""Rewrites that are killed at failpoints, and several at once: real processes through the command line. No Spark."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NOW = format_ms(Milliseconds(START_MS + 10 * HOUR_MS))
 
 
 def command(home: Path, *options: str) -> list[str]:
-    """The rewrite, at a stopped clock."""
+    """Return the rewrite's command line, with a stopped clock."""
     return ["--home", str(home), "--clock", NOW, "rewrite", "--json", *options]
 
 
 @pytest.fixture(scope="module")
 def upgraded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
-    """A folder with the home of an upgraded cluster, `home`, and one in which the rewrite was not disturbed, `done`."""
+    """Create a folder with an upgraded cluster's home, `home`, and one with an undisturbed rewrite, `done`."""
     folder = tmp_path_factory.mktemp("upgraded")
     old_cluster(Lake(open_home_location(folder / "home").lake), times(3), without_data=times(3)[:1])
     shutil.copytree(folder / "home", folder / "done")
@@ -38,7 +38,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path
 
 @pytest.mark.parametrize("point", failpoints.REWRITE_POINTS)
 def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: Path, nursery: Nursery) -> None:
-    """Killed at each named point: no reader sees a time without its rows, no node is marked; the next run ends it."""
+    """After a kill no reader sees a timestamp without its rows and no node is marked; the next run completes it."""
     home = upgraded / point
     shutil.copytree(upgraded / "home", home)
     killed = nursery.run(*command(home), kill_at=point)
@@ -53,12 +53,12 @@ def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: P
 
 
 def test_nodes_that_rewrite_at_once_leave_one_result(upgraded: Path, nursery: Nursery) -> None:
-    """A process a node and one for all of them, started at the same moment: the same rows, none twice, no error."""
+    """One process per node and one for all nodes at once leave the same rows without duplicates or errors."""
     home = upgraded / "race"
     shutil.copytree(upgraded / "home", home)
     options = [*(["--node", str(node.host_id)] for node in nodes(3)), []]
-    told = nursery.race([command(home, *more) for more in options])
-    assert [ended.exit_code for ended in told] == [0] * len(options), told
+    results = nursery.race([command(home, *more) for more in options])
+    assert [result.exit_code for result in results] == [0] * len(options), results
     assert contents(home) == contents(upgraded / "done")
     lake = Lake(home / "lake")
     for time_ms in times(3)[1:]:

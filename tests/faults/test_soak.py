@@ -1,4 +1,4 @@
-"""A share of a year of a platform, with faults, through Dagster's sensors and schedules; see `support.soak`.
+"""A share of a simulated year with faults, through Dagster's sensors and schedules (see `support.soak`).
 
 `CDC_PLATFORM_SOAK` is the share; `make test-exhaustive` runs a tenth.
 """
@@ -18,21 +18,21 @@ from cdc_platform.definitions import defs
 
 SHARE = float(os.environ.get("CDC_PLATFORM_SOAK", "0.01"))
 PLAN = Plan(SHARE, seed=21, tick_hours=22, dagster_every=10) if SHARE < 0.1 else Plan(SHARE, tick_hours=6)
-"""The seed gives a hundredth all kinds of faults. A shorter soak has fewer ticks and runs of Dagster."""
+"""This seed gives one hundredth of a year all kinds of faults. A shorter soak has fewer ticks and Dagster runs."""
 pytestmark = pytest.mark.timeout(900 if SHARE < 0.1 else 36_000)
 
 
 @pytest.fixture(scope="module")
 def soak(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The final state of a soak."""
+    """Run a soak; return its final state."""
     if not COMPILERS:
         pytest.skip("a clock that can be moved is made by a C compiler (cc)")
     return run_soak(tmp_path_factory.mktemp("soak") / "soak", PLAN)
 
 
 @pytest.mark.long("3.6 days of a platform with 20 joins")
-def test_every_invariant_holds_and_nothing_waits(soak: dict[str, Any]) -> None:
-    """After kills, full disks and Spark outages: each row once in the log and in its copy, no open alert, no run."""
+def test_every_invariant_holds_and_no_work_is_pending(soak: dict[str, Any]) -> None:
+    """After kills, full disks and outages each row is once in the log and in its copy; no alert or run is open."""
     result = soak["result"]
     assert result["violations"] == []
     assert result["passed"] >= 40
@@ -44,7 +44,7 @@ def test_every_invariant_holds_and_nothing_waits(soak: dict[str, Any]) -> None:
 
 
 def test_all_faults_struck(soak: dict[str, Any]) -> None:
-    """Each kind at least once; each kill begins another life."""
+    """Each kind of fault strikes at least once, and each kill starts a new process."""
     if not soak["is_mounted"]:
         pytest.skip("no file system can be mounted here, so the disk was never full")
     assert {name for name in soak["counts"] if name.startswith("fault: ")} == {f"fault: {kind}" for kind in FAULTS}
@@ -53,14 +53,14 @@ def test_all_faults_struck(soak: dict[str, Any]) -> None:
 
 
 def test_dagster_and_commands_share_the_work(soak: dict[str, Any]) -> None:
-    """Joins and hours of both; removals, the rewrite and maintenance by Dagster."""
+    """Dagster and commands both perform joins and hours; removals, the rewrite and maintenance run in Dagster."""
     jobs = ("join", "consume_hours", "expire", "rewrite", "maintenance", "tablet_gc")
     assert set(jobs) - soak["result"]["runs"].keys() == set()
     assert SHARE >= 0.1 or {"commands for join", "commands for consume_hours"} <= soak["counts"].keys()
 
 
 def test_every_sensor_and_schedule_ticked(soak: dict[str, Any]) -> None:
-    """Those of runs tick with runs; all others have a reason or a request."""
+    """Sensors on runs tick with runs; all others have a reason or a request."""
     repository = defs.get_repository_def()
     names = {definition.name for definition in (*repository.sensor_defs, *repository.schedule_defs)}
     assert soak["result"]["reasons"].keys() == names - {"failed_runs", "recovered_runs"}
@@ -69,7 +69,7 @@ def test_every_sensor_and_schedule_ticked(soak: dict[str, Any]) -> None:
 @pytest.mark.skipif(SHARE < 0.1, reason="old versions of tables stay for seven days, and commits for thirty")
 @pytest.mark.parametrize("figure", ["lake_files", "lake_bytes", "dagster_files", "temporary_bytes", "memory_bytes"])
 def test_growth_levels_off(soak: dict[str, Any], figure: str) -> None:
-    """The last third adds at most half as much again as the middle third."""
+    """The last third adds at most 1.5 times as much as the middle third."""
     values = [record[figure] for record in soak["records"]]
     third = len(values) // 3
     middle, last = values[2 * third] - values[third], values[-1] - values[2 * third]
@@ -77,7 +77,7 @@ def test_growth_levels_off(soak: dict[str, Any], figure: str) -> None:
 
 
 def test_a_plan_is_the_same_whenever_it_is_drawn() -> None:
-    """By its seed alone, so that a failed soak can be repeated; another seed has other faults."""
+    """A plan depends on its seed alone, so a failed soak can be repeated; another seed has other faults."""
     hours = range(Plan(0.1).hours)
     assert [Plan(0.1).fault(hour) for hour in hours] == [Plan(0.1).fault(hour) for hour in hours]
     assert [Plan(0.1).fault(hour) for hour in hours] != [Plan(0.1, seed=2).fault(hour) for hour in hours]

@@ -1,4 +1,4 @@
-"""Several writers in a store that fails now and then: of each kind of commit one is told it won, and it stands once."""
+"""Concurrent writers in an unreliable store: one writer learns that its commit succeeded, and it is stored once."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
 WRITERS, ROUNDS = 3, 2
 WAYS = 3
-"""In how many ways a store denies what it has done, by turns."""
+"""The number of ways in which the store reports a successful request as failed, in rotation."""
 
 
 def counts(*pairs: tuple[int, int]) -> pa.Table:
-    """Rows of the table."""
+    """Return rows of the table."""
     return pa.Table.from_pylist([{"k": k, "v": v} for k, v in pairs], schema=COUNTS.schema)
 
 
 def appended(lake: Lake, number: int) -> int:
-    """A window of a reader: of one number, once."""
+    """Append a reader's window with one number, once."""
     expected = number or None
     return lake.append_once(COUNTS, counts((10 + number, 0)), {"reader": number + 1}, expected)
 
 
 def replaced(lake: Lake, number: int) -> int:
-    """A row thought out from the version that all have seen."""
+    """Replace a row computed from the version that all writers have read."""
     return lake.replace_once(COUNTS, counts((1, number + 1)), [("k", "=", 1)], VERSIONS[id(lake)])
 
 
@@ -58,12 +58,12 @@ KINDS: dict[str, tuple[Callable[[Lake, int], int], int]] = {
     "replace once": (replaced, 1),
     "raise": (lambda lake, number: lake.raise_column(COUNTS, counts((1, number + 1)), "v"), 1),
 }
-"""Each kind of commit: what of several at once is told to have changed so much, in all, in each round."""
+"""Each kind of commit, with the total change that concurrent writers report in each round."""
 
 
 @pytest.fixture
 def lake(s3: S3) -> Lake:
-    """A lake in a bucket of its own, with a table."""
+    """Create a lake in a new bucket, with a table."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.merge(COUNTS, counts((1, 0), (40, 0), (41, 0), (42, 0)), update=False)
     return lake
@@ -72,41 +72,41 @@ def lake(s3: S3) -> Lake:
 @pytest.mark.grid("commits to an unreliable store", 2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_writer_learns_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
+    """Three writers commit the same change twice; a tenth of their requests fail, and every commit is stored once."""
     write, due = KINDS[kind]
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     before = lake.version(COUNTS)
-    told = raced(lake, COUNTS, write, ROUNDS)
-    assert [sum(each) for each in told] == [due] * ROUNDS
+    results = raced(lake, COUNTS, write, ROUNDS)
+    assert [sum(round_results) for round_results in results] == [due] * ROUNDS
     assert_whole(lake, before, ROUNDS)
 
 
 def raced(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
-    """What writers are told who all do the same at once, round by round."""
+    """Return the results of writers that run `write` concurrently, by round."""
     lakes = [Lake(str(lake.location)) for _ in range(WRITERS)]
     together = threading.Barrier(WRITERS, timeout=60)
 
-    def work(mine: Lake) -> list[int]:
-        told = []
+    def work(own_lake: Lake) -> list[int]:
+        results = []
         for number in range(rounds):
-            VERSIONS[id(mine)] = mine.version(table)
+            VERSIONS[id(own_lake)] = own_lake.version(table)
             together.wait()
-            told.append(int(write(mine, number)))
+            results.append(int(write(own_lake, number)))
             together.wait()
-        return told
+        return results
 
     with ThreadPoolExecutor(WRITERS) as writers:
-        return [list(each) for each in zip(*writers.map(work, lakes), strict=True)]
+        return [list(round_results) for round_results in zip(*writers.map(work, lakes), strict=True)]
 
 
 def tasks(table: Table, *rows: dict[str, Any]) -> TaskRows:
-    """Rows as a task makes them."""
+    """Return rows as a task produces them."""
     batch = pa.RecordBatch.from_pylist(list(rows), schema=table.schema)
     return TaskRows(1, lambda _: iter([batch]))
 
 
 def streamed(lake: Lake, number: int) -> int:
-    """A slice, written by a task; the version that it is in."""
+    """Write a partition by a task; return the version of the commit."""
     row = {"time": TIME, "range_end": number, "streams": [b"0123456789abcdef"]}
     return frames.replace_partition(
         TaskRunner.alone(), lake, STREAMS_DESCRIPTIONS_V2, tasks(STREAMS_DESCRIPTIONS_V2, row), {"time": TIME}
@@ -114,12 +114,12 @@ def streamed(lake: Lake, number: int) -> int:
 
 
 def put_by(way: Callable[..., bool], number: int, transaction: tuple[str, int] | None, lake: Lake) -> int:
-    """Rows that a task writes into the table."""
+    """Write rows into the table by a task."""
     return way(TaskRunner.alone(), lake, COUNTS, tasks(COUNTS, {"k": 100 + number, "v": 1}), transaction)
 
 
 def widened(lake: Lake, number: int) -> int:
-    """A column more; nobody is told whose commit it was."""
+    """Add a column; the result does not show whose commit it was."""
     lake.widen(replace(COUNTS, schema=COUNTS.schema.append(column(f"c{number}", pa.int64(), "", null=True))))
     return 0
 
@@ -143,7 +143,7 @@ FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] 
     "replace slice": (STREAMS_DESCRIPTIONS_V2, streamed, None, WRITERS),
     "widen": (COUNTS, widened, 0, 1),
 }
-"""Each kind of commit: its table, what is told in all in each round (None: the version), and how many commits it is."""
+"""Each kind of commit: its table, the total result per round (None: the version) and the number of commits."""
 
 
 @pytest.mark.grid("commits falsely reported as failed", 4)
@@ -151,30 +151,30 @@ FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] 
 def test_the_winner_of_a_commit_recognizes_it_when_the_store_reports_failure(
     kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every commit the store says first that it has not done it, in each way that there is: one has, and knows."""
+    """The store first reports every commit as failed, in each possible way; one writer recognizes its commit."""
     table, write, due, commits = FORGOTTEN[kind]
     lake.ensure(table)
     before = lake.version(table)
     assert before is not None
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("forgetful")["AWS_ENDPOINT_URL"])
-    told = raced(lake, table, write, WAYS)
+    results = raced(lake, table, write, WAYS)
     if due is None:
-        assert sorted(version for each in told for version in each) == list(
+        assert sorted(version for round_results in results for version in round_results) == list(
             range(before + 1, before + 1 + commits * WAYS)
         )
     else:
-        assert [sum(each) for each in told] == [due] * WAYS
+        assert [sum(round_results) for round_results in results] == [due] * WAYS
     assert_whole(lake, before, commits * WAYS, table)
 
 
-def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three writers count up twice each, by rules of what they have read: nobody's step is lost or done twice."""
+def test_rules_run_again_after_conflicts(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers increment a value twice each, from the rows that they read: no increment is lost or repeated."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
 
-    def grow(mine: Lake) -> None:
+    def grow(own_lake: Lake) -> None:
         for _ in range(ROUNDS):
-            mine.transact(COUNTS, lambda rows: counts((1, value(rows) + 1)))
-            mine.merge_judged(COUNTS, lambda: counts((1, value(mine.read(COUNTS)) + 1)), update=True)
+            own_lake.transact(COUNTS, lambda rows: counts((1, value(rows) + 1)))
+            own_lake.merge_judged(COUNTS, lambda: counts((1, value(own_lake.read(COUNTS)) + 1)), update=True)
 
     before = lake.version(COUNTS)
     with ThreadPoolExecutor(WRITERS) as writers:
@@ -184,31 +184,36 @@ def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.Monke
 
 
 def value(rows: pa.Table) -> int:
-    """How far it was counted."""
+    """Return the current value of the counter."""
     return next(row["v"] for row in rows.to_pylist() if row["k"] == 1)
 
 
 def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
-    """So many commits since, each with an envelope of its own, and tables hold what they say."""
+    """Assert that there were `commits` commits since, each with its own CommitInfo, and that all tables verify."""
     assert before is not None
-    found = [each for each in lake.commits(table) if each.version > before and each.changes]
-    identities = {each.info.id for each in found if each.info is not None}
-    assert (len(found), len(identities)) == (commits, commits)
-    for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.unexpected, each.foreign, each.unread) == ([], [], [], 0), each.name
+    new_commits = [commit for commit in lake.commits(table) if commit.version > before and commit.changes]
+    identities = {commit.info.id for commit in new_commits if commit.info is not None}
+    assert (len(new_commits), len(identities)) == (commits, commits)
+    for verification in verify_tables(lake, deep=True):
+        assert (verification.damage, verification.unexpected, verification.foreign, verification.unread) == (
+            [],
+            [],
+            [],
+            0,
+        ), verification.name
 
 
 def test_files_written_by_tasks_are_committed_once(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tasks wrote is named by one commit; one that is refused is named by none, and rows stay as they were."""
+    """One commit names the files that tasks wrote; no commit names those of a refused write, and the rows stay."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     table, workers = STREAMS_DESCRIPTIONS_V2, TaskRunner.alone()
 
     def rows(number: int, hour: int = 0) -> TaskRows:
-        made = [
+        new_rows = [
             {"time": TIME + timedelta(hours=hour), "range_end": end, "streams": [b"0123456789abcdef"]}
             for end in (number, number + 10)
         ]
-        batch = pa.RecordBatch.from_pylist(made, schema=table.schema)
+        batch = pa.RecordBatch.from_pylist(new_rows, schema=table.schema)
         return TaskRows(2, lambda task: iter([batch.slice(task, 1)]))
 
     for number in (1, 2):
@@ -216,11 +221,14 @@ def test_files_written_by_tasks_are_committed_once(lake: Lake, s3: S3, monkeypat
     with pytest.raises(Exception, match="outside that partition"):
         frames.replace_partition(workers, lake, table, rows(3, hour=1), {"time": TIME})
     assert sorted(lake.read(table)["range_end"].to_pylist()) == [2, 12]
-    assert [each.damage + each.unexpected for each in verify_tables(lake, deep=True)] == [[], []]
+    assert [verification.damage + verification.unexpected for verification in verify_tables(lake, deep=True)] == [
+        [],
+        [],
+    ]
 
 
-def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four at once make a table with constraints: one commit makes it, with all its rules, and it is of its maker."""
+def test_table_is_created_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four writers that create a table with constraints, one commits it with all its rules and its CommitInfo."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     address = f"{s3.bucket()}/lake"
     with ThreadPoolExecutor(4) as writers:
@@ -235,21 +243,21 @@ def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_a_store_without_conditions_is_only_looked_at(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there can be read; the first write finds that two writers would both win, says so, and leaves nothing."""
+def test_store_without_conditional_writes_is_read_only(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store without conditional writes can be read; the first write detects it, fails and leaves nothing."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
     for _ in range(2):
-        with pytest.raises(StateError, match="can be read but not written to") as told:
+        with pytest.raises(StateError, match="can be read but not written to") as error:
             lake.merge(CONSUMERS, CONSUMERS.schema.empty_table(), update=False)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
     assert lake.read(CONSUMERS).num_rows == 0
     assert not lake.exists(CONSUMERS)
     assert json.loads((lake.location.folder / ".lake.contract.json").read()) == {"put_if_absent": "broken"}
 
 
-def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
-    """Thirty objects, two writers each; what came of it stays beside the lake, and nothing else does."""
+def test_store_with_conditional_writes_is_probed_once(s3: S3) -> None:
+    """The store is probed once with thirty objects and two writers each; only the result stays beside the lake."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.ensure(COUNTS)
     home = lake.location.folder
@@ -262,7 +270,7 @@ def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
 
 
 def test_one_writer_has_the_lock_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that take turns in a store that fails now and then; a turn in a turn is the same one."""
+    """Threads take a lock in turn in an unreliable store; taking a lock that a thread already has succeeds."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     inside: list[int] = []
     most: list[int] = []
@@ -280,20 +288,20 @@ def test_one_writer_has_the_lock_at_a_time(lake: Lake, s3: S3, monkeypatch: pyte
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that nobody puts anew is free after a while, and not before; who has it is told."""
+    """A lease that is not renewed becomes free after a while, not earlier, and its holder is reported."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
-    left = lake.location.folder / f".lake.turns/{locks.TABLES_LOCK}"
-    assert isinstance(left, ObjectStorePath)
-    assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
-    assert leases.StoreLock(left).read_holder() == "7 on another machine"
+    path = lake.location.folder / f".lake.turns/{locks.TABLES_LOCK}"
+    assert isinstance(path, ObjectStorePath)
+    assert path.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
+    assert leases.StoreLock(path).read_holder() == "7 on another machine"
     with locks.lake_lock(lake, locks.TABLES_LOCK):
-        assert leases.StoreLock(left).read_holder().startswith(f"{os.getpid()} on ")
-    assert leases.StoreLock(left).try_acquire()
+        assert leases.StoreLock(path).read_holder().startswith(f"{os.getpid()} on ")
+    assert leases.StoreLock(path).try_acquire()
 
 
 def test_a_working_process_keeps_the_lock(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that works longer than leases live has it to its end: it puts its lease anew."""
+    """A process that works longer than a lease lasts renews its lease and has the lock to its end."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
     order: list[str] = []
@@ -316,7 +324,7 @@ def test_a_working_process_keeps_the_lock(lake: Lake, monkeypatch: pytest.Monkey
 
 
 def test_a_busy_process_is_reported(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it lasts, by any number; what was left by one who is gone says nothing."""
+    """A shared lock is reported as held while any process has it; an abandoned one is not."""
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.1)
     assert not locks.is_shared_lock_held(lake, locks.JOIN_COMMANDS_LOCK)
     with locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK), locks.shared_lock(lake, locks.JOIN_COMMANDS_LOCK):
@@ -328,7 +336,7 @@ def test_a_busy_process_is_reported(lake: Lake, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tasks_leave_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written goes by this machine's part of the home or temporary files, and is gone from there."""
+    """Writes use temporary files or this machine's part of the home, and remove them afterwards."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path))
     lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
@@ -341,6 +349,6 @@ def test_tasks_leave_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeyp
 
 
 def stamps(hour: int) -> pa.Table:
-    """A row of cdc_generation_timestamps."""
+    """Return a row of cdc_generation_timestamps."""
     row = {"key": "timestamps", "time": TIME + timedelta(hours=hour), "expired": None}
     return pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)

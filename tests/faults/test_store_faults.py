@@ -1,4 +1,4 @@
-"""Faults of a store: what became of an object behind the platform's back is found, named, not built on, and mended."""
+"""Faults of a store: objects damaged behind the platform's back are found, named, not used, and restored."""
 
 from __future__ import annotations
 
@@ -60,33 +60,33 @@ START_US = Microseconds(1_767_225_600_000_000)
 READ_US = Microseconds(LOGGED_US + ONE_US)
 LOG = "_delta_log"
 Fault = Callable[[Path], str]
-"""Does something to a table's folder; answers with the file that has to be named."""
+"""Damages a table's folder; returns the file that a verification must name."""
 
 
 def put(folder: Path, address: str) -> None:
-    """Bring a folder into a store as it is."""
+    """Copy a folder into a store unchanged."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    with ThreadPoolExecutor(8) as several:
-        list(several.map(lambda path: (parse_path(address) / str(path.relative_to(folder))).receive(path), files))
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(lambda path: (parse_path(address) / str(path.relative_to(folder))).receive(path), files))
 
 
 def data_file(folder: Path) -> Path:
-    """A file that the newest version has."""
+    """Return a file of the newest version."""
     return Path(sorted(DeltaTable(folder).file_uris())[0])
 
 
 def entry(folder: Path, version: int) -> Path:
-    """The file of a commit."""
+    """Return the file of a commit."""
     return folder / LOG / f"{version:020d}.json"
 
 
 def named(folder: Path, path: Path) -> str:
-    """How a file is named in what is said of it."""
+    """Return a file's name as messages show it."""
     return str(path.relative_to(folder))
 
 
 def on_data(change: Callable[[Path], object]) -> Fault:
-    """A fault of a data file."""
+    """Return a fault of a data file."""
 
     def act(folder: Path) -> str:
         path = data_file(folder)
@@ -97,7 +97,7 @@ def on_data(change: Callable[[Path], object]) -> Fault:
 
 
 def on_entry(change: Callable[[Path], object], back: int) -> Fault:
-    """A fault of a log entry, so many before the newest."""
+    """Return a fault of the log entry that is `back` versions before the newest."""
 
     def act(folder: Path) -> str:
         path = entry(folder, DeltaTable(folder).version() - back)
@@ -108,32 +108,32 @@ def on_entry(change: Callable[[Path], object], back: int) -> Fault:
 
 
 def cut(path: Path) -> None:
-    """Half of it is gone."""
+    """Truncate the file to half its size."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def flip(path: Path) -> None:
-    """A byte behind the first of its pages is another one."""
+    """Flip a byte behind the start of the file's first page."""
     content = bytearray(path.read_bytes())
     content[len(content) // 3 if path.suffix == ".json" else 40] ^= 0xFF
     path.write_bytes(content)
 
 
 def checkpointed(folder: Path) -> Path:
-    """Make a checkpoint of the newest version; answers with its file."""
+    """Write a checkpoint of the newest version; return its file."""
     opened = DeltaTable(folder)
     opened.create_checkpoint()
     return folder / LOG / f"{opened.version():020d}.checkpoint.parquet"
 
 
 def expired_log(folder: Path) -> str:
-    """A rule of the bucket removes the oldest entry, and there is no checkpoint."""
+    """Remove the oldest entry, as a bucket's lifecycle rule does, without a checkpoint."""
     entry(folder, 0).unlink()
     return f"{LOG}/{0:020d}.json"
 
 
 def expired_checkpoint(folder: Path) -> str:
-    """A rule of the bucket removes the entries and the checkpoint that stood for them; what points to it is left."""
+    """Remove the entries and their checkpoint, as a bucket's lifecycle rule does; the pointer to it remains."""
     path = checkpointed(folder)
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
@@ -142,7 +142,7 @@ def expired_checkpoint(folder: Path) -> str:
 
 
 def spoilt_checkpoint(folder: Path) -> str:
-    """The entries are gone that a checkpoint stands for, and that is cut off."""
+    """Remove the entries that a checkpoint covers, and truncate the checkpoint."""
     path = checkpointed(folder)
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
@@ -151,13 +151,13 @@ def spoilt_checkpoint(folder: Path) -> str:
 
 
 def stray_pointer(folder: Path) -> str:
-    """The checkpoint is gone that a file beside the whole log names."""
+    """Remove the checkpoint that `_last_checkpoint` names; the log stays whole."""
     checkpointed(folder).unlink()
     return f"{LOG}/_last_checkpoint"
 
 
 def lost_log(folder: Path) -> str:
-    """All entries are gone."""
+    """Remove all entries."""
     shutil.rmtree(folder / LOG)
     return LOG
 
@@ -179,35 +179,35 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with rows in every table."""
+    """Create a home with rows in every table."""
     return every_table(tmp_path_factory.mktemp("every"))
 
 
 def tables_of(home: Path) -> list[Path]:
-    """The folders of its tables."""
+    """Return the folders of a home's tables."""
     return sorted(path.parent for path in (home / "lake").glob(f"*/*/{LOG}"))
 
 
 def found_in(s3: S3, home: Path) -> Mapping[str, TableVerification]:
-    """What is found by reading a home to the last byte, in a store into which it is brought."""
+    """Copy a home into a store; return the results of a deep verification by table."""
     address = f"{s3.bucket()}/home"
     put(home / "lake", f"{address}/lake")
-    return {each.name: each for each in verify_tables(Lake(f"{address}/lake"), deep=True)}
+    return {verification.name: verification for verification in verify_tables(Lake(f"{address}/lake"), deep=True)}
 
 
 @pytest.mark.parametrize("shift", [0, 4])
 def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shift: int) -> None:
-    """Every table has one of the faults: each tells of it in one line, with the table, the version and the file."""
+    """With one fault in each table, verification names the table, the version and the file in one line each."""
     home = shutil.copytree(every, tmp_path / "home")
     tables, faults = tables_of(home), list(FAULTS.values())
     due: dict[str, tuple[str, int]] = {}
     for number, folder in enumerate(tables):
         version = DeltaTable(folder).version()
         due[f"{folder.parent.name}.{folder.name}"] = faults[(number + shift) % len(faults)](folder), version
-    found = found_in(s3, home)
+    verifications = found_in(s3, home)
     assert len(due) > 2 * len(faults)
     for name, (file, version) in due.items():
-        lines = [*found[name].damage, *found[name].unexpected]
+        lines = [*verifications[name].damage, *verifications[name].unexpected]
         assert [line for line in lines if line.startswith(name) and file in line], (name, file, lines)
         assert "\n" not in "".join(lines)
         if file.endswith(".parquet"):
@@ -215,8 +215,8 @@ def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shi
 
 
 def test_a_lost_newest_entry_leaves_unreferenced_files(s3: S3, every: Path, tmp_path: Path) -> None:
-    """A log without its last entry has no gap: what it leaves is told as unknown, and of a whole table nothing is."""
-    assert [line for each in found_in(s3, every).values() for line in each.unnamed] == []
+    """A log without its last entry has no gap; verification reports that entry's files as unreferenced."""
+    assert [line for verification in found_in(s3, every).values() for line in verification.unnamed] == []
     home = shutil.copytree(every, tmp_path / "home")
     due = set()
     for folder in tables_of(home):
@@ -226,52 +226,56 @@ def test_a_lost_newest_entry_leaves_unreferenced_files(s3: S3, every: Path, tmp_
             last.unlink()
             due.add(f"{folder.parent.name}.{folder.name}")
     assert len(due) > 10
-    found = found_in(s3, home)
-    assert {name for name, each in found.items() if each.unnamed} == due
-    assert all(line.startswith(name) and "no commit" in line for name in due for line in found[name].unnamed)
-    assert [found[name].damage for name in due if found[name].damage] == []
+    verifications = found_in(s3, home)
+    assert {name for name, verification in verifications.items() if verification.unnamed} == due
+    assert all(line.startswith(name) and "no commit" in line for name in due for line in verifications[name].unnamed)
+    assert [verifications[name].damage for name in due if verifications[name].damage] == []
 
 
-def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
-    """Entries of every table that go by age while a checkpoint has what they said are no damage, and rows stay."""
+def test_entries_covered_by_a_checkpoint_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
+    """Entries that expire while a checkpoint covers them are no damage, and all rows stay."""
     home = shutil.copytree(every, tmp_path / "home")
     for folder in tables_of(home):
         path = checkpointed(folder)
         for version in range(int(path.name[:20])):
             entry(folder, version).unlink()
-    found = found_in(s3, home)
-    assert [line for each in found.values() for line in (*each.damage, *each.unexpected, *each.foreign)] == []
-    assert sum(each.partitions for each in found.values()) > len(found)
+    verifications = found_in(s3, home)
+    assert [
+        line
+        for verification in verifications.values()
+        for line in (*verification.damage, *verification.unexpected, *verification.foreign)
+    ] == []
+    assert sum(verification.partitions for verification in verifications.values()) > len(verifications)
 
 
 def joined(tmp_path: Path, generations: int) -> Path:
-    """A home in which so many nodes have joined."""
+    """Create a home in which `generations` nodes have joined."""
     path = tmp_path / "joined"
     lake = Lake(open_home_location(str(path), create=True).lake)
     for number in range(1, generations + 1):
         clock = Clock(Microseconds(START_US + HOUR_US * number))
-        made = inbox.queue_join(lake, clock, join_request(number)).generation_id
-        run_join(TaskRunner.alone(), lake, clock, Settings(), made)
+        generation_id = inbox.queue_join(lake, clock, join_request(number)).generation_id
+        run_join(TaskRunner.alone(), lake, clock, Settings(), generation_id)
     return path
 
 
 def in_table(home: Path, table: Table) -> Path:
-    """The folder of a table."""
+    """Return the folder of a table."""
     return home / "lake" / table.keyspace / table.name
 
 
 def file_of(home: Path, table: Table, generation: int) -> Path:
-    """The file of a generation's rows, by their order."""
+    """Return the data file of a generation's rows, by write order."""
     return sorted(in_table(home, table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[generation]
 
 
 def rows(home: str | Path, table: Table) -> pa.Table:
-    """All rows, in order."""
+    """Return all rows in key order."""
     return Lake(f"{home}/lake").read(table).sort_by([(key, "ascending") for key in table.keys])
 
 
 def test_rows_derived_from_a_description_are_restored(s3: S3, tmp_path: Path) -> None:
-    """Flipped, cut off and missing files in the tables of two generations: found, and made anew to the bit."""
+    """Deep check finds flipped, truncated and missing files of two generations; repair restores identical rows."""
     home = joined(tmp_path, 2)
     spoilt = shutil.copytree(home, tmp_path / "spoilt")
     flip(file_of(spoilt, TOPOLOGY_DESCRIPTIONS, 0))
@@ -297,25 +301,25 @@ def test_rows_derived_from_a_description_are_restored(s3: S3, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS_V2, 4)])
 def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
-    """Between two steps of a join a byte of a stream becomes another one: nothing is inserted or published of it."""
+    """If a stream's byte changes between two steps of a join, nothing is inserted or published from it."""
     address = f"{s3.bucket()}/home"
     lake, clock = Lake(open_home_location(address, create=True).lake), Clock(START_US)
-    made = inbox.queue_join(lake, clock, join_request(1)).generation_id
-    joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
+    generation_id = inbox.queue_join(lake, clock, join_request(1)).generation_id
+    joining = JoinContext(lake, clock, Settings(), generation_id, TaskRunner.alone(), "a test")
     for before in V2_STEPS[:step]:
         run_step(joining, V2_STEPS, before)
         if before.audit is not None:
             judge_step(joining, before)
     spoil(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
     after = V2_STEPS[step]
-    with pytest.raises(StateError, match="has other rows than its commits recorded") as told:
+    with pytest.raises(StateError, match="has other rows than its commits recorded") as error:
         run_step(replace(joining, lake=Lake(str(lake.location))), V2_STEPS, after)
-    assert table.full_name in str(told.value)
+    assert table.full_name in str(error.value)
     assert not Lake(f"{address}/lake").read(after.table).num_rows
 
 
 def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
-    """Let a byte of a stream be another one in the file in which it is, whose rows can be read all the same."""
+    """Change one byte of a stream in its data file so that the rows can still be read."""
     path = path or lake.data_files(table)[0].path
     content = parse_path(path).read()
     before = pq.read_table(pa.BufferReader(content))
@@ -331,24 +335,24 @@ def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
 
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS, 4)])
 def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, step: int) -> None:
-    """The same in a join of a cluster that does not know the second one."""
+    """A join in the first format also refuses damaged rows."""
     lake, clock = Lake(open_home_location(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
-    made = inbox.queue_join(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
-    joining = JoinContext(lake, clock, Settings(), made, TaskRunner.alone(), "a test")
+    generation_id = inbox.queue_join(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
+    joining = JoinContext(lake, clock, Settings(), generation_id, TaskRunner.alone(), "a test")
     for before in V1_STEPS[:step]:
         run_step(joining, V1_STEPS, before)
         if before.audit is not None:
             judge_step(joining, before)
     described = lake.read(TOPOLOGY_DESCRIPTIONS)["streams"][0].as_py()
     spoil(lake, table, described[0])
-    with pytest.raises(StateError, match="has other rows than its commits recorded") as told:
+    with pytest.raises(StateError, match="has other rows than its commits recorded") as error:
         run_step(replace(joining, lake=Lake(str(lake.location))), V1_STEPS, V1_STEPS[step])
-    assert table.full_name in str(told.value)
+    assert table.full_name in str(error.value)
     assert not Lake(str(lake.location)).read(V1_STEPS[step].table if step == 4 else GENERATION_DESCRIPTIONS).num_rows
 
 
 def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
-    """A generation of the old tables goes into the new ones whole, or no generation does and no node is marked."""
+    """A damaged generation of the old tables blocks the rewrite: no generation is rewritten and no node is marked."""
     address = f"{s3.bucket()}/home"
     lake = Lake(open_home_location(address, create=True).lake)
     lake_copy.put_file(parse_path(f"{address}/settings.toml"), b"rewrite_retry_ms = 0\n")
@@ -358,12 +362,12 @@ def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     refused = run("--home", address, "--clock", format_ms(Milliseconds(times(4)[3])), "rewrite")
     assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
-    assert [after.read(each).num_rows for each in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
+    assert [after.read(table).num_rows for table in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
     assert run("--home", address, "rewrite", "--dry-run").exit_code in (0, 1)
 
 
 def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
-    """A change of tablets, which says what it closes of the set before, is not published."""
+    """A change of tablets is not published if the previous set, whose streams it closes, is damaged."""
     address = f"{s3.bucket()}/home"
     at = ("--home", address, "--clock")
     assert run(*at, "2026-01-01T00:00:00Z", "tablets", "create", "ks.t", "--count", "2").exit_code == 0
@@ -379,7 +383,7 @@ def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
 
 
 def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
-    """A consumer reads what other commits have written before, and stops at the damage however often it is begun."""
+    """A consumer reads the rows of sound commits before the damage and stops there, however often it starts."""
     home, address = home_with_log(tmp_path), f"{s3.bucket()}/home"
     write(Lake(home / "lake"), [READ_US])
     write(Lake(home / "lake"), [SWITCH_US + HOUR_US, Microseconds(SWITCH_US + HOUR_US + 1)])
@@ -391,24 +395,24 @@ def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
     spoil(lake, log, late["cdc$stream_id"][0].as_py(), last)
     at = ("--home", address, "--clock", format_us(Microseconds(SWITCH_US + 3 * HOUR_US)))
     stored = []
-    # The first run exits with 1, since it has committed what lies before the damage. The second one commits nothing.
+    # The first run exits with 1, since it has committed the rows before the damage. The second one commits nothing.
     for exit_code in (1, 2):
         refused = run(*at, "consume", "ks.t", "--name", "audit")
-        found = (refused.exit_code, "has other rows than its commits recorded" in refused.stderr)
-        assert found == (exit_code, True), refused
+        outcome = (refused.exit_code, "has other rows than its commits recorded" in refused.stderr)
+        assert outcome == (exit_code, True), refused
         after = Lake(f"{address}/lake")
         assert after.read(sink, ["cdc$stream_id"]).num_rows == 1
         stored.append([after.version(table) for table in (sink, CONSUMERS)])
     assert stored[0] == stored[1]
 
 
-def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> None:
-    """What is held against its commits then is all that there was; and is refused, when it is damaged."""
+def test_compacted_log_is_verified(tmp_path: Path) -> None:
+    """After compaction a log is verified against its commits: sound rows are read and damaged rows are refused."""
     lake = Lake(home_with_log(tmp_path) / "lake")
     for number in range(40):
         write(lake, [Microseconds(READ_US + number)])
     log, window = log_table(schema(lake)), Window(1, LOGGED_US, Microseconds(READ_US - 1), Microseconds(READ_US + 50))
-    assert any(each.operation == "OPTIMIZE" for each in lake.commits(log))
+    assert any(commit.operation == "OPTIMIZE" for commit in lake.commits(log))
     assert read_window(Lake(lake.root), schema(lake), window).num_rows == 40
     largest = max(lake.data_files(log), key=lambda file: file.rows)
     assert largest.rows > 1
@@ -418,7 +422,7 @@ def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> No
 
 
 def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
-    """The line names table and file; no folder is made."""
+    """An export of damaged rows names the table and the file and creates no folder."""
     home = joined(tmp_path, 1)
     address = f"{s3.bucket()}/home"
     put(home, address)

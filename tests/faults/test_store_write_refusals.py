@@ -1,4 +1,4 @@
-"""Writes that a store refuses: one line of it, nothing of the libraries behind, and nothing that was there changes."""
+"""Writes that a store refuses print one line without library output, and change no existing data."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PANIC = re.compile(
 
 
 def counts(*numbers: int) -> pa.Table:
-    """Rows of the table."""
+    """Return rows of the table."""
     return pa.table({"k": numbers, "v": numbers}, schema=COUNTS.schema)
 
 
 @pytest.fixture
 def home(s3: S3, tmp_path: Path) -> str:
-    """A home in which a node has joined, with tables that a check and an operator write into."""
+    """Create a home in which a node has joined, with tables that a check and an operator write to."""
     address = f"{s3.bucket()}/h"
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     for words in (("bootstrap", tmp_path / "node1.json", "--run"), ("check",), ("tables", "add", "ks.t", "--ttl", "0")):
@@ -57,8 +57,11 @@ def in_a_process(home: str, environment: dict[str, str], *words: str) -> subproc
     return done
 
 
-def test_a_home_is_looked_at_where_nothing_may_be_written(s3: S3, home: str) -> None:
-    """What only reads does; a check answers, and warns that nobody will know; what writes is refused: a line each."""
+def test_home_is_readable_without_write_access(s3: S3, home: str) -> None:
+    """Without write access commands that only read succeed, a check warns once, and a write is refused in one line.
+
+    The warning states that the results could not be stored.
+    """
     for door, due in (("readonly", NOT_LET_IN), ("plain", "no space left on ")):
         s3.has_room(0 if door == "plain" else None)
         try:
@@ -91,7 +94,7 @@ def test_a_store_is_full_in_the_middle(
         s3.has_room(None)
     assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
     assert "no space left on " in stopped.stderr
-    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the turn that the full store did not take back
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # the expiry of the lock that the full store could not release
     assert run("--home", home, "bootstrap", tmp_path / "node2.json", "--run").exit_code == 0
 
 
@@ -99,7 +102,7 @@ def test_a_store_is_full_in_the_middle(
 def test_a_write_that_is_refused_is_one_line(
     s3: S3, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], door: str
 ) -> None:
-    """By a writer who could write before: with the table, without colours, addresses or secrets, and once."""
+    """A refused write of an established writer names the table once, without colours, addresses or secrets."""
     monkeypatch.setattr(object_store, "_RETRIES", 1)
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.merge(COUNTS, counts(1), update=False)
@@ -108,14 +111,14 @@ def test_a_write_that_is_refused_is_one_line(
     else:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
     try:
-        with pytest.raises(PlatformError) as told:
+        with pytest.raises(PlatformError) as error:
             Lake(str(lake.location)).merge(COUNTS, counts(2), update=False)
     finally:
         s3.has_room(None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment()["AWS_ENDPOINT_URL"])
-    assert type(told.value) is (Unavailable if door == "full" else NotLetIn)
-    assert ("no space left on" if door == "full" else NOT_LET_IN) in str(told.value)
-    assert [word for word in ("\x1b", "\n", "http:", "Error performing", SECRET) if word in str(told.value)] == []
+    assert type(error.value) is (Unavailable if door == "full" else NotLetIn)
+    assert ("no space left on" if door == "full" else NOT_LET_IN) in str(error.value)
+    assert [word for word in ("\x1b", "\n", "http:", "Error performing", SECRET) if word in str(error.value)] == []
     assert PANIC.sub("", capfd.readouterr().err) == ""
     assert Lake(str(lake.location)).read(COUNTS)["k"].to_pylist() == [1]
-    assert [each.damage + each.unexpected for each in verify_tables(lake, deep=True)] == [[]]
+    assert [verification.damage + verification.unexpected for verification in verify_tables(lake, deep=True)] == [[]]

@@ -24,7 +24,7 @@ from cdc_platform.metastore import switches
 from cdc_platform.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
 
 HOSTS = [host(number) for number in (1, 2, 3)]
-# When a row was written is the one thing in which a second start may differ.
+# A second start may differ only in when a row was written.
 BOOKKEEPING = {"created_at", "decided_at"}
 OF_A_SWITCH = (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)
 INTRODUCE = """
@@ -38,19 +38,19 @@ bootstrap.introduce_generation(Lake(sys.argv[1]), Clock(int(sys.argv[2])), Setti
 
 
 def command(nursery: Nursery, home: Path, now_ms: Milliseconds, *arguments: str, kill_at: str) -> int:
-    """`cdc-platform switch`, in a process of its own that is killed; answers with how it left."""
+    """Run `cdc-platform switch` in its own process, which is killed; return its exit code."""
     words = ("--home", home, "--clock", format_ms(now_ms), "switch", *arguments)
     return nursery.run(*words, kill_at=kill_at).exit_code
 
 
 def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
-    """The same command, undisturbed."""
+    """Run the same command undisturbed."""
     return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
 
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A home in which a third node's generation is inserted."""
+    """Create a home in which a third node's generation is inserted."""
     home = open_home_location(tmp_path_factory.mktemp("waiting") / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
@@ -59,7 +59,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def home(waiting: tuple[Path, str], tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Return a copy of the home."""
     return shutil.copytree(waiting[0], tmp_path / "home")
 
 
@@ -67,7 +67,7 @@ def home(waiting: tuple[Path, str], tmp_path: Path) -> Path:
 def undisturbed(
     waiting: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, object]]]:
-    """What there is when nobody is killed."""
+    """Return the tables' rows after an undisturbed switch."""
     home = shutil.copytree(waiting[0], tmp_path_factory.mktemp("undisturbed") / "home")
     bootstrap.introduce_generation(Lake(home / "lake"), NOON, TWO_PHASE, waiting[1])
     return contents(home, OF_A_SWITCH, without=BOOKKEEPING)
@@ -82,35 +82,35 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
     tmp_path: Path,
     nursery: Nursery,
 ) -> None:
-    """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
+    """A restarted switch has the same leases and one timestamp; if it never restarts, any node can decide it."""
     generation_id = waiting[1]
     introduced = ("-c", INTRODUCE, home / "lake", str(us_from_ms(NOON_MS)), generation_id)
     killed = nursery.run(*introduced, kill_at=point)
     assert killed.exit_code == -signal.SIGKILL, killed.stderr
     assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) != undisturbed
-    left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
-    # Before the promises are kept there is nothing that a later clock must not change.
+    abandoned = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
+    # Before the promises are stored there is nothing that a later clock must not change.
     later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + Milliseconds(10_000)
     bootstrap.introduce_generation(Lake(home / "lake"), Clock(us_from_ms(later)), TWO_PHASE, generation_id)
     assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) == undisturbed
     done = switch.advance_switch(
-        left, Clock(us_from_ms(Milliseconds(NOON_MS + 30_000))), TWO_PHASE, generation_id, "anybody"
+        abandoned, Clock(us_from_ms(Milliseconds(NOON_MS + 30_000))), TWO_PHASE, generation_id, "anybody"
     )
-    answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
+    has_answers = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
     assert (done.phase, done.time_ms) == (
-        (SwitchPhase.COMMITTED, NOON_MS + 70_000) if answered else (SwitchPhase.ABORTED, None)
+        (SwitchPhase.COMMITTED, NOON_MS + 70_000) if has_answers else (SwitchPhase.ABORTED, None)
     )
-    if answered:
-        assert bootstrap.introduce_generation(left, NOON, TWO_PHASE, generation_id) == done.time_ms
+    if has_answers:
+        assert bootstrap.introduce_generation(abandoned, NOON, TWO_PHASE, generation_id) == done.time_ms
     else:
         with pytest.raises(StateError, match="queue the node again"):
-            bootstrap.introduce_generation(left, NOON, TWO_PHASE, generation_id)
+            bootstrap.introduce_generation(abandoned, NOON, TWO_PHASE, generation_id)
 
 
 def test_killed_commands_end_where_they_would_have_ended(
     home: Path, waiting: tuple[Path, str], nursery: Nursery
 ) -> None:
-    """Dead between promise and answer, it answers the same later; dead after its decision, the next one enters it."""
+    """A participant killed before its answer gives the same answer later; a killed decision is recorded later."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
@@ -128,7 +128,7 @@ def test_killed_commands_end_where_they_would_have_ended(
         == -signal.SIGKILL
     )
     assert not lake.exists(GENERATIONS)
-    # Nodes know the generation now. Whether it fits the ring is not judged before its node is in there.
+    # Nodes know the generation now. Its fit with the ring is judged only once its node is in the ring.
     assert [line.invariant for line in audit_ring_fit(lake)] == ["generations_retrievable"]
     assert again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
     assert switches.find_switch(lake, generation_id).time_ms == NOON_MS + 71_000
@@ -136,7 +136,7 @@ def test_killed_commands_end_where_they_would_have_ended(
 
 
 def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
-    """The commit is the decision: what comes after it does not matter."""
+    """Once an abort is committed, a kill after it does not change the decision."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     late = NOON_MS + 30_000

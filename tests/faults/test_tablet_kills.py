@@ -1,4 +1,4 @@
-"""Changes of tablets by processes that are killed at named points, and by several at once: real ones."""
+"""Changes of tablets in real processes: killed at failpoints, and several at once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ KILLS = [
 
 
 def command(home: Path, clock: str, *words: str) -> list[str]:
-    """The command line of a step."""
+    """Return the command line of a step."""
     return ["--home", str(home), "--clock", clock, *words]
 
 
 def killed(nursery: Nursery, home: Path, step: tuple[str, ...], point: str) -> None:
-    """Run a step in a process of its own, which dies at `point`."""
+    """Run a step in its own process, which dies at `point`."""
     died = nursery.run(*command(home, *step), kill_at=point)
     assert died.exit_code == -signal.SIGKILL, died.stderr
 
@@ -55,7 +55,7 @@ def done(home: Path, step: tuple[str, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each script a home in which all of its steps but the last are done."""
+    """Return for each script a home in which all steps but the last are done."""
     folder = tmp_path_factory.mktemp("before")
     homes = {}
     for name, steps in SCRIPTS.items():
@@ -68,14 +68,14 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def undisturbed(before: dict[str, Path]) -> dict[str, dict[str, list[dict[str, object]]]]:
-    """What the tables hold after each script when nobody dies."""
-    found = {}
+    """Return the tables' rows after each script without kills."""
+    rows = {}
     for name, steps in SCRIPTS.items():
         home = before[name].with_name(f"{name}-undisturbed")
         shutil.copytree(before[name], home)
         done(home, steps[-1])
-        found[name] = contents(home, TABLES)
-    return found
+        rows[name] = contents(home, TABLES)
+    return rows
 
 
 @pytest.mark.parametrize(("script", "point"), KILLS)
@@ -86,14 +86,14 @@ def test_a_killed_change_ends_where_it_would_have_ended(
     undisturbed: dict[str, dict[str, list[dict[str, object]]]],
     nursery: Nursery,
 ) -> None:
-    """Killed at each named point and run again: the same rows in every table; readers see whole sets in between."""
+    """A change killed at any failpoint and run again leaves the same rows; in between readers see whole sets."""
     home = before[script].with_name(f"{script}-{point}")
     shutil.copytree(before[script], home)
     killed(nursery, home, SCRIPTS[script][-1], point)
     lake = Lake(home / "lake")
     assert contents(home, TABLES) != undisturbed[script]
     for name in tablets.read_tables_with_stream_sets(lake):
-        assert all(len(each.ids) in (2, 4) for each in tablets.read_stream_sets(lake, *name))
+        assert all(len(stream_set.ids) in (2, 4) for stream_set in tablets.read_stream_sets(lake, *name))
     done(home, SCRIPTS[script][-1])
     assert contents(home, TABLES) == undisturbed[script]
 
@@ -101,7 +101,7 @@ def test_a_killed_change_ends_where_it_would_have_ended(
 def test_a_later_clock_keeps_the_time_that_was_decided(
     before: dict[str, Path], undisturbed: dict[str, dict[str, list[dict[str, object]]]], nursery: Nursery
 ) -> None:
-    """The set's time is chosen once: whoever finishes a killed split an hour later, keeps it."""
+    """The set's time is chosen once: a process that completes a killed split an hour later uses the same time."""
     home = before["split"].with_name("later-clock")
     shutil.copytree(before["split"], home)
     killed(nursery, home, SPLIT, failpoints.AFTER_TABLET_DECISION)
@@ -110,14 +110,14 @@ def test_a_later_clock_keeps_the_time_that_was_decided(
 
 
 def test_concurrent_resizes_make_one_set(before: dict[str, Path], nursery: Nursery) -> None:
-    """Three processes split at the same moment, each by its own clock: one next set, at one time, and no error."""
+    """Three processes that split at once, each by its own clock, make one next set at one time, without error."""
     home = before["split"].with_name("race")
     shutil.copytree(before["split"], home)
     steps = [(f"2026-01-01T01:00:0{number}Z", *SPLIT[1:]) for number in range(3)]
-    told = nursery.race([command(home, *step) for step in steps])
-    assert [ended.exit_code for ended in told] == [0, 0, 0], told
+    results = nursery.race([command(home, *step) for step in steps])
+    assert [result.exit_code for result in results] == [0, 0, 0], results
     lake = Lake(home / "lake")
     sets = tablets.read_stream_set_changes(lake, "ks", "t")
-    assert [(len(each.current), len(each.closed), len(each.opened)) for each in sets] == [(2, 0, 2), (4, 2, 4)]
+    assert [(len(change.current), len(change.closed), len(change.opened)) for change in sets] == [(2, 0, 2), (4, 2, 4)]
     assert lake.read(TABLET_LAYOUTS).num_rows == 2
     assert lake.read(TABLET_STREAMS).num_rows == 14
