@@ -1,4 +1,4 @@
-"""Two looks at a table: what was altered in between is what the second one shows, or something came and went."""
+"""Unobserved intervals of a table: changes that two consecutive states of the table cannot explain."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FIRST = TableAlteration(Microseconds(1_000), Microseconds(1_000), "0a")
 
 
 def change(
-    noted: TableAlteration | None, ddl: str = DDL, at_us: int = 5_000, what: str = TABLE_ALTERED, ttl: int = 60
+    alteration: TableAlteration | None, ddl: str = DDL, at_us: int = 5_000, what: str = TABLE_ALTERED, ttl: int = 60
 ) -> TableChange:
-    """How the table was told to be."""
-    text = ddl if noted is None else f"{ddl}\n{noted.note()}"
+    """Return a table change whose DDL carries the observed alteration."""
+    text = ddl if alteration is None else f"{ddl}\n{alteration.note()}"
     return TableChange("shop", "t", Microseconds(at_us), what, True, ttl, Microseconds(1_000), text)
 
 
@@ -54,25 +54,27 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("after", SEEN.values(), ids=SEEN)
-def test_what_is_shown_is_what_was_altered(after: TableChange) -> None:
-    """Nothing is told of where one alteration explains what is other."""
+def test_one_alteration_explains_every_visible_difference(after: TableChange) -> None:
+    """No interval is reported where one alteration explains every difference between two states."""
     assert unobserved_until_us(change(FIRST, what=TABLE_ADDED), after) is None
 
 
 @pytest.mark.parametrize("after", UNSEEN.values(), ids=UNSEEN)
-def test_what_came_and_went_was_over_with_the_last_alteration(after: TableChange) -> None:
-    """Its time is that of the cluster, not of the look."""
+def test_hidden_alterations_end_with_the_last_one(after: TableChange) -> None:
+    """An interval of hidden alterations ends at the cluster's time of the last one, not at the time of observation."""
     assert unobserved_until_us(change(FIRST, what=TABLE_ADDED), after) == LATER.at_us
 
 
 def test_an_unobserved_change_follows_from_two_consecutive_states() -> None:
-    """A table that was dropped in between is another one; what is noted is read back as it was."""
+    """Consecutive states yield unobserved intervals, except across a drop; notes in the DDL are parsed back."""
     last = change(replace(LATER, at_us=Microseconds(9_000_000)), at_us=9_000_001)
-    told = [change(FIRST, what=TABLE_ADDED), change(LATER), replace(change(LATER), what=TABLE_DROPPED), last]
-    assert unobserved_intervals(told) == [UnobservedInterval(told[0], Microseconds(5_000), LATER.at_us)]
-    read = replace(told[1], ddl=with_unchanged_until(told[1].ddl or "", Microseconds(7_003)))
-    assert unobserved_intervals([told[0], read]) == [UnobservedInterval(told[0], Microseconds(7_003), LATER.at_us)]
-    assert without_unchanged_until(read.ddl) == told[1].ddl
-    assert (parse_alteration(read.ddl), without_unchanged_until(None)) == (LATER, None)
+    changes = [change(FIRST, what=TABLE_ADDED), change(LATER), replace(change(LATER), what=TABLE_DROPPED), last]
+    assert unobserved_intervals(changes) == [UnobservedInterval(changes[0], Microseconds(5_000), LATER.at_us)]
+    restored = replace(changes[1], ddl=with_unchanged_until(changes[1].ddl or "", Microseconds(7_003)))
+    assert unobserved_intervals([changes[0], restored]) == [
+        UnobservedInterval(changes[0], Microseconds(7_003), LATER.at_us)
+    ]
+    assert without_unchanged_until(restored.ddl) == changes[1].ddl
+    assert (parse_alteration(restored.ddl), without_unchanged_until(None)) == (LATER, None)
     assert parse_alteration(change(LATER).ddl) == LATER
     assert parse_alteration(None) is None

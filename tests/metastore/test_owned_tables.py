@@ -1,4 +1,4 @@
-"""The ring and what nodes keep have one owner each: nobody else reads or writes their tables in the platform."""
+"""The ring and the nodes' generation IDs have one owner module each; no other module reads or writes their tables."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ OWNERS = {"NODES": "metastore/ring.py", "CDC_LOCAL": "metastore/cdc_local.py"}
 ROWS = {"read", "merge", "delete", "raise_column", "append_once"}
 
 
-def touched(name: str) -> set[str]:
-    """The modules in which a method of a lake is given the table of this name to read or write rows."""
-    found = set()
+def modules_using(name: str) -> set[str]:
+    """Return the modules that pass the table of this name to a method of a lake that reads or writes rows."""
+    modules = set()
     for path in sorted(PLATFORM.rglob("*.py")):
         calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        of_rows = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ROWS]
-        if any(isinstance(given, ast.Name) and given.id == name for call in of_rows for given in call.args):
-            found.add(str(path.relative_to(PLATFORM)))
-    return found
+        row_calls = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ROWS]
+        if any(isinstance(argument, ast.Name) and argument.id == name for call in row_calls for argument in call.args):
+            modules.add(str(path.relative_to(PLATFORM)))
+    return modules
 
 
 @pytest.mark.parametrize("name", OWNERS)
-def test_a_table_that_several_rooms_write_has_one_owner(name: str) -> None:
-    """Rows of the ring and of cdc_local go through their owner, so that each rule about them stands once."""
-    assert touched(name) == {OWNERS[name]}
+def test_a_shared_table_has_one_owner(name: str) -> None:
+    """Rows of the ring and of cdc_local go through their owner module, so that each rule about them is written once."""
+    assert modules_using(name) == {OWNERS[name]}
 
 
 def test_a_node_keeps_the_newest_id_in_either_format(lake: Lake) -> None:
-    """Nothing, V1, V2; an older one and the same one change nothing; other nodes are left alone."""
+    """A node's ID advances from none to V1 to V2; an older or equal ID changes nothing; other nodes are unaffected."""
     assert cdc_local.read_node_generation_id(lake, ONE) is None
-    assert [cdc_local.store_node_generation_id(lake, ONE, each) for each in (OLD, NEW, NEW, OLD)] == [
+    assert [cdc_local.store_node_generation_id(lake, ONE, generation_id) for generation_id in (OLD, NEW, NEW, OLD)] == [
         True,
         True,
         False,
@@ -60,7 +60,7 @@ def test_a_node_keeps_the_newest_id_in_either_format(lake: Lake) -> None:
 
 
 def test_the_creator_of_a_generation_stores_it_and_is_marked_only_if_it_joins(lake: Lake) -> None:
-    """A joining node has nothing to rewrite; one that repairs says nothing of that; neither goes back."""
+    """A node that joins gets its ID and a rewrite marker; one that repairs gets no marker; no ID goes back."""
     cdc_local.store_introduced_generation_id(lake, ONE, OLD, joins=True)
     cdc_local.store_introduced_generation_id(lake, TWO, NEW, joins=False)
     cdc_local.store_introduced_generation_id(lake, TWO, OLD, joins=True)
@@ -70,7 +70,7 @@ def test_the_creator_of_a_generation_stores_it_and_is_marked_only_if_it_joins(la
 
 
 def test_a_reported_ring_raises_stored_features_and_invents_none(lake: Lake) -> None:
-    """A node without a row stays without one, a node that is not named keeps what it has."""
+    """Reporting a ring creates no row for a node without one and leaves nodes that are not named unchanged."""
     cdc_local.store_node_generation_id(lake, ONE, OLD)
     cdc_local.store_node_generation_id(lake, TWO, OLD)
     cdc_local.advance_node_generation_ids(lake, [str(ONE), str(THREE)], NEW)
@@ -79,8 +79,8 @@ def test_a_reported_ring_raises_stored_features_and_invents_none(lake: Lake) -> 
     assert cdc_local.read_node_generation_ids(lake)[str(ONE)] == NEW
 
 
-def test_the_first_marker_stays(lake: Lake) -> None:
-    """A marker without a time tells of nothing to do; marked again with a time it stays as it was."""
+def test_the_first_rewrite_marker_stays(lake: Lake) -> None:
+    """A marker without a time is no dated marker; marking the node again with a time does not change it."""
     cdc_local.write_rewrite_markers(lake, [str(ONE)], None)
     assert not cdc_local.has_dated_rewrite_marker(lake)
     cdc_local.write_rewrite_markers(lake, [str(ONE), str(TWO)], OLD.time_ms)
@@ -92,7 +92,7 @@ def test_the_first_marker_stays(lake: Lake) -> None:
 
 
 def test_a_ring_is_replaced_and_reported_node_by_node(lake: Lake) -> None:
-    """Who is new, who is gone, who is another; the same ring again writes nothing."""
+    """Report which nodes are added, removed and changed; replacing a ring with the same one writes nothing."""
     first, second = Node(ONE, (5,), 2, 0), Node(TWO, (7, 9), 3, 12)
     moved, third = Node(ONE, (6,), 2, 0), Node(THREE, (1,), 1, 0, status="LEFT")
     assert replace_ring(lake, [first, second]).added == [str(ONE), str(TWO)]
